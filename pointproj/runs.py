@@ -1,0 +1,192 @@
+"""One run, one folder: config, environment, metrics, pictures and log of a run below ``outputs/``."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+RECORDED_PACKAGES = (
+    "pointproj",
+    "torch",
+    "warp-lang",
+    "triton",
+    "nvidia-physicsnemo",
+    "numpy",
+    "trimesh",
+    "hydra-core",
+    "omegaconf",
+)
+
+
+class RunError(RuntimeError):
+    """A run cannot use its folder; the message says which folder and what to write instead."""
+
+
+class RunFolder:
+    """The folder that holds everything a run leaves behind.
+
+    Parameters
+    ----------
+    path : Path
+        The folder; made when it is missing.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    def claim(self, config_text: str, *, continues: bool = False) -> None:
+        """Make the folder this run's own, by writing ``config.yaml`` into it.
+
+        Parameters
+        ----------
+        config_text : str
+            The whole config as YAML.
+        continues : bool
+            The run resumes an earlier one, so a folder that holds one already is as wanted.
+
+        Raises
+        ------
+        RunError
+            If the folder holds a run and this one does not continue it. Nothing is changed then.
+        """
+        target = self.path / "config.yaml"
+        if continues:
+            _replace(target, config_text)
+            return
+        try:
+            with target.open("x", encoding="utf-8") as file:
+                file.write(config_text)
+        except FileExistsError:
+            raise RunError(
+                f"{self.path} holds a run already and nothing in it was touched. Name another folder with "
+                f"hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with resume=PATH."
+            ) from None
+
+    def log_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Append one line to ``metrics.jsonl``; numbers that are not finite become null.
+
+        Parameters
+        ----------
+        metrics : Mapping
+            Names and values: numbers (also 0-d arrays and tensors), strings, lists, mappings.
+        """
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
+        """Write ``content`` as the JSON file ``name``, whole or not at all, and return its path."""
+        target = self.path / name
+        _replace(target, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+        return target
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the content of the JSON file ``name``, or None where the run has not written it."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def picture_path(self, name: str) -> Path:
+        """Return where the picture ``name`` (without or with ``.png``) belongs; its folder exists."""
+        folder = self.path / "pictures"
+        folder.mkdir(exist_ok=True)
+        return folder / (name if name.endswith(".png") else f"{name}.png")
+
+
+def environment(device: str | None = None) -> dict[str, Any]:
+    """Describe the machine and the software a run uses.
+
+    Parameters
+    ----------
+    device : str or None
+        The torch device that runs, if it is known already.
+
+    Returns
+    -------
+    dict
+        Command line, time, host system, versions, device and git commit; JSON-serialisable.
+    """
+    described = {
+        "command": " ".join(sys.argv),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "folder": os.getcwd(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": {name: _version(name) for name in RECORDED_PACKAGES},
+        "git": _git_state(),
+    }
+    if device is not None:
+        described["device"] = device
+        described["device_name"] = _device_name(device)
+    return described
+
+
+def run_token() -> str:
+    """Return a word that no other process has at this moment on any machine that shares the folder."""
+    return f"{os.getpid():x}{os.urandom(3).hex()}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the code and whether files differ from it; None outside a git checkout."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(PROJECT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def _device_name(device: str) -> str:
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
+
+
+def _plain(value: Any) -> Any:
+    """Turn what a metric may hold into what JSON can hold."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def _replace(target: Path, text: str) -> None:
+    """Write through a temporary name, so that a reader sees the old file or the new one."""
+    temporary = target.with_name(f".{target.name}.{run_token()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, target)
