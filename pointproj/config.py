@@ -4,10 +4,56 @@ Hydra composes ``conf/``; :func:`to_config` turns the result into these dataclas
 Everything after that is plain Python. No torch here: ``--help`` and ``--cfg job`` answer at once.
 """
 
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+
+# What a value may be where it is one of few. Backends are not here: whoever adds one adds a module and a
+# file in conf/backend/, and nothing else.
+CHOICES = {
+    "projector.kind": ("knn", "radius"),
+    "data.name": ("furniture", "modelnet10", "gaussian"),
+    "target.name": ("udf", "sdf", "occupancy", "random"),
+    "model.name": ("projector",),
+    "optimizer.name": ("adam", "adamw"),
+    "optimizer.schedule": ("constant", "cosine"),
+    "allocator.name": ("torch",),
+    "profiler.name": ("none", "torch", "line_profile"),
+    "logger.name": ("none", "tensorboard", "mlflow"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+# Smallest whole number that makes sense.
+MINIMA = {
+    "projector.k": 1,
+    "data.limit": 1,
+    "data.train_meshes": 1,
+    "data.test_meshes": 1,
+    "data.points": 1,
+    "data.grid": 2,
+    "data.workers": 0,
+    "model.hidden_channels": 1,
+    "training.epochs": 1,
+    "training.batch_size": 1,
+    "training.validate_every": 1,
+    "training.log_every": 1,
+    "training.pictures": 0,
+    "profiler.skip": 0,
+    "profiler.steps": 1,
+    "seed": 0,
+}
+
+POSITIVE = ("projector.radius", "projector.sigma", "optimizer.lr", "optimizer.clip")
+
+
+class ConfigError(ValueError):
+    """A config that cannot run; the message holds every problem with what to write instead."""
 
 
 @dataclass
@@ -25,7 +71,9 @@ class ProjectorConfig:
     k: int | None = None  # neighbours, for kind=knn
     radius: float | None = None  # cut-off in units of the query cube, for kind=radius
     sigma: float = 0.1  # softmax temperature, in units of the query cube
-    context: bool | None = None  # give the second MLP displacement and soft distance; null: unless target=random
+    context: bool | None = (
+        None  # give the second MLP displacement and soft distance; null: unless target=random
+    )
 
 
 @dataclass
@@ -131,10 +179,130 @@ class Config:
     resume: str | None = None  # auto: newest checkpoint of this config; or a path
 
 
-def to_config(composed: Any) -> Config:
-    """Turn what Hydra composed into a checked :class:`Config`."""
-    from omegaconf import OmegaConf
+def register_schema() -> None:
+    """Make :class:`Config` known to Hydra as ``schema``, the first of the defaults in ``conf/train.yaml``."""
+    ConfigStore.instance().store(name="schema", node=Config)
 
+
+def to_config(composed: Any) -> Config:
+    """Turn what Hydra composed into a checked :class:`Config`.
+
+    Parameters
+    ----------
+    composed : DictConfig
+        A config whose schema is :class:`Config`, without Hydra's own node.
+
+    Returns
+    -------
+    Config
+        Plain dataclasses; ``projector.context`` is settled (never null).
+
+    Raises
+    ------
+    ConfigError
+        If a group has no choice, or values are out of range or do not go together. All problems at once.
+    """
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        choices = ", ".join(f"{key.removesuffix('.name').removesuffix('.kind')}=..." for key in missing)
+        raise ConfigError(f"no choice was made for {', '.join(missing)}: write {choices}")
     config = OmegaConf.to_object(composed)
-    assert isinstance(config, Config)
+    problems = [*_value_problems(config), *_combination_problems(config)]
+    if problems:
+        lines = problems if len(problems) == 1 else ["", *(f"  - {problem}" for problem in problems)]
+        raise ConfigError("this config cannot run: " + "\n".join(lines))
+    if config.projector.context is None:
+        config.projector.context = config.target.name != "random"
     return config
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Return ``"; did you mean ...?"`` for the candidates that look like ``word``, else nothing."""
+    close = difflib.get_close_matches(word, list(candidates), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _get(config: Config, key: str) -> Any:
+    value = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _value_problems(config: Config) -> Iterator[str]:
+    """Yield what is wrong with single values."""
+    for key, choices in CHOICES.items():
+        value = _get(config, key)
+        if value not in choices:
+            yield f"{key}={value}: expected one of {', '.join(choices)}{nearest(value, choices)}"
+    for key, least in MINIMA.items():
+        value = _get(config, key)
+        if value is not None and value < least:
+            yield f"{key}={value}: expected a whole number of at least {least}"
+    for key in POSITIVE:
+        value = _get(config, key)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            yield f"{key}={value}: expected a finite number above 0"
+    optimizer = config.optimizer
+    if not 0 <= optimizer.weight_decay < math.inf:
+        yield f"optimizer.weight_decay={optimizer.weight_decay}: expected a finite number of at least 0"
+    if not 0 <= optimizer.warmup < 1:
+        yield f"optimizer.warmup={optimizer.warmup}: expected a fraction of all steps, from 0 to below 1"
+    if not all(0 <= beta < 1 for beta in optimizer.betas):
+        yield f"optimizer.betas={_listed(optimizer.betas)}: expected two numbers from 0 to below 1"
+    if config.data.classes is not None and not config.data.classes:
+        yield "data.classes=[]: expected at least one class, or null for all that are found"
+    if config.resume not in (None, "auto") and not Path(config.resume).exists():
+        yield f"resume={config.resume}: there is no such file; expected auto or the path of a checkpoint"
+
+
+def _combination_problems(config: Config) -> Iterator[str]:
+    """Yield which values do not go together."""
+    yield from _projector_problems(config)
+    data, target = config.data.name, config.target.name
+    if data == "gaussian" and target in ("udf", "sdf", "occupancy"):
+        yield (
+            f"data=gaussian has no surface, so target={target} has no values: write target=random, or "
+            f"data=furniture target={target}"
+        )
+    if config.data.download and data != "modelnet10":
+        yield f"data.download=true is for data=modelnet10; data={data} needs no download: leave it out"
+    if config.profiler.name == "line_profile" and config.compile:
+        yield (
+            "profiler=line_profile times Python lines, and compile=true runs none of the model's: "
+            "write compile=false, or profiler=torch"
+        )
+    if config.allocator.expandable_segments and config.device == "cpu":
+        yield (
+            "allocator.expandable_segments=true is about GPU memory and device=cpu uses none: leave one of "
+            "them out"
+        )
+
+
+def _projector_problems(config: Config) -> Iterator[str]:
+    projector = config.projector
+    if projector.kind == "knn":
+        if projector.radius is not None:
+            yield (
+                f"projector.radius={projector.radius} has no meaning for projector=knn: "
+                f"write projector=radius projector.radius={projector.radius}, or leave it out"
+            )
+        if projector.k is None:
+            yield "projector=knn needs the number of neighbours: write projector.k=7"
+        elif projector.k > config.data.points:
+            yield (
+                f"projector.k={projector.k} neighbours of data.points={config.data.points} reference points: "
+                f"expected k of at most {config.data.points}, or more points"
+            )
+    if projector.kind == "radius":
+        if projector.k is not None:
+            yield (
+                f"projector.k={projector.k} has no meaning for projector=radius: "
+                f"write projector=knn projector.k={projector.k}, or leave it out"
+            )
+        if projector.radius is None:
+            yield "projector=radius needs the cut-off: write projector.radius=0.1"
+
+
+def _listed(values: Sequence[float]) -> str:
+    return "[" + ",".join(str(value) for value in values) + "]"

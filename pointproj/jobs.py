@@ -1,0 +1,130 @@
+"""One job from what Hydra composed to its folder: checked, recorded, and never silent about its end."""
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from pointproj.config import Config, ConfigError, to_config
+from pointproj.runs import RunFolder, environment
+
+log = logging.getLogger(__name__)
+
+
+def run_job(composed: DictConfig) -> None:
+    """Run the job that Hydra has set up.
+
+    Alone, a job's error ends the program. In a sweep it is recorded in the job's folder (``status.json``)
+    and the jobs after it run.
+
+    Parameters
+    ----------
+    composed : DictConfig
+        The config without Hydra's own node.
+
+    Raises
+    ------
+    CompactHydraException
+        For the errors that pointproj words itself; Hydra shows the words without a traceback.
+    """
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    facts = {"job": hydra_config.job.get("num"), "overrides": list(hydra_config.overrides.task)}
+    try:
+        if hydra_config.mode == RunMode.MULTIRUN:
+            _run_in_sweep(composed, folder, facts)
+        else:
+            _run_alone(composed, folder, facts)
+    except Exception as error:
+        if is_worded(error):
+            raise CompactHydraException(f"{type(error).__name__}: {error}") from None
+        raise
+
+
+def is_worded(error: BaseException) -> bool:
+    """Return whether pointproj raised this error itself, with words that need no traceback beside them."""
+    return type(error).__module__.partition(".")[0] == "pointproj"
+
+
+def _run_alone(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> None:
+    try:
+        config = to_config(composed)
+    except ConfigError:
+        if folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+    run = _claimed(composed, folder)
+    with _recorded_status(run, facts):
+        _train(config, run)
+
+
+def _run_in_sweep(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> None:
+    _forget_last_job()
+    run = _claimed(composed, folder)
+    try:
+        with _recorded_status(run, facts):
+            _train(to_config(composed), run)
+    except (Exception, SystemExit) as error:
+        if is_worded(error):
+            log.error("job failed: %s: %s", type(error).__name__, error)
+        else:
+            log.exception("job failed")
+
+
+def _claimed(composed: DictConfig, folder: Path) -> RunFolder:
+    run = RunFolder(folder)
+    run.claim(OmegaConf.to_yaml(composed), continues=composed.resume is not None)
+    return run
+
+
+@contextmanager
+def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
+    """Keep ``status.json`` true: running, then ok or failed with the error. A killed job stays running."""
+    started = time.monotonic()
+    run.write_json("status.json", {"status": "running", **facts})
+    try:
+        yield
+    except BaseException as error:
+        ended = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        raise
+    else:
+        ended = {"status": "ok"}
+    finally:
+        run.write_json("status.json", {**ended, "seconds": round(time.monotonic() - started, 2), **facts})
+
+
+def _train(config: Config, run: RunFolder) -> None:
+    """Do the work: everything that takes seconds to import is imported here."""
+    from pointproj.memory import configure_allocator
+    from pointproj.profiling import require_profiler
+    from pointproj.training import train
+
+    require_profiler(config.profiler)
+    configure_allocator(config.allocator)
+    log.info("run %s", run.path)
+    run.write_json("environment.json", environment())
+    train(config, run)
+
+
+def _forget_last_job() -> None:
+    """Give back what the last job of this process left: memory, its peak, and compiled code."""
+    if "torch" not in sys.modules:
+        return
+    import torch
+
+    from pointproj.memory import reset_peak
+
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    reset_peak()

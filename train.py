@@ -1,0 +1,44 @@
+"""Train a projector: ``python train.py --help`` says how.
+
+Thin on purpose: what Hydra composed goes to the package, and nothing heavy is imported before a job runs.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from pointproj import commandline, sweep
+from pointproj.config import ConfigError, register_schema
+from pointproj.runs import run_token
+
+register_schema()
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def train(composed: DictConfig) -> None:
+    """Run one job; in a sweep each process calls this once a job."""
+    from pointproj.jobs import run_job
+
+    run_job(composed)
+
+
+def main() -> None:
+    """Check the command line, run the job or all jobs, and exit with 1 if one failed."""
+    os.environ["POINTPROJ_RUN_TOKEN"] = run_token()
+    try:
+        commandline.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    try:
+        train()
+    finally:
+        succeeded = sweep.report_started()
+    sys.exit(0 if succeeded else 1)
+
+
+if __name__ == "__main__":
+    main()
