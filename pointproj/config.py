@@ -44,6 +44,8 @@ MINIMA = {
     "training.validate_every": 1,
     "training.log_every": 1,
     "training.pictures": 0,
+    "training.checkpoint_every": 1,
+    "training.time_steps": 0,
     "profiler.skip": 0,
     "profiler.steps": 1,
     "seed": 0,
@@ -133,6 +135,8 @@ class TrainingConfig:
     validate_every: int = 5  # epochs between validations
     log_every: int = 10  # steps between progress lines
     pictures: int = 4  # test shapes drawn at the end
+    checkpoint_every: int = 1  # epochs between writes of last.pt
+    time_steps: int = 0  # repetitions when forward pass and step are timed after training; 0: not timed
 
 
 @dataclass
