@@ -1,0 +1,160 @@
+"""The network: an MLP on the reference points, aggregation onto the query points, an MLP there."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.ops import knn_aggregate, radius_aggregate
+
+CONTEXT_CHANNELS = 5  # displacement (3), soft distance (1), has_neighbour (1)
+
+
+class MLP(nn.Sequential):
+    """Three linear layers with ReLU between them.
+
+    Parameters
+    ----------
+    in_channels, hidden_channels, out_channels : int
+        Widths: in -> hidden -> hidden -> out.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().__init__(
+            nn.Linear(in_channels, hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, out_channels),
+        )
+
+
+class Projector(nn.Module):
+    """Carry what a network learns on a point cloud onto query points.
+
+    Features of the reference points come from a first MLP, are aggregated onto each query point with the
+    weights ``exp(-distance / sigma)`` over its neighbours, and go through a second MLP there. Without
+    context the second MLP sees the aggregated features alone, so it cannot know how far away the cloud is.
+    With context it also sees, from the same aggregation,
+
+    - the displacement from the query point to the weighted mean of its neighbours,
+    - the soft distance, which is that displacement's length,
+    - has_neighbour: 1, or 0 where no reference point lies within the radius (all else is 0 there).
+
+    Parameters
+    ----------
+    kind : {"knn", "radius"}
+        Neighbours are the ``k`` nearest reference points, or all within ``radius``.
+    k : int
+        Neighbours of a query point, for ``kind="knn"``.
+    radius : float or None
+        Cut-off in the unit of the points, for ``kind="radius"``.
+    sigma : float
+        Softmax temperature in the unit of the points.
+    in_channels : int
+        Channels of ``features`` in :meth:`forward`; 3 where the points themselves are the features.
+    hidden_channels, out_channels : int
+        Width of both MLPs, and of the result.
+    context : bool
+        Whether the second MLP sees displacement, soft distance and has_neighbour.
+    residual : bool
+        Predict the difference to the soft distance instead of the whole value, for distance fields.
+    backend : str
+        Implementation of the operators, see :func:`pointproj.backends`.
+
+    Raises
+    ------
+    ValueError
+        For another ``kind``, ``kind="radius"`` without a radius, or ``residual`` without ``context``.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str = "knn",
+        k: int = 7,
+        radius: float | None = None,
+        sigma: float = 0.1,
+        in_channels: int = 3,
+        hidden_channels: int = 25,
+        out_channels: int = 1,
+        context: bool = False,
+        residual: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if kind not in ("knn", "radius"):
+            raise ValueError(f"expected kind 'knn' or 'radius', got {kind!r}")
+        if kind == "radius" and radius is None:
+            raise ValueError("kind='radius' needs a radius, got None; give radius in the unit of the points")
+        if residual and not context:
+            raise ValueError("residual=True adds to the soft distance, which needs context=True")
+        self.kind = kind
+        self.k = k
+        self.radius = radius
+        self.sigma = sigma
+        self.context = context
+        self.residual = residual
+        self.backend = backend
+        self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
+        query_channels = hidden_channels + (CONTEXT_CHANNELS if context else 0)
+        self.query_mlp = MLP(query_channels, hidden_channels, out_channels)
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        index: object | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Evaluate the network at the query points.
+
+        Parameters
+        ----------
+        query_points : (Q, 3) or (B, Q, 3) float tensor
+            Where the result is wanted; (Q, 3) beside (B, N, 3) means the same points for every cloud.
+        reference_points : (N, 3) or (B, N, 3) float tensor
+            The cloud, or a batch of clouds.
+        features : (N, C) or (B, N, C) float tensor, optional
+            What the first MLP sees; the reference points themselves by default.
+        index : optional
+            Result of :func:`pointproj.build_index` on these reference points.
+
+        Returns
+        -------
+        (Q, out) or (B, Q, out) float tensor
+        """
+        if query_points.dim() < reference_points.dim():
+            query_points = query_points.expand(reference_points.shape[0], -1, -1)
+        hidden = self.reference_mlp(reference_points if features is None else features)
+        if not self.context:
+            return self.query_mlp(self._aggregate(query_points, reference_points, hidden, index))
+
+        dtype = torch.promote_types(hidden.dtype, reference_points.dtype)
+        has_point = torch.ones_like(reference_points[..., :1])
+        carried = torch.cat([hidden.to(dtype), reference_points.to(dtype), has_point.to(dtype)], dim=-1)
+        aggregated = self._aggregate(query_points, reference_points, carried, index)
+        hidden, mean_neighbour, has_neighbour = aggregated.split([hidden.shape[-1], 3, 1], dim=-1)
+        displacement = mean_neighbour - has_neighbour * query_points
+        soft_distance = _length(displacement)
+        predicted = self.query_mlp(torch.cat([hidden, displacement, soft_distance, has_neighbour], dim=-1))
+        return predicted.to(dtype) + soft_distance if self.residual else predicted
+
+    def _aggregate(self, query_points: Tensor, reference_points: Tensor, features: Tensor, index) -> Tensor:
+        shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
+        if self.kind == "knn":
+            return knn_aggregate(query_points, reference_points, features, self.k, **shared)
+        return radius_aggregate(query_points, reference_points, features, self.radius, **shared)
+
+    def extra_repr(self) -> str:
+        """What the operators were told, for ``print(model)``."""
+        reach = f"k={self.k}" if self.kind == "knn" else f"radius={self.radius}"
+        extras = f"context={self.context}, residual={self.residual}"
+        return f"kind={self.kind}, {reach}, sigma={self.sigma}, {extras}, backend={self.backend}"
+
+
+def _length(vectors: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 1"]:
+    """Euclidean length with gradient 0 (not NaN) where the vector is 0."""
+    squared = vectors.square().sum(-1, keepdim=True)
+    apart = squared > 0
+    return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)

@@ -1,0 +1,221 @@
+"""One training step (forward, loss, backward, clipping, optimizer), run in the fastest correct way.
+
+``compile=true`` means: the model through ``torch.compile``, and on CUDA the whole step captured in one CUDA
+graph, which is then replayed with new inputs. Nothing here waits for the device: losses are summed there and
+read when somebody asks for them.
+"""
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.optimization import Loss
+
+log = logging.getLogger(__name__)
+
+STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
+INPUTS = ("query_points", "reference_points", "target")
+
+Batch = Mapping[str, Tensor]
+
+
+class TrainingStep:
+    """The step as an object: call it with a batch, and the model is one step further.
+
+    Parameters
+    ----------
+    model : Module
+        Called as ``model(query_points, reference_points)``; the last axis of its result has size 1.
+    optimizer : Optimizer
+        Over the model's parameters; made with ``capturable=True`` if the step is to be captured.
+    loss_function : callable
+        ``loss_function(prediction, target)`` on two (B, Q) tensors.
+    clip : float or None
+        Largest gradient norm; None leaves gradients as they are.
+    amp : bool
+        Run the model under bf16 autocast.
+    compile : bool
+        Compile the model and, on CUDA, capture the step. Whatever prevents that is logged, and the steps
+        go on without it; :attr:`mode` says how they run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_function: Loss,
+        *,
+        clip: float | None = None,
+        amp: bool = False,
+        compile: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.loss_function = loss_function
+        self.clip = clip
+        self.amp = amp
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.device = self.parameters[0].device
+        self.compiled = compile
+        self.captured = compile and self.device.type == "cuda"
+        self._called = torch.compile(model, fullgraph=True) if compile else model
+        self._loss_sum = torch.zeros((), device=self.device)
+        self._steps_since_read = 0
+        self._replays: dict[tuple, CapturedCall] = {}
+        self._steps_taken: Counter[tuple] = Counter()
+        self._side_stream = torch.cuda.Stream(self.device) if self.captured else None
+
+    @property
+    def mode(self) -> str:
+        """How steps run: eager, compiled, or captured (compiled, then replayed as a CUDA graph)."""
+        if self.captured:
+            return "captured"
+        return "compiled" if self.compiled else "eager"
+
+    def __call__(self, batch: Batch) -> None:
+        """Take one step.
+
+        Parameters
+        ----------
+        batch : mapping
+            On the model's device: ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and
+            ``target`` (B, Q).
+        """
+        inputs = {name: batch[name] for name in INPUTS}
+        if self.captured:
+            self._replay(inputs)
+        else:
+            self._take(inputs)
+        self._steps_since_read += 1
+
+    def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
+        """Predict for a batch the way the step does: compiled and under autocast where those are on."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            prediction = self._called(batch["query_points"], batch["reference_points"])
+        return prediction.squeeze(-1).float()
+
+    def read_loss(self) -> float:
+        """Return the mean loss of the steps since the last read (NaN if there were none); waits for them."""
+        mean = self._loss_sum.item() / self._steps_since_read if self._steps_since_read else float("nan")
+        self._loss_sum.zero_()
+        self._steps_since_read = 0
+        return mean
+
+    def state_dict(self) -> dict[str, float | int]:
+        """Losses that nobody has read yet, so that a resumed run reports them."""
+        return {"loss_sum": self._loss_sum.item(), "steps_since_read": self._steps_since_read}
+
+    def load_state_dict(self, state: Mapping[str, float | int]) -> None:
+        """Take over what :meth:`state_dict` of another run returned."""
+        self._loss_sum.fill_(state["loss_sum"])
+        self._steps_since_read = int(state["steps_since_read"])
+
+    def _take(self, inputs: Batch) -> None:
+        """The step itself; in a capture this is what the graph records."""
+        loss = self._backward(inputs)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimizer.step()
+        self._loss_sum += loss
+
+    def _backward(self, inputs: Batch) -> Tensor:
+        try:
+            return self._loss_with_gradients(inputs)
+        except Exception as error:
+            if not self.compiled or _is_capturing(self.device):
+                raise
+            failure = error
+        loss = self._without_compile(inputs)  # raises what is wrong with the model itself, if anything is
+        log.warning("torch.compile failed, so steps run without it: %s", first_line(failure))
+        return loss
+
+    def _without_compile(self, inputs: Batch) -> Tensor:
+        self._called = self.model
+        self.compiled = False
+        return self._loss_with_gradients(inputs)
+
+    def _loss_with_gradients(self, inputs: Batch) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss_function(self.forward(inputs), inputs["target"])
+        loss.backward()
+        return loss.detach()
+
+    def _replay(self, inputs: Batch) -> None:
+        """Replay the step for inputs of a known shape; take real steps first, then capture it."""
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs.values())
+        if shapes in self._replays:
+            self._replays[shapes](inputs)
+            return
+        if self._steps_taken[shapes] >= STEPS_BEFORE_CAPTURE and self._capture(shapes, inputs):
+            self._replays[shapes](inputs)
+            return
+        with beside(self._side_stream):
+            self._take(inputs)
+        self._steps_taken[shapes] += 1
+
+    def _capture(self, shapes: tuple, inputs: Batch) -> bool:
+        # Gradients made outside the graph would be added to, and they are not the graph's to keep.
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            self._replays[shapes] = CapturedCall(self._take, inputs, self._side_stream)
+        except Exception as error:
+            self.captured = False
+            self.optimizer.zero_grad(set_to_none=True)
+            cause = error.__context__ or error  # what ended the capture, not that it ended
+            log.warning("no CUDA graph of the step, which runs %s: %s", self.mode, first_line(cause))
+            return False
+        log.info("the training step is captured in a CUDA graph for %d shapes a batch", shapes[-1][0])
+        return True
+
+
+class CapturedCall:
+    """A function's GPU work, recorded once in a CUDA graph and replayed with other inputs of that shape.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a mapping of tensors, and has run before on ``stream``. Recording does not run it.
+    inputs : mapping
+        Its argument, by which the shapes are fixed; copied.
+    stream : torch.cuda.Stream
+        Where it is recorded.
+    """
+
+    def __init__(self, function: Callable[[Batch], object], inputs: Batch, stream: torch.cuda.Stream) -> None:
+        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: a thread that loads data may allocate pinned memory meanwhile.
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            self.result = function(self._inputs)
+
+    def __call__(self, inputs: Batch) -> object:
+        """Replay with these inputs; the result is overwritten by the next replay."""
+        for name, kept in self._inputs.items():
+            kept.copy_(inputs[name], non_blocking=True)
+        self._graph.replay()
+        return self.result
+
+
+@contextlib.contextmanager
+def beside(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Run the block's GPU work on ``stream``, after what is queued now and before what comes after."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the kind and first line of an error: those of compilers run to pages."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
