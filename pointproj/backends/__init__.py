@@ -1,0 +1,160 @@
+"""The backends: one module each, found by name.
+
+A backend is a module of this package, or a folder when it holds kernels. It defines what
+:class:`Backend` lists, registers its torch operators when it is imported, and imports nothing heavy
+before :func:`unavailable` has been asked. Adding one means adding that module and one file in
+``conf/backend/``; tests and benchmark find it by themselves.
+"""
+
+import functools
+import importlib
+import logging
+import pkgutil
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+Tables = tuple[Tensor, ...]
+
+
+class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, named as users say it
+    """A backend asked for by name cannot run here; the message says why and what to do."""
+
+
+class Backend(Protocol):
+    """What a backend module defines. Points are packed: cloud after cloud, ``(sum of sizes, 3)``.
+
+    ``clouds`` is their number. With ``*_offsets`` None all clouds are of equal size; otherwise cloud b
+    has the rows ``offsets[b]`` to ``offsets[b + 1]``. Offsets are int32 and stay on the device.
+    """
+
+    OPERATORS: frozenset[str]  # of {"knn", "radius"}
+    RANK: dict[str, int]  # device type -> place in the choice of backend=auto, highest first, as measured
+
+    def unavailable(self) -> str | None:
+        """None if this backend can run here, else one sentence: what is missing, and how to get it."""
+
+    def build_index(
+        self, reference_points: Tensor, reference_offsets: Tensor | None, clouds: int, radius: float | None
+    ) -> Tables:
+        """Whatever speeds up searching these points, as tensors."""
+
+    def search(
+        self,
+        query_points: Tensor,
+        query_offsets: Tensor | None,
+        reference_points: Tensor,
+        reference_offsets: Tensor | None,
+        clouds: int,
+        tables: Tables,
+        k: int,
+    ) -> Tensor:
+        """Packed rows of the k nearest, ``(Q, k)`` int64, -1 where there are fewer."""
+
+    def knn_aggregate(
+        self,
+        query_points: Tensor,
+        query_offsets: Tensor | None,
+        reference_points: Tensor,
+        reference_offsets: Tensor | None,
+        clouds: int,
+        tables: Tables,
+        features: Tensor,
+        sigma: Tensor | float,
+        k: int,
+    ) -> Tensor:
+        """Aggregated features, ``(Q, C)`` in the features' dtype (fp32 or fp64), differentiable twice."""
+
+    def radius_aggregate(
+        self,
+        query_points: Tensor,
+        query_offsets: Tensor | None,
+        reference_points: Tensor,
+        reference_offsets: Tensor | None,
+        clouds: int,
+        tables: Tables,
+        features: Tensor,
+        sigma: Tensor | float,
+        radius: float,
+    ) -> Tensor:
+        """The same over all points within ``radius``."""
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Names of all backends, installed or not."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+
+
+def load(name: str) -> Backend:
+    """Import the module of backend ``name``."""
+    if name not in names():
+        raise ValueError(f"backend must be 'auto' or one of {', '.join(names())}; got {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+def backends() -> dict[str, str | None]:
+    """All backends by name: None where usable on this machine, else the reason in one sentence."""
+    return {name: load(name).unavailable() for name in names()}
+
+
+@functools.cache
+def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
+    """Name of the backend that will run, and why.
+
+    Parameters
+    ----------
+    name
+        A backend, or ``"auto"``.
+    device_type
+        ``"cpu"`` or ``"cuda"``.
+    operator
+        ``"knn"`` or ``"radius"``.
+
+    Raises
+    ------
+    BackendUnavailable
+        If a backend asked for by name cannot do this here. It is never replaced by another.
+    """
+    if name != "auto":
+        reason = _obstacle(name, device_type, operator)
+        if reason:
+            raise BackendUnavailable(f"backend {name!r}: {reason}")
+        return name, "asked for by name"
+    obstacles = {n: _obstacle(n, device_type, operator) for n in names()}
+    usable = [n for n, reason in obstacles.items() if reason is None]
+    best = max(usable, key=lambda n: load(n).RANK[device_type])
+    passed_over = "; ".join(f"{n}: {reason}" for n, reason in obstacles.items() if reason)
+    why = f"fastest of {', '.join(usable)} on {device_type} for {operator}"
+    return best, why + (f" (not usable: {passed_over})" if passed_over else "")
+
+
+def _obstacle(name: str, device_type: str, operator: str) -> str | None:
+    backend = load(name)
+    if operator not in backend.OPERATORS:
+        able = [n for n in names() if operator in load(n).OPERATORS]
+        return f"has no {operator} operator; use one of {', '.join(able)}"
+    if device_type not in backend.RANK:
+        return f"does not run on {device_type}; it runs on {', '.join(backend.RANK)}"
+    return backend.unavailable()
+
+
+@torch.compiler.assume_constant_result
+def choose(name: str, device_type: str, operator: str) -> str:
+    """The name from :func:`resolve`, with the choice logged once and the module in :data:`modules`."""
+    chosen, why = resolve(name, device_type, operator)
+    if name == "auto":
+        _log_once(f"backend auto -> {chosen}: {why}")
+    modules[chosen] = load(chosen)
+    return chosen
+
+
+modules: dict[str, Backend] = {}  # a plain dict: torch.compile can look into it
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    log.info(message)

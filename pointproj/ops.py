@@ -1,0 +1,302 @@
+"""The public operators: they check, pack batches, choose the backend, and unpack."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj import checks
+from pointproj.backends import Tables, choose, modules
+
+
+class Index(NamedTuple):
+    """A search structure over one set of reference points, from :func:`build_index`.
+
+    It holds for the points it was built from: build a new one when they move.
+    """
+
+    backend: str
+    shape: tuple[int, ...]  # of the reference points
+    dtype: torch.dtype
+    tables: Tables
+
+
+class _Clouds(NamedTuple):
+    """Points as every backend takes them: packed, cloud after cloud."""
+
+    query_points: Tensor  # (sum of sizes, 3)
+    query_offsets: Tensor | None  # (clouds + 1,) int32; None: equal sizes
+    reference_points: Tensor
+    reference_offsets: Tensor | None
+    clouds: int
+
+
+def build_index(
+    reference_points: Float[Tensor, "*batch n 3"],
+    *,
+    radius: float | None = None,
+    backend: str = "auto",
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Index:
+    """Build once what several calls on one cloud can share.
+
+    Parameters
+    ----------
+    reference_points
+        ``(N, 3)`` or ``(B, N, 3)``, float32 or float64. Gradients do not flow through the index; pass the
+        points themselves to each operator as usual.
+    radius
+        The cut-off that ``radius_aggregate`` will use, in units of the points; it sizes the cells. The
+        index is right for every other radius and for kNN as well, only slower.
+    backend
+        ``"auto"`` or a name from :func:`pointproj.backends`.
+    reference_offsets
+        ``(B + 1,)`` integers for packed clouds of different sizes.
+
+    Returns
+    -------
+    Index
+        Pass it as ``index=`` together with the same points.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device.
+    BackendUnavailable
+        If a backend asked for by name cannot run here.
+    """
+    checks.check_points(reference_points, reference_points)
+    checks.check_offsets(reference_offsets, reference_offsets, reference_points, reference_points)
+    if radius is not None:
+        checks.check_radius(radius)
+    operator = "knn" if radius is None else "radius"
+    packed = _pack(reference_points, reference_points, reference_offsets, reference_offsets)
+    name = choose(backend, reference_points.device.type, operator)
+    points = packed.reference_points.detach()
+    tables = modules[name].build_index(points, packed.reference_offsets, packed.clouds, radius)
+    return Index(name, tuple(reference_points.shape), reference_points.dtype, tables)
+
+
+def knn(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    k: int,
+    *,
+    index: Index | None = None,
+    backend: str = "auto",
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> tuple[Float[Tensor, "*batch q k"], Int[Tensor, "*batch q k"]]:
+    """The k nearest reference points of every query point.
+
+    Parameters
+    ----------
+    query_points, reference_points
+        ``(Q, 3)`` and ``(N, 3)``, or ``(B, Q, 3)`` and ``(B, N, 3)``; float32 or float64.
+    k
+        Neighbours of each query, 1 to N.
+    index
+        From :func:`build_index` on the same reference points; built on the fly without.
+    backend
+        ``"auto"`` or a name from :func:`pointproj.backends`.
+    query_offsets, reference_offsets
+        ``(B + 1,)`` integers: packed clouds of different sizes, cloud b in rows
+        ``offsets[b]:offsets[b + 1]``. Neighbours are never of another cloud.
+
+    Returns
+    -------
+    distances
+        ``(..., Q, k)``, in the dtype and units of the points, nearest first. Differentiable in both sets
+        of points, with subgradient 0 at distance 0.
+    neighbor_indices
+        ``(..., Q, k)`` int64, rows of ``reference_points`` (within the cloud for dense batches, of the
+        packed tensor for ragged ones). Equal distances: the lower index first.
+
+        Points with a NaN or inf coordinate are nobody's neighbour and have none; a neighbour that does
+        not exist has index -1 and distance inf (NaN for a query that is not finite).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device; k > N names both numbers.
+    BackendUnavailable
+        If a backend asked for by name cannot run here.
+    """
+    _check(query_points, reference_points, query_offsets, reference_offsets)
+    checks.check_k(k, reference_points)
+    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
+    module, tables = _searcher(backend, "knn", index, reference_points, clouds, None)
+    detached = clouds._replace(
+        query_points=clouds.query_points.detach(), reference_points=clouds.reference_points.detach()
+    )
+    rows = module.search(*detached, tables, int(k))
+    distances = _distances(clouds.query_points, clouds.reference_points, rows)
+    if query_points.ndim == 3:
+        batch, size = reference_points.shape[:2]
+        first = torch.arange(batch, device=rows.device)[:, None, None] * size
+        rows = rows.view(batch, -1, k)
+        rows = torch.where(rows >= 0, rows - first, -1)
+        distances = distances.view(batch, -1, k)
+    return distances, rows
+
+
+def knn_aggregate(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    features: Float[Tensor, "*batch n c"],
+    k: int,
+    *,
+    sigma: float | Float[Tensor, ""] = 0.1,
+    index: Index | None = None,
+    backend: str = "auto",
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Float[Tensor, "*batch q c"]:
+    """Carry features from the k nearest reference points onto the query points.
+
+    ``out_i = sum_j w_ij f_j / sum_j w_ij`` with ``w_ij = exp(-|p_i - q_j| / sigma)``: the softmax of
+    -distance / sigma over the neighbours. :mod:`pointproj.reference` is the specification.
+
+    Parameters
+    ----------
+    features
+        ``(..., N, C)``, float16, bfloat16, float32 or float64; sums run in float32 or wider.
+    sigma
+        Softmax temperature in the units of the points: a positive number, or a tensor of one element,
+        which then gets a gradient.
+    query_points, reference_points, k, index, backend, query_offsets, reference_offsets
+        As for :func:`knn`.
+
+    Returns
+    -------
+    aggregated
+        ``(..., Q, C)`` in the features' dtype. Differentiable twice in features, query points, reference
+        points and sigma; neighbour sets are constants. 0 without any neighbour; a query that is not finite
+        has a row of NaN and no influence on any gradient.
+
+    Raises
+    ------
+    TypeError, ValueError, BackendUnavailable
+        As for :func:`knn`.
+    """
+    _check(query_points, reference_points, query_offsets, reference_offsets)
+    checks.check_k(k, reference_points)
+    checks.check_features(features, reference_points)
+    checks.check_sigma(sigma, query_points)
+    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
+    module, tables = _searcher(backend, "knn", index, reference_points, clouds, None)
+    packed, sigma = _packed_features(features, query_points.dtype, sigma)
+    aggregated = module.knn_aggregate(*clouds, tables, packed, sigma, int(k))
+    return aggregated.to(features.dtype).view(*query_points.shape[:-1], -1)
+
+
+def radius_aggregate(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    features: Float[Tensor, "*batch n c"],
+    radius: float,
+    *,
+    sigma: float | Float[Tensor, ""] = 0.1,
+    index: Index | None = None,
+    backend: str = "auto",
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Float[Tensor, "*batch q c"]:
+    """Carry features from all reference points within ``radius`` onto the query points.
+
+    The same weighting as :func:`knn_aggregate`, over every reference point with
+    ``|p_i - q_j| <= radius``, however many: nothing is truncated.
+
+    Parameters
+    ----------
+    radius
+        Cut-off in the units of the points, positive; it has no gradient.
+    query_points, reference_points, features, sigma, index, backend, query_offsets, reference_offsets
+        As for :func:`knn_aggregate`.
+
+    Returns
+    -------
+    aggregated
+        As for :func:`knn_aggregate`; a query without a neighbour gets 0 and sends no gradient.
+
+    Raises
+    ------
+    TypeError, ValueError, BackendUnavailable
+        As for :func:`knn`.
+    """
+    _check(query_points, reference_points, query_offsets, reference_offsets)
+    checks.check_radius(radius)
+    checks.check_features(features, reference_points)
+    checks.check_sigma(sigma, query_points)
+    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
+    module, tables = _searcher(backend, "radius", index, reference_points, clouds, float(radius))
+    packed, sigma = _packed_features(features, query_points.dtype, sigma)
+    aggregated = module.radius_aggregate(*clouds, tables, packed, sigma, float(radius))
+    return aggregated.to(features.dtype).view(*query_points.shape[:-1], -1)
+
+
+def _check(
+    query_points: Tensor, reference_points: Tensor, query_offsets: Tensor, reference_offsets: Tensor
+) -> None:
+    checks.check_points(query_points, reference_points)
+    checks.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
+
+
+def _pack(
+    query_points: Tensor,
+    reference_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_offsets: Tensor | None,
+) -> _Clouds:
+    if query_offsets is not None:
+        offsets = query_offsets.to(torch.int32), reference_offsets.to(torch.int32)
+        clouds = query_offsets.shape[0] - 1
+    else:
+        offsets = None, None
+        clouds = query_points.shape[0] if query_points.ndim == 3 else 1
+    return _Clouds(
+        query_points.reshape(-1, 3).contiguous(),
+        offsets[0],
+        reference_points.reshape(-1, 3).contiguous(),
+        offsets[1],
+        clouds,
+    )
+
+
+def _searcher(
+    backend: str,
+    operator: str,
+    index: Index | None,
+    reference_points: Tensor,
+    clouds: _Clouds,
+    radius: float | None,
+) -> tuple:
+    """The backend's module, and its tables: the index's, or built now."""
+    asked_for = index.backend if index is not None and backend == "auto" else backend
+    name = choose(asked_for, reference_points.device.type, operator)
+    if index is not None:
+        checks.check_index(index, name, reference_points)
+        return modules[name], index.tables
+    points = clouds.reference_points.detach()
+    return modules[name], modules[name].build_index(points, clouds.reference_offsets, clouds.clouds, radius)
+
+
+def _packed_features(
+    features: Tensor, positions: torch.dtype, sigma: float | Tensor
+) -> tuple[Tensor, float | Tensor]:
+    """Features and sigma in the dtype that sums run in: the widest of fp32, features and positions."""
+    dtype = torch.promote_types(torch.promote_types(features.dtype, positions), torch.float32)
+    if isinstance(sigma, Tensor):
+        sigma = sigma.reshape(()).to(dtype)
+    return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma
+
+
+def _distances(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Tensor:
+    delta = query_points[:, None] - reference_points[rows.clamp(min=0)]
+    exists = rows >= 0
+    squared = torch.where(exists[..., None], delta, 0.0).square().sum(-1)
+    apart = squared > 0
+    distances = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+    distances = torch.where(exists, distances, torch.inf)
+    return torch.where(query_points.isfinite().all(-1, keepdim=True), distances, torch.nan)

@@ -1,0 +1,228 @@
+"""The aggregation and its first and second derivatives, written out for a block of pairs.
+
+With logits l_ij = -d_ij / sigma, d_ij = |p_i - q_j|, unit vectors n_ij = (p_i - q_j) / d_ij (0 where
+d_ij = 0) and softmax weights a_ij over the neighbours of i, the first backward of out_i = sum_j a_ij f_j
+for an upstream gradient g_i is
+
+    c_ij = g_i . f_j                 s_ij = a_ij (c_ij - sum_k a_ik c_ik)        (gradient of the logit)
+    d f_j = sum_i a_ij g_i           d p_i = -sum_j s_ij n_ij / sigma
+    d q_j = sum_i s_ij n_ij / sigma  d sigma = sum_ij s_ij d_ij / sigma^2
+
+The second backward differentiates <those four, (U, u, v, t)>. That scalar is the directional derivative of
+<g, out> along features U and logits h_ij = -(u_i - v_j) . n_ij / sigma + t d_ij / sigma^2, hence
+
+    d g_i = sum_j a_ij (U_j + (h_ij - H_i) f_j),   H_i = sum_j a_ij h_ij
+    d f_j = sum_i a_ij (h_ij - H_i) g_i
+    d l_ij = a_ij (t_ij - sum_k a_ik t_ik),  t_ij = g_i . U_j + c_ij (h_ij - H_i) - h_ij sum_k a_ik c_ik
+    d h_ij = s_ij
+
+and l and h pass theirs on to p, q and sigma. Neighbour sets are constants. The same formulas serve
+neighbour lists (kNN) and dense blocks with a mask (radius): only how features are reached differs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+DIFFERENTIABLE = ("query_points", "reference_points", "features", "sigma")
+
+
+class Gradients(NamedTuple):
+    """Gradients, or directions, one for each differentiable input."""
+
+    query_points: Tensor  # (Q, 3)
+    reference_points: Tensor  # (N, 3)
+    features: Tensor  # (N, C)
+    sigma: Tensor  # ()
+
+
+@dataclass
+class ListedNeighbors:
+    """Row i's neighbours are ``indices[i]``: each row reaches features by a gather."""
+
+    indices: Tensor  # (m, K), in range also where is_neighbor is false
+    is_neighbor: Tensor  # (m, K)
+
+    def rows_of(self, per_reference: Tensor) -> Tensor:
+        return per_reference[self.indices]  # (m, K, C)
+
+    def dot(self, per_query: Tensor, per_reference: Tensor) -> Tensor:
+        products = (per_query[:, None] * self.rows_of(per_reference)).sum(-1)
+        return torch.where(self.is_neighbor, products, 0.0)
+
+    def mean(self, weights: Tensor, per_reference: Tensor) -> Tensor:
+        terms = weights[..., None] * self.rows_of(per_reference)
+        return torch.where(self.is_neighbor[..., None], terms, 0.0).sum(1)
+
+    def scatter(self, into: Tensor, weights: Tensor, per_query: Tensor) -> None:
+        self.scatter_pairs(into, weights[..., None] * per_query[:, None])
+
+    def scatter_pairs(self, into: Tensor, per_pair: Tensor) -> None:
+        into.index_add_(0, self.indices.flatten(), per_pair.flatten(0, 1))
+
+
+@dataclass
+class MaskedNeighbors:
+    """Every reference point is a candidate for every row; ``is_neighbor`` says which count."""
+
+    is_neighbor: Tensor  # (m, N)
+
+    def rows_of(self, per_reference: Tensor) -> Tensor:
+        return per_reference[None]  # (1, N, C)
+
+    def dot(self, per_query: Tensor, per_reference: Tensor) -> Tensor:
+        return torch.where(self.is_neighbor, per_query @ per_reference.T, 0.0)
+
+    def mean(self, weights: Tensor, per_reference: Tensor) -> Tensor:
+        # A matrix product would spread the NaN of one reference point to rows it is no neighbour of.
+        finite = per_reference.isfinite()
+        sums = weights @ torch.where(finite, per_reference, 0.0)
+        touched = self.is_neighbor.to(weights.dtype) @ (~finite).to(weights.dtype) > 0
+        return torch.where(touched, torch.nan, sums)
+
+    def scatter(self, into: Tensor, weights: Tensor, per_query: Tensor) -> None:
+        into += weights.T @ per_query
+
+    def scatter_pairs(self, into: Tensor, per_pair: Tensor) -> None:
+        into += per_pair.sum(0)
+
+
+Neighbors = ListedNeighbors | MaskedNeighbors
+
+
+class Block:
+    """Weights and geometry of one chunk of queries against their neighbours."""
+
+    def __init__(self, query_points: Tensor, reference_points: Tensor, sigma: Tensor, neighbors: Neighbors):
+        self.neighbors = neighbors
+        self.sigma = sigma
+        is_neighbor = neighbors.is_neighbor
+        delta = query_points[:, None] - neighbors.rows_of(reference_points)
+        delta = torch.where(is_neighbor[..., None], delta, 0.0).to(sigma.dtype)
+        self.distances = delta.square().sum(-1).sqrt()
+        self.units = delta / torch.where(self.distances > 0, self.distances, 1.0)[..., None]
+        logits = torch.where(is_neighbor, -self.distances / sigma, -torch.inf)
+        largest = logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+        weights = torch.where(is_neighbor, (logits - largest).exp(), 0.0)
+        self.weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+    def mean_over_row(self, per_pair: Tensor) -> Tensor:
+        return (self.weights * per_pair).sum(-1, keepdim=True)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.neighbors.mean(self.weights, features)
+
+    def backward(self, grad: Tensor, features: Tensor, into: Gradients) -> Tensor:
+        """Add this block's share to ``into`` (all but the query points); return the queries' own rows."""
+        products = self.neighbors.dot(grad, features)
+        grad_logits = self.weights * (products - self.mean_over_row(products))
+        along = grad_logits[..., None] * self.units / self.sigma
+        self.neighbors.scatter(into.features, self.weights, grad)
+        self.neighbors.scatter_pairs(into.reference_points, along)
+        into.sigma.add_((grad_logits * self.distances).sum() / self.sigma**2)
+        return -along.sum(1)
+
+    def second_backward(
+        self, grad: Tensor, features: Tensor, query_direction: Tensor, direction: Gradients, into: Gradients
+    ) -> tuple[Tensor, Tensor]:
+        """Add this block's share to ``into``; return the rows of the gradient and of the query points."""
+        sigma, units, distances, weights = self.sigma, self.units, self.distances, self.weights
+        opening = query_direction[:, None] - self.neighbors.rows_of(direction.reference_points)
+        opening = torch.where(self.neighbors.is_neighbor[..., None], opening, 0.0)
+        radial = (opening * units).sum(-1)
+        h = -radial / sigma + direction.sigma * distances / sigma**2
+        h_centred = h - self.mean_over_row(h)
+
+        grad_rows = self.neighbors.mean(weights, direction.features)
+        grad_rows = grad_rows + self.neighbors.mean(weights * h_centred, features)
+        self.neighbors.scatter(into.features, weights * h_centred, grad)
+
+        products = self.neighbors.dot(grad, features)
+        mean_products = self.mean_over_row(products)
+        t = self.neighbors.dot(grad, direction.features) + products * h_centred - h * mean_products
+        grad_logits = weights * (t - self.mean_over_row(t))
+        grad_h = weights * (products - mean_products)
+
+        inverse = torch.where(distances > 0, 1.0 / torch.where(distances > 0, distances, 1.0), 0.0)
+        across = (opening - radial[..., None] * units) * inverse[..., None]
+        along = ((grad_h * direction.sigma / sigma - grad_logits) / sigma)[..., None] * units
+        grad_delta = along - (grad_h / sigma)[..., None] * across
+        self.neighbors.scatter_pairs(into.reference_points, -grad_delta)
+        through_h = grad_h * (radial / sigma**2 - 2 * direction.sigma * distances / sigma**3)
+        into.sigma.add_((grad_logits * distances / sigma**2 + through_h).sum())
+        return grad_rows, grad_delta.sum(1)
+
+
+class Chunk(NamedTuple):
+    """Some of the queries, the reference points they may meet, and what holds between them."""
+
+    query: slice
+    reference: slice
+    block: Block
+
+
+Chunks = Callable[[dict[str, Any]], Iterator[Chunk]]  # from an operator's inputs
+
+
+def aggregate(inputs: dict[str, Any], chunks: Chunks) -> Tensor:
+    """Forward over all chunks: (Q, C); 0 without neighbours, NaN where the query is not finite."""
+    query_points, features = inputs["query_points"], inputs["features"]
+    aggregated = features.new_zeros(len(query_points), features.shape[1])
+    for query, reference, block in chunks(inputs):
+        aggregated[query] = block.forward(features[reference])
+    return torch.where(query_points.isfinite().all(-1, keepdim=True), aggregated, torch.nan)
+
+
+def aggregate_backward(
+    grad: Tensor, needs: dict[str, bool], inputs: dict[str, Any], chunks: Chunks
+) -> tuple[Tensor | None, ...]:
+    """Gradients of all differentiable inputs, None where not needed."""
+    into = _zeros(inputs)
+    grad = _zero_where_query_is_not_finite(grad, inputs)
+    for query, reference, block in chunks(inputs):
+        rows = block.backward(grad[query], inputs["features"][reference], _rows(into, reference))
+        into.query_points[query] = rows
+    made = _in_dtype_of(inputs, into)
+    return tuple(g if needs[n] else None for n, g in zip(DIFFERENTIABLE, made, strict=True))
+
+
+def aggregate_second_backward(
+    directions: tuple[Tensor, ...], grad: Tensor, inputs: dict[str, Any], chunks: Chunks
+) -> tuple[Tensor, ...]:
+    """Gradients of sum(direction * gradient) for ``grad`` and all differentiable inputs."""
+    direction = Gradients(*(d.to(inputs["sigma"].dtype) for d in directions))
+    into, grad_rows = _zeros(inputs), torch.zeros_like(grad)
+    grad = _zero_where_query_is_not_finite(grad, inputs)
+    for query, reference, block in chunks(inputs):
+        grad_rows[query], into.query_points[query] = block.second_backward(
+            grad[query],
+            inputs["features"][reference],
+            direction.query_points[query],
+            _rows(direction, reference),
+            _rows(into, reference),
+        )
+    return (_zero_where_query_is_not_finite(grad_rows, inputs), *_in_dtype_of(inputs, into))
+
+
+def _zeros(inputs: dict[str, Any]) -> Gradients:
+    dtype = inputs["sigma"].dtype  # sums run in fp32 or wider, whatever the positions are
+    return Gradients(*(torch.zeros_like(inputs[n], dtype=dtype) for n in DIFFERENTIABLE))
+
+
+def _rows(gradients: Gradients, reference: slice) -> Gradients:
+    """Views of the rows that belong to a chunk's reference points."""
+    return gradients._replace(
+        reference_points=gradients.reference_points[reference], features=gradients.features[reference]
+    )
+
+
+def _in_dtype_of(inputs: dict[str, Any], gradients: Gradients) -> Gradients:
+    return Gradients(*(g.to(inputs[n].dtype) for n, g in zip(DIFFERENTIABLE, gradients, strict=True)))
+
+
+def _zero_where_query_is_not_finite(per_query: Tensor, inputs: dict[str, Any]) -> Tensor:
+    # Such a row is NaN whatever the inputs: it must not send NaN into anybody's gradient.
+    return torch.where(inputs["query_points"].isfinite().all(-1, keepdim=True), per_query, 0.0)

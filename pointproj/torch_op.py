@@ -1,0 +1,238 @@
+"""One declaration, one torch operator with fake kernel, first and second backward.
+
+A function with annotated arguments becomes ``torch.ops.<namespace>.<name>``; its backward and second
+backward become operators of their own, so that ``torch.compile``, CUDA graphs, activation checkpointing
+and ``create_graph=True`` all see nothing but functional operators.
+
+Nothing passes from forward to backward on the side: whatever a backward needs arrives through its
+arguments, so recomputing a forward, or keeping two graphs alive, cannot mix runs up.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
+
+
+class Saved(NamedTuple):
+    """What a backward works with: the forward's inputs by name, and its outputs in order."""
+
+    inputs: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+
+
+def torch_op(
+    name: str,
+    forward: Callable[..., tuple[Tensor, ...]],
+    outputs: Callable[..., tuple[Spec, ...]],
+    *,
+    differentiable: Sequence[str] = (),
+    grad_outputs: int = 1,
+    backward: Callable[[tuple[Tensor, ...], dict[str, bool], Saved], tuple[Tensor | None, ...]] | None = None,
+    second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
+    | None = None,
+) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+    """Register an operator and its derivatives with torch.
+
+    Parameters
+    ----------
+    name
+        ``"namespace::operator"``.
+    forward
+        Its annotated arguments (``Tensor``, ``Tensor | None``, ``int``, ``float``, ``bool``) are the
+        operator's. It returns a tuple of new tensors, annotated as such; the operator returns that tuple,
+        or the tensor if it is one. Tensors arrive detached.
+    outputs
+        Same arguments; shape and dtype of every output, from shapes and numbers alone.
+    differentiable
+        Names of the inputs that get a gradient.
+    grad_outputs
+        How many of the outputs, from the first, a gradient can arrive for.
+    backward
+        ``backward(grads, needs, saved)``: one gradient for each differentiable input, in their order, of
+        that input's shape and dtype; None where ``needs[name]`` is false.
+    second_backward
+        ``second_backward(directions, grads, saved)``: gradients of ``sum(direction * gradient)`` over the
+        gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs.
+
+    Raises
+    ------
+    NotImplementedError
+        At the backward call, when a derivative is asked for that was not given here.
+    """
+    arguments = _Arguments(name, forward, tuple(differentiable), grad_outputs)
+
+    def fake(*args: Any) -> tuple[Tensor, ...]:
+        device = next(a.device for a in args if isinstance(a, Tensor))
+        return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
+
+    count = len(inspect.signature(forward).return_annotation.__args__)
+    operator = _define(name, arguments.schema, count, lambda *args: tuple(forward(*args)), fake)
+    first = _backward_op(arguments, count, backward, second_backward)
+
+    def save(ctx: Any, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
+        made = _all(output)
+        ctx.mark_non_differentiable(*made[grad_outputs:])
+        _save(ctx, (*inputs, *made))
+
+    def chain(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        needs = [ctx.needs_input_grad[arguments.names.index(n)] for n in arguments.differentiable]
+        grads = tuple(g.contiguous() for g in grads[:grad_outputs])
+        made = iter(_all(first(*grads, needs, *_load(ctx))))
+        by_name = {n: next(made) for n in arguments.differentiable}
+        needed = dict(zip(arguments.differentiable, needs, strict=True))
+        return tuple(by_name[n] if needed.get(n) else None for n in arguments.names)
+
+    operator.register_autograd(chain, setup_context=save)
+    return operator
+
+
+class _Arguments:
+    """The forward's arguments, and where they stand in the flat argument lists of its derivatives."""
+
+    def __init__(self, name: str, forward: Callable, differentiable: tuple[str, ...], grad_outputs: int):
+        kinds = {
+            Tensor: "Tensor",
+            Tensor | None: "Tensor?",
+            int: "SymInt",
+            float: "float",
+            bool: "bool",
+        }
+        parameters = inspect.signature(forward).parameters.values()
+        self.name = name
+        self.names = [p.name for p in parameters]
+        self.schema = ", ".join(f"{kinds[p.annotation]} {p.name}" for p in parameters)
+        self.differentiable = differentiable
+        self.grad_outputs = grad_outputs
+        unknown = set(differentiable) - set(self.names)
+        if unknown:
+            raise TypeError(f"{name}: differentiable names no argument of forward: {sorted(unknown)}")
+
+    def saved(self, flat: Sequence[Any]) -> Saved:
+        split = len(self.names)
+        return Saved(dict(zip(self.names, flat[:split], strict=True)), tuple(flat[split:]))
+
+    def differentiable_of(self, flat: Sequence[Any]) -> list[Tensor | None]:
+        return [flat[self.names.index(n)] for n in self.differentiable]
+
+
+def _backward_op(
+    arguments: _Arguments, count: int, backward: Any, second_backward: Any
+) -> Callable[..., Any]:
+    """The first derivative as an operator: (grads, needs, inputs, outputs) -> gradients."""
+    if not arguments.differentiable:
+        return _refuse(f"{arguments.name} has no gradient: it was declared without differentiable inputs")
+    if backward is None:
+        return _refuse(f"{arguments.name} was declared without a backward")
+    heads = arguments.grad_outputs
+    grad_schema = "".join(f"Tensor grad_{i}, " for i in range(heads))
+    saved_schema = arguments.schema + "".join(f", Tensor output_{i}" for i in range(count))
+
+    def run(*args: Any) -> tuple[Tensor, ...]:
+        grads, needs, flat = args[:heads], args[heads], args[heads + 1 :]
+        needed = dict(zip(arguments.differentiable, needs, strict=True))
+        made = backward(grads, needed, arguments.saved(flat))
+        return tuple(grads[0].new_empty(0) if m is None else m for m in made)
+
+    def fake(*args: Any) -> tuple[Tensor, ...]:
+        inputs = arguments.differentiable_of(args[heads + 1 :])
+        pairs = zip(inputs, args[heads], strict=True)
+        return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
+
+    schema = f"{grad_schema}bool[] needs, {saved_schema}"
+    first = _define(f"{arguments.name}_backward", schema, len(arguments.differentiable), run, fake)
+    second = _second_backward_op(arguments, grad_schema + saved_schema, second_backward)
+
+    def save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        ctx.needed = inputs[heads]
+        _save(ctx, inputs[:heads] + inputs[heads + 1 :])
+
+    def chain(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
+        flat = _load(ctx)
+        inputs = arguments.differentiable_of(flat[heads:])
+        whole = tuple(
+            d.contiguous() if need else _zeros_like(i)
+            for d, need, i in zip(directions, ctx.needed, inputs, strict=True)
+        )
+        made = _all(second(*whole, *flat))
+        by_name = dict(zip(arguments.differentiable, made[heads:], strict=True))
+        by_name = {n: m for n, m, i in zip(by_name, made[heads:], inputs, strict=True) if i is not None}
+        return (*made[:heads], None, *(by_name.get(n) for n in arguments.names), *([None] * count))
+
+    first.register_autograd(chain, setup_context=save)
+    return first
+
+
+def _second_backward_op(arguments: _Arguments, schema: str, second_backward: Any) -> Callable[..., Any]:
+    """The second derivative as an operator: (directions, grads, inputs, outputs) -> gradients."""
+    name = arguments.name
+    if second_backward is None:
+        return _refuse(f"{name} was declared without a second backward: create_graph=True is not supported")
+    width, heads = len(arguments.differentiable), arguments.grad_outputs
+
+    def run(*args: Any) -> tuple[Tensor, ...]:
+        directions, grads, flat = args[:width], args[width : width + heads], args[width + heads :]
+        return tuple(second_backward(directions, grads, arguments.saved(flat)))
+
+    def fake(*args: Any) -> tuple[Tensor, ...]:
+        inputs = arguments.differentiable_of(args[width + heads :])
+        return tuple(_contiguous_like(t) for t in (*args[width : width + heads], *inputs))
+
+    directions = "".join(f"Tensor direction_{i}, " for i in range(width))
+    second = _define(f"{name}_second_backward", directions + schema, heads + width, run, fake)
+    second.register_autograd(_refuse(f"{name} has no third derivative"), setup_context=lambda *_, **__: None)
+    return second
+
+
+def _define(name: str, schema: str, count: int, body: Callable, fake: Callable) -> Any:
+    def detached(*args: Any) -> Any:
+        # Inside an operator tensors still say requires_grad, which foreign libraries trip over.
+        return single_or_all(body(*(a.detach() if isinstance(a, Tensor) else a for a in args)))
+
+    def single_or_all(made: tuple[Tensor, ...]) -> Any:
+        return made if count > 1 else made[0]
+
+    returns = "(" + ", ".join(["Tensor"] * count) + ")" if count > 1 else "Tensor"
+    operator = torch.library.custom_op(name, detached, mutates_args=(), schema=f"({schema}) -> {returns}")
+    operator.register_fake(lambda *args: single_or_all(fake(*args)))
+    return operator
+
+
+def _all(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (made,) if isinstance(made, Tensor) else made
+
+
+def _refuse(message: str) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(message)
+
+    return refuse
+
+
+def _save(ctx: Any, args: tuple) -> None:
+    ctx.save_for_backward(*(a for a in args if isinstance(a, Tensor)))
+    ctx.is_tensor = [isinstance(a, Tensor) for a in args]
+    ctx.others = [a for a in args if not isinstance(a, Tensor)]
+
+
+def _load(ctx: Any) -> tuple:
+    tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
+    return tuple(next(tensors) if is_tensor else next(others) for is_tensor in ctx.is_tensor)
+
+
+def _contiguous_like(tensor: Tensor | None) -> Tensor:
+    return (
+        torch.empty(0)
+        if tensor is None
+        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    )
+
+
+def _zeros_like(tensor: Tensor | None) -> Tensor:
+    return (
+        torch.zeros(0) if tensor is None else torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+    )
