@@ -1,0 +1,172 @@
+"""Procedural furniture in the ten classes of ModelNet10: watertight, varied, fixed by a seed.
+
+The embedded data set: with it the application trains and is tested without any download. Pieces are
+written as OFF files in ModelNet10's layout and read back like real ones.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from manifold3d import Manifold
+
+from pointproj.furniture.bathroom import bathtub, toilet
+from pointproj.furniture.beds import bed
+from pointproj.furniture.monitors import monitor
+from pointproj.furniture.seats import chair, sofa
+from pointproj.furniture.storage import dresser, night_stand
+from pointproj.furniture.tables import desk, table
+from pointproj.meshes import Mesh, write_off
+
+log = logging.getLogger(__name__)
+
+_MAKERS: dict[str, Callable[[np.random.Generator], Manifold]] = {
+    "bathtub": bathtub,
+    "bed": bed,
+    "chair": chair,
+    "desk": desk,
+    "dresser": dresser,
+    "monitor": monitor,
+    "night_stand": night_stand,
+    "sofa": sofa,
+    "table": table,
+    "toilet": toilet,
+}
+
+CLASSES: tuple[str, ...] = tuple(_MAKERS)
+SPLITS = ("train", "test")
+GENERATOR_VERSION = 1  # raise it whenever a seed gives another shape than before
+SHORTEST_EDGE = 1e-5  # metres, before scaling
+MARKER = "furniture.json"  # claims a folder as generated and says from what
+
+
+def make_furniture(class_name: str, seed: int | Sequence[int]) -> Mesh:
+    """Make one piece of furniture.
+
+    Parameters
+    ----------
+    class_name
+        One of :data:`CLASSES`.
+    seed
+        Equal seeds give equal meshes, vertex for vertex.
+
+    Returns
+    -------
+    Mesh
+        Watertight, faces oriented outwards, z up, standing on z = 0. The scale is arbitrary (longest
+        side 15 to 2,000 units), as in the real files.
+
+    Raises
+    ------
+    ValueError
+        For an unknown class.
+    """
+    if class_name not in _MAKERS:
+        raise ValueError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
+    entropy = [seed] if isinstance(seed, int) else list(seed)
+    rng = np.random.default_rng([CLASSES.index(class_name), *entropy])
+    vertices, faces = _merged(_MAKERS[class_name](rng))
+    while not _is_closed(faces):  # parts that happened to touch along an edge: draw again
+        vertices, faces = _merged(_MAKERS[class_name](rng))
+    longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
+    vertices *= longest / np.ptp(vertices, axis=0).max()
+    return Mesh(vertices=vertices, faces=faces, name=class_name)
+
+
+def _merged(solid: Manifold) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
+    """Vertices and faces of a solid without hidden cavities, equal vertices merged.
+
+    Unions leave edges of no length between vertices that differ by rounding only. They are collapsed
+    here, so that readers which merge vertices see a closed surface too.
+    """
+    shells = [shell for shell in solid.simplify(SHORTEST_EDGE).decompose() if shell.volume() > 0]
+    mesh = Manifold.compose(shells).to_mesh()
+    snapped = np.round(mesh.vert_properties[:, :3].astype(np.float64) / SHORTEST_EDGE) * SHORTEST_EDGE
+    vertices, renumbered = np.unique(snapped, axis=0, return_inverse=True)
+    faces = renumbered.reshape(-1)[mesh.tri_verts].astype(np.int64)
+    a, b, c = faces.T
+    return vertices, faces[(a != b) & (b != c) & (c != a)]
+
+
+def _is_closed(faces: Int[np.ndarray, "f 3"]) -> bool:
+    """Whether every edge belongs to exactly two faces."""
+    edges = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    _, counts = np.unique(edges, axis=0, return_counts=True)
+    return bool((counts == 2).all())
+
+
+def furniture_file(root: Path, class_name: str, split: str, number: int) -> Path:
+    """Where piece ``number`` (from 1) of a split lies; test pieces are numbered from 5001.
+
+    The numbers of the splits never meet, so asking for more training pieces later renames no test piece.
+    """
+    shown = number if split == "train" else 5000 + number
+    return root / class_name / split / f"{class_name}_{shown:04d}.off"
+
+
+def write_furniture(
+    root: Path | str, classes: Sequence[str] = CLASSES, train: int = 6, test: int = 2, seed: int = 0
+) -> list[Path]:
+    """Write furniture as OFF files in ModelNet10's layout; files already there are left alone.
+
+    Parameters
+    ----------
+    root
+        Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``.
+    classes
+        Which of :data:`CLASSES` to write.
+    train, test
+        Pieces a class in either split.
+    seed
+        Another seed (or a newer generator) replaces all pieces in the folder.
+
+    Returns
+    -------
+    list of Path
+        The files asked for, written now or before.
+
+    Raises
+    ------
+    ValueError
+        For an unknown class, or a folder with OFF files that were not generated here.
+    """
+    root = Path(root)
+    unknown = [name for name in classes if name not in _MAKERS]
+    if unknown:
+        raise ValueError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
+    _claim(root, {"generator": GENERATOR_VERSION, "seed": seed})
+    files = []
+    for class_name in classes:
+        for split_index, (split, count) in enumerate(zip(SPLITS, (train, test), strict=True)):
+            for number in range(1, count + 1):
+                path = furniture_file(root, class_name, split, number)
+                files.append(path)
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_off(make_furniture(class_name, (seed, split_index, number)), path)
+    return files
+
+
+def _claim(root: Path, settings: dict[str, int]) -> None:
+    """Mark the folder as generated from ``settings``; pieces made from other settings are removed."""
+    marker = root / MARKER
+    found = json.loads(marker.read_text()) if marker.exists() else None
+    if found == settings:
+        return
+    present = [path for name in CLASSES for path in root.glob(f"{name}/*/{name}_*.off")]
+    if found is None and present:
+        raise ValueError(
+            f"expected a folder that is empty or holds generated furniture; {root} holds {len(present)} other "
+            f"OFF files, such as {present[0].name}: choose another data.root, or read these by data=modelnet10"
+        )
+    for path in present:
+        path.unlink()
+    root.mkdir(parents=True, exist_ok=True)
+    temporary = marker.with_name(f"{MARKER}.{os.getpid()}")
+    temporary.write_text(json.dumps(settings) + "\n")
+    os.replace(temporary, marker)
+    log.info("making furniture in %s", root)
