@@ -6,7 +6,7 @@ Everything after that is plain Python. No torch here: ``--help`` and ``--cfg job
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,9 +220,17 @@ def to_config(composed: Any) -> Config:
     return config
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, keyed as on the command line: ``{"optimizer.lr": 0.001, ...}``."""
+    values = {}
+    for name, value in tree.items():
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return values
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return ``"; did you mean ...?"`` for the candidates that look like ``word``, else nothing."""
-    close = difflib.get_close_matches(word, list(candidates), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(word, dict.fromkeys(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -252,7 +260,7 @@ def _value_problems(config: Config) -> Iterator[str]:
         yield f"optimizer.weight_decay={optimizer.weight_decay}: expected a finite number of at least 0"
     if not 0 <= optimizer.warmup < 1:
         yield f"optimizer.warmup={optimizer.warmup}: expected a fraction of all steps, from 0 to below 1"
-    if not all(0 <= beta < 1 for beta in optimizer.betas):
+    if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
         yield f"optimizer.betas={_listed(optimizer.betas)}: expected two numbers from 0 to below 1"
     if config.data.classes is not None and not config.data.classes:
         yield "data.classes=[]: expected at least one class, or null for all that are found"
@@ -289,7 +297,7 @@ def _projector_problems(config: Config) -> Iterator[str]:
         if projector.radius is not None:
             yield (
                 f"projector.radius={projector.radius} has no meaning for projector=knn: "
-                f"write projector=radius projector.radius={projector.radius}, or leave it out"
+                f"write projector=radius projector.radius={projector.radius}, or projector.radius=null"
             )
         if projector.k is None:
             yield "projector=knn needs the number of neighbours: write projector.k=7"
@@ -302,7 +310,7 @@ def _projector_problems(config: Config) -> Iterator[str]:
         if projector.k is not None:
             yield (
                 f"projector.k={projector.k} has no meaning for projector=radius: "
-                f"write projector=knn projector.k={projector.k}, or leave it out"
+                f"write projector=knn projector.k={projector.k}, or projector.k=null"
             )
         if projector.radius is None:
             yield "projector=radius needs the cut-off: write projector.radius=0.1"
