@@ -160,8 +160,9 @@ def _claim(root: Path, settings: dict[str, int]) -> None:
     present = [path for name in CLASSES for path in root.glob(f"{name}/*/{name}_*.off")]
     if found is None and present:
         raise ValueError(
-            f"expected a folder that is empty or holds generated furniture; {root} holds {len(present)} other "
-            f"OFF files, such as {present[0].name}: choose another data.root, or read these by data=modelnet10"
+            f"expected a folder that is empty or holds generated furniture; {root} holds {len(present)} "
+            f"other OFF files, such as {present[0].name}: choose another data.root, or read these by "
+            "data=modelnet10"
         )
     for path in present:
         path.unlink()
