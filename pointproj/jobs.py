@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +105,8 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
 
 def _train(config: Config, run: RunFolder) -> None:
     """Do the work: everything that takes seconds to import is imported here."""
+    # Torch's tracer reads this when torch is loaded; unset, it prints a line at each start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from pointproj.memory import configure_allocator
     from pointproj.profiling import require_profiler
     from pointproj.training import train
