@@ -20,6 +20,7 @@ from pointproj.furniture.monitors import monitor
 from pointproj.furniture.seats import chair, sofa
 from pointproj.furniture.storage import dresser, night_stand
 from pointproj.furniture.tables import desk, table
+from pointproj.layout import SPLITS, DataError
 from pointproj.meshes import Mesh, write_off
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ _MAKERS: dict[str, Callable[[np.random.Generator], Manifold]] = {
 }
 
 CLASSES: tuple[str, ...] = tuple(_MAKERS)
-SPLITS = ("train", "test")
 GENERATOR_VERSION = 1  # raise it whenever a seed gives another shape than before
 SHORTEST_EDGE = 1e-5  # metres, before scaling
 MARKER = "furniture.json"  # claims a folder as generated and says from what
@@ -62,11 +62,11 @@ def make_furniture(class_name: str, seed: int | Sequence[int]) -> Mesh:
 
     Raises
     ------
-    ValueError
+    DataError
         For an unknown class.
     """
     if class_name not in _MAKERS:
-        raise ValueError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
+        raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
     entropy = [seed] if isinstance(seed, int) else list(seed)
     rng = np.random.default_rng([CLASSES.index(class_name), *entropy])
     vertices, faces = _merged(_MAKERS[class_name](rng))
@@ -131,13 +131,13 @@ def write_furniture(
 
     Raises
     ------
-    ValueError
+    DataError
         For an unknown class, or a folder with OFF files that were not generated here.
     """
     root = Path(root)
     unknown = [name for name in classes if name not in _MAKERS]
     if unknown:
-        raise ValueError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
+        raise DataError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
     _claim(root, {"generator": GENERATOR_VERSION, "seed": seed})
     files = []
     for class_name in classes:
@@ -159,7 +159,7 @@ def _claim(root: Path, settings: dict[str, int]) -> None:
         return
     present = [path for name in CLASSES for path in root.glob(f"{name}/*/{name}_*.off")]
     if found is None and present:
-        raise ValueError(
+        raise DataError(
             f"expected a folder that is empty or holds generated furniture; {root} holds {len(present)} "
             f"other OFF files, such as {present[0].name}: choose another data.root, or read these by "
             "data=modelnet10"

@@ -1,0 +1,91 @@
+"""Prepared samples on disk, found by what they were made from and rebuilt when damaged.
+
+An entry's name is a digest of everything it depends on, so an old entry is never read for new settings.
+A file is a plain ``.npz`` archive followed by its own SHA-256, which numpy's reader passes over.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def entry_key(content_digest: str, settings: Mapping[str, str | int | float]) -> str:
+    """Name an entry by its origin.
+
+    Parameters
+    ----------
+    content_digest
+        SHA-256 of the source file, hexadecimal.
+    settings
+        All that decides what is made from the file.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    described = json.dumps([content_digest, sorted(settings.items())])
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+class Cache:
+    """A folder of entries, each a set of named arrays.
+
+    Safe to use from several processes: entries appear whole, and the same key always means the same arrays.
+
+    Parameters
+    ----------
+    folder
+        Made when the first entry is stored. May be deleted at any time.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+
+    def path(self, key: str) -> Path:
+        """File of an entry, there or not."""
+        return self.folder / key[:2] / f"{key}.npz"
+
+    def load(self, key: str) -> dict[str, np.ndarray] | None:
+        """Return the arrays of an entry, or None where it is missing, incomplete or damaged."""
+        try:
+            content = self.path(key).read_bytes()
+        except OSError:
+            return None
+        archive, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        if hashlib.sha256(archive).digest() != digest:
+            log.warning("%s is damaged and is made again", self.path(key))
+            return None
+        with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def store(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write an entry; an older file of that name is replaced in one step.
+
+        Raises
+        ------
+        OSError
+            If the folder cannot be written to.
+        """
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        archive = buffer.getvalue()
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            temporary.write_bytes(archive + hashlib.sha256(archive).digest())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

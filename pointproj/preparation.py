@@ -1,0 +1,198 @@
+"""From mesh files to shapes that can be sampled: read, normalise, evaluate the target, keep the result.
+
+All processor cores take part; what the cache holds is not made again. Targets are evaluated on the CPU,
+so that a cached sample is the same whatever device trains on it.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pointproj.cache import Cache, entry_key
+from pointproj.layout import MeshFile
+from pointproj.progress import progress
+
+log = logging.getLogger(__name__)
+
+# Modules whose code decides what a prepared mesh holds: an entry made by other code is another entry.
+_MAKERS = ("pointproj.meshes", "pointproj.fields", "pointproj.preparation")
+
+# Starting processes, each with its imports, costs more than preparing fewer meshes than this.
+FEWEST_FOR_PROCESSES = 12
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is made from a mesh file."""
+
+    grid: int  # query points a side
+    target: str  # udf | sdf | occupancy | random
+
+
+@dataclass(frozen=True)
+class PreparedMesh:
+    """A mesh in the query cube with its target field, or the reason why there is none.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of the file, hexadecimal: what the mesh is known by, wherever it lies.
+    vertices : float64 array, shape (V, 3)
+    faces : int32 array, shape (F, 3)
+    target : float32 array, shape (grid**3,)
+    reason : str or None
+        Why the mesh cannot be used; the arrays are empty then.
+    """
+
+    digest: str
+    vertices: Float[np.ndarray, "V 3"]
+    faces: Int[np.ndarray, "F 3"]
+    target: Float[np.ndarray, " Q"]
+    reason: str | None = None
+
+
+def prepare_meshes(
+    files: Sequence[MeshFile], recipe: Recipe, cache_folder: Path, *, processes: int | None = None
+) -> Iterator[tuple[MeshFile, PreparedMesh]]:
+    """Prepare meshes, from the cache where it has them.
+
+    Parameters
+    ----------
+    files
+        What to prepare.
+    recipe
+        What to make of each.
+    cache_folder
+        Where prepared meshes are kept.
+    processes
+        How many work side by side; None for one a processor core.
+
+    Yields
+    ------
+    MeshFile, PreparedMesh
+        In the order in which they get ready.
+
+    Raises
+    ------
+    OSError
+        If the cache folder cannot be written to.
+    """
+    cached = Cache(cache_folder)
+    missing = []
+    for file in files:
+        prepared = _load(file.path, recipe, cached)
+        if prepared is None:
+            missing.append(file)
+        else:
+            yield file, prepared
+    if not missing:
+        return
+    processes = min(processes or len(os.sched_getaffinity(0)), len(missing))
+    log.info("preparing %d meshes (%d more are in %s)", len(missing), len(files) - len(missing), cache_folder)
+    with progress("preparing meshes", len(missing), unit="meshes") as advance:
+        parallel = processes > 1 and len(missing) >= FEWEST_FOR_PROCESSES
+        prepare_all = _in_processes if parallel else _one_by_one
+        for file, prepared in prepare_all(missing, recipe, cached, processes):
+            advance(1)
+            yield file, prepared
+
+
+def prepare_mesh(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh:
+    """Prepare one mesh and keep it; see :func:`prepare_meshes`."""
+    from pointproj.meshes import MeshError
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:  # of the moment, not of the content: nothing to keep
+        return _unusable("", f"cannot be read ({error.strerror or error})")
+    digest = hashlib.sha256(content).hexdigest()
+    try:
+        prepared = _make(path, digest, recipe)
+    except MeshError as error:
+        prepared = _unusable(digest, error.reason)
+    arrays = {"vertices": prepared.vertices, "faces": prepared.faces, "target": prepared.target}
+    cached.store(_key(digest, recipe), {**arrays, "reason": np.array(prepared.reason or "")})
+    return prepared
+
+
+def _make(path: Path, digest: str, recipe: Recipe) -> PreparedMesh:
+    from pointproj.fields import target_field
+    from pointproj.meshes import normalize, read_mesh
+
+    mesh = normalize(read_mesh(path))
+    if recipe.target == "random":
+        generator = np.random.default_rng(int(digest, 16))
+        target = generator.standard_normal(recipe.grid**3, dtype=np.float32)
+    else:
+        target = target_field(mesh, recipe.grid, recipe.target)
+    return PreparedMesh(digest, mesh.vertices, mesh.faces.astype(np.int32), target)
+
+
+def _unusable(digest: str, reason: str) -> PreparedMesh:
+    empty = np.empty((0, 3))
+    return PreparedMesh(digest, empty, empty.astype(np.int32), np.empty(0, np.float32), reason)
+
+
+def _load(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+    arrays = cached.load(_key(digest, recipe))
+    if arrays is None:
+        return None
+    reason = str(arrays.pop("reason")) or None
+    return PreparedMesh(digest, **arrays, reason=reason)
+
+
+def _key(digest: str, recipe: Recipe) -> str:
+    return entry_key(digest, {"grid": recipe.grid, "target": recipe.target, "code": _code_digest()})
+
+
+@cache
+def _code_digest() -> str:
+    """SHA-256 over the source of the modules that make an entry, normalisation constants included."""
+    digest = hashlib.sha256()
+    for module in _MAKERS:
+        spec = importlib.util.find_spec(module)  # finds the source without importing Warp
+        digest.update(Path(spec.origin).read_bytes())
+    return digest.hexdigest()
+
+
+def _one_by_one(
+    files: Sequence[MeshFile], recipe: Recipe, cached: Cache, processes: int
+) -> Iterator[tuple[MeshFile, PreparedMesh]]:
+    for file in files:
+        yield file, prepare_mesh(file.path, recipe, cached)
+
+
+def _in_processes(
+    files: Sequence[MeshFile], recipe: Recipe, cached: Cache, processes: int
+) -> Iterator[tuple[MeshFile, PreparedMesh]]:
+    """Prepare side by side; if the processes die, one by one what they left."""
+    left = dict.fromkeys(files)
+    # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(prepare_mesh, file.path, recipe, cached): file for file in files}
+        for future in as_completed(futures):
+            prepared = future.result()
+            file = futures[future]
+            del left[file]
+            yield file, prepared
+    except BrokenProcessPool:
+        log.warning("the helper processes ended early; preparing the other %d meshes in this one", len(left))
+        yield from _one_by_one(list(left), recipe, cached, 1)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

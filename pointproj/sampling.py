@@ -1,0 +1,99 @@
+"""Point samples from a surface, fast enough to draw a fresh one at every step."""
+
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+class PointSource(Protocol):
+    """Something that reference points are drawn from."""
+
+    def draw(
+        self, count: int, generator: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+        """Return ``count`` points and their unit normals, float32."""
+
+
+class SurfaceSampler:
+    """Uniform samples by area from a triangle mesh; the summed areas are kept between draws.
+
+    Parameters
+    ----------
+    vertices : float64 array, shape (V, 3)
+    faces : int array, shape (F, 3)
+        At least one face must have area.
+
+    Raises
+    ------
+    ValueError
+        If no face has area.
+    """
+
+    def __init__(self, vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> None:
+        self.vertices = vertices
+        self.faces = faces
+        _, first, second = _corners(vertices, faces)
+        areas = 0.5 * np.linalg.norm(np.cross(first, second), axis=1)
+        self.summed_areas = np.cumsum(areas)
+        if not areas.any():
+            raise ValueError(f"expected a face with area; none of the {len(faces)} faces has one")
+        self._last_face = int(np.flatnonzero(areas)[-1])
+
+    def draw(
+        self, count: int, generator: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+        """Draw points uniformly on the surface.
+
+        A face is chosen with probability proportional to its area, and the place on it by square-root
+        barycentric coordinates (Osada et al., Shape distributions, 2002, section 4.2).
+
+        Parameters
+        ----------
+        count
+            Number of points.
+        generator
+            Advanced by the draw; the same state gives the same points.
+
+        Returns
+        -------
+        points : float32 array, shape (count, 3)
+        normals : float32 array, shape (count, 3)
+            Unit normals of the faces. Their sign is the face's orientation, arbitrary in ModelNet files.
+        """
+        where, across, along = generator.random((3, count))
+        chosen = np.searchsorted(self.summed_areas, where * self.summed_areas[-1], side="right")
+        # Rounding can push the product onto the total, one past the last face.
+        chosen = np.minimum(chosen, self._last_face)
+        origin, first, second = _corners(self.vertices, self.faces[chosen])
+        across = np.sqrt(across)
+        points = origin + (across * (1 - along))[:, None] * first + (across * along)[:, None] * second
+        normals = np.cross(first, second)
+        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+        return points.astype(np.float32), normals.astype(np.float32)
+
+
+class FixedCloud:
+    """One cloud without a surface: every draw returns it, with zeros for the normals it has not.
+
+    Parameters
+    ----------
+    points : float32 array, shape (N, 3)
+    """
+
+    def __init__(self, points: Float[np.ndarray, "N 3"]) -> None:
+        self.points = points
+
+    def draw(
+        self, count: int, generator: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+        """Return the first ``count`` points; the generator is left alone."""
+        return self.points[:count], np.zeros_like(self.points[:count])
+
+
+def _corners(
+    vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]
+) -> tuple[Float[np.ndarray, "F 3"], Float[np.ndarray, "F 3"], Float[np.ndarray, "F 3"]]:
+    """First corner of each face and the edges from it to the second and the third."""
+    origin = vertices[faces[:, 0]]
+    return origin, vertices[faces[:, 1]] - origin, vertices[faces[:, 2]] - origin
