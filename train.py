@@ -35,6 +35,9 @@ def main() -> None:
         sys.exit(2)
     try:
         train()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     finally:
         succeeded = sweep.report_started()
     sys.exit(0 if succeeded else 1)

@@ -19,6 +19,8 @@ TOP = 10  # operations or lines shown in the log; the files hold all
 
 # Where the time of a step is spent in Python: what profiler=line_profile looks into.
 LINE_PROFILED = (
+    "pointproj.step:TrainingStep._take",
+    "pointproj.step:TrainingStep._loss_with_gradients",
     "pointproj.model:Projector.forward",
     "pointproj.ops:knn_aggregate",
     "pointproj.ops:radius_aggregate",
