@@ -11,7 +11,7 @@ import warp as wp
 from jaxtyping import Bool, Float, Int
 from scipy import ndimage
 
-from pointproj.meshes import Mesh, MeshError, query_grid
+from pointproj.meshes import SMALLEST_AREA, Mesh, MeshError, face_areas, query_grid
 
 Kind = Literal["udf", "sdf", "occupancy"]
 
@@ -162,8 +162,8 @@ def inside(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, " 
     reach = float(np.abs(corners).max())
     if not reach < 1:
         raise ValueError(
-            f"{mesh.name}: expected a normalised mesh within the query cube, got coordinates up to {reach:.3g}: "
-            "call pointproj.meshes.normalize first"
+            f"{mesh.name}: expected a normalised mesh within the query cube, got coordinates up to "
+            f"{reach:.3g}: call pointproj.meshes.normalize first"
         )
     refinement = -(-(FLOOD_SIDE - 1) // (side - 1))
     nodes = refinement * (side - 1) + 1
@@ -187,7 +187,7 @@ def open_edges(mesh: Mesh) -> Bool[np.ndarray, "F 3"]:
     bool array, shape (F, 3)
         Edge ``e`` of a face goes from its corner ``e`` to corner ``(e + 1) % 3``.
     """
-    _, place = np.unique(mesh.vertices, axis=0, return_inverse=True)
+    _, place = np.unique(mesh.vertices + 0.0, axis=0, return_inverse=True)
     ends = np.sort(np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1), axis=-1)
     ends = np.sort(place.reshape(-1)[ends], axis=-1)
     _, edge_of = np.unique(ends[..., 0] * len(place) + ends[..., 1], return_inverse=True)
@@ -196,7 +196,9 @@ def open_edges(mesh: Mesh) -> Bool[np.ndarray, "F 3"]:
     start = mesh.vertices[mesh.faces]
     along = _unit(np.roll(start, -1, axis=1) - start)
     across = np.roll(start, -2, axis=1) - start
-    across = _unit(across - (across * along).sum(axis=-1, keepdims=True) * along).reshape(-1, 3)
+    across = _unit(across - (across * along).sum(axis=-1, keepdims=True) * along)
+    across[face_areas(mesh) <= SMALLEST_AREA] = 0  # such a face is no surface to continue on
+    across = across.reshape(-1, 3)
     faces = np.bincount(edge_of, weights=(across * across).sum(axis=1))
     pull = np.stack([np.bincount(edge_of, weights=across[:, k]) for k in range(3)], axis=1)
     # unit vectors add up to their number only if all point the same way, here to within a degree or two
@@ -213,7 +215,7 @@ def _unit(vectors: Float[np.ndarray, "*shape 3"]) -> Float[np.ndarray, "*shape 3
 def _passages(
     corners: Float[np.ndarray, "F 3 3"], is_open: Bool[np.ndarray, "F 3"], nodes: int, device: str
 ) -> Int[np.ndarray, "M M M"]:
-    """Lattice as a maze of ``M = 2 * nodes - 1`` a side: nodes at even places, links between them; 0 is shut."""
+    """Lattice as a maze, ``M = 2 * nodes - 1`` a side: nodes at even places, links between; 0 is shut."""
     even, odd = slice(None, None, 2), slice(1, None, 2)
     maze = np.zeros((2 * nodes - 1,) * 3, dtype=np.uint8)
     maze[even, even, even] = 1
@@ -227,7 +229,7 @@ def _passages(
             dim=(len(corners), 3),
             inputs=[
                 wp.array((corners + 1.0) / spacing, dtype=wp.vec3d),
-                wp.array(np.where(is_open, OPEN_REACH, REACH), dtype=wp.float64),
+                wp.array(np.where(is_open, OPEN_REACH, REACH), dtype=wp.vec3d),
                 tolerance,
             ],
             outputs=[passages],
@@ -288,7 +290,7 @@ def _distance_kernel(
 ):
     i = wp.tid()
     point = wp.vec3d(points[i])
-    face = int(0)
+    face = int(0)  # noqa: UP018, RUF046  a variable to Warp, where a literal is a constant
     query = wp.mesh_query_point_no_sign(search_mesh, points[i], 1.0e6)
     if query.result:
         face = query.face
@@ -314,64 +316,79 @@ def _turn(a: wp.vec3d, b: wp.vec3d, c: wp.vec3d) -> wp.float64:
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
 
 
+@wp.func
+def _crossing(
+    a: wp.vec3d, b: wp.vec3d, c: wp.vec3d, area: wp.float64, reach: wp.vec3d, line: wp.vec3d, axis: int
+) -> wp.vec2d:
+    """Where a line along an axis meets a triangle: how far beside its projection, and at what depth.
+
+    A line that misses the projection by no more than the reach of an edge meets the nearest point of that
+    edge. One that misses by more has an infinite first number.
+    """
+    flat_a = _flat(a, axis)
+    flat_b = _flat(b, axis)
+    flat_c = _flat(c, axis)
+    weight_a = _turn(line, flat_b, flat_c) / area
+    weight_b = _turn(line, flat_c, flat_a) / area
+    weight_c = wp.float64(1.0) - weight_a - weight_b
+    gap = wp.float64(0.0)
+    depth = weight_a * a[axis] + weight_b * b[axis] + weight_c * c[axis]
+    if wp.min(weight_a, wp.min(weight_b, weight_c)) < wp.float64(0.0):
+        gap = wp.float64(wp.inf)
+        ring = wp.matrix_from_rows(a, b, c, a)
+        for edge in range(3):
+            start = ring[edge]
+            end = ring[edge + 1]
+            flat_start = _flat(start, axis)
+            flat_end = _flat(end, axis)
+            t = _segment_parameter(flat_start, flat_end, line)
+            beside = wp.length(flat_start + t * (flat_end - flat_start) - line)
+            if beside <= reach[edge] and beside < gap:
+                gap = beside
+                depth = start[axis] + t * (end[axis] - start[axis])
+    return wp.vec2d(gap, depth)
+
+
 @wp.kernel
 def _shut_kernel(
     corners: wp.array2d(dtype=wp.vec3d),
-    reach: wp.array2d(dtype=wp.float64),
+    reaches: wp.array(dtype=wp.vec3d),
     tolerance: wp.float64,
     passages: wp.array3d(dtype=wp.uint8),
 ):
     """Shut the links that one triangle crosses along one axis, and the nodes that lie on it.
 
-    All in units of the lattice. A line that misses the triangle's projection by no more than an edge's
-    reach meets it at the nearest point of that edge.
+    All lengths are in lattice cells, and coordinates count from the lattice's corner.
     """
     face, axis = wp.tid()
-    a = _flat(corners[face, 0], axis)
-    b = _flat(corners[face, 1], axis)
-    c = _flat(corners[face, 2], axis)
-    area = _turn(a, b, c)
-    longest = wp.max(wp.length(b - a), wp.max(wp.length(c - b), wp.length(a - c)))
+    a = corners[face, 0]
+    b = corners[face, 1]
+    c = corners[face, 2]
+    flat_a = _flat(a, axis)
+    flat_b = _flat(b, axis)
+    flat_c = _flat(c, axis)
+    area = _turn(flat_a, flat_b, flat_c)
+    longest = wp.max(
+        wp.length(flat_b - flat_a), wp.max(wp.length(flat_c - flat_b), wp.length(flat_a - flat_c))
+    )
     if wp.abs(area) <= tolerance * longest:
         return  # seen edge-on it stops no line; nodes on it are found along another axis
 
-    widest = wp.max(reach[face, 0], wp.max(reach[face, 1], reach[face, 2]))
     last = (passages.shape[0] - 1) // 2
-    low = wp.min(a, wp.min(b, c))
-    high = wp.max(a, wp.max(b, c))
-    zero = wp.float64(0.0)
+    widest = wp.max(reaches[face])
+    low = wp.min(flat_a, wp.min(flat_b, flat_c))
+    high = wp.max(flat_a, wp.max(flat_b, flat_c))
+    first_j = wp.max(int(wp.ceil(low[1] - widest)), 0)
+    end_j = wp.min(int(wp.floor(high[1] + widest)), last) + 1
     for i in range(
         wp.max(int(wp.ceil(low[0] - widest)), 0), wp.min(int(wp.floor(high[0] + widest)), last) + 1
     ):
-        for j in range(
-            wp.max(int(wp.ceil(low[1] - widest)), 0), wp.min(int(wp.floor(high[1] + widest)), last) + 1
-        ):
-            line = wp.vec3d(wp.float64(i), wp.float64(j), zero)
-            weight_a = _turn(line, b, c) / area
-            weight_b = _turn(line, c, a) / area
-            weight_c = wp.float64(1.0) - weight_a - weight_b
-            depth = (
-                weight_a * corners[face, 0][axis]
-                + weight_b * corners[face, 1][axis]
-                + weight_c * corners[face, 2][axis]
-            )
-            gap = zero
-            met = bool(True)
-            if wp.min(weight_a, wp.min(weight_b, weight_c)) < zero:
-                met = bool(False)
-                gap = wp.float64(wp.inf)
-                for edge in range(3):
-                    start = corners[face, edge]
-                    end = corners[face, (edge + 1) % 3]
-                    flat_start = _flat(start, axis)
-                    flat_end = _flat(end, axis)
-                    t = _segment_parameter(flat_start, flat_end, line)
-                    beyond = wp.length(flat_start + t * (flat_end - flat_start) - line)
-                    if beyond <= reach[face, edge] and beyond < gap:
-                        gap = beyond
-                        depth = start[axis] + t * (end[axis] - start[axis])
-                        met = bool(True)
-            if met:
+        for j in range(first_j, end_j):
+            line = wp.vec3d(wp.float64(i), wp.float64(j), wp.float64(0.0))
+            met = _crossing(a, b, c, area, reaches[face], line, axis)
+            gap = met[0]
+            depth = met[1]
+            if gap < wp.float64(wp.inf):
                 place = 2 * int(wp.floor(depth)) + 1
                 if gap <= tolerance and wp.abs(depth - wp.round(depth)) <= tolerance:
                     place = 2 * int(wp.round(depth))
