@@ -46,6 +46,8 @@ def check_features(features: Tensor, reference_points: Tensor) -> None:
             f"features must have shape {(*reference_points.shape[:-1], 'channels')}, one row for each reference "
             f"point; got {tuple(features.shape)}"
         )
+    if features.shape[-1] < 1:
+        raise ValueError(f"features must have at least one channel; got shape {tuple(features.shape)}")
     if features.dtype not in FEATURES:
         raise TypeError(f"features must be float16, bfloat16, float32 or float64; got {features.dtype}")
     _check_device("features", features, reference_points)

@@ -135,9 +135,9 @@ def knn(
     if query_points.ndim == 3:
         batch, size = reference_points.shape[:2]
         first = torch.arange(batch, device=rows.device)[:, None, None] * size
-        rows = rows.view(batch, -1, k)
+        rows = rows.view(*query_points.shape[:2], k)
         rows = torch.where(rows >= 0, rows - first, -1)
-        distances = distances.view(batch, -1, k)
+        distances = distances.view(*query_points.shape[:2], k)
     return distances, rows
 
 
@@ -188,7 +188,7 @@ def knn_aggregate(
     module, tables = _searcher(backend, "knn", index, reference_points, clouds, None)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     aggregated = module.knn_aggregate(*clouds, tables, packed, sigma, int(k))
-    return aggregated.to(features.dtype).view(*query_points.shape[:-1], -1)
+    return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
 def radius_aggregate(
@@ -233,7 +233,7 @@ def radius_aggregate(
     module, tables = _searcher(backend, "radius", index, reference_points, clouds, float(radius))
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     aggregated = module.radius_aggregate(*clouds, tables, packed, sigma, float(radius))
-    return aggregated.to(features.dtype).view(*query_points.shape[:-1], -1)
+    return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
 def _check(
