@@ -1,0 +1,172 @@
+"""What the operators must return: the formula in fp64, all pairs at once, derivatives from autograd.
+
+Only the question who is whose neighbour is left to :mod:`pointproj.reference`, in the dtype of the points,
+because rounding decides it. Everything else is written a second time here, so that a mistake in the
+specification shows as well.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import pointproj
+from pointproj import reference
+from tests.cases import Problem
+
+INPUTS = ("query_points", "reference_points", "features", "sigma")
+FLOOR = {  # relative error that rounding may cause in any sum, by the dtype of the result
+    torch.float64: 2e-13,
+    torch.float32: 2e-5,
+    torch.bfloat16: 2**-10,
+    torch.float16: 2**-13,
+}
+TIMES_PLAIN = {  # how often plain torch's error: fp32 rounds in another order, which may cancel less well
+    torch.float64: 4,
+    torch.float32: 4,
+    torch.bfloat16: 2,
+    torch.float16: 2,
+}
+
+
+class Probe(NamedTuple):
+    """Random vectors that derivatives are contracted with, and the sigma they are taken at."""
+
+    sigma: Tensor
+    grad: Tensor  # like the output
+    directions: tuple[Tensor, ...]  # like the inputs, in the order of INPUTS
+
+
+def probe(problem: Problem, sigma: float, seed: int = 1) -> Probe:
+    """The probe for a problem, in its dtypes and on its device."""
+    query, points, features = problem[:3]
+    sigma = torch.tensor(sigma, dtype=query.dtype, device=query.device)
+    shape = (*query.shape[:-1], features.shape[-1])
+    generator = torch.Generator().manual_seed(seed)
+
+    def like(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(query.device, dtype)
+
+    inputs = query, points, features, sigma
+    return Probe(sigma, like(shape, features.dtype), tuple(like(t.shape, t.dtype) for t in inputs))
+
+
+def run(operator: str, problem: Problem, neighborhood: float, sigma: float | Tensor, **options) -> Tensor:
+    """The public operator on a problem."""
+    aggregate = pointproj.knn_aggregate if operator == "knn" else pointproj.radius_aggregate
+    return aggregate(*problem[:3], neighborhood, sigma=sigma, **problem.offsets, **options)
+
+
+def specified(operator: str, problem: Problem, neighborhood: float, sigma: float | Tensor) -> Tensor:
+    """The specification, cloud after cloud, in the dtypes of the problem."""
+    aggregate = reference.knn_aggregate if operator == "knn" else reference.radius_aggregate
+    query, points, features = _flat(problem)
+    rows = [query.new_zeros(len(query), features.shape[1]).to(features.dtype)[:0]]
+    for q, r in problem.ranges():
+        if len(r):
+            cloud = query[q.start : q.stop], points[r.start : r.stop], features[r.start : r.stop]
+            rows.append(aggregate(*cloud, neighborhood, sigma))
+        else:
+            rows.append(features.new_zeros(len(q), features.shape[1]))
+    return torch.cat(rows).view(*problem.query_points.shape[:-1], -1 if len(query) else features.shape[1])
+
+
+def exact(problem: Problem, is_neighbor: Tensor, sigma: float | Tensor) -> Tensor:
+    """The formula in fp64, with the neighbours as :func:`neighbors` gives them. Points must be finite."""
+    query, points, features = (t.double() for t in _flat(problem))
+    squared = (query[:, None] - points).square().sum(-1)
+    apart = squared > 0
+    distances = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+    logits = (-distances / torch.as_tensor(sigma).double()).masked_fill(~is_neighbor, -torch.inf)
+    has_neighbor = is_neighbor.any(1, keepdim=True)
+    weights = torch.where(has_neighbor, logits, 0.0).softmax(1) * has_neighbor
+    return (weights @ features).view(*problem.query_points.shape[:-1], features.shape[1])
+
+
+@torch.no_grad()
+def neighbors(operator: str, problem: Problem, neighborhood: float) -> Tensor:
+    """(Q, N) of the packed points: whether j is a neighbour of i."""
+    query, points, _ = _flat(problem)
+    is_neighbor = torch.zeros(len(query), len(points), dtype=torch.bool)
+    for q, r in problem.ranges():
+        if not len(q) or not len(r):
+            continue
+        mine, theirs = query[q.start : q.stop], points[r.start : r.stop]
+        block = is_neighbor[q.start : q.stop, r.start : r.stop]
+        if operator == "knn":
+            block.scatter_(1, reference.knn_search(mine, theirs, neighborhood), True)
+        else:
+            distances = reference.squared_distances(mine, theirs).sqrt()
+            block.copy_(distances <= torch.tensor(neighborhood, dtype=distances.dtype))
+    return is_neighbor
+
+
+def derivatives(
+    function: Callable[[Problem, Tensor], Tensor], problem: Problem, at: Probe, *, double: bool = False
+) -> dict[str, Tensor]:
+    """Value, gradients and gradients of the gradients of ``function(problem, sigma)``, by name.
+
+    With ``double`` the same numbers go in as fp64.
+    """
+    wider = (lambda t: t.double()) if double else (lambda t: t)
+    leaves = {
+        n: wider(t).detach().clone().requires_grad_()
+        for n, t in zip(INPUTS, problem[:3] + at[:1], strict=True)
+    }
+    grad = wider(at.grad).detach().clone().requires_grad_()
+    inputs = list(leaves.values())
+    value = function(problem._replace(**{n: leaves[n] for n in INPUTS[:3]}), leaves["sigma"])
+    first = torch.autograd.grad(value, inputs, grad, create_graph=True)
+    second = torch.autograd.grad(
+        first, [grad, *inputs], [wider(d) for d in at.directions], allow_unused=True, materialize_grads=True
+    )
+    named = {"aggregated": value}
+    named |= {f"d_{n}": g for n, g in zip(leaves, first, strict=True)}
+    named |= {f"dd_{n}": g for n, g in zip(("grad", *leaves), second, strict=True)}
+    return {n: t.detach() for n, t in named.items()}
+
+
+def assert_close(name: str, got: Tensor, expected: Tensor, plain: Tensor | None = None) -> None:
+    """Raise, with both errors, unless ``got`` is as good as plain torch in its dtype.
+
+    Parameters
+    ----------
+    name
+        Said in the message.
+    got, expected
+        The result and its fp64 truth.
+    plain
+        The specification's result in the dtype of ``got``: its error, times :data:`TIMES_PLAIN`, is
+        allowed next to :data:`FLOOR`.
+    """
+    assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    if plain is not None:
+        assert got.dtype == plain.dtype, f"{name}: dtype {got.dtype}, expected {plain.dtype}"
+    got, expected = got.detach().cpu(), expected.detach().cpu().double()
+    allowed = [FLOOR[got.dtype]] * 2
+    if plain is not None:
+        times = TIMES_PLAIN[got.dtype]
+        allowed = [allowed[0] + times * e for e in _errors(plain.cpu().double(), expected)]
+    errors = _errors(got.double(), expected)
+    if not all(e <= a for e, a in zip(errors, allowed, strict=True)):  # written so that NaN fails
+        worst = (got.double() - expected).abs().flatten().nan_to_num(nan=torch.inf).argmax().item()
+        raise AssertionError(
+            f"{name}: relative error {errors[0]:.3g} (allowed {allowed[0]:.3g}), largest error relative to "
+            f"the largest value {errors[1]:.3g} (allowed {allowed[1]:.3g}); worst at flat index {worst}: "
+            f"got {got.flatten()[worst].item()}, expected {expected.flatten()[worst].item()}"
+        )
+
+
+def _errors(got: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Norm of the difference over the norm, and largest difference over the largest value."""
+    if got.numel() == 0:
+        return 0.0, 0.0
+    tiny = torch.finfo(torch.float32).tiny
+    difference = got - expected
+    norm = difference.norm() / expected.norm().clamp(min=tiny) if difference.any() else difference.norm()
+    return norm.item(), (difference.abs().max() / expected.abs().max().clamp(min=tiny)).item()
+
+
+def _flat(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(t.reshape(-1, t.shape[-1]) for t in problem[:3])
