@@ -72,6 +72,7 @@ def make_furniture(class_name: str, seed: int | Sequence[int]) -> Mesh:
     vertices, faces = _merged(_MAKERS[class_name](rng))
     while not _is_closed(faces):  # parts that happened to touch along an edge: draw again
         vertices, faces = _merged(_MAKERS[class_name](rng))
+    vertices[:, 2] -= vertices[:, 2].min()  # the cut ends of leaning legs reach a little below the floor
     longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
     vertices *= longest / np.ptp(vertices, axis=0).max()
     return Mesh(vertices=vertices, faces=faces, name=class_name)
