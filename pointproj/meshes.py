@@ -175,7 +175,11 @@ def _check_surface(mesh: Mesh, source: str | Path) -> None:
     finite = np.isfinite(mesh.vertices).all(axis=1)
     if not finite.all():
         raise MeshError(source, f"is not finite: vertex {int(np.argmin(finite))} holds a NaN or an infinity")
-    if not (face_areas(normalize(mesh)) > SMALLEST_AREA).any():
+    try:
+        unit = normalize(mesh)
+    except MeshError as error:
+        raise MeshError(source, error.reason) from error
+    if not (face_areas(unit) > SMALLEST_AREA).any():
         raise MeshError(source, f"has no face with area among its {len(mesh.faces)} faces")
 
 
