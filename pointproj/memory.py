@@ -12,6 +12,8 @@ from pointproj.config import AllocatorConfig
 
 log = logging.getLogger(__name__)
 
+_expandable = False  # whether the last job asked for expandable segments
+
 
 def configure_allocator(allocator: AllocatorConfig) -> None:
     """Set up torch's CUDA allocator; call it before the job's first tensor.
@@ -27,10 +29,13 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
         if allocator.expandable_segments:
             log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
         return
-    settings = os.environ.get("PYTORCH_ALLOC_CONF", "")
-    if allocator.expandable_segments or "expandable_segments" not in settings:
-        wanted = f"expandable_segments:{allocator.expandable_segments}"
-        torch.cuda.memory._set_allocator_settings(f"{settings},{wanted}" if settings else wanted)
+    global _expandable
+    settings = os.environ.get("PYTORCH_ALLOC_CONF") or "expandable_segments:False"
+    if allocator.expandable_segments:
+        torch.cuda.memory._set_allocator_settings(f"{settings},expandable_segments:True")
+    elif _expandable:  # by an earlier job of this process
+        torch.cuda.memory._set_allocator_settings(settings)
+    _expandable = allocator.expandable_segments
 
 
 def reset_peak(device: torch.device | str | None = None) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -119,7 +120,7 @@ def environment(device: str | None = None) -> dict[str, Any]:
         Command line, time, host system, versions, device and git commit; JSON-serialisable.
     """
     described = {
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "folder": os.getcwd(),
         "python": platform.python_version(),
