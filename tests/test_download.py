@@ -156,7 +156,7 @@ def test_a_refusing_server_and_no_server_say_how_to_go_on(tmp_path, server):
 def test_a_zip_placed_by_hand_is_used_and_never_deleted(tmp_path, server):
     placed = tmp_path / "ModelNet10.zip"
     placed.write_bytes(server.content[:-1])
-    with pytest.raises(DownloadError, match="expected .*delete it"):
+    with pytest.raises(DownloadError, match=r"expected .*delete it"):
         download_modelnet10(tmp_path, server.archive)
     assert placed.read_bytes() == server.content[:-1]
     placed.write_bytes(server.content)
