@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,26 +209,27 @@ def batches(
         order = np.random.default_rng([seed, epoch]).permutation(len(dataset))
     chunks = [order[low : low + batch_size].tolist() for low in range(0, len(order), batch_size)][start:]
     if workers == 0:
-        for chunk in chunks:
-            yield collate([dataset[index] for index in chunk], dataset.query_points)
-        return
-    yield from DataLoader(
-        dataset,
-        batch_sampler=chunks,
-        num_workers=min(workers, max(len(chunks), 1)),
-        collate_fn=partial(collate, query_points=dataset.query_points),
-        generator=torch.Generator(),  # else starting workers would advance torch's global random state
-    )
+        stacked = (collate([dataset[index] for index in chunk]) for chunk in chunks)
+    else:
+        stacked = DataLoader(
+            dataset,
+            batch_sampler=chunks,
+            num_workers=min(workers, max(len(chunks), 1)),
+            collate_fn=collate,
+            generator=torch.Generator(),  # else starting workers would advance torch's global random state
+        )
+    for batch in stacked:
+        yield {**batch, "query_points": dataset.query_points}
 
 
-def collate(samples: Sequence[dict[str, Any]], query_points: Float[Tensor, "Q 3"]) -> dict[str, Any]:
-    """Stack samples into a batch; the query points are shared and not repeated."""
-    stacked = {
+def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stack the tensors of samples along a new first axis and list their names."""
+    return {
         key: torch.stack([sample[key] for sample in samples])
-        for key in ("reference_points", "normals", "target")
+        if isinstance(samples[0][key], Tensor)
+        else [sample[key] for sample in samples]
+        for key in samples[0]
     }
-    named = {key: [sample[key] for sample in samples] for key in ("name", "class_name")}
-    return {**stacked, **named, "query_points": query_points}
 
 
 def _mesh_files(data: DataConfig) -> list[MeshFile]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pointproj.layout import DataError, layout_root
-from pointproj.progress import progress
+from pointproj.progress_bar import progress
 
 log = logging.getLogger(__name__)
 

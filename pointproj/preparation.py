@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 
 from pointproj.cache import Cache, entry_key
 from pointproj.layout import MeshFile
-from pointproj.progress import progress
+from pointproj.progress_bar import progress
 
 log = logging.getLogger(__name__)
 
