@@ -270,12 +270,16 @@ def test_distance_is_exact_to_triangles_of_every_shape():
     np.testing.assert_allclose(distance, exact_distance(soup, points), rtol=2e-7, atol=1e-8)
 
 
-def test_distance_to_a_sliver_that_single_precision_cannot_resolve():
-    fan = [[0, 0, 0], [1, 0, 0], [1, 1e-5, 0], [0.3, 2e-8, 0]]
-    slivers = Mesh(fan, [[0, 1, 2], [0, 3, 2]], "slivers")
+@pytest.mark.parametrize("thickness", [1e-3, 1e-5, 1e-6])
+@pytest.mark.parametrize("seed", [4, 8, 15])
+def test_distance_to_a_sliver_that_single_precision_cannot_resolve(thickness, seed):
+    generator = np.random.default_rng(seed)
+    start, end, aside = generator.uniform(-0.9, 0.9, (3, 3))
+    tip = start + generator.uniform(0.1, 0.9) * (end - start) + thickness * aside / np.linalg.norm(aside)
+    sliver = Mesh([start, end, tip], [[0, 1, 2]], "sliver")
     points = np.random.default_rng(2).uniform(-1, 1, (2000, 3)).astype(np.float32)
     np.testing.assert_allclose(
-        unsigned_distance(slivers, points), exact_distance(slivers, points), rtol=2e-7, atol=1e-8
+        unsigned_distance(sliver, points), exact_distance(sliver, points), rtol=2e-7, atol=1e-8
     )
 
 
