@@ -43,8 +43,8 @@ def check_features(features: Tensor, reference_points: Tensor) -> None:
         raise TypeError(f"features must be a torch.Tensor; got {type(features).__name__}")
     if features.ndim != reference_points.ndim or features.shape[:-1] != reference_points.shape[:-1]:
         raise ValueError(
-            f"features must have shape {(*reference_points.shape[:-1], 'channels')}, one row for each reference "
-            f"point; got {tuple(features.shape)}"
+            f"features must have shape {(*reference_points.shape[:-1], 'channels')}, one row for each "
+            f"reference point; got {tuple(features.shape)}"
         )
     if features.shape[-1] < 1:
         raise ValueError(f"features must have at least one channel; got shape {tuple(features.shape)}")

@@ -25,15 +25,14 @@ def aggregate_neighbors(
     query_points: Float[Tensor, "q 3"],
     reference_points: Float[Tensor, "n 3"],
     features: Float[Tensor, "n c"],
-    sigma: float | Float[Tensor, ""],
+    sigma: Float[Tensor, ""],
     neighbor_indices: Int[Tensor, "q k"],
 ) -> Float[Tensor, "q c"]:
     """Mean of the listed neighbours' features, weighted by exp(-distance / sigma).
 
-    Differentiable twice in the points, the features and a tensor sigma; the lists are constants. An index
+    Differentiable twice in the points, the features and sigma; the lists are constants. An index
     of -1 is no neighbour; a row without any is 0.
     """
-    sigma = torch.as_tensor(sigma, dtype=features.dtype, device=features.device)
     return _aggregate_neighbors(query_points, reference_points, features, sigma, neighbor_indices)
 
 

@@ -284,11 +284,13 @@ def _searcher(
 
 def _packed_features(
     features: Tensor, positions: torch.dtype, sigma: float | Tensor
-) -> tuple[Tensor, float | Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Features and sigma in the dtype that sums run in: the widest of fp32, features and positions."""
     dtype = torch.promote_types(torch.promote_types(features.dtype, positions), torch.float32)
     if isinstance(sigma, Tensor):
         sigma = sigma.reshape(()).to(dtype)
+    else:  # filled on the device: a copy from the host would wait for it
+        sigma = torch.full((), sigma, dtype=dtype, device=features.device)
     return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
 
@@ -43,8 +44,8 @@ def torch_op(
     name
         ``"namespace::operator"``.
     forward
-        Its annotated arguments (``Tensor``, ``Tensor | None``, ``int``, ``float``, ``bool``) are the
-        operator's. It returns a tuple of new tensors, annotated as such; the operator returns that tuple,
+        Its annotated arguments (``Tensor``, ``Tensor | None``, ``list[Tensor]``, ``int``, ``float``,
+        ``bool``) are the operator's. It returns a tuple of new tensors, annotated as such; the operator returns that tuple,
         or the tensor if it is one. Tensors arrive detached.
     outputs
         Same arguments; shape and dtype of every output, from shapes and numbers alone.
@@ -82,10 +83,10 @@ def torch_op(
     def chain(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         needs = [ctx.needs_input_grad[arguments.names.index(n)] for n in arguments.differentiable]
         grads = tuple(g.contiguous() for g in grads[:grad_outputs])
-        made = iter(_all(first(*grads, needs, *_load(ctx))))
-        by_name = {n: next(made) for n in arguments.differentiable}
-        needed = dict(zip(arguments.differentiable, needs, strict=True))
-        return tuple(by_name[n] if needed.get(n) else None for n in arguments.names)
+        flat = _load(ctx)
+        made = _all(first(*grads, needs, *flat))
+        wanted = zip(arguments.differentiable, made, needs, strict=True)
+        return arguments.gradients(flat, {n: g for n, g, need in wanted if need})
 
     operator.register_autograd(chain, setup_context=save)
     return operator
@@ -98,6 +99,7 @@ class _Arguments:
         kinds = {
             Tensor: "Tensor",
             Tensor | None: "Tensor?",
+            list[Tensor]: "Tensor[]",
             int: "SymInt",
             float: "float",
             bool: "bool",
@@ -115,6 +117,11 @@ class _Arguments:
     def saved(self, flat: Sequence[Any]) -> Saved:
         split = len(self.names)
         return Saved(dict(zip(self.names, flat[:split], strict=True)), tuple(flat[split:]))
+
+    def gradients(self, flat: Sequence[Any], by_name: dict[str, Tensor]) -> tuple:
+        """One gradient for each input, in the structure torch expects: lists stay lists."""
+        nothing = [[None] * len(a) if isinstance(a, list) else None for a in flat[: len(self.names)]]
+        return tuple(by_name.get(n, no) for n, no in zip(self.names, nothing, strict=True))
 
     def differentiable_of(self, flat: Sequence[Any]) -> list[Tensor | None]:
         return [flat[self.names.index(n)] for n in self.differentiable]
@@ -159,9 +166,9 @@ def _backward_op(
             for d, need, i in zip(directions, ctx.needed, inputs, strict=True)
         )
         made = _all(second(*whole, *flat))
-        by_name = dict(zip(arguments.differentiable, made[heads:], strict=True))
-        by_name = {n: m for n, m, i in zip(by_name, made[heads:], inputs, strict=True) if i is not None}
-        return (*made[:heads], None, *(by_name.get(n) for n in arguments.names), *([None] * count))
+        present = zip(arguments.differentiable, made[heads:], inputs, strict=True)
+        gradients = arguments.gradients(flat[heads:], {n: g for n, g, i in present if i is not None})
+        return (*made[:heads], None, *gradients, *([None] * count))
 
     first.register_autograd(chain, setup_context=save)
     return first
@@ -191,7 +198,7 @@ def _second_backward_op(arguments: _Arguments, schema: str, second_backward: Any
 def _define(name: str, schema: str, count: int, body: Callable, fake: Callable) -> Any:
     def detached(*args: Any) -> Any:
         # Inside an operator tensors still say requires_grad, which foreign libraries trip over.
-        return single_or_all(body(*(a.detach() if isinstance(a, Tensor) else a for a in args)))
+        return single_or_all(body(*tree_map_only(Tensor, Tensor.detach, args)))
 
     def single_or_all(made: tuple[Tensor, ...]) -> Any:
         return made if count > 1 else made[0]
@@ -214,14 +221,15 @@ def _refuse(message: str) -> Callable[..., Any]:
 
 
 def _save(ctx: Any, args: tuple) -> None:
-    ctx.save_for_backward(*(a for a in args if isinstance(a, Tensor)))
-    ctx.is_tensor = [isinstance(a, Tensor) for a in args]
-    ctx.others = [a for a in args if not isinstance(a, Tensor)]
+    leaves, ctx.structure = tree_flatten(args)
+    ctx.save_for_backward(*(a for a in leaves if isinstance(a, Tensor)))
+    ctx.others = [None if isinstance(a, Tensor) else (a,) for a in leaves]
 
 
 def _load(ctx: Any) -> tuple:
-    tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
-    return tuple(next(tensors) if is_tensor else next(others) for is_tensor in ctx.is_tensor)
+    tensors = iter(ctx.saved_tensors)
+    leaves = [next(tensors) if other is None else other[0] for other in ctx.others]
+    return tree_unflatten(leaves, ctx.structure)
 
 
 def _contiguous_like(tensor: Tensor | None) -> Tensor:

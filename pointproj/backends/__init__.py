@@ -12,8 +12,7 @@ import logging
 import pkgutil
 from typing import Protocol
 
-import torch
-from torch import Tensor
+from torch import Tensor, compiler
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class Backend(Protocol):
         clouds: int,
         tables: Tables,
         features: Tensor,
-        sigma: Tensor | float,
+        sigma: Tensor,
         k: int,
     ) -> Tensor:
         """Aggregated features, ``(Q, C)`` in the features' dtype (fp32 or fp64), differentiable twice."""
@@ -77,7 +76,7 @@ class Backend(Protocol):
         clouds: int,
         tables: Tables,
         features: Tensor,
-        sigma: Tensor | float,
+        sigma: Tensor,
         radius: float,
     ) -> Tensor:
         """The same over all points within ``radius``."""
@@ -142,7 +141,7 @@ def _obstacle(name: str, device_type: str, operator: str) -> str | None:
     return backend.unavailable()
 
 
-@torch.compiler.assume_constant_result
+@compiler.assume_constant_result
 def choose(name: str, device_type: str, operator: str) -> str:
     """The name from :func:`resolve`, with the choice logged once and the module in :data:`modules`."""
     chosen, why = resolve(name, device_type, operator)

@@ -1,0 +1,250 @@
+"""Aggregation over neighbour lists, nearest first: forward and backward kernels for kNN."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.backends.warp.cells import MODULE_OPTIONS, REALS
+from pointproj.neighbor_lists import listed_chunks
+from pointproj.pairwise import DIFFERENTIABLE, aggregate_backward, aggregate_second_backward
+from pointproj.warp_op import Launch, warp_op
+
+
+def aggregate_neighbors(
+    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+) -> Tensor:
+    """As :func:`pointproj.neighbor_lists.aggregate_neighbors`, for lists sorted by distance."""
+    return _aggregate(query_points, reference_points, features, sigma, neighbor_indices)[0]
+
+
+def _specs(
+    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+) -> dict:
+    return {
+        "aggregated": ((query_points.shape[0], features.shape[1]), features.dtype),
+        "weights": (tuple(neighbor_indices.shape), features.dtype),
+    }
+
+
+def _backward(
+    launch: Launch,
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    weights: Tensor,
+    grad_aggregated: Tensor,
+    d_query_points: Tensor | None,
+    d_reference_points: Tensor | None,
+    d_features: Tensor | None,
+    d_sigma: Tensor | None,
+) -> None:
+    wanted = {n: t for n, t in zip(DIFFERENTIABLE, _listed(locals()), strict=True) if t is not None}
+    if query_points.is_cuda and torch.are_deterministic_algorithms_enabled():
+        _fill_in_fixed_order(locals(), wanted)
+        return
+    kernels = list_kernels(query_points.dtype, features.dtype)
+    queries, k = neighbor_indices.shape
+    if d_features is not None:
+        d_features.zero_()
+        shape = (queries, features.shape[1])
+        launch(kernels.spread, shape, neighbor_indices, weights, grad_aggregated, d_features)
+    if wanted.keys() - {"features"}:
+        products = torch.empty_like(weights)
+        launch(kernels.products, (queries, k), neighbor_indices, features, grad_aggregated, products)
+        rows = features.new_empty(queries, 3)
+        shares = features.new_zeros(reference_points.shape)
+        sigma_rows = features.new_empty(queries)
+        points = (query_points, reference_points, sigma, neighbor_indices, weights, products)
+        launch(kernels.pull, queries, *points, rows, shares, sigma_rows)
+        made = {"query_points": rows, "reference_points": shares}
+        for name in wanted.keys() & made.keys():
+            wanted[name].copy_(made[name])
+        if d_sigma is not None:
+            d_sigma.copy_(sigma_rows.sum())
+
+
+def _listed(values: dict[str, Any]) -> list[Tensor | None]:
+    return [values[f"d_{name}"] for name in DIFFERENTIABLE]
+
+
+def _fill_in_fixed_order(inputs: dict[str, Any], wanted: dict[str, Tensor]) -> None:
+    """Without atomics: torch sorts what it adds when deterministic algorithms are asked for."""
+    needs = {name: name in wanted for name in DIFFERENTIABLE}
+    made = aggregate_backward(inputs["grad_aggregated"], needs, inputs, listed_chunks)
+    for name, grad in zip(DIFFERENTIABLE, made, strict=True):
+        if name in wanted:
+            wanted[name].copy_(grad)
+
+
+def _second_backward(
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    grad_aggregated: Tensor,
+    direction_query_points: Tensor,
+    direction_reference_points: Tensor,
+    direction_features: Tensor,
+    direction_sigma: Tensor,
+    d_grad_aggregated: Tensor,
+    d_query_points: Tensor,
+    d_reference_points: Tensor,
+    d_features: Tensor,
+    d_sigma: Tensor,
+) -> None:
+    inputs = locals()
+    directions = tuple(inputs[f"direction_{name}"] for name in DIFFERENTIABLE)
+    made = aggregate_second_backward(directions, grad_aggregated, inputs, listed_chunks)
+    for into, gradient in zip((d_grad_aggregated, *_listed(inputs)), made, strict=True):
+        into.copy_(gradient)
+
+
+@warp_op(
+    "pointproj::warp_aggregate_neighbors",
+    outputs=_specs,
+    differentiable=DIFFERENTIABLE,
+    backward=_backward,
+    second_backward=_second_backward,
+)
+def _aggregate(
+    launch: Launch,
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    aggregated: Tensor,
+    weights: Tensor,
+) -> None:
+    kernels = list_kernels(query_points.dtype, features.dtype)
+    points = (query_points, reference_points, features, sigma, neighbor_indices)
+    launch(kernels.aggregate, tuple(aggregated.shape), *points, aggregated, weights)
+
+
+class ListKernels(NamedTuple):
+    aggregate: wp.Kernel
+    spread: wp.Kernel
+    products: wp.Kernel
+    pull: wp.Kernel
+
+
+@functools.cache
+def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
+    """Kernels for positions of one dtype and sums in another, at least as wide."""
+    _, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+    points3 = wp.array(dtype=vec3)
+    lists = wp.array2d(dtype=wp.int64)
+    matrix = wp.array2d(dtype=real)
+    options = {"module": "unique", "module_options": MODULE_OPTIONS}
+
+    @wp.func
+    def distance(p: vec3, q: vec3):
+        dx = real(p[0] - q[0])
+        dy = real(p[1] - q[1])
+        dz = real(p[2] - q[2])
+        return wp.sqrt(dx * dx + dy * dy + dz * dz)
+
+    @wp.kernel(**options)
+    def aggregate(
+        query_points: points3,
+        reference_points: points3,
+        features: matrix,
+        sigma: wp.array(dtype=real),
+        neighbor_indices: lists,
+        aggregated: matrix,
+        weights: matrix,
+    ):
+        """One thread a query and channel; the first channel's thread keeps the weights."""
+        query, channel = wp.tid()
+        p = query_points[query]
+        k = neighbor_indices.shape[1]
+        nearest = real(0.0)
+        total = real(0.0)
+        mean = real(0.0)
+        for i in range(k):
+            row = int(neighbor_indices[query, i])
+            if row >= 0:
+                far = distance(p, reference_points[row])
+                if i == 0:
+                    nearest = far
+                weight = wp.exp((nearest - far) / sigma[0])
+                total += weight
+                mean += weight * features[row, channel]
+        if total > real(0.0):
+            mean = mean / total
+        if not wp.isfinite(p):
+            mean = real(wp.nan)
+        aggregated[query, channel] = mean
+        if channel == 0:
+            for i in range(k):
+                row = int(neighbor_indices[query, i])
+                weight = real(0.0)
+                if row >= 0:
+                    weight = wp.exp((nearest - distance(p, reference_points[row])) / sigma[0]) / total
+                weights[query, i] = weight
+
+    @wp.kernel(**options)
+    def spread(neighbor_indices: lists, weights: matrix, grad: matrix, d_features: matrix):
+        query, channel = wp.tid()
+        g = grad[query, channel]
+        for i in range(neighbor_indices.shape[1]):
+            row = int(neighbor_indices[query, i])
+            if row >= 0:
+                wp.atomic_add(d_features, row, channel, weights[query, i] * g)
+
+    @wp.kernel(**options)
+    def products(neighbor_indices: lists, features: matrix, grad: matrix, product: matrix):
+        """Upstream gradient times the neighbour's features."""
+        query, i = wp.tid()
+        row = int(neighbor_indices[query, i])
+        total = real(0.0)
+        if row >= 0:
+            for channel in range(features.shape[1]):
+                total += grad[query, channel] * features[row, channel]
+        product[query, i] = total
+
+    @wp.kernel(**options)
+    def pull(
+        query_points: points3,
+        reference_points: points3,
+        sigma: wp.array(dtype=real),
+        neighbor_indices: lists,
+        weights: matrix,
+        product: matrix,
+        d_query: matrix,
+        d_reference: matrix,
+        d_sigma: wp.array(dtype=real),
+    ):
+        """What the logits' gradients do to positions and sigma; formulas in :mod:`pointproj.pairwise`."""
+        query = wp.tid()
+        p = query_points[query]
+        k = neighbor_indices.shape[1]
+        mean = real(0.0)
+        for i in range(k):
+            mean += weights[query, i] * product[query, i]
+        own = wp.vector(real(0.0), real(0.0), real(0.0))
+        share_of_sigma = real(0.0)
+        for i in range(k):
+            row = int(neighbor_indices[query, i])
+            if row >= 0:
+                grad_logit = weights[query, i] * (product[query, i] - mean)
+                far = distance(p, reference_points[row])
+                share_of_sigma += grad_logit * far
+                if far > real(0.0):
+                    scale = grad_logit / (sigma[0] * far)
+                    for axis in range(3):
+                        along = scale * real(p[axis] - reference_points[row][axis])
+                        own[axis] -= along
+                        wp.atomic_add(d_reference, row, axis, along)
+        for axis in range(3):
+            d_query[query, axis] = own[axis]
+        d_sigma[query] = share_of_sigma / (sigma[0] * sigma[0])
+
+    return ListKernels(aggregate, spread, products, pull)

@@ -1,0 +1,161 @@
+"""Aggregation over all points within a radius: nothing is listed, nothing truncated.
+
+The forward visits the reference points near each query and keeps a running softmax. Gradients that belong
+to reference points are gathered by the transposed search, over the queries near each reference point, so
+that no two threads ever add to one place.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from pointproj.backends.warp.cells import Cells, build_cells
+from pointproj.backends.warp.within_kernels import within_kernels
+from pointproj.pairs import chunks_within
+from pointproj.pairwise import DIFFERENTIABLE, aggregate_second_backward
+from pointproj.warp_op import Launch, warp_op
+
+WIDTH = {"cpu": 32, "cuda": 4}  # channels a thread holds: on a CPU searching again costs more than registers
+
+
+def aggregate_within(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cells: Cells,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+) -> Tensor:
+    """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype."""
+    points = (query_points, query_offsets, reference_points, reference_offsets, clouds)
+    return _aggregate(*points, list(cells), features, sigma, radius)[0]
+
+
+def _specs(
+    query_points: Tensor,
+    query_offsets: Any,
+    reference_points: Tensor,
+    reference_offsets: Any,
+    clouds: int,
+    cells: list[Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+) -> dict:
+    return {
+        "aggregated": ((query_points.shape[0], features.shape[1]), features.dtype),
+        "normalizer": ((query_points.shape[0],), features.dtype),
+    }
+
+
+def _backward(
+    launch: Launch,
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cells: list[Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    aggregated: Tensor,
+    normalizer: Tensor,
+    grad_aggregated: Tensor,
+    d_query_points: Tensor | None,
+    d_reference_points: Tensor | None,
+    d_features: Tensor | None,
+    d_sigma: Tensor | None,
+) -> None:
+    kernels = within_kernels(query_points.dtype, features.dtype, WIDTH[query_points.device.type])
+    queries = (query_points, query_offsets, clouds)
+    references = (reference_points, reference_offsets, clouds)
+    if d_features is not None or d_reference_points is not None:
+        query_cells = build_cells(*queries, radius)
+    if d_features is not None:
+        chunks = -(-features.shape[1] // kernels.width)
+        shape = (reference_points.shape[0], chunks)
+        launch(
+            kernels.gather,
+            shape,
+            *references,
+            *query_cells,
+            normalizer,
+            grad_aggregated,
+            sigma,
+            radius,
+            d_features,
+        )
+    if not (d_query_points is None and d_reference_points is None and d_sigma is None):
+        known = (features, aggregated, normalizer, grad_aggregated, sigma, radius)
+        own = features.new_empty(query_points.shape)
+        sigma_rows = features.new_empty(query_points.shape[0])
+        means = features.new_empty(query_points.shape[0])
+        launch(kernels.pull, query_points.shape[0], *queries, *cells, *known, means, own, sigma_rows)
+        if d_query_points is not None:
+            d_query_points.copy_(own)
+        if d_sigma is not None:
+            d_sigma.copy_(sigma_rows.sum())
+        if d_reference_points is not None:
+            own = features.new_empty(reference_points.shape)
+            known = (features, means, normalizer, grad_aggregated, sigma, radius)
+            launch(kernels.push, reference_points.shape[0], *references, *query_cells, *known, own)
+            d_reference_points.copy_(own)
+
+
+def _second_backward(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    grad_aggregated: Tensor,
+    direction_query_points: Tensor,
+    direction_reference_points: Tensor,
+    direction_features: Tensor,
+    direction_sigma: Tensor,
+    d_grad_aggregated: Tensor,
+    d_query_points: Tensor,
+    d_reference_points: Tensor,
+    d_features: Tensor,
+    d_sigma: Tensor,
+) -> None:
+    inputs = locals()
+    directions = tuple(inputs[f"direction_{name}"] for name in DIFFERENTIABLE)
+    made = aggregate_second_backward(directions, grad_aggregated, inputs, chunks_within)
+    filled = (d_grad_aggregated, d_query_points, d_reference_points, d_features, d_sigma)
+    for into, gradient in zip(filled, made, strict=True):
+        into.copy_(gradient)
+
+
+@warp_op(
+    "pointproj::warp_aggregate_within",
+    outputs=_specs,
+    differentiable=DIFFERENTIABLE,
+    backward=_backward,
+    second_backward=_second_backward,
+)
+def _aggregate(
+    launch: Launch,
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cells: list[Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    aggregated: Tensor,
+    normalizer: Tensor,
+) -> None:
+    kernels = within_kernels(query_points.dtype, features.dtype, WIDTH[query_points.device.type])
+    shape = (query_points.shape[0], -(-features.shape[1] // kernels.width))
+    queries = (query_points, query_offsets, clouds)
+    launch(kernels.aggregate, shape, *queries, *cells, features, sigma, radius, aggregated, normalizer)
