@@ -100,8 +100,8 @@ def unsigned_distance(
     corners = mesh.vertices[mesh.faces]
     with wp.ScopedDevice(device):
         search_mesh = wp.Mesh(
-            points=wp.array(mesh.vertices.astype(np.float32), dtype=wp.vec3),
-            indices=wp.array(mesh.faces.astype(np.int32).ravel(), dtype=wp.int32),
+            points=wp.array(corners.reshape(-1, 3).astype(np.float32), dtype=wp.vec3),
+            indices=wp.array(np.arange(corners.shape[0] * 3, dtype=np.int32), dtype=wp.int32),
         )
         # rounded outwards, or the box of a face could miss the face
         boxes = wp.Bvh(

@@ -318,6 +318,12 @@ def test_no_interior_is_an_error_only_where_one_is_needed():
         assert isinstance(caught.value, MeshError)
 
 
+def test_a_vertex_that_no_face_uses_changes_no_field():
+    crate = of(box((1.8, 1.8, 1.2)))
+    stray = normalize(Mesh([[1e300, 0, 0], *crate.vertices], crate.faces + 1, "stray"))
+    np.testing.assert_array_equal(target_field(stray, 12, "sdf"), target_field(crate, 12, "sdf"))
+
+
 def test_errors_say_what_was_expected():
     mesh = of(box((1, 1, 1)), name="crate")
     with pytest.raises(ValueError, match="expected a target field udf, sdf or occupancy, got 'psdf'"):
