@@ -74,23 +74,37 @@ class MaskedNeighbors:
         return per_reference[None]  # (1, N, C)
 
     def dot(self, per_query: Tensor, per_reference: Tensor) -> Tensor:
-        return torch.where(self.is_neighbor, per_query @ per_reference.T, 0.0)
+        return torch.where(self.is_neighbor, _product(per_query, per_reference.T), 0.0)
 
     def mean(self, weights: Tensor, per_reference: Tensor) -> Tensor:
         # A matrix product would spread the NaN of one reference point to rows it is no neighbour of.
         finite = per_reference.isfinite()
-        sums = weights @ torch.where(finite, per_reference, 0.0)
-        touched = self.is_neighbor.to(weights.dtype) @ (~finite).to(weights.dtype) > 0
+        sums = _product(weights, torch.where(finite, per_reference, 0.0))
+        touched = _product(self.is_neighbor.to(weights.dtype), (~finite).to(weights.dtype)) > 0
         return torch.where(touched, torch.nan, sums)
 
     def scatter(self, into: Tensor, weights: Tensor, per_query: Tensor) -> None:
-        into += weights.T @ per_query
+        into += _product(weights.T, per_query)
 
     def scatter_pairs(self, into: Tensor, per_pair: Tensor) -> None:
         into += per_pair.sum(0)
 
 
 Neighbors = ListedNeighbors | MaskedNeighbors
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """The matrix product with every bit of the operands: what makes layers fast must not round weights."""
+    switches = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        with torch.autocast(left.device.type, enabled=False):
+            return left @ right
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
 
 
 class Block:
