@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pointproj.config import Config
+from pointproj.config import Config, flat
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
     The number of epochs may differ where no learning rate depends on it.
     """
-    saved, wanted = _flat(saved), _flat(wanted)
+    saved, wanted = _comparable(saved), _comparable(wanted)
     free = FREE_KEYS
     if wanted.get("optimizer.schedule") == "constant" and not wanted.get("optimizer.warmup"):
         free = (*free, "training.epochs")
@@ -187,12 +187,5 @@ def _load(path: Path) -> dict[str, Any]:
     return content
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}, with tuples as lists."""
-    flat = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return flat
+def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in flat(config).items()}

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pointproj.ops import knn_aggregate, radius_aggregate
 
-CONTEXT_CHANNELS = 5  # displacement (3), soft distance (1), has_neighbour (1)
+CONTEXT_CHANNELS = 6  # displacement (3), soft distance, spread, has_neighbour
 
 
 class MLP(nn.Sequential):
@@ -38,6 +38,7 @@ class Projector(nn.Module):
 
     - the displacement from the query point to the weighted mean of its neighbours,
     - the soft distance, which is that displacement's length,
+    - the spread of the neighbours, their weighted standard deviation about that mean,
     - has_neighbour: 1, or 0 where no reference point lies within the radius (all else is 0 there).
 
     Parameters
@@ -55,9 +56,10 @@ class Projector(nn.Module):
     hidden_channels, out_channels : int
         Width of both MLPs, and of the result.
     context : bool
-        Whether the second MLP sees displacement, soft distance and has_neighbour.
+        Whether the second MLP sees displacement, soft distance, spread and has_neighbour.
     residual : bool
-        Predict the difference to the soft distance instead of the whole value, for distance fields.
+        Predict the difference to the soft distance instead of the whole value, for distance fields; before
+        training the difference is 0.
     backend : str
         Implementation of the operators, see :func:`pointproj.backends`.
 
@@ -98,6 +100,9 @@ class Projector(nn.Module):
         self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
         query_channels = hidden_channels + (CONTEXT_CHANNELS if context else 0)
         self.query_mlp = MLP(query_channels, hidden_channels, out_channels)
+        if residual:  # begin as the soft distance itself
+            nn.init.zeros_(self.query_mlp[-1].weight)
+            nn.init.zeros_(self.query_mlp[-1].bias)
 
     def forward(
         self,
@@ -130,15 +135,26 @@ class Projector(nn.Module):
         if not self.context:
             return self.query_mlp(self._aggregate(query_points, reference_points, hidden, index))
 
-        dtype = torch.promote_types(hidden.dtype, reference_points.dtype)
-        has_point = torch.ones_like(reference_points[..., :1])
-        carried = torch.cat([hidden.to(dtype), reference_points.to(dtype), has_point.to(dtype)], dim=-1)
+        hidden, *context = self._with_context(query_points, reference_points, hidden, index)
+        predicted = self.query_mlp(torch.cat([hidden, *context], dim=-1))
+        soft_distance = context[1]
+        return predicted.to(soft_distance.dtype) + soft_distance if self.residual else predicted
+
+    def _with_context(
+        self, query_points: Tensor, reference_points: Tensor, features: Tensor, index: object | None
+    ) -> list[Tensor]:
+        """Aggregate once; return features, displacement, soft distance, spread and has_neighbour."""
+        dtype = torch.promote_types(features.dtype, reference_points.dtype)
+        squared_norm = reference_points.square().sum(-1, keepdim=True)
+        moments = torch.cat([reference_points, squared_norm, torch.ones_like(squared_norm)], dim=-1)
+        carried = torch.cat([features.to(dtype), moments.to(dtype)], dim=-1)
         aggregated = self._aggregate(query_points, reference_points, carried, index)
-        hidden, mean_neighbour, has_neighbour = aggregated.split([hidden.shape[-1], 3, 1], dim=-1)
-        displacement = mean_neighbour - has_neighbour * query_points
-        soft_distance = _length(displacement)
-        predicted = self.query_mlp(torch.cat([hidden, displacement, soft_distance, has_neighbour], dim=-1))
-        return predicted.to(dtype) + soft_distance if self.residual else predicted
+        features, mean, mean_square, has_neighbour = aggregated.split([features.shape[-1], 3, 1, 1], dim=-1)
+        displacement = mean - has_neighbour * query_points
+        # E|q|^2 - |E q|^2 can round to below 0.
+        variance = (mean_square - mean.square().sum(-1, keepdim=True)).clamp(min=0)
+        soft_distance = _safe_sqrt(displacement.square().sum(-1, keepdim=True))
+        return [features, displacement, soft_distance, _safe_sqrt(variance), has_neighbour]
 
     def _aggregate(self, query_points: Tensor, reference_points: Tensor, features: Tensor, index) -> Tensor:
         shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
@@ -153,8 +169,7 @@ class Projector(nn.Module):
         return f"kind={self.kind}, {reach}, sigma={self.sigma}, {extras}, backend={self.backend}"
 
 
-def _length(vectors: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 1"]:
-    """Euclidean length with gradient 0 (not NaN) where the vector is 0."""
-    squared = vectors.square().sum(-1, keepdim=True)
+def _safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Square root whose gradient is 0 (not infinite) at 0."""
     apart = squared > 0
     return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)

@@ -1,0 +1,70 @@
+"""Which device a run uses, and how data reaches it."""
+
+import random
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class DeviceError(RuntimeError):
+    """The device asked for is not there; the message says what to write instead."""
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device to run on, as PhysicsNeMo's DistributedManager finds it.
+
+    Parameters
+    ----------
+    name : {"auto", "cpu", "cuda"}
+        ``auto`` takes the GPU if there is one.
+
+    Raises
+    ------
+    DeviceError
+        If a GPU is asked for and there is none, or this is one of several processes of one run.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        built = "built without CUDA" if torch.version.cuda is None else "built for CUDA, which finds no GPU"
+        raise DeviceError(
+            f"device=cuda: torch {torch.__version__} is {built}; write device=cpu or device=auto"
+        )
+    if name == "cpu":
+        return torch.device("cpu")
+    from physicsnemo.distributed import DistributedManager
+
+    if not DistributedManager.is_initialized():
+        with warnings.catch_warnings():
+            # It warns that it found no launcher and takes this for a single process, which it is.
+            warnings.filterwarnings("ignore", message="Could not initialize using")
+            DistributedManager.initialize()
+    manager = DistributedManager()
+    if manager.world_size > 1:
+        raise DeviceError(
+            f"training runs in one process, and this is one of {manager.world_size}: start it once, "
+            "without a distributed launcher"
+        )
+    return torch.device(manager.device)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random generators of Python, NumPy and torch, on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the batch with its tensors on the device; to a GPU they travel while the host goes on."""
+    return {
+        name: _moved(value, device) if isinstance(value, Tensor) else value for name, value in batch.items()
+    }
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -1,0 +1,127 @@
+"""Where metrics and pictures go besides the run's folder: TensorBoard or MLflow, or nowhere."""
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from pointproj.config import Config, flat
+
+PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
+
+
+class LoggerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
+    """The logger asked for is not installed; the message holds the command that installs it."""
+
+
+class MetricLogger(Protocol):
+    """What a logger can do."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Record numbers of one step."""
+
+    def picture(self, path: Path, step: int) -> None:
+        """Record a PNG file."""
+
+    def close(self) -> None:
+        """Write what is still held back."""
+
+
+def open_logger(config: Config, folder: Path) -> MetricLogger:
+    """Open the logger the config names.
+
+    Parameters
+    ----------
+    config : Config
+        ``config.logger.name``; the whole config is recorded as the run's parameters.
+    folder : Path
+        The run's folder: TensorBoard's files go to ``tensorboard/`` in it. MLflow's go where the
+        environment variable ``MLFLOW_TRACKING_URI`` says, else to ``mlflow/`` in it.
+
+    Returns
+    -------
+    MetricLogger
+
+    Raises
+    ------
+    LoggerUnavailable
+        If its package is missing.
+    """
+    name = config.logger.name
+    if name == "none":
+        return NoLogger()
+    if importlib.util.find_spec(PACKAGES[name]) is None:
+        raise LoggerUnavailable(
+            f'logger={name} needs a package that is not installed: pip install "pointproj[{name}]", or write '
+            "logger=none"
+        )
+    return {"tensorboard": TensorBoardLogger, "mlflow": MLflowLogger}[name](config, folder)
+
+
+class NoLogger:
+    """Nothing beyond the run's own files."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Do nothing."""
+
+    def picture(self, path: Path, step: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class TensorBoardLogger:
+    """Event files for ``tensorboard --logdir outputs``."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder / "tensorboard")
+        rows = "\n".join(f"    {key}: {value}" for key, value in flat(dataclasses.asdict(config)).items())
+        self._writer.add_text("config", rows)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Record numbers of one step as scalars."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def picture(self, path: Path, step: int) -> None:
+        """Record a PNG file as an image."""
+        from matplotlib.image import imread
+
+        self._writer.add_image(path.stem, imread(path)[..., :3], step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        self._writer.close()
+
+
+class MLflowLogger:
+    """One MLflow run in the experiment ``pointproj``."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        from mlflow import MlflowClient
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlflow").resolve().as_uri()
+        self._client = MlflowClient(tracking_uri=uri)
+        experiment = self._client.get_experiment_by_name("pointproj")
+        identity = experiment.experiment_id if experiment else self._client.create_experiment("pointproj")
+        self._run = self._client.create_run(identity, run_name=folder.name).info.run_id
+        for key, value in flat(dataclasses.asdict(config)).items():
+            self._client.log_param(self._run, key, value)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Record numbers of one step."""
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def picture(self, path: Path, step: int) -> None:
+        """Record a PNG file as an artifact."""
+        self._client.log_artifact(self._run, str(path), "pictures")
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._run)

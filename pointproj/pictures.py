@@ -1,0 +1,161 @@
+"""Pictures of a run: what the network saw, what it should and did predict, and how the loss went."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Colours that keep their order for colour-blind readers and in grey: distances are sequential, signed
+# distances diverge at the surface, errors have a scale of their own.
+VALUE_MAPS = {"udf": "viridis", "sdf": "PuOr", "occupancy": "cividis", "random": "viridis"}
+ERROR_MAP = "magma"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
+
+TITLES = {
+    "udf": "distance to the surface",
+    "sdf": "signed distance to the surface, negative inside",
+    "occupancy": "probability of being inside",
+    "random": "random numbers",
+}
+SURFACE_LEVELS = {"sdf": 0.0, "occupancy": 0.5}
+
+
+def draw_shape(
+    path: Path,
+    *,
+    name: str,
+    target_name: str,
+    reference_points: Float[np.ndarray, "n 3"],
+    target: Float[np.ndarray, " q"],
+    prediction: Float[np.ndarray, " q"],
+) -> None:
+    """Draw one shape: its cloud, and target, prediction and error on a vertical slice through the grid.
+
+    Parameters
+    ----------
+    path : Path
+        PNG file to write; an older one is replaced whole.
+    name : str
+        Of the shape, for the title.
+    target_name : str
+        ``udf``, ``sdf``, ``occupancy`` (``prediction`` holds logits then) or ``random``.
+    reference_points : (N, 3) array
+        What the network saw, in the query cube [-1, 1]^3.
+    target, prediction : (Q,) array
+        On a grid of Q = side^3 points of the query cube, x slowest and z fastest.
+    """
+    if target_name == "occupancy":
+        prediction = 0.5 * (1 + np.tanh(0.5 * prediction))  # the logistic function, without overflow
+    side = round(len(target) ** (1 / 3))
+    row = _fullest_row(reference_points, side)
+    y = -1 + 2 * row / (side - 1)
+    wanted, predicted = (values.reshape(side, side, side)[:, row].T for values in (target, prediction))
+
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    figure.suptitle(f"{name}: {TITLES[target_name]}; lengths in units of the query cube [-1, 1]³")
+    _draw_cloud(figure, reference_points, y)
+    low, high = _limits(target_name, wanted)
+    axes = [figure.add_subplot(1, 4, place) for place in (2, 3, 4)]
+    _draw_slice(axes[0], f"target at y = {y:+.2f}", wanted, VALUE_MAPS[target_name], low, high)
+    _draw_slice(axes[1], "prediction", predicted, VALUE_MAPS[target_name], low, high)
+    _draw_slice(axes[2], "|prediction - target|", abs(predicted - wanted), ERROR_MAP, 0.0, None)
+    if target_name in SURFACE_LEVELS:
+        for axis, values in ((axes[0], wanted), (axes[1], predicted)):
+            _draw_surface(axis, values, SURFACE_LEVELS[target_name])
+    _save(figure, path)
+
+
+def draw_losses(
+    path: Path,
+    *,
+    loss_name: str,
+    losses: Sequence[tuple[int, float]],
+    metric_name: str,
+    errors: Sequence[tuple[int, float]],
+    baseline: float,
+) -> None:
+    """Draw the training loss and the validation error over the steps.
+
+    Parameters
+    ----------
+    path : Path
+        PNG file to write; an older one is replaced whole.
+    loss_name, metric_name : str
+        What the two axes show.
+    losses, errors : sequence of (step, value)
+        Values are above 0 for a logarithmic axis; others are left out of it.
+    baseline : float
+        Error of what needs no training.
+    """
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(*_columns(losses), color=BLUE, linewidth=1.2)
+    left.set(title="training", xlabel="step", ylabel=loss_name, yscale="log")
+    right.plot(*_columns(errors), color=BLUE, marker="o", markersize=4, label="model")
+    right.axhline(baseline, color=ORANGE, linestyle="--", label="needs no training")
+    right.set(title="test meshes", xlabel="step", ylabel=metric_name, yscale="log")
+    right.legend()
+    for axis in (left, right):
+        axis.grid(alpha=0.3, which="both")
+    _save(figure, path)
+
+
+def _fullest_row(points: Float[np.ndarray, "n 3"], side: int) -> int:
+    """Grid row along y near which most points lie, the middle of the cube where several are as full."""
+    rows = np.rint((points[:, 1] + 1) / 2 * (side - 1)).astype(int)
+    counts = np.bincount(rows.clip(0, side - 1), minlength=side)
+    distance_from_middle = abs(np.arange(side) - (side - 1) / 2)
+    return int(np.lexsort((distance_from_middle, -counts))[0])
+
+
+def _limits(target_name: str, values: Float[np.ndarray, "s s"]) -> tuple[float, float]:
+    if target_name == "occupancy":
+        return 0.0, 1.0
+    if target_name == "sdf":
+        largest = float(abs(values).max())
+        return -largest, largest
+    return min(0.0, float(values.min())), float(values.max())
+
+
+def _draw_cloud(figure: Figure, points: Float[np.ndarray, "n 3"], y: float) -> None:
+    axis = figure.add_subplot(1, 4, 1, projection="3d", proj_type="ortho")
+    shown = points[:: max(1, len(points) // 3000)]
+    axis.scatter(*shown.T, c=shown[:, 2], cmap="cividis", s=2.5, linewidths=0, depthshade=False)
+    corners = np.array([(-1, y, -1), (1, y, -1), (1, y, 1), (-1, y, 1), (-1, y, -1)])
+    axis.plot(*corners.T, color=ORANGE, linewidth=0.8)
+    axis.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xlabel="x", ylabel="y", zlabel="z")
+    axis.set_title(f"cloud of {len(points):,} points, and the slice", fontsize=10)
+    axis.set_box_aspect((1, 1, 1))
+    axis.view_init(elev=22, azim=-60)
+    axis.tick_params(labelsize=6)
+
+
+def _draw_slice(
+    axis: Axes, title: str, values: Float[np.ndarray, "s s"], colours: str, low: float, high: float | None
+) -> None:
+    cell = 1 / (len(values) - 1)
+    edges = (-1 - cell, 1 + cell, -1 - cell, 1 + cell)
+    image = axis.imshow(values, origin="lower", extent=edges, cmap=colours, vmin=low, vmax=high)
+    axis.set_title(title, fontsize=10)
+    axis.set(xlabel="x", ylabel="z", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+    axis.figure.colorbar(image, ax=axis, shrink=0.8)
+
+
+def _draw_surface(axis: Axes, values: Float[np.ndarray, "s s"], level: float) -> None:
+    if values.min() < level < values.max():
+        ticks = np.linspace(-1, 1, len(values))
+        axis.contour(ticks, ticks, values, levels=[level], colors="black", linewidths=1)
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    figure.savefig(temporary, format="png", dpi=110)  # a bare Figure draws with Agg: no display is needed
+    os.replace(temporary, path)

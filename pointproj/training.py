@@ -1,0 +1,387 @@
+"""The training of a projector, readable from top to bottom: what to run on, the loop, the report."""
+
+import dataclasses
+import logging
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pointproj import checkpoint, report
+from pointproj.backends import resolve
+from pointproj.config import Config
+from pointproj.dataset import PreparedData, ShapeDataset, batches, collate, prepare
+from pointproj.devices import choose_device, seed_everything, to_device
+from pointproj.display import Pace, ProgressDisplay
+from pointproj.evaluation import Evaluation, Predictor, evaluate, untrained_predictor
+from pointproj.interruption import StopRequest
+from pointproj.loggers import MetricLogger, open_logger
+from pointproj.memory import peak_bytes, reset_peak
+from pointproj.model import Projector
+from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
+from pointproj.profiling import StepProfiler
+from pointproj.runs import RunFolder, environment
+from pointproj.step import Batch, TrainingStep
+from pointproj.timing import time_step
+
+log = logging.getLogger(__name__)
+
+Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
+
+
+class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
+    """The loss is no longer a finite number; the message says when, and what to change."""
+
+
+def train(config: Config, run: RunFolder) -> dict[str, Any]:
+    """Train as the config says, and leave everything in the run's folder.
+
+    Parameters
+    ----------
+    config : Config
+        Checked, from :func:`pointproj.config.to_config`.
+    run : RunFolder
+        Where metrics, checkpoints, pictures and the report go.
+
+    Returns
+    -------
+    dict
+        The content of ``metrics.json``.
+
+    Raises
+    ------
+    BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
+        Before any data is read, if the run cannot be what the config asks for.
+    DataError, MeshError
+        From the preparation of the data.
+    TrainingDiverged
+        If the loss stops being finite; the checkpoints are from before.
+    KeyboardInterrupt
+        After Ctrl-C or SIGTERM; ``last.pt`` then holds the state after the last step.
+    """
+    device = choose_device(config.device)
+    backend, why = resolve(config.backend.name, device.type, config.projector.kind)
+    log.info("device %s, backend %s (%s)", device, backend, why)
+    run.write_json("environment.json", environment(str(device)))
+    continued = _checkpoint_to_continue(config, run)
+    with closing(open_logger(config, run.path)) as logger:
+        seed_everything(config.seed)
+        reset_peak(device)
+        training = Training(config, run, prepare(config), device, backend, logger)
+        return training.run(continued)
+
+
+def build_model(config: Config, backend: str) -> Projector:
+    """Make the network the config describes, on the CPU, with the weights that the seed gives."""
+    projector = config.projector
+    torch.manual_seed(config.seed)
+    return Projector(
+        kind=projector.kind,
+        k=projector.k,
+        radius=projector.radius,
+        sigma=projector.sigma,
+        hidden_channels=config.model.hidden_channels,
+        context=bool(projector.context),
+        residual=bool(projector.context) and config.target.name in ("udf", "sdf"),
+        backend=backend,
+    )
+
+
+@dataclass
+class Position:
+    """Where a run stands and what it has measured so far; part of every checkpoint."""
+
+    epoch: int = 0  # finished epochs
+    step_in_epoch: int = 0
+    step: int = 0
+    best: float = math.inf  # lowest error on the test meshes
+    losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the entry before]
+    errors: list[list[float]] = field(default_factory=list)  # [step, error on the test meshes]
+
+
+class Training:
+    """One run: its model, optimizer and data, and where it stands.
+
+    Parameters
+    ----------
+    config : Config
+    run : RunFolder
+    data : PreparedData
+    device : torch.device
+    backend : str
+        Of the operators, resolved.
+    logger : MetricLogger
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        data: PreparedData,
+        device: torch.device,
+        backend: str,
+        logger: MetricLogger,
+    ) -> None:
+        self.config = config
+        self.run_folder = run
+        self.data = data
+        self.device = device
+        self.backend = backend
+        self.logger = logger
+        self.model = build_model(config, backend).to(device)
+        captured = config.compile and device.type == "cuda"
+        self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=captured)
+        self.step = TrainingStep(
+            self.model,
+            self.optimizer,
+            loss_function(config.target.name),
+            clip=config.optimizer.clip,
+            amp=config.training.amp,
+            compile=config.compile,
+        )
+        self.steps_per_epoch = math.ceil(len(data.train) / config.training.batch_size)
+        self.total_steps = self.steps_per_epoch * config.training.epochs
+        self.position = Position()
+        self.pace = Pace()
+        self.baseline = self._evaluate(untrained_predictor(config.target.name, backend))
+        self.evaluation: Evaluation | None = None  # of the model as it is now
+
+    def run(self, continued: Continued | None = None) -> dict[str, Any]:
+        """Train from the beginning or from a checkpoint, then report.
+
+        Parameters
+        ----------
+        continued : (Path, dict), optional
+            A checkpoint and what :func:`pointproj.checkpoint.read` returned for it.
+
+        Returns
+        -------
+        dict
+            The content of ``metrics.json``.
+        """
+        self._log_header()
+        if continued is None:
+            self._validate()
+        else:
+            self._restore(*continued)
+        self._loop()
+        return self._report()
+
+    def _loop(self) -> None:
+        config, position = self.config, self.position
+        with ExitStack() as stack:
+            profiler = StepProfiler(config.profiler, self.run_folder.path)
+            stack.callback(profiler.close)
+            stop = stack.enter_context(StopRequest())
+            display = stack.enter_context(ProgressDisplay(self.total_steps, position.step))
+            profiler.start()
+            while position.epoch < config.training.epochs:
+                with self.pace.running():
+                    self._train_epoch(display, profiler, stop)
+                position.epoch, position.step_in_epoch = position.epoch + 1, 0
+                is_last = position.epoch == config.training.epochs
+                if position.epoch % config.training.validate_every == 0 or is_last:
+                    self._validate()
+                if position.epoch % config.training.checkpoint_every == 0 or is_last:
+                    self._save(checkpoint.LAST)
+
+    def _train_epoch(self, display: ProgressDisplay, profiler: StepProfiler, stop: StopRequest) -> None:
+        config, position = self.config, self.position
+        for batch in self._batches(self.data.train, epoch=position.epoch, start=position.step_in_epoch):
+            lr = learning_rate(config.optimizer, position.step, self.total_steps)
+            set_learning_rate(self.optimizer, lr)
+            self.step(batch)
+            profiler.step()
+            position.step += 1
+            position.step_in_epoch += 1
+            self.pace.count(len(batch["name"]))
+            display.advance(position.step)
+            if position.step % config.training.log_every == 0 or position.step == self.total_steps:
+                self._log_step(display, lr)
+            if stop.made:
+                self._stop()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # steps still under way belong to this epoch's time
+
+    def _log_step(self, display: ProgressDisplay, lr: float) -> None:
+        position, training = self.position, self.config.training
+        loss = self.step.read_loss()
+        if not math.isfinite(loss):
+            optimizer = self.config.optimizer
+            raise TrainingDiverged(
+                f"the loss is {loss} at step {position.step} of {self.total_steps}: write a lower "
+                f"optimizer.lr (now {optimizer.lr:g}) or a lower optimizer.clip (now {optimizer.clip})"
+            )
+        position.losses.append([position.step, loss])
+        pace, memory = self.pace.read(), peak_bytes(self.device)
+        display.line(position.epoch + 1, training.epochs, position.step, loss, lr, pace, memory)
+        self._record("train", loss=loss, lr=lr, **dataclasses.asdict(pace), memory_bytes=memory)
+
+    def _validate(self) -> None:
+        """Measure the model on the test meshes, and keep it if it is the best so far."""
+        position = self.position
+        self.evaluation = self._evaluate(self._predict)
+        error = self.evaluation.error
+        position.errors.append([position.step, error])
+        metric = self.evaluation.metric.replace("_", " ")
+        log.info("step %d: test %s %.5f, untrained %.5f", position.step, metric, error, self.baseline.error)
+        self._record("test", **self.evaluation.means())
+        if position.step > 0 and error < position.best:
+            position.best = error
+            self._save(checkpoint.BEST)
+
+    def _predict(self, batch: Batch) -> Tensor:
+        """Predict without compilation, which would begin anew for the shapes of the test batches."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.amp):
+            prediction = self.model(batch["query_points"], batch["reference_points"])
+        return prediction.squeeze(-1).float()
+
+    def _evaluate(self, predict: Predictor) -> Evaluation:
+        return evaluate(predict, self._batches(self.data.test), self.config.target.name)
+
+    def _batches(
+        self, dataset: ShapeDataset, *, epoch: int | None = None, start: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Batches on the device: those of a training epoch, or without an epoch all in their order."""
+        config = self.config
+        order = {"shuffle": True, "seed": config.seed, "epoch": epoch, "start": start}
+        order = {} if epoch is None else order
+        size, workers = config.training.batch_size, config.data.workers
+        for batch in batches(dataset, size, workers=workers, **order):
+            yield to_device(batch, self.device)
+
+    def _record(self, split: str, **values: float) -> None:
+        position = self.position
+        self.run_folder.log_metrics(
+            {"split": split, "epoch": position.epoch, "step": position.step, **values}
+        )
+        self.logger.metrics({f"{split}/{name}": value for name, value in values.items()}, position.step)
+
+    def _save(self, name: str) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step.state_dict(),
+            "position": dataclasses.asdict(self.position),
+        }
+        checkpoint.save(self.run_folder.path / name, state, self.config)
+
+    def _restore(self, path: Path, content: dict[str, Any]) -> None:
+        self.model.load_state_dict(content["model"])
+        checkpoint.load_optimizer(self.optimizer, content["optimizer"])
+        checkpoint.restore_random_states(content["random"])
+        self.step.load_state_dict(content["step"])
+        self.position = position = Position(**content["position"])
+        best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
+        if best.exists() and best.resolve() != own.resolve():
+            shutil.copyfile(best, own)
+        nothing_left = ": nothing is left to train" if position.epoch >= self.config.training.epochs else ""
+        log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
+
+    def _stop(self) -> None:
+        self._save(checkpoint.LAST)
+        path = self.run_folder.path / checkpoint.LAST
+        log.warning("stopped after step %d; continue with resume=%s", self.position.step, path)
+        raise KeyboardInterrupt
+
+    def _log_header(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        log.info("Projector(%s), %d parameters", self.model.extra_repr(), parameters)
+        log.info(
+            "%s, %s; %d training and %d test meshes, batches of %d, %d steps an epoch",
+            "bfloat16 autocast over float32" if self.config.training.amp else "float32",
+            self.step.mode,
+            len(self.data.train),
+            len(self.data.test),
+            self.config.training.batch_size,
+            self.steps_per_epoch,
+        )
+
+    def _report(self) -> dict[str, Any]:
+        """Compare with the baseline, draw, time if asked to, and write ``metrics.json``."""
+        config, position = self.config, self.position
+        evaluation = self.evaluation or self._evaluate(self._predict)
+        compared = report.comparison(evaluation, self.baseline, position.errors[0][1])
+        known = config.data.name == "gaussian"
+        measured_on = "the training cloud" if known else f"{len(self.data.test)} unseen meshes"
+        log.info("\n%s", report.text(report.table(compared, config.target.name, measured_on)))
+        self._draw()
+        timed = self._timed() if config.training.time_steps else {}
+        metrics = {
+            "status": "ok",
+            "backend": self.backend,
+            "device": str(self.device),
+            "mode": self.step.mode,
+            "loss": position.losses[-1][1],
+            **compared,
+            "best": position.best,
+            "ms_per_step": self.pace.ms_per_step,
+            **timed,
+            "peak_memory_bytes": peak_bytes(self.device),
+            "steps": position.step,
+            "left_out": self.data.left_out,
+        }
+        self.run_folder.write_json("metrics.json", metrics)
+        log.info("metrics, pictures and checkpoints are in %s", self.run_folder.path)
+        return metrics
+
+    def _timed(self) -> dict[str, float]:
+        batch = next(self._batches(self.data.train, epoch=0))
+        timed = time_step(self.step, batch, self.config.training.time_steps)
+        log.info("backend %s, %s, on %s:", self.backend, self.step.mode, self.device)
+        log.info("  forward       %10.3f ms", timed["forward_ms"])
+        log.info("  training step %10.3f ms", timed["step_ms"])
+        return timed
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        """Draw some test shapes, from the first to the last, and the losses."""
+        from pointproj import pictures
+
+        config, position, test = self.config, self.position, self.data.test
+        paths = [self.run_folder.picture_path("losses")]
+        pictures.draw_losses(
+            paths[0],
+            loss_name=f"{config.target.name} loss",
+            losses=position.losses,
+            metric_name=self.baseline.metric.replace("_", " "),
+            errors=position.errors,
+            baseline=self.baseline.error,
+        )
+        count = min(config.training.pictures, len(test))
+        for place in range(count):
+            sample = test[place * len(test) // count]
+            batch = {**collate([sample]), "query_points": test.query_points}
+            paths.append(self.run_folder.picture_path(sample["name"]))
+            pictures.draw_shape(
+                paths[-1],
+                name=f"{sample['class_name']} {sample['name']}",
+                target_name=config.target.name,
+                reference_points=sample["reference_points"].numpy(),
+                target=sample["target"].numpy(),
+                prediction=self._predict(to_device(batch, self.device))[0].cpu().numpy(),
+            )
+        for path in paths:
+            self.logger.picture(path, position.step)
+
+
+def _checkpoint_to_continue(config: Config, run: RunFolder) -> Continued | None:
+    """Find and read what ``resume`` names, before any data is prepared."""
+    if config.resume is None:
+        return None
+    if config.resume != "auto":
+        path = Path(config.resume)
+        path = path / checkpoint.LAST if path.is_dir() else path
+        return path, checkpoint.read(path, config)
+    outputs = next((folder for folder in run.path.parents if folder.name == "outputs"), run.path.parent)
+    path = checkpoint.find_newest(outputs, config)
+    if path is None:
+        log.info("resume=auto: no checkpoint of this config below %s; training from the beginning", outputs)
+        return None
+    return path, checkpoint.read(path, config)
