@@ -180,6 +180,7 @@ def _of_total(sizes: tuple[tuple[int, int], ...]) -> Clouds:
 RAGGED = ((5, 17), (0, 9), (12, 40), (1, 1), (7, 2), (3, 30))
 WITH_EMPTY = ((4, 0), (6, 11), (0, 0), (8, 1), (2, 25), (5, 0))
 ONE_POINT_CLOUDS = ((1, 1), (3, 1), (2, 1), (1, 1))
+FP64 = {"positions": torch.float64, "features": torch.float64}
 
 CASES = (
     Case("plain", uniform(64, 128), channels=8),
@@ -201,7 +202,7 @@ CASES = (
     Case("lattice-radius-1", _lattice, k=9, radius=1.0, sigma=0.5),
     Case("lattice-radius-root-2", _lattice, k=2, radius=math.sqrt(2), sigma=0.5),
     Case("lattice-radius-root-3-half", _lattice, k=17, radius=math.sqrt(0.75), sigma=0.5),
-    Case("lattice-fp64", _lattice, k=9, radius=math.sqrt(3), positions=torch.float64, features=torch.float64),
+    Case("lattice-fp64", _lattice, k=9, radius=math.sqrt(3), sigma=0.5, **FP64),
     Case("itself", itself(lambda g: _uniform(g, 75)), k=8),
     Case("clustered", itself(clustered(120)), k=8, radius=0.02, sigma=0.05),
     Case("planar", _planar),
@@ -213,7 +214,7 @@ CASES = (
     Case("channels-1", uniform(20, 40), channels=1),
     Case("channels-33", uniform(20, 40), channels=33),
     Case("channels-130", uniform(20, 40), channels=130),
-    Case("fp64", uniform(40, 90), positions=torch.float64, features=torch.float64, channels=7),
+    Case("fp64", uniform(40, 90), channels=7, **FP64),
     Case("fp64-positions", uniform(40, 90), positions=torch.float64),
     Case("fp64-features", uniform(40, 90), features=torch.float64),
     Case("bf16", uniform(40, 90), features=torch.bfloat16, channels=25),
@@ -226,7 +227,7 @@ CASES = (
     Case("ragged", _of_total(RAGGED), sizes=RAGGED, channels=5),
     Case("ragged-with-empty-clouds", _of_total(WITH_EMPTY), sizes=WITH_EMPTY, radius=0.8),
     Case("ragged-one-point-clouds", _of_total(ONE_POINT_CLOUDS), sizes=ONE_POINT_CLOUDS, k=2, radius=2.0),
-    Case("ragged-fp64", _of_total(RAGGED), sizes=RAGGED, positions=torch.float64, features=torch.float64),
+    Case("ragged-fp64", _of_total(RAGGED), sizes=RAGGED, **FP64),
 )
 
 W1 = Case("W1", grid_in_gaussian(30, 100_000), k=7, radius=None, channels=25)

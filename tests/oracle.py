@@ -144,7 +144,8 @@ def assert_close(name: str, got: Tensor, expected: Tensor, plain: Tensor | None 
     if plain is not None:
         assert got.dtype == plain.dtype, f"{name}: dtype {got.dtype}, expected {plain.dtype}"
     got, expected = got.detach().cpu(), expected.detach().cpu().double()
-    allowed = [FLOOR[got.dtype]] * 2
+    # One number is a sum whose terms may cancel; there is no larger entry next to it that says how much.
+    allowed = [FLOOR[got.dtype] * (10 if expected.numel() == 1 else 1)] * 2
     if plain is not None:
         times = TIMES_PLAIN[got.dtype]
         allowed = [allowed[0] + times * e for e in _errors(plain.cpu().double(), expected)]

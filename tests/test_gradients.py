@@ -11,11 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import pointproj
-from tests.cases import Case, Problem, by_id, uniform
+from tests.cases import FP64, Case, Problem, by_id, uniform
 from tests.conftest import Where
 from tests.oracle import INPUTS, assert_close, derivatives, exact, neighbors, probe, run
 
-FP64 = {"positions": torch.float64, "features": torch.float64}
 SIZES = ((3, 5), (2, 1), (0, 2), (2, 4))
 SMALL = (
     Case("one-cloud", uniform(4, 9), k=3, radius=1.1, sigma=0.4, channels=2, **FP64),
@@ -48,7 +47,8 @@ def test_gradgradcheck_of_every_entry(operator: str, where: Where):
 
 @operators
 @pytest.mark.parametrize("name", ["plain", "ragged", "dense-bf16"])
-def test_registered_operators_pass_opcheck(operator: str, name: str, where: Where):
+def test_registered_operators_pass_opcheck(operator: str, name: str, where: Where, deterministic: None):
+    """Deterministic, because opcheck compares runs, and an index may else hold its points in any order."""
     where.skip_unless(operator)
     case = by_id(name)
     with _Recorder() as recorder:
