@@ -10,6 +10,8 @@ import functools
 import importlib
 import logging
 import pkgutil
+import sys
+from types import ModuleType
 from typing import Protocol
 
 from torch import Tensor, compiler
@@ -157,3 +159,13 @@ modules: dict[str, Backend] = {}  # a plain dict: torch.compile can look into it
 @functools.cache
 def _log_once(message: str) -> None:
     log.info(message)
+
+
+class _CallableModule(ModuleType):
+    """``pointproj.backends`` is this package once it is imported, and a public function: let it be both."""
+
+    def __call__(self) -> dict[str, str | None]:
+        return backends()
+
+
+sys.modules[__name__].__class__ = _CallableModule
