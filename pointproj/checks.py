@@ -2,6 +2,7 @@
 
 import math
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,15 +11,20 @@ POSITIONS = (torch.float32, torch.float64)
 FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+def check_cloud(name: str, points: Tensor) -> None:
+    """Shape and dtype of one cloud, or of a batch of them."""
+    if not isinstance(points, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(points).__name__}")
+    if points.ndim not in (2, 3) or points.shape[-1] != 3:
+        raise ValueError(f"{name} must have shape (n, 3) or (batch, n, 3); got {tuple(points.shape)}")
+    if points.dtype not in POSITIONS:
+        raise TypeError(f"{name} must be float32 or float64; got {points.dtype}: call .float() on it")
+
+
 def check_points(query_points: Tensor, reference_points: Tensor) -> None:
     """Shapes, dtypes and devices of the two clouds."""
-    for name, points in (("query_points", query_points), ("reference_points", reference_points)):
-        if not isinstance(points, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor; got {type(points).__name__}")
-        if points.ndim not in (2, 3) or points.shape[-1] != 3:
-            raise ValueError(f"{name} must have shape (n, 3) or (batch, n, 3); got {tuple(points.shape)}")
-        if points.dtype not in POSITIONS:
-            raise TypeError(f"{name} must be float32 or float64; got {points.dtype}: call .float() on it")
+    check_cloud("query_points", query_points)
+    check_cloud("reference_points", reference_points)
     if query_points.ndim != reference_points.ndim:
         raise ValueError(
             f"query_points {tuple(query_points.shape)} and reference_points {tuple(reference_points.shape)} "
@@ -100,20 +106,8 @@ def check_offsets(
     if query_offsets is None or reference_offsets is None:
         missing = "query_offsets" if query_offsets is None else "reference_offsets"
         raise ValueError(f"ragged batches need query_offsets and reference_offsets; {missing} is missing")
-    if query_points.ndim != 2:
-        raise ValueError(f"offsets go with packed points (n, 3); got {tuple(query_points.shape)}")
-    for name, offsets, points in (
-        ("query_offsets", query_offsets, query_points),
-        ("reference_offsets", reference_offsets, reference_points),
-    ):
-        if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
-            got = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
-            raise TypeError(f"{name} must be an int32 or int64 tensor; got {got}")
-        if offsets.ndim != 1 or offsets.shape[0] < 2:
-            raise ValueError(f"{name} must have shape (clouds + 1,); got {tuple(offsets.shape)}")
-        _check_device(name, offsets, points)
-        if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_offset_values(name, offsets, points.shape[0])
+    check_cloud_offsets("query_offsets", query_offsets, query_points)
+    check_cloud_offsets("reference_offsets", reference_offsets, reference_points)
     if query_offsets.shape != reference_offsets.shape:
         raise ValueError(
             f"query_offsets and reference_offsets must describe equally many clouds; "
@@ -121,7 +115,27 @@ def check_offsets(
         )
 
 
-def check_index(index: object, backend: str, reference_points: Tensor) -> None:
+def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
+    """Where each of several packed clouds begins: an int tensor from 0 to the number of points."""
+    if points.ndim != 2:
+        raise ValueError(f"offsets go with packed points (n, 3); got {tuple(points.shape)}")
+    if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
+        got = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
+        raise TypeError(f"{name} must be an int32 or int64 tensor; got {got}")
+    if offsets.ndim != 1 or offsets.shape[0] < 2:
+        raise ValueError(f"{name} must have shape (clouds + 1,); got {tuple(offsets.shape)}")
+    _check_device(name, offsets, points)
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_offset_values(name, offsets, points.shape[0])
+
+
+def check_is_index(index: object) -> None:
+    """What :func:`pointproj.build_index` returned."""
+    if not hasattr(index, "tables"):
+        raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
+
+
+def check_index(index: Any, backend: str, reference_points: Tensor, clouds: int) -> None:
     """An index built by this backend, for points like these."""
     if index.backend != backend:
         raise ValueError(f"the index was built by backend {index.backend!r}; this call runs {backend!r}")
@@ -129,6 +143,16 @@ def check_index(index: object, backend: str, reference_points: Tensor) -> None:
         raise ValueError(
             f"the index was built for points of shape {index.shape}, {index.dtype}; "
             f"got {tuple(reference_points.shape)}, {reference_points.dtype}: build one for these points"
+        )
+    if index.clouds != clouds:
+        raise ValueError(
+            f"the index was built for {index.clouds} cloud(s), these points hold {clouds}: "
+            "give build_index the reference_offsets of the call"
+        )
+    if index.device != reference_points.device:
+        raise ValueError(
+            f"the index was built on {index.device}, the points are on {reference_points.device}: "
+            "build one there"
         )
 
 

@@ -19,6 +19,8 @@ class Index(NamedTuple):
     backend: str
     shape: tuple[int, ...]  # of the reference points
     dtype: torch.dtype
+    device: torch.device
+    clouds: int
     tables: Tables
 
 
@@ -66,8 +68,9 @@ def build_index(
     BackendUnavailable
         If a backend asked for by name cannot run here.
     """
-    checks.check_points(reference_points, reference_points)
-    checks.check_offsets(reference_offsets, reference_offsets, reference_points, reference_points)
+    checks.check_cloud("reference_points", reference_points)
+    if reference_offsets is not None:
+        checks.check_cloud_offsets("reference_offsets", reference_offsets, reference_points)
     if radius is not None:
         checks.check_radius(radius)
     operator = "knn" if radius is None else "radius"
@@ -75,7 +78,8 @@ def build_index(
     name = choose(backend, reference_points.device.type, operator)
     points = packed.reference_points.detach()
     tables = modules[name].build_index(points, packed.reference_offsets, packed.clouds, radius)
-    return Index(name, tuple(reference_points.shape), reference_points.dtype, tables)
+    of_points = tuple(reference_points.shape), reference_points.dtype, reference_points.device
+    return Index(name, *of_points, packed.clouds, tables)
 
 
 def knn(
@@ -273,10 +277,12 @@ def _searcher(
     radius: float | None,
 ) -> tuple:
     """The backend's module, and its tables: the index's, or built now."""
+    if index is not None:
+        checks.check_is_index(index)
     asked_for = index.backend if index is not None and backend == "auto" else backend
     name = choose(asked_for, reference_points.device.type, operator)
     if index is not None:
-        checks.check_index(index, name, reference_points)
+        checks.check_index(index, name, reference_points, clouds.clouds)
         return modules[name], index.tables
     points = clouds.reference_points.detach()
     return modules[name], modules[name].build_index(points, clouds.reference_offsets, clouds.clouds, radius)
