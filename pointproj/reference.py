@@ -21,7 +21,8 @@ def knn_search(
 ) -> Int[Tensor, "q k"]:
     """Indices of the k nearest reference points, nearest first, ties by the lower index.
 
-    A neighbour that does not exist (non-finite points are nobody's neighbour and have none) is -1.
+    A neighbour that does not exist is -1: points that are not finite are nobody's neighbour and have none,
+    nor are points so far apart that the squared distance overflows.
     """
     rows = max(1, PAIRS_AT_ONCE // reference_points.shape[0])
     chunks = [_nearest(chunk, reference_points, k) for chunk in query_points.split(rows)]
@@ -78,7 +79,7 @@ def squared_distances(
 
 
 def _nearest(query_points: Tensor, reference_points: Tensor, k: int) -> Tensor:
-    squared = squared_distances(query_points, reference_points).nan_to_num(nan=torch.inf)
+    squared = squared_distances(query_points, reference_points).nan_to_num(nan=torch.inf, posinf=torch.inf)
     squared, order = squared.sort(dim=1, stable=True)  # stable: the lower index stays in front
     return torch.where(squared[:, :k].isfinite(), order[:, :k], -1)
 

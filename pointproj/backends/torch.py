@@ -80,7 +80,7 @@ def _search_body(
     chunks = pairs_of_clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
     for query, reference, same_cloud in chunks:
         squared = squared_distances(query_points[query], reference_points[reference])
-        squared = squared.nan_to_num_(nan=torch.inf)
+        squared = squared.nan_to_num_(nan=torch.inf, posinf=torch.inf)
         if same_cloud is not None:
             squared.masked_fill_(~same_cloud, torch.inf)
         nearest = smallest(squared, min(k, squared.shape[1]))
