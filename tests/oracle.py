@@ -138,7 +138,8 @@ def assert_close(name: str, got: Tensor, expected: Tensor, plain: Tensor | None 
         The result and its fp64 truth.
     plain
         The specification's result in the dtype of ``got``: its error, times :data:`TIMES_PLAIN`, is
-        allowed next to :data:`FLOOR`.
+        allowed next to :data:`FLOOR`. Without it, ``expected`` is a result of that dtype as well, and each
+        may have been rounded the other way.
     """
     assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     if plain is not None:
@@ -146,7 +147,9 @@ def assert_close(name: str, got: Tensor, expected: Tensor, plain: Tensor | None 
     got, expected = got.detach().cpu(), expected.detach().cpu().double()
     # One number is a sum whose terms may cancel; there is no larger entry next to it that says how much.
     allowed = [FLOOR[got.dtype] * (10 if expected.numel() == 1 else 1)] * 2
-    if plain is not None:
+    if plain is None:
+        allowed = [max(a, torch.finfo(got.dtype).eps) for a in allowed]
+    else:
         times = TIMES_PLAIN[got.dtype]
         allowed = [allowed[0] + times * e for e in _errors(plain.cpu().double(), expected)]
     errors = _errors(got.double(), expected)

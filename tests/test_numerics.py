@@ -94,6 +94,17 @@ def test_knn_of_non_finite_points(where: Where):
     assert distances[1:].isnan().all()
 
 
+def test_distances_that_overflow_are_no_neighbors(where: Where):
+    where.skip_unless("knn", "radius")
+    points = torch.tensor([[0.0, 0, 0], [1e30, 0, 0], [1, 0, 0]], device=where.device)
+    query = torch.tensor([[0.0, 0, 0], [0, -3e38, 0]], device=where.device)
+    _, rows = pointproj.knn(query, points, 3, backend=where.backend)
+    assert rows.tolist() == [[0, 2, -1], [-1, -1, -1]]
+    features = torch.ones(3, 1, device=where.device)
+    within = pointproj.radius_aggregate(query, points, features, 3e38, backend=where.backend)
+    assert within.tolist() == [[1.0], [0.0]]
+
+
 @operators
 @pytest.mark.parametrize("which", ["all-references", "all-queries"])
 def test_nothing_is_finite(operator: str, which: str, where: Where):

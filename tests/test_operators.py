@@ -6,7 +6,7 @@ from scipy.spatial import cKDTree
 
 import pointproj
 from pointproj import reference
-from tests.cases import CASES, Case, Problem, by_id, calls
+from tests.cases import CASES, WORKLOADS, Case, Problem, by_id, calls
 from tests.conftest import Where
 from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified
 
@@ -56,6 +56,40 @@ def test_specified_search_finds_what_a_kd_tree_finds(case: Case):
     found = reference.knn_search(query, points, case.k)
     distances = (query.double()[:, None] - points.double()[found]).norm(dim=-1)
     assert_close("distances", distances.to(query.dtype), torch.as_tensor(expected).view(distances.shape))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in WORKLOADS.items()])
+def test_workloads_in_part(case: Case, where: Where):
+    """The benchmark's clouds in full size, for some of the queries."""
+    (operator,) = case.operators
+    where.skip_unless(operator)
+    neighborhood = case.neighborhood(operator)
+
+    def part(problem: Problem) -> Problem:
+        return problem._replace(query_points=problem.query_points[::900].contiguous())
+
+    problem = part(case.problem())
+    at = probe(problem, case.sigma)
+    is_neighbor = neighbors(operator, problem, neighborhood)
+    near = is_neighbor.any(0)  # the others have no part in anything
+    few = problem._replace(reference_points=problem.reference_points[near], features=problem.features[near])
+    query_direction, *of_references, sigma_direction = at.directions
+    at_few = at._replace(directions=(query_direction, *(d[near] for d in of_references), sigma_direction))
+    expected = derivatives(lambda p, s: exact(p, is_neighbor[:, near], s), few, at_few, double=True)
+
+    problem = part(case.problem(where.device))
+    got = derivatives(
+        lambda p, sigma: run(operator, p, neighborhood, sigma, backend=where.backend),
+        problem,
+        probe(problem, case.sigma),
+    )
+    for name in expected:
+        if name.endswith(("reference_points", "features")):
+            assert not got[name][~near.to(where.device)].any(), (
+                f"{name} of points that are nobody's neighbours"
+            )
+            got[name] = got[name][near.to(where.device)]
+        assert_close(name, got[name], expected[name])
 
 
 def test_knn_on_a_lattice_takes_the_lower_indices(where: Where):
