@@ -16,9 +16,9 @@ Predictor = Callable[[Batch], Tensor]  # batch -> (B, Q)
 
 # The error that stands for a target in reports, always lower is better; its unit.
 METRICS = {
-    "udf": ("mean_absolute_error", "query cube lengths"),
-    "sdf": ("mean_absolute_error", "query cube lengths"),
-    "occupancy": ("wrong_label_share", "of grid points"),
+    "udf": ("mean_absolute_error", "units of the query cube"),
+    "sdf": ("mean_absolute_error", "units of the query cube"),
+    "occupancy": ("wrong_label_share", ""),
     "random": ("mean_squared_error", ""),
 }
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 # distances diverge at the surface, errors have a scale of their own.
 VALUE_MAPS = {"udf": "viridis", "sdf": "PuOr", "occupancy": "cividis", "random": "viridis"}
 ERROR_MAP = "magma"
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
+BLUE, ORANGE = "#0072B2", "#D55E00"
 
 TITLES = {
     "udf": "distance to the surface",
@@ -96,7 +96,7 @@ def draw_losses(
     left.plot(*_columns(losses), color=BLUE, linewidth=1.2)
     left.set(title="training", xlabel="step", ylabel=loss_name, yscale="log")
     right.plot(*_columns(errors), color=BLUE, marker="o", markersize=4, label="model")
-    right.axhline(baseline, color=ORANGE, linestyle="--", label="needs no training")
+    right.axhline(baseline, color=ORANGE, linestyle="--", label="baseline, which needs no training")
     right.set(title="test meshes", xlabel="step", ylabel=metric_name, yscale="log")
     right.legend()
     for axis in (left, right):
@@ -127,11 +127,13 @@ def _draw_cloud(figure: Figure, points: Float[np.ndarray, "n 3"], y: float) -> N
     axis.scatter(*shown.T, c=shown[:, 2], cmap="cividis", s=2.5, linewidths=0, depthshade=False)
     corners = np.array([(-1, y, -1), (1, y, -1), (1, y, 1), (-1, y, 1), (-1, y, -1)])
     axis.plot(*corners.T, color=ORANGE, linewidth=0.8)
+    ticks = (-1, 0, 1)
     axis.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xlabel="x", ylabel="y", zlabel="z")
+    axis.set(xticks=ticks, yticks=ticks, zticks=ticks)
     axis.set_title(f"cloud of {len(points):,} points, and the slice", fontsize=10)
     axis.set_box_aspect((1, 1, 1))
     axis.view_init(elev=22, azim=-60)
-    axis.tick_params(labelsize=6)
+    axis.tick_params(labelsize=7)
 
 
 def _draw_slice(

@@ -47,35 +47,36 @@ def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict
     }
 
 
-def table(compared: dict[str, Any], target_name: str, meshes: str) -> Table:
-    """Lay out what :func:`comparison` returned, one row a class and one for all.
+def text(compared: dict[str, Any], target_name: str, measured_on: str) -> str:
+    """Lay out what :func:`comparison` returned as a table, one row a class and one for all.
 
     Parameters
     ----------
     compared : dict
     target_name : str
-    meshes : str
-        What was measured on, for the title: ``"20 unseen meshes"``.
+    measured_on : str
+        For the title: ``"20 unseen meshes"``.
+
+    Returns
+    -------
+    str
+        Several lines, for a console and for the log.
     """
-    name, unit = METRICS[target_name]
-    title = f"{target_name}: {name.replace('_', ' ')}{f', {unit},' if unit else ''} on {meshes}"
-    laid_out = Table(title=title, caption=f"untrained: {BASELINES[target_name]}", title_justify="left")
-    laid_out.add_column("class")
-    for column in ("meshes", "trained", "untrained", "trained / untrained"):
-        laid_out.add_column(column, justify="right")
+    table = Table()
+    table.add_column("class")
+    for column in ("meshes", "model", "baseline", "model / baseline"):
+        table.add_column(column, justify="right")
     for class_name, row in compared["classes"].items():
-        laid_out.add_row(class_name, *_cells(row))
+        table.add_row(class_name, *_cells(row))
     total = {**compared, "meshes": sum(row["meshes"] for row in compared["classes"].values())}
-    laid_out.add_section()
-    laid_out.add_row("all", *_cells(total), style="bold")
-    return laid_out
-
-
-def text(laid_out: Table, width: int = 100) -> str:
-    """Render a table as plain text, for logs and files."""
+    table.add_section()
+    table.add_row("all", *_cells(total))
     buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None).print(laid_out)
-    return buffer.getvalue().rstrip()
+    Console(file=buffer, width=100, color_system=None).print(table)
+    name, unit = METRICS[target_name]
+    title = f"{target_name}: {name.replace('_', ' ')} on {measured_on}{f', in {unit}' if unit else ''}"
+    note = f"baseline, which needs no training: {BASELINES[target_name]}"
+    return f"{title}\n{buffer.getvalue().rstrip()}\n{note}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

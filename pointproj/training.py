@@ -230,7 +230,7 @@ class Training:
         error = self.evaluation.error
         position.errors.append([position.step, error])
         metric = self.evaluation.metric.replace("_", " ")
-        log.info("step %d: test %s %.5f, untrained %.5f", position.step, metric, error, self.baseline.error)
+        log.info("step %d: test %s %.5f, baseline %.5f", position.step, metric, error, self.baseline.error)
         self._record("test", **self.evaluation.means())
         if position.step > 0 and error < position.best:
             position.best = error
@@ -310,7 +310,7 @@ class Training:
         compared = report.comparison(evaluation, self.baseline, position.errors[0][1])
         known = config.data.name == "gaussian"
         measured_on = "the training cloud" if known else f"{len(self.data.test)} unseen meshes"
-        log.info("\n%s", report.text(report.table(compared, config.target.name, measured_on)))
+        log.info("\n%s", report.text(compared, config.target.name, measured_on))
         self._draw()
         timed = self._timed() if config.training.time_steps else {}
         metrics = {
@@ -361,7 +361,7 @@ class Training:
             paths.append(self.run_folder.picture_path(sample["name"]))
             pictures.draw_shape(
                 paths[-1],
-                name=f"{sample['class_name']} {sample['name']}",
+                name=sample["name"],
                 target_name=config.target.name,
                 reference_points=sample["reference_points"].numpy(),
                 target=sample["target"].numpy(),
