@@ -92,6 +92,9 @@ def test_knn_of_non_finite_points(where: Where):
     assert rows.tolist() == [[0, 2, -1, -1], [-1] * 4, [-1] * 4]
     assert distances[0].tolist() == pytest.approx([0.4, 0.6, inf, inf])
     assert distances[1:].isnan().all()
+    batch = [p.expand(3, -1, -1) for p in (query, points)]
+    distances, rows = pointproj.knn(*batch, 4, backend=where.backend)
+    assert rows.tolist() == [[[0, 2, -1, -1], [-1] * 4, [-1] * 4]] * 3
 
 
 def test_distances_that_overflow_are_no_neighbors(where: Where):
