@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import pointproj
+from pointproj import pairs
 from tests.cases import CASES, Case, Problem, by_id, uniform
 from tests.conftest import Where
 from tests.oracle import INPUTS, assert_close, derivatives, probe, run
@@ -140,3 +141,19 @@ def test_one_packed_cloud_is_the_cloud(where: Where):
     plain = pointproj.knn(*problem[:2], 5, backend=where.backend)
     assert torch.equal(packed[0], plain[0])
     assert torch.equal(packed[1], plain[1])
+
+
+@operators
+@pytest.mark.parametrize("case", [c for c in BATCHES if c.id.startswith("ragged")])
+def test_torch_without_reading_offsets(operator: str, case: Case, monkeypatch: pytest.MonkeyPatch):
+    """The way it goes on a GPU, where reading offsets would wait for the device."""
+    problem = case.problem()
+    at, neighborhood = probe(problem, case.sigma), case.neighborhood(operator)
+
+    def function(p: Problem, sigma: Tensor) -> Tensor:
+        return run(operator, p, neighborhood, sigma, backend="torch")
+
+    expected = derivatives(function, problem, at)
+    monkeypatch.setattr(pairs, "_ends", lambda *_: None)
+    for name, got in derivatives(function, problem, at).items():
+        assert_close(name, got, expected[name])
