@@ -134,7 +134,7 @@ def knn(
     detached = clouds._replace(
         query_points=clouds.query_points.detach(), reference_points=clouds.reference_points.detach()
     )
-    rows = module.search(*detached, tables, int(k))
+    rows = module.search(*detached, tables, int(k)).long()
     distances = _distances(clouds.query_points, clouds.reference_points, rows)
     if query_points.ndim == 3:
         batch, size = reference_points.shape[:2]

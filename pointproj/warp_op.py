@@ -227,6 +227,7 @@ def _where(device: torch.device) -> dict[str, Any]:
     stream = torch.cuda.current_stream(device)
     key = (stream.device_index, stream.cuda_stream)
     if key not in _streams:
+        wp.init()  # before the first launch nothing has
         _streams[key] = wp.stream_from_torch(stream)
     return {"stream": _streams[key]}
 

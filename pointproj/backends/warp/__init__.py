@@ -20,8 +20,11 @@ def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, clouds: int, radius: float | None
 ) -> Tables:
     from pointproj.backends.warp.cells import build_cells
+    from pointproj.backends.warp.wrapped import build_wrapped_cells
 
-    return build_cells(reference_points, reference_offsets, clouds, radius)
+    if radius is None:
+        return build_cells(reference_points, reference_offsets, clouds)
+    return build_wrapped_cells(reference_points, reference_offsets, clouds, radius)
 
 
 def search(
@@ -34,7 +37,10 @@ def search(
     k: int,
 ) -> Tensor:
     from pointproj.backends.warp import nearest
+    from pointproj.backends.warp.cells import Cells, build_cells
 
+    if not isinstance(tables, Cells):
+        tables = build_cells(reference_points, reference_offsets, clouds)
     return nearest.search(query_points, query_offsets, clouds, tables, k)
 
 
@@ -49,9 +55,10 @@ def knn_aggregate(
     sigma: Tensor,
     k: int,
 ) -> Tensor:
-    from pointproj.backends.warp import lists, nearest
+    from pointproj.backends.warp import lists
 
-    rows = nearest.search(query_points.detach(), query_offsets, clouds, tables, k)
+    points = (query_points.detach(), query_offsets, reference_points.detach(), reference_offsets)
+    rows = search(*points, clouds, tables, k)
     return lists.aggregate_neighbors(query_points, reference_points, features, sigma, rows)
 
 
@@ -67,6 +74,9 @@ def radius_aggregate(
     radius: float,
 ) -> Tensor:
     from pointproj.backends.warp import within
+    from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells
 
+    if not isinstance(tables, WrappedCells):
+        tables = build_wrapped_cells(reference_points.detach(), reference_offsets, clouds, radius)
     points = (query_points, query_offsets, reference_points, reference_offsets)
     return within.aggregate_within(*points, clouds, tables, features, sigma, radius)

@@ -7,7 +7,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.backends.warp.cells import MODULE_OPTIONS, REALS
+from pointproj.backends.warp.common import OPTIONS, REALS
+from pointproj.backends.warp.lanes import LANES, lanes
+from pointproj.backends.warp.row_sums import channels_per_lane, row_sum
 from pointproj.neighbor_lists import listed_chunks
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_backward, aggregate_second_backward
 from pointproj.warp_op import Launch, warp_op
@@ -122,27 +124,23 @@ def _aggregate(
     aggregated: Tensor,
     weights: Tensor,
 ) -> None:
-    kernels = list_kernels(query_points.dtype, features.dtype)
+    count = LANES[query_points.device.type]
+    held, searches = channels_per_lane(features.shape[1], count)
+    kernel = aggregate_kernel(query_points.dtype, features.dtype, count, held)
     points = (query_points, reference_points, features, sigma, neighbor_indices)
-    launch(kernels.aggregate, tuple(aggregated.shape), *points, aggregated, weights)
+    launch(kernel, (query_points.shape[0], searches, count), *points, aggregated, weights)
 
 
 class ListKernels(NamedTuple):
-    aggregate: wp.Kernel
     spread: wp.Kernel
     products: wp.Kernel
     pull: wp.Kernel
 
 
 @functools.cache
-def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
-    """Kernels for positions of one dtype and sums in another, at least as wide."""
+def _distance(positions: torch.dtype, sums: torch.dtype) -> wp.Function:
     _, vec3 = REALS[positions]
     real, _ = REALS[sums]
-    points3 = wp.array(dtype=vec3)
-    lists = wp.array2d(dtype=wp.int64)
-    matrix = wp.array2d(dtype=real)
-    options = {"module": "unique", "module_options": MODULE_OPTIONS}
 
     @wp.func
     def distance(p: vec3, q: vec3):
@@ -151,66 +149,98 @@ def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
         dz = real(p[2] - q[2])
         return wp.sqrt(dx * dx + dy * dy + dz * dz)
 
-    @wp.kernel(**options)
+    return distance
+
+
+@functools.cache
+def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: int) -> wp.Kernel:
+    """Softmax over each list, and the weighted sum: ``count`` lanes a query, ``held`` channels a lane."""
+    _, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+    distance = _distance(positions, sums)
+    Channels, channel_of, add_rows = row_sum(sums, count, held)
+    lane, total_of = lanes(count).lane, lanes(count).total
+
+    @wp.kernel(**OPTIONS)
     def aggregate(
-        query_points: points3,
-        reference_points: points3,
-        features: matrix,
+        query_points: wp.array(dtype=vec3),
+        reference_points: wp.array(dtype=vec3),
+        features: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
-        neighbor_indices: lists,
-        aggregated: matrix,
-        weights: matrix,
+        neighbor_indices: wp.array2d(dtype=wp.int32),
+        aggregated: wp.array2d(dtype=real),
+        weights: wp.array2d(dtype=real),
     ):
-        """One thread a query and channel; the first channel's thread keeps the weights."""
-        query, channel = wp.tid()
+        query, chunk, _ = wp.tid()
         p = query_points[query]
         k = neighbor_indices.shape[1]
+        per_sigma = real(1.0) / sigma[0]
         nearest = real(0.0)
+        if neighbor_indices[query, 0] >= 0:
+            nearest = distance(p, reference_points[neighbor_indices[query, 0]])
         total = real(0.0)
-        mean = real(0.0)
-        for i in range(k):
-            row = int(neighbor_indices[query, i])
-            if row >= 0:
-                far = distance(p, reference_points[row])
-                if i == 0:
-                    nearest = far
-                weight = wp.exp((nearest - far) / sigma[0])
-                total += weight
-                mean += weight * features[row, channel]
-        if total > real(0.0):
-            mean = mean / total
-        if not wp.isfinite(p):
-            mean = real(wp.nan)
-        aggregated[query, channel] = mean
-        if channel == 0:
-            for i in range(k):
-                row = int(neighbor_indices[query, i])
-                weight = real(0.0)
+        sums = Channels()
+        for begin in range(0, k, count):
+            i = begin + lane()
+            row = int(-1)
+            weight = real(0.0)
+            if i < k:
+                row = neighbor_indices[query, i]
                 if row >= 0:
-                    weight = wp.exp((nearest - distance(p, reference_points[row])) / sigma[0]) / total
-                weights[query, i] = weight
+                    weight = wp.exp((nearest - distance(p, reference_points[row])) * per_sigma)
+                if chunk == 0:
+                    weights[query, i] = weight
+            total += weight
+            sums = add_rows(sums, features, chunk, weight, row, row >= 0)
+        total = total_of(total)
+        inverse = real(0.0)
+        if total > real(0.0):
+            inverse = real(1.0) / total
+        if chunk == 0:
+            for begin in range(0, k, count):
+                if begin + lane() < k:
+                    weights[query, begin + lane()] = weights[query, begin + lane()] * inverse
+        if not wp.isfinite(p):
+            inverse = real(wp.nan)
+        for i in range(held):
+            channel = channel_of(chunk, i)
+            if channel < features.shape[1]:
+                aggregated[query, channel] = sums[i] * inverse
 
-    @wp.kernel(**options)
+    return aggregate
+
+
+@functools.cache
+def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
+    """Kernels of the backward, for positions of one dtype and sums in another, at least as wide."""
+    _, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+    distance = _distance(positions, sums)
+    points3 = wp.array(dtype=vec3)
+    lists = wp.array2d(dtype=wp.int32)
+    matrix = wp.array2d(dtype=real)
+
+    @wp.kernel(**OPTIONS)
     def spread(neighbor_indices: lists, weights: matrix, grad: matrix, d_features: matrix):
         query, channel = wp.tid()
         g = grad[query, channel]
         for i in range(neighbor_indices.shape[1]):
-            row = int(neighbor_indices[query, i])
+            row = neighbor_indices[query, i]
             if row >= 0:
                 wp.atomic_add(d_features, row, channel, weights[query, i] * g)
 
-    @wp.kernel(**options)
+    @wp.kernel(**OPTIONS)
     def products(neighbor_indices: lists, features: matrix, grad: matrix, product: matrix):
         """Upstream gradient times the neighbour's features."""
         query, i = wp.tid()
-        row = int(neighbor_indices[query, i])
+        row = neighbor_indices[query, i]
         total = real(0.0)
         if row >= 0:
             for channel in range(features.shape[1]):
                 total += grad[query, channel] * features[row, channel]
         product[query, i] = total
 
-    @wp.kernel(**options)
+    @wp.kernel(**OPTIONS)
     def pull(
         query_points: points3,
         reference_points: points3,
@@ -232,7 +262,7 @@ def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
         own = wp.vector(real(0.0), real(0.0), real(0.0))
         share_of_sigma = real(0.0)
         for i in range(k):
-            row = int(neighbor_indices[query, i])
+            row = neighbor_indices[query, i]
             if row >= 0:
                 grad_logit = weights[query, i] * (product[query, i] - mean)
                 far = distance(p, reference_points[row])
@@ -247,4 +277,4 @@ def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
             d_query[query, axis] = own[axis]
         d_sigma[query] = share_of_sigma / (sigma[0] * sigma[0])
 
-    return ListKernels(aggregate, spread, products, pull)
+    return ListKernels(spread, products, pull)

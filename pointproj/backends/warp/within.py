@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from pointproj.backends.warp.cells import Cells, build_cells
-from pointproj.backends.warp.within_kernels import within_kernels
+from pointproj.backends.warp.lanes import LANES
+from pointproj.backends.warp.row_sums import channels_per_lane
+from pointproj.backends.warp.within_kernels import WithinKernels, within_kernels
+from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells
 from pointproj.pairs import chunks_within
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.warp_op import Launch, warp_op
-
-WIDTH = {"cpu": 32, "cuda": 4}  # channels a thread holds: on a CPU searching again costs more than registers
 
 
 def aggregate_within(
@@ -24,7 +24,7 @@ def aggregate_within(
     reference_points: Tensor,
     reference_offsets: Tensor | None,
     clouds: int,
-    cells: Cells,
+    cells: WrappedCells,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -70,31 +70,22 @@ def _backward(
     d_features: Tensor | None,
     d_sigma: Tensor | None,
 ) -> None:
-    kernels = within_kernels(query_points.dtype, features.dtype, WIDTH[query_points.device.type])
+    kernels, searches, lanes = _kernels(query_points, features)
     queries = (query_points, query_offsets, clouds)
     references = (reference_points, reference_offsets, clouds)
     if d_features is not None or d_reference_points is not None:
-        query_cells = build_cells(*queries, radius)
+        query_cells = build_wrapped_cells(*queries, radius)
     if d_features is not None:
-        chunks = -(-features.shape[1] // kernels.width)
-        shape = (reference_points.shape[0], chunks)
-        launch(
-            kernels.gather,
-            shape,
-            *references,
-            *query_cells,
-            normalizer,
-            grad_aggregated,
-            sigma,
-            radius,
-            d_features,
-        )
+        shape = (reference_points.shape[0], searches, lanes)
+        known = (normalizer, grad_aggregated, sigma, radius)
+        launch(kernels.gather, shape, *references, *query_cells, query_offsets, *known, d_features)
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
-        known = (features, aggregated, normalizer, grad_aggregated, sigma, radius)
         own = features.new_empty(query_points.shape)
         sigma_rows = features.new_empty(query_points.shape[0])
         means = features.new_empty(query_points.shape[0])
-        launch(kernels.pull, query_points.shape[0], *queries, *cells, *known, means, own, sigma_rows)
+        known = (features, aggregated, normalizer, grad_aggregated, sigma, radius)
+        shape = (query_points.shape[0], lanes)
+        launch(kernels.pull, shape, *queries, *cells, reference_offsets, *known, means, own, sigma_rows)
         if d_query_points is not None:
             d_query_points.copy_(own)
         if d_sigma is not None:
@@ -102,8 +93,16 @@ def _backward(
         if d_reference_points is not None:
             own = features.new_empty(reference_points.shape)
             known = (features, means, normalizer, grad_aggregated, sigma, radius)
-            launch(kernels.push, reference_points.shape[0], *references, *query_cells, *known, own)
+            shape = (reference_points.shape[0], lanes)
+            launch(kernels.push, shape, *references, *query_cells, query_offsets, *known, own)
             d_reference_points.copy_(own)
+
+
+def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, int, int]:
+    """The kernels, the searches it takes to hold all channels, and the lanes of each."""
+    lanes = LANES[query_points.device.type]
+    held, searches = channels_per_lane(features.shape[1], lanes)
+    return within_kernels(query_points.dtype, features.dtype, lanes, held), searches, lanes
 
 
 def _second_backward(
@@ -155,7 +154,18 @@ def _aggregate(
     aggregated: Tensor,
     normalizer: Tensor,
 ) -> None:
-    kernels = within_kernels(query_points.dtype, features.dtype, WIDTH[query_points.device.type])
-    shape = (query_points.shape[0], -(-features.shape[1] // kernels.width))
+    kernels, searches, lanes = _kernels(query_points, features)
+    shape = (query_points.shape[0], searches, lanes)
     queries = (query_points, query_offsets, clouds)
-    launch(kernels.aggregate, shape, *queries, *cells, features, sigma, radius, aggregated, normalizer)
+    launch(
+        kernels.aggregate,
+        shape,
+        *queries,
+        *cells,
+        reference_offsets,
+        features,
+        sigma,
+        radius,
+        aggregated,
+        normalizer,
+    )

@@ -1,0 +1,400 @@
+"""Kernels that build the two-level cell list of :mod:`pointproj.backends.warp.cells`."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+
+from pointproj.backends.warp.common import (
+    AXIS_BITS,
+    CELLS_PER_POINT,
+    CROWD,
+    FRACTION,
+    MARGIN,
+    OPTIONS,
+    POINTS_PER_SUBCELL,
+    REALS,
+    SAMPLE,
+    cell_functions,
+    cloud_of,
+    first_row_of,
+)
+
+INTS = wp.array(dtype=wp.int32)
+INT_ROWS = wp.array2d(dtype=wp.int32)
+
+
+class BuildKernels(NamedTuple):
+    clear: wp.Kernel
+    bound: wp.Kernel
+    count: wp.Kernel
+    sample: wp.Kernel
+    cut: wp.Kernel
+    place: wp.Kernel
+    scatter: wp.Kernel
+
+    @staticmethod
+    def bound_threads(rows: int) -> int:
+        """Whole warps, each thread taking several points, so that few atomics meet."""
+        return 32 * max(1, min(-(-rows // (32 * 8)), 2**11))
+
+
+@functools.cache
+def build_kernels(dtype: torch.dtype) -> BuildKernels:
+    """The kernels of the build, for positions of one dtype."""
+    return BuildKernels(
+        _clear_kernel(dtype),
+        _bound_kernel(dtype),
+        _count_kernel(dtype),
+        _sample_kernel(dtype),
+        _cut_kernel(dtype),
+        _place_kernel(dtype),
+        scatter_kernel(dtype),
+    )
+
+
+def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
+    real, _ = REALS[dtype]
+
+    @wp.kernel(**OPTIONS)
+    def clear(counters: INTS, box: wp.array2d(dtype=real), shift: INTS, start: INTS):
+        i = wp.tid()
+        counters[i] = 0
+        if i == 0:
+            shift[0] = 0
+            start[0] = 0
+        if i < box.shape[0]:
+            for axis in range(6):
+                box[i, axis] = real(wp.inf)
+
+    return clear
+
+
+_WARP_MINIMUM = """
+#if defined(__CUDA_ARCH__)
+    for (int step = 16; step > 0; step >>= 1) {
+        auto other = __shfl_xor_sync(0xffffffffu, x, step);
+        x = other < x ? other : x;
+    }
+#endif
+    return x;
+"""
+
+
+@wp.func_native(_WARP_MINIMUM)
+def warp_minimum(x: wp.float32) -> wp.float32:
+    """Smallest x of the 32 threads of a GPU warp; on a CPU, x."""
+    ...
+
+
+@wp.func_native(_WARP_MINIMUM)
+def warp_minimum(x: wp.float64) -> wp.float64: ...
+
+
+def _bound_kernel(dtype: torch.dtype) -> wp.Kernel:
+    """Lowest corner and negated highest corner of each cloud's finite points."""
+    real, vec3 = REALS[dtype]
+    boxes = wp.array2d(dtype=real)
+
+    @wp.func
+    def keep(box: boxes, cloud: int, low: vec3, high: vec3):
+        for axis in range(3):
+            if low[axis] < box[cloud, axis]:
+                wp.atomic_min(box, cloud, axis, low[axis])
+            if high[axis] < box[cloud, axis + 3]:
+                wp.atomic_min(box, cloud, axis + 3, high[axis])
+
+    @wp.kernel(**OPTIONS)
+    def bound(points: wp.array(dtype=vec3), offsets: INTS, clouds: int, threads: int, box: boxes):
+        thread = wp.tid()
+        rows = points.shape[0]
+        low = vec3(real(wp.inf))
+        high = vec3(real(wp.inf))
+        cloud = int(0)
+        row = int(thread)
+        while row < rows:
+            p = points[row]
+            if wp.isfinite(p):
+                now = cloud_of(row, offsets, rows, clouds)
+                if now != cloud:
+                    keep(box, cloud, low, high)
+                    low = vec3(real(wp.inf))
+                    high = vec3(real(wp.inf))
+                    cloud = now
+                low = wp.min(low, p)
+                high = wp.min(high, -p)
+            row += threads
+        if clouds == 1:
+            for axis in range(3):
+                low[axis] = warp_minimum(low[axis])
+                high[axis] = warp_minimum(high[axis])
+        keep(box, cloud, low, high)
+
+    return bound
+
+
+@functools.cache
+def _grid_shape(dtype: torch.dtype) -> wp.Function:
+    real, vec3 = REALS[dtype]
+
+    @wp.func
+    def grid_shape(extent: vec3, budget: int):
+        """Cells along each axis, near cubes, fewer than ``budget`` in all.
+
+        An axis thinner than the edge that all axes together suggest gets one cell, and the others share;
+        at most three axes can drop out, so the fourth round is final.
+        """
+        longest = wp.max(extent)
+        shape = wp.vec3i(1, 1, 1)
+        if longest > real(0.0):
+            width = extent / longest
+            share = real(budget) * real(0.9999)  # so that rounding cannot exceed the budget
+            edge = real(1.0e-6)
+            for _ in range(4):
+                axes = int(0)
+                volume = real(1.0) / share
+                for axis in range(3):
+                    if width[axis] > edge:
+                        axes += 1
+                        volume *= width[axis]
+                if axes == 3:
+                    edge = wp.max(edge, wp.cbrt(volume))
+                if axes == 2:
+                    edge = wp.max(edge, wp.sqrt(volume))
+                if axes == 1:
+                    edge = wp.max(edge, volume)
+            for axis in range(3):
+                if width[axis] > edge:
+                    shape[axis] = int(width[axis] / edge)
+        return shape
+
+    return grid_shape
+
+
+@functools.cache
+def _home(dtype: torch.dtype) -> wp.Function:
+    real, vec3 = REALS[dtype]
+    inverse, _, low_of, edge_of, cell_at = cell_functions(dtype)
+
+    @wp.func
+    def home(p: vec3, cloud: int, frames: wp.array2d(dtype=real), dims: INT_ROWS):
+        """Number of a point's cell among the cells of all clouds."""
+        shape = wp.vec3i(dims[cloud, 0], dims[cloud, 1], dims[cloud, 2])
+        at = cell_at(p, low_of(frames, cloud), inverse(edge_of(frames, cloud)), shape)
+        return dims[cloud, 3] + (at[2] * shape[1] + at[1]) * shape[0] + at[0]
+
+    return home
+
+
+def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
+    """Choose each cloud's grid, count the points in its cells, and list the crowded ones."""
+    real, vec3 = REALS[dtype]
+    grid_shape = _grid_shape(dtype)
+    inverse, _, _, _, cell_at = cell_functions(dtype)
+
+    @wp.kernel(**OPTIONS)
+    def count(
+        points: wp.array(dtype=vec3),
+        offsets: INTS,
+        clouds: int,
+        box: wp.array2d(dtype=real),
+        frames: wp.array2d(dtype=real),
+        dims: INT_ROWS,
+        occupancy: INTS,
+        cut_count: INTS,
+        cut: INTS,
+        cut_cells: INTS,
+    ):
+        i = wp.tid()
+        rows = points.shape[0]
+        counts = bool(False)
+        cloud = int(0)
+        if i < rows:
+            counts = wp.isfinite(points[i])
+            cloud = cloud_of(i, offsets, rows, clouds)
+        writes = i < clouds
+        # A thread for a cloud's grid is a thread for a point too: each works out the grid that it needs.
+        for task in range(2):
+            owner = wp.where(task == 0, i, cloud)
+            if (task == 0 and writes) or (task == 1 and counts):
+                begin = first_row_of(owner, offsets, rows, clouds)
+                budget = CELLS_PER_POINT * (first_row_of(owner + 1, offsets, rows, clouds) - begin) + 1
+                low = vec3(box[owner, 0], box[owner, 1], box[owner, 2])
+                extent = vec3()
+                if low[0] < real(wp.inf):
+                    extent = vec3(-box[owner, 3], -box[owner, 4], -box[owner, 5]) - low
+                shape = grid_shape(extent, budget)
+                edge = vec3()
+                for axis in range(3):
+                    edge[axis] = extent[axis] / real(shape[axis])
+                base = CELLS_PER_POINT * begin + owner
+                if task == 0:
+                    for axis in range(3):
+                        frames[owner, axis] = low[axis]
+                        frames[owner, axis + 3] = edge[axis]
+                        dims[owner, axis] = shape[axis]
+                    dims[owner, 3] = base
+                else:
+                    at = cell_at(points[i], low, inverse(edge), shape)
+                    cell = base + (at[2] * shape[1] + at[1]) * shape[0] + at[0]
+                    if wp.atomic_add(occupancy, cell, 1) == CROWD - 1:
+                        crowd = wp.atomic_add(cut_count, 0, 1)
+                        cut[cell] = crowd
+                        cut_cells[crowd] = cell
+
+    return count
+
+
+def _sample_kernel(dtype: torch.dtype) -> wp.Kernel:
+    """Extent of a sample of each crowd, in FRACTIONs of its cell; the lowest ones counted from above."""
+    real, vec3 = REALS[dtype]
+    inverse, axis_cell, _, edge_of, _ = cell_functions(dtype)
+    home = _home(dtype)
+
+    @wp.kernel(**OPTIONS)
+    def sample(
+        points: wp.array(dtype=vec3),
+        offsets: INTS,
+        clouds: int,
+        frames: wp.array2d(dtype=real),
+        dims: INT_ROWS,
+        occupancy: INTS,
+        cut: INTS,
+        extent: INT_ROWS,
+    ):
+        row = wp.tid()
+        p = points[row]
+        if wp.isfinite(p):
+            cloud = cloud_of(row, offsets, points.shape[0], clouds)
+            cell = home(p, cloud, frames, dims)
+            crowd = occupancy[cell]
+            if crowd >= CROWD:
+                # By row, not by arrival: the same points give the same cells.
+                scattered = int((wp.uint32(row) * wp.uint32(1640531527)) >> wp.uint32(8))
+                if scattered % crowd < SAMPLE:
+                    per_unit = inverse(edge_of(frames, cloud))
+                    for axis in range(3):
+                        low = frames[cloud, axis]
+                        at = axis_cell(p[axis], low, per_unit[axis], dims[cloud, axis])
+                        t = wp.clamp((p[axis] - low) * per_unit[axis] - real(at), real(0.0), real(1.0))
+                        q = wp.min(int(t * real(FRACTION)), int(FRACTION) - 1)
+                        wp.atomic_max(extent, cut[cell], axis, int(FRACTION) - 1 - q)
+                        wp.atomic_max(extent, cut[cell], axis + 3, q)
+
+    return sample
+
+
+def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
+    """Choose the sub-cells of each crowded cell."""
+    real, vec3 = REALS[dtype]
+    _, _, low_of, edge_of, _ = cell_functions(dtype)
+    grid_shape = _grid_shape(dtype)
+
+    @wp.kernel(**OPTIONS)
+    def cut_crowds(
+        clouds: int,
+        frames: wp.array2d(dtype=real),
+        dims: INT_ROWS,
+        cut_count: INTS,
+        cut_cells: INTS,
+        occupancy: INTS,
+        extent: INT_ROWS,
+        subframes: wp.array2d(dtype=real),
+        subdims: INTS,
+        extra: INTS,
+    ):
+        crowd = wp.tid()
+        if crowd < cut_count[0]:
+            cell = cut_cells[crowd]
+            cloud = int(0)
+            while cloud + 1 < clouds and dims[cloud + 1, 3] <= cell:
+                cloud += 1
+            local = cell - dims[cloud, 3]
+            nx = dims[cloud, 0]
+            ny = dims[cloud, 1]
+            edge = edge_of(frames, cloud)
+            at = vec3(real(local % nx), real((local / nx) % ny), real(local / (nx * ny)))
+            low = low_of(frames, cloud) + wp.cw_mul(at, edge)
+            width = vec3()
+            for axis in range(3):
+                begin = real(int(FRACTION) - 1 - extent[crowd, axis]) / real(FRACTION)
+                end = real(extent[crowd, axis + 3] + 1) / real(FRACTION)
+                margin = wp.max(end - begin, real(0.0)) * real(MARGIN)
+                begin = wp.max(begin - margin, real(0.0))
+                end = wp.min(end + margin, real(1.0))
+                if begin >= end:  # no point was sampled
+                    begin = real(0.0)
+                    end = real(1.0)
+                low[axis] = low[axis] + edge[axis] * begin
+                width[axis] = edge[axis] * (end - begin)
+            shape = grid_shape(width, occupancy[cell] / POINTS_PER_SUBCELL)
+            for axis in range(3):
+                shape[axis] = wp.min(shape[axis], (1 << AXIS_BITS) - 1)
+                subframes[crowd, axis] = low[axis]
+                subframes[crowd, axis + 3] = width[axis] / real(shape[axis])
+            subdims[crowd] = shape[0] | (shape[1] << AXIS_BITS) | (shape[2] << (2 * AXIS_BITS))
+            extra[cell] = shape[0] * shape[1] * shape[2] - 1
+
+    return cut_crowds
+
+
+def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
+    """Sub-cell of each point and its rank of arrival there; -1 for a point that is not finite."""
+    real, vec3 = REALS[dtype]
+    inverse, _, low_of, edge_of, cell_at = cell_functions(dtype)
+    home = _home(dtype)
+
+    @wp.kernel(**OPTIONS)
+    def place(
+        points: wp.array(dtype=vec3),
+        offsets: INTS,
+        clouds: int,
+        frames: wp.array2d(dtype=real),
+        dims: INT_ROWS,
+        cut: INTS,
+        subframes: wp.array2d(dtype=real),
+        subdims: INTS,
+        shift: INTS,
+        suboccupancy: INTS,
+        placed: INT_ROWS,
+    ):
+        row = wp.tid()
+        p = points[row]
+        placed[row, 0] = -1
+        if wp.isfinite(p):
+            cell = home(p, cloud_of(row, offsets, points.shape[0], clouds), frames, dims)
+            subcell = cell + shift[cell]
+            if shift[cell + 1] > shift[cell]:
+                crowd = cut[cell]
+                packed = subdims[crowd]
+                mask = (1 << AXIS_BITS) - 1
+                shape = wp.vec3i(packed & mask, (packed >> AXIS_BITS) & mask, packed >> (2 * AXIS_BITS))
+                at = cell_at(p, low_of(subframes, crowd), inverse(edge_of(subframes, crowd)), shape)
+                subcell += (at[2] * shape[1] + at[1]) * shape[0] + at[0]
+            placed[row, 0] = subcell
+            placed[row, 1] = wp.atomic_add(suboccupancy, subcell, 1)
+
+    return place
+
+
+@functools.cache
+def scatter_kernel(dtype: torch.dtype) -> Any:
+    """Move each point to its place in the order of the cells."""
+    _, vec3 = REALS[dtype]
+
+    @wp.kernel(**OPTIONS)
+    def scatter(
+        points: wp.array(dtype=vec3),
+        placed: INT_ROWS,
+        start: INTS,
+        sorted_points: wp.array(dtype=vec3),
+        order: INTS,
+    ):
+        row = wp.tid()
+        if placed[row, 0] >= 0:
+            to = start[placed[row, 0]] + placed[row, 1]
+            sorted_points[to] = points[row]
+            order[to] = row
+
+    return scatter

@@ -1,0 +1,89 @@
+"""What all kernels here share: types, constants, and where a point belongs."""
+
+import functools
+from typing import Any
+
+import torch
+import warp as wp
+
+CELLS_PER_POINT = 2
+CROWD = 64  # a cell with so many points is cut
+POINTS_PER_SUBCELL = 1
+SAMPLE = 64  # about so many points of a crowd say where its sub-cells go
+MARGIN = 1.0 / 16.0  # and so much of their extent is added on each side
+AXIS_BITS = 10  # a cell is cut into less than 2 ** AXIS_BITS sub-cells along an axis
+FRACTION = 2.0**30  # positions inside a cell, as integers up to here
+ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
+
+REALS = {torch.float32: (wp.float32, wp.vec3f), torch.float64: (wp.float64, wp.vec3d)}
+MODULE_OPTIONS = {"fuse_fp": False, "enable_backward": False}  # the reference rounds after every operation
+OPTIONS = {"module": "unique", "module_options": MODULE_OPTIONS}
+
+
+@wp.func
+def cloud_of(row: int, offsets: wp.array(dtype=wp.int32), rows: int, clouds: int):
+    """Cloud that a packed row belongs to."""
+    if clouds == 1:
+        return 0
+    if not offsets:
+        return row / (rows / clouds)
+    low = int(0)
+    high = int(clouds)
+    while high - low > 1:
+        middle = (low + high) / 2
+        if offsets[middle] <= row:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@wp.func
+def first_row_of(cloud: int, offsets: wp.array(dtype=wp.int32), rows: int, clouds: int):
+    """First packed row of a cloud (of the one past the last: number of rows)."""
+    if clouds == 1:
+        return cloud * rows
+    if not offsets:
+        return cloud * (rows / clouds)
+    return offsets[cloud]
+
+
+@functools.cache
+def cell_functions(dtype: torch.dtype) -> Any:
+    """Where a point falls, for positions of one dtype; shared by build and search."""
+    real, vec3 = REALS[dtype]
+
+    @wp.func
+    def inverse(edge: vec3):
+        """Cells a unit of length; 0 for an axis without extent."""
+        result = vec3()
+        for axis in range(3):
+            if edge[axis] > real(0.0):
+                result[axis] = real(1.0) / edge[axis]
+        return result
+
+    @wp.func
+    def axis_cell(x: real, low: real, per_unit: real, cells: int):
+        """Cell along one axis; points outside, by rounding or far away, go to the border."""
+        t = (x - low) * per_unit
+        if not (t > real(0.0)):
+            return 0
+        return int(wp.min(t, real(cells - 1)))
+
+    @wp.func
+    def low_of(frames: wp.array2d(dtype=real), row: int):
+        return vec3(frames[row, 0], frames[row, 1], frames[row, 2])
+
+    @wp.func
+    def edge_of(frames: wp.array2d(dtype=real), row: int):
+        return vec3(frames[row, 3], frames[row, 4], frames[row, 5])
+
+    @wp.func
+    def cell_at(p: vec3, low: vec3, per_unit: vec3, shape: wp.vec3i):
+        return wp.vec3i(
+            axis_cell(p[0], low[0], per_unit[0], shape[0]),
+            axis_cell(p[1], low[1], per_unit[1], shape[1]),
+            axis_cell(p[2], low[2], per_unit[2], shape[2]),
+        )
+
+    return inverse, axis_cell, low_of, edge_of, cell_at

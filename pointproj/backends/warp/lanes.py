@@ -1,0 +1,173 @@
+"""One query, many lanes: how the threads of a GPU warp share the search of one point.
+
+Each lane looks up its own run of points; together the lanes then go through all runs, one candidate a
+lane. With one lane (on a CPU) the same code is a plain loop.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import warp as wp
+
+LANES = {"cpu": 1, "cuda": 32}
+
+
+class Lanes(NamedTuple):
+    """What the lanes of a query can tell each other."""
+
+    count: int
+    lane: wp.Function  # () -> own number
+    take: wp.Function  # (x, lane) -> that lane's x
+    ballot: wp.Function  # (flag) -> one bit for each lane
+    sum_before: wp.Function  # (x) -> sum over the lanes before this one
+    owner: wp.Function  # (at, offset) -> last lane whose offset is at most ``at``
+    minimum: wp.Function  # (x) -> smallest over all lanes
+    total: wp.Function  # (x) -> sum over all lanes
+
+
+@functools.cache
+def lanes(count: int) -> Lanes:
+    """Functions for 1 lane or for the 32 of a GPU warp, which must all call them together."""
+    return _one_lane() if count == 1 else _warp_lanes()
+
+
+def _one_lane() -> Lanes:
+    @wp.func
+    def lane():
+        return 0
+
+    @wp.func
+    def take(x: Any, source: int):
+        return x
+
+    @wp.func
+    def ballot(flag: bool):
+        return wp.where(flag, 1, 0)
+
+    @wp.func
+    def sum_before(x: int):
+        return 0
+
+    @wp.func
+    def owner(at: int, offset: int):
+        return 0
+
+    @wp.func
+    def minimum(x: Any):
+        return x
+
+    @wp.func
+    def total(x: Any):
+        return x
+
+    return Lanes(1, lane, take, ballot, sum_before, owner, minimum, total)
+
+
+_TAKE = "return __shfl_sync(0xffffffffu, x, source);"
+_MINIMUM = """
+    for (int step = 16; step > 0; step >>= 1) {
+        auto other = __shfl_xor_sync(0xffffffffu, x, step);
+        x = other < x ? other : x;
+    }
+    return x;
+"""
+_TOTAL = """
+    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+"""
+
+
+def _warp_lanes() -> Lanes:
+    @wp.func_native("return threadIdx.x & 31;")
+    def lane() -> int: ...
+
+    @wp.func_native(_TAKE)
+    def take(x: wp.int32, source: int) -> wp.int32: ...
+
+    @wp.func_native(_TAKE)
+    def take(x: wp.float32, source: int) -> wp.float32: ...
+
+    @wp.func_native(_TAKE)
+    def take(x: wp.float64, source: int) -> wp.float64: ...
+
+    @wp.func_native("return __ballot_sync(0xffffffffu, flag);")
+    def ballot(flag: bool) -> int: ...
+
+    @wp.func_native("""
+        int sum = x;
+        for (int step = 1; step < 32; step <<= 1) {
+            int other = __shfl_up_sync(0xffffffffu, sum, step);
+            if ((threadIdx.x & 31) >= step) sum += other;
+        }
+        return sum - x;
+    """)
+    def sum_before(x: int) -> int: ...
+
+    @wp.func_native("""
+        int found = 0;
+        for (int step = 16; step > 0; step >>= 1) {
+            int there = __shfl_sync(0xffffffffu, offset, found + step);
+            if (there <= at) found += step;
+        }
+        return found;
+    """)
+    def owner(at: int, offset: int) -> int: ...
+
+    @wp.func_native(_MINIMUM)
+    def minimum(x: wp.float32) -> wp.float32: ...
+
+    @wp.func_native(_MINIMUM)
+    def minimum(x: wp.float64) -> wp.float64: ...
+
+    @wp.func_native(_TOTAL)
+    def total(x: wp.float32) -> wp.float32: ...
+
+    @wp.func_native(_TOTAL)
+    def total(x: wp.float64) -> wp.float64: ...
+
+    return Lanes(32, lane, take, ballot, sum_before, owner, minimum, total)
+
+
+_LOWEST_BIT = """
+#if defined(__CUDA_ARCH__)
+    return __ffs(bits) - 1;
+#else
+    return __builtin_ctz(bits);
+#endif
+"""
+
+
+@wp.func_native(_LOWEST_BIT)
+def lowest_bit(bits: int) -> int:
+    """Number of the lowest bit that is set; there must be one."""
+    ...
+
+
+def run_visitor(
+    lanes: Lanes, vec3: Any, state: Any, grid: Any, arrays: Any, consider: wp.Function
+) -> wp.Function:
+    """``visit(state, q, grid, arrays, begin, count) -> state``: every lane brings a run of sorted points.
+
+    ``consider(state, q, grid, arrays, at, exists)`` sees one candidate a lane, all lanes together.
+    """
+    width, lane, take = lanes.count, lanes.lane, lanes.take
+    sum_before, owner = lanes.sum_before, lanes.owner
+
+    @wp.func
+    def visit_run(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
+        for at in range(begin, begin + count):
+            state = consider(state, q, grid, arrays, at, True)
+        return state
+
+    @wp.func
+    def visit_runs(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
+        offset = sum_before(count)
+        candidates = take(offset + count, width - 1)
+        for first in range(0, candidates, width):
+            candidate = first + lane()
+            run = owner(candidate, offset)
+            at = take(begin, run) + candidate - take(offset, run)
+            state = consider(state, q, grid, arrays, at, candidate < candidates)
+        return state
+
+    return visit_run if width == 1 else visit_runs

@@ -1,0 +1,321 @@
+"""Searching outwards from a query, ring by ring of cells, until nothing closer can follow.
+
+Distances to cells are shortened by a slack of a few rounding errors of the coordinates, because a point
+and the border of its cell are computed in different ways.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+
+from pointproj.backends.warp.common import AXIS_BITS, REALS, ROUNDINGS, cell_functions
+from pointproj.backends.warp.lanes import Lanes, lowest_bit, run_visitor
+
+FIRST_RING = 2  # the first ring visited includes its inside: 5 x 5 rows, one a lane
+DENSE = 4  # points in three cells from which one ring is enough to begin with
+
+
+class Visitor(NamedTuple):
+    """What a search does with the points it meets."""
+
+    state: Any  # struct that travels through the search
+    arrays: Any  # struct with arrays to read and write
+    consider: wp.Function  # (state, q, grid, arrays, at, exists) -> state, one candidate a lane
+    bound: wp.Function  # (state, arrays) -> squared distance beyond which nothing matters, same in all lanes
+
+
+@functools.cache
+def grid_struct(dtype: torch.dtype) -> Any:
+    """The cell list inside a kernel, and a function that makes it of the kernel's arguments."""
+    real, vec3 = REALS[dtype]
+
+    @wp.struct
+    class Grid:
+        frames: wp.array2d(dtype=real)
+        dims: wp.array2d(dtype=wp.int32)
+        cut: wp.array(dtype=wp.int32)
+        subframes: wp.array2d(dtype=real)
+        subdims: wp.array(dtype=wp.int32)
+        shift: wp.array(dtype=wp.int32)
+        start: wp.array(dtype=wp.int32)
+        points: wp.array(dtype=vec3)
+        order: wp.array(dtype=wp.int32)
+
+    @wp.func
+    def grid_of(
+        frames: wp.array2d(dtype=real),
+        dims: wp.array2d(dtype=wp.int32),
+        cut: wp.array(dtype=wp.int32),
+        subframes: wp.array2d(dtype=real),
+        subdims: wp.array(dtype=wp.int32),
+        shift: wp.array(dtype=wp.int32),
+        start: wp.array(dtype=wp.int32),
+        points: wp.array(dtype=vec3),
+        order: wp.array(dtype=wp.int32),
+    ):
+        grid = Grid()
+        grid.frames = frames
+        grid.dims = dims
+        grid.cut = cut
+        grid.subframes = subframes
+        grid.subdims = subdims
+        grid.shift = shift
+        grid.start = start
+        grid.points = points
+        grid.order = order
+        return grid
+
+    return Grid, grid_of
+
+
+@functools.cache
+def _frames(dtype: torch.dtype) -> Any:
+    """One grid of cells, a cloud's or that inside one cell, and distances to its cells."""
+    real, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    inverse, _, low_of, edge_of, _ = cell_functions(dtype)
+    unit = torch.finfo(dtype).eps * ROUNDINGS
+
+    @wp.struct
+    class Frame:
+        low: vec3  # corner of cell 0
+        edge: vec3
+        per_unit: vec3  # 1 / edge
+        shape: wp.vec3i
+        outer_low: vec3  # border cells reach out to here
+        outer_high: vec3
+        base: int  # number of cell 0 in the tables
+        slack: real
+
+    @wp.func
+    def cloud_frame(grid: Grid, cloud: int, q: vec3):
+        frame = Frame()
+        frame.low = low_of(grid.frames, cloud)
+        frame.edge = edge_of(grid.frames, cloud)
+        frame.per_unit = inverse(frame.edge)
+        frame.shape = wp.vec3i(grid.dims[cloud, 0], grid.dims[cloud, 1], grid.dims[cloud, 2])
+        frame.outer_low = frame.low
+        for axis in range(3):
+            frame.outer_high[axis] = frame.low[axis] + real(frame.shape[axis]) * frame.edge[axis]
+        frame.base = grid.dims[cloud, 3]
+        largest = wp.max(wp.max(wp.abs(frame.outer_low), wp.abs(frame.outer_high)), wp.abs(q))
+        frame.slack = real(unit) * wp.max(largest)
+        return frame
+
+    @wp.func
+    def cell_frame(grid: Grid, parent: Frame, cell: int, x: int, y: int, z: int):
+        frame = Frame()
+        at = vec3(real(x), real(y), real(z))
+        for axis in range(3):
+            frame.outer_low[axis] = parent.low[axis] + at[axis] * parent.edge[axis]
+            frame.outer_high[axis] = parent.low[axis] + (at[axis] + real(1.0)) * parent.edge[axis]
+        frame.low = frame.outer_low
+        frame.edge = parent.edge
+        frame.shape = wp.vec3i(1, 1, 1)
+        if grid.shift[cell + 1] > grid.shift[cell]:
+            crowd = grid.cut[cell]
+            frame.low = low_of(grid.subframes, crowd)
+            frame.edge = edge_of(grid.subframes, crowd)
+            packed = grid.subdims[crowd]
+            mask = (1 << AXIS_BITS) - 1
+            frame.shape = wp.vec3i(packed & mask, (packed >> AXIS_BITS) & mask, packed >> (2 * AXIS_BITS))
+        frame.per_unit = inverse(frame.edge)
+        frame.base = cell + grid.shift[cell]
+        frame.slack = parent.slack
+        return frame
+
+    @wp.func
+    def gap(x: real, frame: Frame, axis: int, cell: int):
+        """Distance along an axis from x to a cell's slab, never too large."""
+        low = frame.outer_low[axis]
+        high = frame.outer_high[axis]
+        if cell > 0:
+            low = frame.low[axis] + real(cell) * frame.edge[axis]
+        if cell < frame.shape[axis] - 1:
+            high = frame.low[axis] + real(cell + 1) * frame.edge[axis]
+        return wp.max(wp.max(low - x, x - high) - frame.slack, real(0.0))
+
+    @wp.func
+    def beyond(q: vec3, frame: Frame, at: wp.vec3i, ring: int):
+        """Squared distance to the nearest cell outside a ring around ``at``, never too large."""
+        outside = vec3()
+        for axis in range(3):
+            away = wp.max(frame.outer_low[axis] - q[axis], q[axis] - frame.outer_high[axis])
+            outside[axis] = wp.max(away - frame.slack, real(0.0))
+        nearest = real(wp.inf)
+        for axis in range(3):
+            rest = real(0.0)
+            for other in range(3):
+                if other != axis:
+                    rest += outside[other] * outside[other]
+            if at[axis] - ring > 0:
+                face = q[axis] - (frame.low[axis] + real(at[axis] - ring) * frame.edge[axis])
+                face = wp.max(face - frame.slack, real(0.0))
+                nearest = wp.min(nearest, rest + face * face)
+            if at[axis] + ring < frame.shape[axis] - 1:
+                face = frame.low[axis] + real(at[axis] + ring + 1) * frame.edge[axis] - q[axis]
+                face = wp.max(face - frame.slack, real(0.0))
+                nearest = wp.min(nearest, rest + face * face)
+        return nearest
+
+    return Frame, cloud_frame, cell_frame, gap, beyond
+
+
+def ring_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+    """``search(state, q, grid, arrays, cloud) -> state`` through both levels of the cell list."""
+    _, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    _, cloud_frame, *_ = _frames(dtype)
+    State, Arrays, consider, _ = visitor
+    visit_runs = run_visitor(lanes, vec3, State, Grid, Arrays, consider)
+    search_crowd = _search_grid(dtype, lanes, visitor, visit_runs, None)
+    search_cloud = _search_grid(dtype, lanes, visitor, visit_runs, search_crowd)
+
+    @wp.func
+    def search(state: State, q: vec3, grid: Grid, arrays: Arrays, cloud: int):
+        return search_cloud(state, q, grid, arrays, cloud_frame(grid, cloud, q))
+
+    return search
+
+
+def _search_grid(
+    dtype: torch.dtype,
+    lanes: Lanes,
+    visitor: Visitor,
+    visit_runs: wp.Function,
+    search_crowd: wp.Function | None,
+) -> wp.Function:
+    """One level. Each lane takes a row of cells; crowded cells come after the others."""
+    real, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    Frame, _, _, gap, beyond = _frames(dtype)
+    _, axis_cell, _, _, cell_at = cell_functions(dtype)
+    State, Arrays, _, bound = visitor
+    visit_crowds = None if search_crowd is None else _crowd_visitor(dtype, lanes, visitor, search_crowd)
+    is_lowest = search_crowd is None
+    lanes_count, lane, take, ballot = lanes.count, lanes.lane, lanes.take, lanes.ballot
+
+    @wp.func
+    def outward(i: int):
+        """0, -1, 1, -2, 2, ...: the rows nearest the query first, they tighten the bound."""
+        return wp.where(i % 2 == 1, -(i + 1) / 2, i / 2)
+
+    @wp.func
+    def subcell(grid: Grid, cell: int):
+        if wp.static(is_lowest):
+            return cell
+        return cell + grid.shift[cell]
+
+    @wp.func
+    def reach(q: vec3, frame: Frame, at: wp.vec3i, y: int, z: int, x0: int, x1: int, limit: real):
+        """The part of a row that the bound can reach: first and last cell, none if they cross."""
+        if y < 0 or y >= frame.shape[1] or z < 0 or z >= frame.shape[2]:
+            return 0, -1
+        across_y = gap(q[1], frame, 1, y)
+        across_z = gap(q[2], frame, 2, z)
+        along = limit - (across_y * across_y + across_z * across_z)
+        if along < real(0.0):
+            return 0, -1
+        first = wp.max(x0, 0)
+        last = wp.min(x1, frame.shape[0] - 1)
+        if along < real(wp.inf):
+            far = wp.sqrt(along) + frame.slack
+            first = wp.max(first, axis_cell(q[0] - far, frame.low[0], frame.per_unit[0], frame.shape[0]))
+            last = wp.min(last, axis_cell(q[0] + far, frame.low[0], frame.per_unit[0], frame.shape[0]))
+        return first, last
+
+    @wp.func
+    def search(state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame):
+        at = cell_at(q, frame.low, frame.per_unit, frame.shape)
+        row = frame.base + (at[2] * frame.shape[1] + at[1]) * frame.shape[0]
+        left = subcell(grid, row + wp.max(at[0] - 1, 0))
+        right = subcell(grid, row + wp.min(at[0] + 2, frame.shape[0]))
+        ring = int(FIRST_RING)
+        if grid.start[right] - grid.start[left] >= DENSE:
+            ring = 1
+        filled = int(-1)  # the largest ring that has been visited with all that is inside
+        searching = bool(True)
+        while searching:
+            side = 2 * ring + 1
+            parts = wp.where(filled < 0, 1, 2)  # rows seen before have only their two new ends
+            for first_item in range(0, parts * side * side, lanes_count):
+                item = first_item + lane()
+                i = item / (parts * side)
+                j = (item / parts) % side
+                z = at[2] + outward(i)
+                y = at[1] + outward(j)
+                x0 = at[0] - ring
+                x1 = at[0] + ring
+                if parts == 2 and i < 2 * filled + 1 and j < 2 * filled + 1:
+                    if item % 2 == 0:
+                        x1 = at[0] - filled - 1
+                    else:
+                        x0 = at[0] + filled + 1
+                elif item % parts == 1:
+                    z = -1  # a new row is the business of one lane
+                if i >= side:
+                    z = -1
+                begin = int(0)
+                count = int(0)
+                crowded = bool(False)
+                first, last = reach(q, frame, at, y, z, x0, x1, bound(state, arrays))
+                cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0]
+                if first <= last:
+                    low = subcell(grid, cell + first)
+                    high = subcell(grid, cell + last + 1)
+                    if high - low == last + 1 - first:
+                        begin = grid.start[low]
+                        count = grid.start[high] - begin
+                    else:
+                        crowded = True
+                state = visit_runs(state, q, grid, arrays, begin, count)
+                if wp.static(not is_lowest):
+                    waiting = ballot(crowded)
+                    while waiting != 0:
+                        source = lowest_bit(waiting)
+                        waiting = waiting & (waiting - 1)
+                        state = visit_crowds(
+                            state,
+                            q,
+                            grid,
+                            arrays,
+                            frame,
+                            take(first, source),
+                            take(last, source),
+                            take(y, source),
+                            take(z, source),
+                        )
+            filled = ring
+            following = beyond(q, frame, at, ring)
+            searching = following < real(wp.inf) and following <= bound(state, arrays)
+            ring += 1
+        return state
+
+    return search
+
+
+def _crowd_visitor(
+    dtype: torch.dtype, lanes: Lanes, visitor: Visitor, search_crowd: wp.Function
+) -> wp.Function:
+    """A run of cells, some of them cut: all lanes go through it together, cell by cell."""
+    _, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    Frame, _, cell_frame, gap, _ = _frames(dtype)
+    State, Arrays, _, bound = visitor
+
+    @wp.func
+    def visit_crowds(
+        state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame, first: int, last: int, y: int, z: int
+    ):
+        across_y = gap(q[1], frame, 1, y)
+        across_z = gap(q[2], frame, 2, z)
+        for x in range(first, last + 1):
+            along = gap(q[0], frame, 0, x)
+            if along * along + across_y * across_y + across_z * across_z <= bound(state, arrays):
+                cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0] + x
+                state = search_crowd(state, q, grid, arrays, cell_frame(grid, frame, cell, x, y, z))
+        return state
+
+    return visit_crowds

@@ -1,0 +1,256 @@
+"""Cells for a known radius: a table of fixed size that the plane of cells wraps around, again and again.
+
+Cells are ``radius / CELLS_PER_RADIUS`` wide wherever the points are, so no bounding box is needed and one
+level does for every density. Cells that share a place in the table only cost a few distance tests in vain.
+Along x the table is contiguous: a row of cells is one run of points, or two where it wraps.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.backends.warp.cell_kernels import INT_ROWS, INTS, scatter_kernel
+from pointproj.backends.warp.cells import stable_ranks
+from pointproj.backends.warp.common import OPTIONS, REALS, ROUNDINGS, cloud_of, first_row_of
+from pointproj.backends.warp.lanes import Lanes, run_visitor
+from pointproj.warp_op import Launch, warp_op
+
+CELLS_PER_RADIUS = 2
+PLACES_PER_POINT = 4
+FARTHEST = 2.0**28  # cells from the origin; what lies beyond counts as there
+
+
+class WrappedCells(NamedTuple):
+    """The table as tensors."""
+
+    width: Tensor  # () real: edge of the cells
+    start: Tensor  # (places + 1,) int32: first sorted row of each place
+    points: Tensor  # (N, 3) real: positions, sorted
+    order: Tensor  # (N,) int32: row of each sorted point in the cloud as given
+
+
+def build_wrapped_cells(points: Tensor, offsets: Tensor | None, clouds: int, radius: float) -> WrappedCells:
+    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``."""
+    return WrappedCells(*_build(points, offsets, clouds, radius))
+
+
+def _specs(points: Tensor, offsets: Any, clouds: int, radius: float) -> dict:
+    rows, dtype = points.shape[0], points.dtype
+    return {
+        "width": ((), dtype),
+        "start": ((PLACES_PER_POINT * rows + clouds + 1,), torch.int32),
+        "sorted_points": ((rows, 3), dtype),
+        "order": ((rows,), torch.int32),
+    }
+
+
+@warp_op("pointproj::warp_build_wrapped_cells", outputs=_specs)
+def _build(
+    launch: Launch,
+    points: Tensor,
+    offsets: Tensor | None,
+    clouds: int,
+    radius: float,
+    width: Tensor,
+    start: Tensor,
+    sorted_points: Tensor,
+    order: Tensor,
+) -> None:
+    rows, places = points.shape[0], start.shape[0] - 1
+    occupancy = start.new_empty(places)
+    place = start.new_empty(rows, 2)
+    launch(_clear_kernel(points.dtype), places, occupancy, start, width, radius / CELLS_PER_RADIUS)
+    launch(_place_kernel(points.dtype), rows, points, offsets, clouds, width, occupancy, place)
+    torch.cumsum(occupancy, 0, dtype=torch.int32, out=start[1:])
+    if points.is_cuda and torch.are_deterministic_algorithms_enabled():
+        place[:, 1] = stable_ranks(place[:, 0], start)
+    launch(scatter_kernel(points.dtype), rows, points, place, start, sorted_points, order)
+
+
+@functools.cache
+def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
+    real, _ = REALS[dtype]
+
+    @wp.kernel(**OPTIONS)
+    def clear(occupancy: INTS, start: INTS, width: wp.array(dtype=real), value: wp.float64):
+        i = wp.tid()
+        occupancy[i] = 0
+        if i == 0:
+            start[0] = 0
+            width[0] = real(value)
+
+    return clear
+
+
+@functools.cache
+def _table(dtype: torch.dtype) -> Any:
+    """Each cloud's part of the table, and a point's cell."""
+    real, _ = REALS[dtype]
+
+    @wp.struct
+    class Table:
+        base: int  # first place
+        bits: wp.vec3i  # places along x, y, z, as powers of two
+
+    @wp.func
+    def table_of(cloud: int, offsets: INTS, rows: int, clouds: int):
+        begin = first_row_of(cloud, offsets, rows, clouds)
+        size = first_row_of(cloud + 1, offsets, rows, clouds) - begin
+        bits = int(0)
+        while (2 << bits) <= PLACES_PER_POINT * size:
+            bits += 1
+        table = Table()
+        table.base = PLACES_PER_POINT * begin + cloud
+        table.bits = wp.vec3i((bits + 2) / 3, (bits + 1) / 3, bits / 3)
+        return table
+
+    @wp.func
+    def axis_cell(x: real, per_unit: real):
+        return int(wp.floor(wp.clamp(x * per_unit, real(-FARTHEST), real(FARTHEST))))
+
+    @wp.func
+    def place_of(table: Table, x: int, y: int, z: int):
+        row = ((z & ((1 << table.bits[2]) - 1)) << table.bits[1]) | (y & ((1 << table.bits[1]) - 1))
+        return table.base + ((row << table.bits[0]) | (x & ((1 << table.bits[0]) - 1)))
+
+    return Table, table_of, axis_cell, place_of
+
+
+@functools.cache
+def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
+    real, vec3 = REALS[dtype]
+    _, table_of, axis_cell, place_of = _table(dtype)
+
+    @wp.kernel(**OPTIONS)
+    def place(
+        points: wp.array(dtype=vec3),
+        offsets: INTS,
+        clouds: int,
+        width: wp.array(dtype=real),
+        occupancy: INTS,
+        placed: INT_ROWS,
+    ):
+        """Place of each point and its rank of arrival there; -1 for a point that is not finite."""
+        row = wp.tid()
+        p = points[row]
+        placed[row, 0] = -1
+        if wp.isfinite(p):
+            rows = points.shape[0]
+            table = table_of(cloud_of(row, offsets, rows, clouds), offsets, rows, clouds)
+            per_unit = real(1.0) / width[0]
+            at = place_of(
+                table, axis_cell(p[0], per_unit), axis_cell(p[1], per_unit), axis_cell(p[2], per_unit)
+            )
+            placed[row, 0] = at
+            placed[row, 1] = wp.atomic_add(occupancy, at, 1)
+
+    return place
+
+
+@functools.cache
+def wrapped_struct(dtype: torch.dtype) -> Any:
+    """The table inside a kernel, and a function that makes it of the kernel's arguments."""
+    real, vec3 = REALS[dtype]
+
+    @wp.struct
+    class Wrapped:
+        width: real
+        start: INTS
+        points: wp.array(dtype=vec3)
+        order: INTS
+        offsets: INTS  # of the clouds whose points these are
+        clouds: int
+
+    @wp.func
+    def wrapped_of(
+        width: wp.array(dtype=real),
+        start: INTS,
+        points: wp.array(dtype=vec3),
+        order: INTS,
+        offsets: INTS,
+        clouds: int,
+    ):
+        wrapped = Wrapped()
+        wrapped.width = width[0]
+        wrapped.start = start
+        wrapped.points = points
+        wrapped.order = order
+        wrapped.offsets = offsets
+        wrapped.clouds = clouds
+        return wrapped
+
+    return Wrapped, wrapped_of
+
+
+def ball_search(
+    dtype: torch.dtype, lanes: Lanes, state: Any, arrays: Any, consider: wp.Function
+) -> wp.Function:
+    """``search(state, q, wrapped, arrays, cloud, radius) -> state``: meet everything within the radius.
+
+    ``consider(state, q, wrapped, arrays, at, exists)`` sees one candidate a lane; some are farther away.
+    """
+    real, vec3 = REALS[dtype]
+    Wrapped, _ = wrapped_struct(dtype)
+    _, table_of, axis_cell, place_of = _table(dtype)
+    visit_runs = run_visitor(lanes, vec3, state, Wrapped, arrays, consider)
+    unit = torch.finfo(dtype).eps * ROUNDINGS
+    count, lane = lanes.count, lanes.lane
+
+    @wp.func
+    def gap(x: real, cell: int, width: real, slack: real):
+        """Distance along an axis from x to a cell's slab, never too large."""
+        x = wp.clamp(x, real(-FARTHEST) * width, real(FARTHEST) * width)
+        low = real(cell) * width
+        return wp.max(wp.max(low - x, x - (low + width)) - slack, real(0.0))
+
+    @wp.func
+    def search(state: state, q: vec3, wrapped: Wrapped, arrays: arrays, cloud: int, radius: real):
+        table = table_of(cloud, wrapped.offsets, wrapped.points.shape[0], wrapped.clouds)
+        slack = real(unit) * (wp.max(wp.abs(q)) + radius)
+        per_unit = real(1.0) / wrapped.width
+        first = wp.vec3i()
+        size = wp.vec3i()
+        whole = bool(False)  # the ball reaches around the table: no row can be left out by its distance
+        for axis in range(3):
+            first[axis] = axis_cell(q[axis] - radius - slack, per_unit)
+            size[axis] = axis_cell(q[axis] + radius + slack, per_unit) - first[axis] + 1
+            if size[axis] >= (1 << table.bits[axis]):
+                size[axis] = 1 << table.bits[axis]
+                whole = True
+        along = 1 << table.bits[0]
+        begin_x = first[0] & (along - 1)
+        parts = wp.where(begin_x + size[0] > along, 2, 1)
+        items = parts * size[1] * size[2]
+        for first_item in range(0, items, count):
+            item = first_item + lane()
+            begin = int(0)
+            run = int(0)
+            if item < items:
+                y = first[1] + (item / parts) % size[1]
+                z = first[2] + item / (parts * size[1])
+                across_y = gap(q[1], y, wrapped.width, slack)
+                across_z = gap(q[2], z, wrapped.width, slack)
+                across = across_y * across_y + across_z * across_z
+                limit = (radius + slack) * (radius + slack)
+                x0 = begin_x
+                x1 = begin_x + size[0]
+                if not whole:  # only what the ball reaches in this row
+                    half = wp.sqrt(wp.max(limit - across, real(0.0))) + slack
+                    x0 += axis_cell(q[0] - half, per_unit) - first[0]
+                    x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - first[0] + 1)
+                if item % parts == 0:
+                    x1 = wp.min(x1, along)
+                else:
+                    x0 = wp.max(x0 - along, 0)
+                    x1 -= along
+                if (whole or across <= limit) and x0 < x1:
+                    place = place_of(table, 0, y, z)
+                    begin = wrapped.start[place + x0]
+                    run = wrapped.start[place + x1] - begin
+            state = visit_runs(state, q, wrapped, arrays, begin, run)
+        return state
+
+    return search
