@@ -227,7 +227,7 @@ def _others(case: Case) -> Iterator[Problem]:
     """Inputs of the case's shapes: other points, crowded points, far points, a point that is not finite."""
     yield case.problem("cuda", seed=5)
     crowded = case.problem("cuda", seed=6)
-    crowded.reference_points[..., 1:, :] *= 1e-3
+    crowded.reference_points[..., 1:, :] *= 0.03
     yield crowded
     far = case.problem("cuda", seed=7)
     far.query_points.add_(3.0)
