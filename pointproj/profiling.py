@@ -126,8 +126,8 @@ def require_profiler(config: ProfilerConfig) -> None:
     """Raise :class:`ProfilerUnavailable` unless the package behind ``profiler=`` is installed."""
     if config.name == "line_profile" and importlib.util.find_spec("line_profiler") is None:
         raise ProfilerUnavailable(
-            "profiler=line_profile needs a package that is not installed here: pip install 'line_profiler>=5', "
-            "or write profiler=torch"
+            "profiler=line_profile needs a package that is not installed: pip install 'line_profiler>=5', or "
+            "write profiler=torch"
         )
 
 
