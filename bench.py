@@ -1,0 +1,44 @@
+"""Measure the operators and their peers: ``python bench.py --help`` says how.
+
+Thin on purpose: what Hydra composed goes to the package, and nothing heavy is imported before a run.
+"""
+
+import sys
+
+import hydra
+from hydra.errors import CompactHydraException
+from omegaconf import DictConfig
+
+from pointproj.benchmark.config import register_schema, to_bench_config
+from pointproj.config import ConfigError
+
+register_schema()
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="bench")
+def bench(composed: DictConfig) -> None:
+    """Run the benchmark that was composed."""
+    try:
+        config = to_bench_config(composed)
+        from pointproj.benchmark.run import run
+        from pointproj.devices import DeviceError
+
+        try:
+            run(config)
+        except DeviceError as error:
+            raise ConfigError(str(error)) from None
+    except ConfigError as error:
+        raise CompactHydraException(str(error)) from None
+
+
+def main() -> None:
+    """Run, and leave with 130 after Ctrl-C: the rows measured by then are in the file."""
+    try:
+        bench()
+    except KeyboardInterrupt:
+        print("interrupted; the rows measured so far are in the file", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What is called in each mode, and how in each execution.
+
+Modes of the operator alone: ``build`` (the index), ``search`` (rows of the k nearest, index ready), ``knn``
+(both, through the public function), ``aggregate`` (the forward, index included), ``operator`` (that and the
+gradient of the features). Modes of the network: ``forward`` and ``step`` (forward, loss, backward, Adam).
+
+Executions: ``eager``; ``compiled``, by torch.compile with fullgraph=True; ``captured``, compiled and then
+replayed as one CUDA graph (``build`` and ``search`` are captured as they are).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pointproj.benchmark.contenders import SEED, Contender
+from pointproj.benchmark.workloads import NETWORK
+from pointproj.config import OptimizerConfig
+from pointproj.optimization import build_optimizer, loss_function
+from pointproj.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, beside
+from tests.cases import Problem
+
+NOT_COMPILED = ("build", "search")
+
+Call = Callable[[], Any]
+
+
+class NotRunAsAsked(RuntimeError):  # noqa: N818 - says what happened
+    """A step fell back to another execution than the one to be timed."""
+
+
+class OperatorCalls:
+    """The operator alone, for one contender on one problem.
+
+    ``upstream`` is the gradient that arrives at the result; it is read in place by every call made here,
+    so that writing to it changes also what a captured call does.
+    """
+
+    def __init__(self, contender: Contender, problem: Problem) -> None:
+        self.contender = contender
+        self.problem = problem
+        self.device = problem.query_points.device
+        self.features = problem.features.detach().clone().requires_grad_()
+        shape = (*problem.query_points.shape[:-1], problem.features.shape[-1])
+        self.upstream = torch.empty(shape, dtype=self.features.dtype, device=self.device)
+        self._functions: dict[tuple[str, bool], Callable[[], Any]] = {}
+
+    def make(self, mode: str, execution: str) -> Call:
+        """The call to check and time; it returns rows, an index, values, or (values, feature gradient)."""
+        call = self._call(mode, compiled=execution != "eager")
+        return captured(call, self.device) if execution == "captured" else call
+
+    def _call(self, mode: str, compiled: bool) -> Call:
+        contender, problem = self.contender, self.problem
+        if mode == "build":
+            return lambda: contender.build(problem)
+        if mode == "search":
+            index = contender.build(problem)
+            return lambda: contender.search(problem, index)
+        if mode == "knn":
+            knn = self._function("knn", lambda: contender.knn(problem), compiled)
+            return lambda: knn()
+        aggregate = self._function("aggregate", contender.aggregate, compiled)
+        if mode == "aggregate":
+            return lambda: aggregate(problem, problem.features)
+
+        def operator() -> tuple[Tensor, Tensor]:
+            values = aggregate(problem, self.features)
+            return values.detach(), *torch.autograd.grad(values, self.features, self.upstream)
+
+        return operator
+
+    def _function(self, name: str, function: Callable, compiled: bool) -> Callable:
+        key = name, compiled
+        if key not in self._functions:
+            self._functions[key] = torch.compile(function, fullgraph=True) if compiled else function
+        return self._functions[key]
+
+
+class NetworkCalls:
+    """The network around one contender: hidden width 25, Adam, mean squared error to a random target."""
+
+    def __init__(self, contender: Contender, problem: Problem) -> None:
+        self.contender = contender
+        self.device = problem.query_points.device
+        generator = torch.Generator().manual_seed(SEED)
+        target = torch.randn(1, len(problem.query_points), generator=generator).to(self.device)
+        self.batch = {
+            "query_points": problem.query_points,
+            "reference_points": problem.reference_points[None],
+            "target": target,
+        }
+        self._steps: dict[bool, TrainingStep] = {}
+
+    def step(self, execution: str) -> TrainingStep:
+        """The training step in this execution; compiled and captured share one compiled model."""
+        compiled = execution != "eager"
+        if compiled not in self._steps:
+            torch.manual_seed(SEED)
+            model = self.contender.network().to(self.device)
+            settings = OptimizerConfig(name="adam", lr=1e-3)
+            capturable = compiled and self.device.type == "cuda"
+            optimizer = build_optimizer(settings, model.parameters(), capturable=capturable)
+            loss = loss_function("random")
+            self._steps[compiled] = TrainingStep(model, optimizer, loss, compile=compiled)
+        step = self._steps[compiled]
+        step.captured = execution == "captured"
+        return step
+
+    def make(self, mode: str, execution: str) -> Call:
+        """The call to check and time; a forward returns the prediction (1, Q), a step nothing."""
+        step = self.step(execution)
+        if mode == "forward":
+            forward = lambda: step.forward(self.batch).detach()  # noqa: E731
+            return captured(forward, self.device) if execution == "captured" else forward
+        for _ in range(STEPS_BEFORE_CAPTURE + 1 if step.captured else 1):
+            step(self.batch)
+        if step.mode != execution:
+            raise NotRunAsAsked(f"the step runs {step.mode} instead; the log above says why")
+        return lambda: step(self.batch)
+
+
+def captured(function: Call, device: torch.device) -> Call:
+    """Record the function's GPU work once; the call replays it and returns the same tensors again."""
+    stream = torch.cuda.Stream(device)
+    with beside(stream):
+        for _ in range(STEPS_BEFORE_CAPTURE):
+            function()
+    replay = CapturedCall(lambda inputs: function(), {}, stream)
+    return lambda: replay({})
+
+
+def calls_for(mode: str, contender: Contender, problem: Problem) -> OperatorCalls | NetworkCalls:
+    """Whoever makes the calls of a mode."""
+    return (NetworkCalls if mode in NETWORK else OperatorCalls)(contender, problem)

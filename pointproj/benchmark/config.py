@@ -1,0 +1,84 @@
+"""The typed config of ``bench.py`` and the checks that need no device. No torch here."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from pointproj.config import ConfigError, nearest
+
+WORKLOADS = ("w1", "w2", "w2_wide", "scaling", "batches", "memory", "interop")
+MODES = ("build", "search", "knn", "aggregate", "operator", "forward", "step", "launch")
+EXECUTIONS = ("eager", "compiled", "captured")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass
+class BenchConfig:
+    """What is measured, where, for how long, and where the results go (``conf/bench.yaml``)."""
+
+    workloads: list[str] = field(default_factory=lambda: list(WORKLOADS))
+    modes: list[str] = field(default_factory=lambda: list(MODES))
+    execution: list[str] | None = None  # null: all that the device has (captured is for CUDA)
+    backends: list[str] | None = None  # null: all of pointproj.backends
+    peers: list[str] | None = None  # null: all; []: none; names are those in the results
+    device: str = "auto"  # auto | cpu | cuda
+    sizes: list[int] | None = None  # points of the scaling workload; null: 10^4 to 10^7 (CPU: 10^6)
+    elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
+    budget_s: float = 0.4  # seconds of repetitions a row
+    slowest_call_s: float = 5.0  # a call that would take longer than this is a row without a time
+    minutes: float = 15.0  # after this long the rest are rows without a time
+    output: str | None = None  # CSV file; null: benchmarks/<device>.csv
+
+
+def register_schema() -> None:
+    """Make :class:`BenchConfig` known to Hydra as ``bench_schema``."""
+    ConfigStore.instance().store(name="bench_schema", node=BenchConfig)
+
+
+def to_bench_config(composed: Any) -> BenchConfig:
+    """Turn what Hydra composed into a checked :class:`BenchConfig`.
+
+    Parameters
+    ----------
+    composed : DictConfig
+        A config whose schema is :class:`BenchConfig`, without Hydra's own node.
+
+    Raises
+    ------
+    ConfigError
+        With every value that cannot be, what it was expected to be, and what looks like it.
+    """
+    config = OmegaConf.to_object(composed)
+    problems = [*_problems(config)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _problems(config: BenchConfig) -> Iterator[str]:
+    yield from _unknown("workloads", config.workloads, WORKLOADS)
+    yield from _unknown("modes", config.modes, MODES)
+    yield from _unknown("execution", config.execution or (), EXECUTIONS)
+    yield from _unknown("device", [config.device], DEVICES)
+    for key in ("workloads", "modes", "execution", "backends", "sizes"):
+        if getattr(config, key) == [] and not (key == "backends" and config.peers != []):
+            yield f"{key}=[]: expected at least one"
+    for size in config.sizes or ():
+        if size < 100:
+            yield f"sizes: expected whole numbers of at least 100 points, got {size}"
+    if config.elements is not None and config.elements < 1:
+        yield f"elements={config.elements}: expected a whole number of at least 1"
+    for key in ("budget_s", "slowest_call_s", "minutes"):
+        value = getattr(config, key)
+        if not 0 < value < math.inf:
+            yield f"{key}={value}: expected a finite number above 0"
+
+
+def _unknown(key: str, values: Iterable[str], known: tuple[str, ...]) -> Iterator[str]:
+    for value in values:
+        if value not in known:
+            yield f"{key}: expected some of {', '.join(known)}; got {value}{nearest(value, known)}"

@@ -1,0 +1,172 @@
+"""Who is measured: our backends and the peers behind one interface."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+import pointproj
+from pointproj.backends import BackendUnavailable, load, names, resolve
+from pointproj.benchmark.config import EXECUTIONS
+from pointproj.benchmark.machine import package_version
+from pointproj.benchmark.peers import PEERS, Peer, gather_aggregate
+from pointproj.benchmark.workloads import Workload
+from pointproj.config import ConfigError, nearest
+from pointproj.model import Projector
+from tests.cases import Problem
+
+SEED = 0  # of the networks
+HIDDEN = 25
+OURS_MAY_ERR = 1e-4  # fp32 sums in another order
+PEERS_MAY_ERR = 1e-3
+PEERS_SUMS_MAY_ERR = 5e-2  # their neighbours are checked; a near tie taken the other way moves a sum
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What the benchmark calls. Functions that a contender lacks are None."""
+
+    name: str
+    kind: str  # backend | peer
+    package: str
+    modes: tuple[str, ...]
+    executions: tuple[str, ...]
+    aggregate: Callable[[Problem, Tensor], Tensor]  # problem, its features
+    knn: Callable[[Problem], Tensor] | None  # rows of the k nearest, index built inside
+    build: Callable[[Problem], Any] | None
+    search: Callable[[Problem, Any], Tensor] | None  # rows, with a ready index
+    network: Callable[[], nn.Module]
+    rows_may_err: float
+    sums_may_err: float
+    brute_force: bool  # time grows with queries times references
+    bytes_a_pair: float  # memory that grows so as well; 0 if bounded
+
+
+def backend_names(asked_for: list[str] | None) -> tuple[str, ...]:
+    """The backends to measure, or the error that says which there are."""
+    return _chosen("backends", asked_for, names())
+
+
+def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
+    """The peers to measure, or the error that says which there are."""
+    return _chosen("peers", asked_for, tuple(dict.fromkeys(peer.name for peer in PEERS)))
+
+
+def missing_backend(name: str, device_type: str, operator: str) -> str | None:
+    """Why a backend cannot be measured here, or None."""
+    try:
+        resolve(name, device_type, operator)
+    except BackendUnavailable as reason:
+        return str(reason)
+    return None
+
+
+def backend_contender(name: str, workload: Workload) -> Contender:
+    """One of our backends on a workload."""
+    operator, neighborhood, sigma = workload.operator, workload.neighborhood, workload.case.sigma
+    function = pointproj.knn_aggregate if operator == "knn" else pointproj.radius_aggregate
+    radius = None if operator == "knn" else neighborhood
+
+    def aggregate(problem: Problem, features: Tensor) -> Tensor:
+        points = problem.query_points, problem.reference_points
+        return function(*points, features, neighborhood, sigma=sigma, backend=name, **problem.offsets)
+
+    def build(problem: Problem) -> Any:
+        offsets = problem.reference_offsets
+        return pointproj.build_index(
+            problem.reference_points, radius=radius, backend=name, reference_offsets=offsets
+        )
+
+    def search(problem: Problem, index: Any) -> Tensor:
+        points = problem.query_points, None, problem.reference_points, None
+        return load(name).search(*points, 1, index.tables, neighborhood)
+
+    def knn(problem: Problem) -> Tensor:
+        points = problem.query_points, problem.reference_points
+        return pointproj.knn(*points, neighborhood, backend=name, **problem.offsets)[1]
+
+    return Contender(
+        name=name,
+        kind="backend",
+        package=package_version("pointproj"),
+        modes=workload.modes,
+        executions=EXECUTIONS,
+        aggregate=aggregate,
+        knn=knn if operator == "knn" else None,
+        build=build,
+        search=search if operator == "knn" else None,
+        network=lambda: _projector(workload, name),
+        rows_may_err=OURS_MAY_ERR,
+        sums_may_err=OURS_MAY_ERR,
+        brute_force=name == "torch",
+        bytes_a_pair=0.0,
+    )
+
+
+def peer_contender(peer: Peer, workload: Workload) -> Contender:
+    """A peer on a workload of one cloud."""
+    neighborhood, sigma = workload.neighborhood, workload.case.sigma
+
+    def aggregate_points(query: Tensor, reference: Tensor, features: Tensor) -> Tensor:
+        if not peer.finds_rows:
+            return peer.function(query, reference, features, neighborhood, sigma)
+        rows = peer.rows(query, reference, neighborhood)
+        return gather_aggregate(query, reference, features, rows, sigma)
+
+    def knn(problem: Problem) -> Tensor:
+        return peer.rows(problem.query_points, problem.reference_points, neighborhood)
+
+    unknown = {"build", "search"} | (set() if peer.finds_rows else {"knn"})
+    return Contender(
+        name=peer.name,
+        kind="peer",
+        package=package_version(peer.distribution),
+        modes=tuple(mode for mode in workload.modes if mode not in unknown),
+        executions=("eager", "compiled") if peer.compiles else ("eager",),
+        aggregate=lambda problem, features: aggregate_points(
+            problem.query_points, problem.reference_points, features
+        ),
+        knn=knn if peer.finds_rows else None,
+        build=None,
+        search=None,
+        network=lambda: PeerNetwork(_projector(workload, "torch"), aggregate_points),
+        rows_may_err=PEERS_MAY_ERR,
+        sums_may_err=PEERS_SUMS_MAY_ERR if peer.finds_rows else PEERS_MAY_ERR,
+        brute_force=peer.brute_force,
+        bytes_a_pair=peer.bytes_a_pair,
+    )
+
+
+class PeerNetwork(nn.Module):
+    """The projector's two MLPs with somebody else's aggregation between them; one cloud a batch."""
+
+    def __init__(self, projector: Projector, aggregate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.reference_mlp = projector.reference_mlp
+        self.query_mlp = projector.query_mlp
+        self.aggregate = aggregate
+
+    def forward(self, query_points: Tensor, reference_points: Tensor) -> Tensor:
+        """(Q, 3) and (1, N, 3) to (1, Q, 1), as the projector's."""
+        reference_points = reference_points[0]
+        hidden = self.reference_mlp(reference_points)
+        return self.query_mlp(self.aggregate(query_points, reference_points, hidden))[None]
+
+
+def _projector(workload: Workload, backend: str) -> Projector:
+    reach = {"k" if workload.operator == "knn" else "radius": workload.neighborhood}
+    return Projector(
+        kind=workload.operator,
+        **reach,
+        sigma=workload.case.sigma,
+        hidden_channels=HIDDEN,
+        backend=backend,
+    )
+
+
+def _chosen(key: str, asked_for: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    for name in asked_for or ():
+        if name not in known:
+            raise ConfigError(f"{key}: expected some of {', '.join(known)}; got {name}{nearest(name, known)}")
+    return known if asked_for is None else tuple(asked_for)

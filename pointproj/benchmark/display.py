@@ -1,0 +1,81 @@
+"""What a run shows: a line a row as it is measured, and on a terminal what is being measured now."""
+
+from collections import Counter
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+
+from pointproj.benchmark.results import MISSING, OK, RED, Row
+from pointproj.benchmark.workloads import Workload
+from tests.cases import Problem
+
+COLOURS = {OK: "default", RED: "red", MISSING: "dim"}
+
+
+class Display:
+    """Lines on standard output; wide enough for a row also where that is no terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self._status = self.console.status("")
+        self._done, self._expected = 0, 0
+
+    def __enter__(self) -> "Display":
+        if self.console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
+
+    def header(self, machine: dict[str, str], path: str) -> None:
+        """Where this runs and where the rows go."""
+        versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "cuda", "warp") if machine[name])
+        self.console.print(f"[bold]{escape(machine['device'])}[/bold], {versions}; rows go to {escape(path)}")
+
+    def expect(self, rows: int) -> None:
+        """How many rows there will be."""
+        self._expected = rows
+
+    def preparing(self, name: str) -> None:
+        """A workload's clouds are being made."""
+        self._status.update(f"making the clouds of {name}")
+
+    def workload(self, workload: Workload, problem: Problem, checked: int) -> None:
+        """A workload begins."""
+        reach = f"{'k' if workload.operator == 'knn' else 'r'}={workload.neighborhood:g}"
+        queries, points = (t.shape[:-1].numel() for t in (problem.query_points, problem.reference_points))
+        self.console.print(
+            f"\n[bold]{workload.name}[/bold] {workload.operator} {reach}, {queries:,} queries, {points:,} points, "
+            f"{problem.features.shape[-1]} channels; parity on {checked:,} queries"
+        )
+
+    def parity(self, name: str, error: float) -> None:
+        """A contender agrees with the reference."""
+        self.console.print(f"  {escape(name)}: agrees with the reference, error {error:.1e}")
+
+    def doing(self, row: Row) -> None:
+        """A row is being measured."""
+        what = f"{row.workload}, {row.contender}, {row.mode}, {row.execution}"
+        self._status.update(f"{self._done + 1} of {self._expected}: {escape(what)}")
+
+    def row(self, row: Row) -> None:
+        """A row has been measured."""
+        self._done += 1
+        count = f"[{self._done}/{self._expected}]"
+        line = f"{count:>10} {row.contender:16} {row.mode:10} {row.execution:9}"
+        if row.status == OK:
+            error = "" if row.parity_error is None else f"  error {row.parity_error:.1e}"
+            spread = f"{row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
+            line += f" {spread:40} {row.peak_mib:9.1f} MiB{error}"
+        else:
+            line += f" {row.status}: {row.note}"
+        self.console.print(escape(line), style=COLOURS.get(row.status, "yellow"))
+
+    def footer(self, rows: list[Row]) -> None:
+        """How it went."""
+        counts = Counter(row.status for row in rows)
+        self.console.print("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()))

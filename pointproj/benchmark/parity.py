@@ -1,0 +1,113 @@
+"""Whether a contender computes what :mod:`pointproj.reference` specifies, as one number.
+
+The reference compares all pairs, so large problems are checked on a random part of the queries. For the
+gradient of the features the upstream gradient is then zero on all other queries.
+"""
+
+import torch
+from torch import Tensor
+
+from pointproj import reference
+from pointproj.benchmark.contenders import PeerNetwork
+from pointproj.benchmark.workloads import Workload
+from tests.cases import Problem
+
+PAIRS = {"cuda": 2**28, "cpu": 2**23}
+PAIRS_WITH_GRADIENT = {"cuda": 2**22, "cpu": 2**20}  # in one piece: it keeps all pairs times channels
+FEWEST_QUERIES = 16
+
+
+class Expected:
+    """What the specification gives on some of the queries of a problem."""
+
+    def __init__(self, workload: Workload, problem: Problem) -> None:
+        self.workload = workload
+        self.problem = problem
+        self.device = problem.query_points.device
+        ranges = problem.ranges()
+        budget = PAIRS[self.device.type] // len(ranges)
+        generator = torch.Generator().manual_seed(1)
+        self.rows = [_some(q, max(FEWEST_QUERIES, budget // len(r)), generator) for q, r in ranges]
+        self._values: Tensor | None = None
+
+    @property
+    def checked_queries(self) -> int:
+        """How many queries the reference was asked about."""
+        return sum(len(rows) for rows in self.rows)
+
+    def neighbors_error(self, found: Tensor) -> float:
+        """Largest error of a neighbour's distance, relative to the row's largest; ``found`` is (Q, k)."""
+        rows = self.rows[0].to(self.device)
+        query, points = self.problem.query_points[rows], self.problem.reference_points
+        exact = reference.knn_search(query, points, self.workload.neighborhood)
+        expected, got = (_distances(query, points, of) for of in (exact, found[rows]))
+        if (found[rows].sort(dim=1).values.diff(dim=1) == 0).any():
+            return float("inf")  # one neighbour twice
+        return ((got - expected).abs() / expected[:, -1:]).max().item()
+
+    def sums_error(self, values: Tensor, gradient: Tensor | None = None) -> float:
+        """Error of aggregated features, and of the features' gradient where given, relative in norm."""
+        if self._values is None:
+            self._values, self._gradient = self._by_reference()
+        rows = torch.cat(self.rows).to(self.device)
+        error = relative_error(values.flatten(0, -2)[rows], self._values)
+        if gradient is None:
+            return error
+        return max(error, relative_error(gradient.flatten(0, -2), self._gradient))
+
+    def network_error(self, prediction: Tensor, model: torch.nn.Module) -> float:
+        """Error of a prediction (1, Q), relative in norm, with the model's weights as they are now."""
+        rows = self.rows[0][: FEWEST_QUERIES * 16].to(self.device)
+        exact = PeerNetwork(model, lambda query, points, features: self._reference(query, points, features))
+        with torch.no_grad():
+            expected = exact(self.problem.query_points[rows], self.problem.reference_points[None])
+        return relative_error(prediction[:, rows], expected.squeeze(-1))
+
+    def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
+        """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
+        generator = torch.Generator().manual_seed(2)
+        numbers = torch.randn(upstream.shape, generator=generator, dtype=upstream.dtype)
+        if checked_only:
+            keep = torch.zeros(numbers.flatten(0, -2).shape[0], 1)
+            keep[torch.cat(self.rows)] = 1
+            numbers *= keep.view(*numbers.shape[:-1], 1)
+        upstream.copy_(numbers)
+
+    def _by_reference(self) -> tuple[Tensor, Tensor]:
+        query, points, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
+        upstream = torch.empty(len(query), features.shape[1], dtype=features.dtype, device=self.device)
+        self.fill_upstream(upstream, checked_only=True)
+        values, gradient = [], torch.zeros_like(features)
+        for rows, (_, cloud) in zip(self.rows, self.problem.ranges(), strict=True):
+            span = slice(cloud.start, cloud.stop)
+            leaf = features[span].detach().requires_grad_()
+            pairs = PAIRS_WITH_GRADIENT[self.device.type]
+            for some in rows.to(self.device).split(max(1, pairs // max(1, len(cloud)))):
+                value = self._reference(query[some], points[span], leaf)
+                gradient[span] += torch.autograd.grad(value, leaf, upstream[some])[0]
+                values.append(value.detach())
+        return torch.cat(values), gradient
+
+    def _reference(self, query: Tensor, points: Tensor, features: Tensor) -> Tensor:
+        aggregate = getattr(reference, f"{self.workload.operator}_aggregate")
+        return aggregate(query, points, features, self.workload.neighborhood, self.workload.case.sigma)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm, in fp64; NaN and inf give inf."""
+    got, expected = got.detach().double(), expected.detach().double()
+    if got.shape != expected.shape or not got.isfinite().all():
+        return float("inf")
+    return ((got - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float32).tiny)).item()
+
+
+def _some(queries: range, count: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(len(queries), generator=generator)[:count].sort().values + queries.start
+
+
+def _distances(query: Tensor, points: Tensor, rows: Tensor) -> Tensor:
+    """(M, k) in fp64, nearest first, from the points themselves; inf where a row is none of the points."""
+    exists = (rows >= 0) & (rows < len(points))
+    neighbors = points[rows.clamp(0, len(points) - 1)].double()
+    distances = (query[:, None].double() - neighbors).norm(dim=-1)
+    return torch.where(exists, distances, torch.inf).sort(dim=1).values

@@ -1,0 +1,320 @@
+"""The peers: other libraries doing the same work, one function each, in :data:`PEERS`.
+
+A peer finds either the rows of the k nearest reference points, from which plain torch gathers and weighs,
+or the aggregated features themselves. Nothing is imported before a peer is asked whether it can run.
+Adding one means adding a function.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.step import first_line
+
+MOST_IN_RADIUS = 1024  # neighbours a query that torch-cluster is given room for
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library, what it finds, and where."""
+
+    name: str
+    operator: str  # knn | radius
+    function: Callable[..., Tensor]
+    imports: tuple[str, ...]
+    distribution: str  # whose version is noted
+    devices: tuple[str, ...]
+    finds_rows: bool  # else the aggregated features
+    compiles: bool
+    brute_force: bool
+    bytes_a_pair: float
+
+    def rows(self, query_points: Tensor, reference_points: Tensor, k: int) -> Int[Tensor, "q k"]:
+        """Rows of the k nearest; opaque to torch.compile, which calls it as it is."""
+        if torch.compiler.is_compiling():
+            return torch.ops.pointproj_benchmark.peer_rows(query_points, reference_points, k, self.name)
+        return self.function(query_points, reference_points, k)
+
+    def missing(self) -> str | None:
+        """None if it can be imported, else one line that says why not."""
+        for module in self.imports:
+            try:
+                importlib.import_module(module)
+            except Exception as error:  # broken installations raise all sorts
+                return f"{module} cannot be imported: {first_line(error)}"
+        return None
+
+
+PEERS: list[Peer] = []
+
+
+def _peer(
+    name: str,
+    operator: str,
+    *imports: str,
+    distribution: str,
+    devices: tuple[str, ...] = ("cuda",),
+    finds_rows: bool = True,
+    compiles: bool | None = None,
+    brute_force: bool = False,
+    bytes_a_pair: float = 0.0,
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        can = finds_rows if compiles is None else compiles
+        facts = imports, distribution, devices, finds_rows, can, brute_force, bytes_a_pair
+        PEERS.append(Peer(name, operator, function, *facts))
+        return function
+
+    return register
+
+
+def gather_aggregate(
+    query_points: Float[Tensor, "q 3"],
+    reference_points: Float[Tensor, "n 3"],
+    features: Float[Tensor, "n c"],
+    rows: Int[Tensor, "q k"],
+    sigma: float,
+) -> Float[Tensor, "q c"]:
+    """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
+    distances = (query_points[:, None] - reference_points[rows]).norm(dim=-1)
+    weights = torch.softmax(-distances / sigma, dim=-1)
+    return (weights[..., None] * features[rows]).sum(1)
+
+
+@torch.library.custom_op("pointproj_benchmark::peer_rows", mutates_args=())
+def _peer_rows(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
+    peer = next(peer for peer in PEERS if peer.name == name and peer.finds_rows)
+    return peer.function(query_points, reference_points, k).contiguous()
+
+
+@_peer_rows.register_fake
+def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
+    return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
+
+
+@_peer(
+    "tutorial torch",
+    "knn",
+    distribution="torch",
+    devices=("cpu", "cuda"),
+    finds_rows=False,
+    compiles=True,
+    brute_force=True,
+    bytes_a_pair=16.0,
+)
+def tutorial_knn(query: Tensor, reference: Tensor, features: Tensor, k: int, sigma: float) -> Tensor:
+    """All pairs, their distances, the k smallest of each row."""
+    distances, rows = (query[:, None] - reference[None]).norm(dim=-1).topk(k, dim=-1, largest=False)
+    weights = torch.softmax(-distances / sigma, dim=-1)
+    return (weights[..., None] * features[rows]).sum(1)
+
+
+@_peer(
+    "tutorial torch",
+    "radius",
+    distribution="torch",
+    devices=("cpu", "cuda"),
+    finds_rows=False,
+    compiles=True,
+    brute_force=True,
+    bytes_a_pair=110.0,
+)
+def tutorial_radius(
+    query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
+) -> Tensor:
+    """Softmax over all points, masked by the radius and made to sum to 1 again."""
+    distances = (query[:, None] - reference[None]).norm(dim=-1)
+    weights = torch.softmax(-distances / sigma, dim=-1) * (distances <= radius)
+    return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
+
+
+@_peer(
+    "PhysicsNeMo",
+    "knn",
+    "physicsnemo.nn.functional",
+    distribution="nvidia-physicsnemo",
+    devices=("cpu", "cuda"),
+)
+def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
+    from physicsnemo.nn.functional import knn
+
+    return knn(reference, query, k)[0].long()
+
+
+@_peer(
+    "PhysicsNeMo",
+    "radius",
+    "physicsnemo.nn.functional",
+    distribution="nvidia-physicsnemo",
+    devices=("cpu", "cuda"),
+    finds_rows=False,
+)
+def physicsnemo_radius(
+    query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
+) -> Tensor:
+    """All pairs within the radius, none truncated; weights and sums in torch."""
+    from physicsnemo.nn.functional import radius_search
+
+    pairs = radius_search(reference, query, radius)
+    found = (pairs[0] if isinstance(pairs, tuple) else pairs).long()
+    return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
+
+
+@_peer("cuML", "knn", "cuml", "cupy", distribution="cuml-cu13")
+def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """NearestNeighbors with its defaults."""
+    import cupy
+    from cuml.neighbors import NearestNeighbors
+
+    found = NearestNeighbors(n_neighbors=k, output_type="cupy").fit(cupy.from_dlpack(reference.detach()))
+    rows = found.kneighbors(cupy.from_dlpack(query.detach()), return_distance=False)
+    return torch.from_dlpack(rows).long()
+
+
+@_peer("cupyx KDTree", "knn", "cupyx.scipy.spatial", distribution="cupy-cuda13x")
+def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """Build the tree, query it."""
+    import cupy
+    from cupyx.scipy.spatial import KDTree
+
+    tree = KDTree(cupy.from_dlpack(reference.detach()))
+    return torch.from_dlpack(tree.query(cupy.from_dlpack(query.detach()), k)[1]).long()
+
+
+@_peer("jz-tree", "knn", "jztree", distribution="jztree")
+def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """Jitted; points that search among themselves are passed once, as it is made for."""
+    import jax
+    import jztree
+
+    points = jax.dlpack.from_dlpack(reference.detach())
+    same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
+    queries = None if same else jax.dlpack.from_dlpack(query.detach())
+    rows = jztree.knn.knn.jit(points, k, part_query=queries)[1]
+    return torch.from_dlpack(rows.block_until_ready()).long()
+
+
+@_peer("torch-cluster", "knn", "torch_cluster", distribution="torch-cluster", brute_force=True)
+def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """One brute-force kernel."""
+    import torch_cluster
+
+    return torch_cluster.knn(reference, query, k)[1].view(-1, k)
+
+
+@_peer(
+    "torch-cluster",
+    "radius",
+    "torch_cluster",
+    distribution="torch-cluster",
+    finds_rows=False,
+    brute_force=True,
+)
+def torch_cluster_radius(
+    query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
+) -> Tensor:
+    """One brute-force kernel with room for 1024 neighbours a query; weights and sums in torch."""
+    import torch_cluster
+
+    found = torch_cluster.radius(reference, query, radius, max_num_neighbors=MOST_IN_RADIUS)
+    return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
+
+
+@_peer("KeOps", "knn", "pykeops.torch", distribution="pykeops", devices=("cpu", "cuda"), brute_force=True)
+def keops_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """A lazy matrix of squared distances, reduced to the k smallest."""
+    return _keops_squared(query, reference).argKmin(k, dim=1)
+
+
+@_peer(
+    "KeOps",
+    "radius",
+    "pykeops.torch",
+    distribution="pykeops",
+    devices=("cpu", "cuda"),
+    finds_rows=False,
+    brute_force=True,
+)
+def keops_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
+    """The whole formula in one lazy expression."""
+    from pykeops.torch import LazyTensor
+
+    squared = _keops_squared(query, reference)
+    weights = (-squared.sqrt() / sigma).exp() * (radius * radius - squared).step()
+    sums = (weights * LazyTensor(features[None].contiguous())).sum(1)
+    return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
+
+
+def _keops_squared(query: Tensor, reference: Tensor):
+    from pykeops.torch import LazyTensor
+
+    difference = LazyTensor(query[:, None].contiguous()) - LazyTensor(reference[None].contiguous())
+    return (difference**2).sum(-1)
+
+
+@_peer("scipy cKDTree", "knn", "scipy.spatial", distribution="scipy", devices=("cpu",))
+def scipy_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """Build the tree and query it on all cores."""
+    from scipy.spatial import cKDTree
+
+    rows = cKDTree(reference.detach().numpy()).query(query.detach().numpy(), k, workers=-1)[1]
+    return torch.from_numpy(rows).long().view(-1, k)
+
+
+@_peer("scipy cKDTree", "radius", "scipy.spatial", distribution="scipy", devices=("cpu",), finds_rows=False)
+def scipy_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
+    """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
+    from scipy.sparse import csr_array
+    from scipy.spatial import cKDTree
+
+    trees = (cKDTree(points.detach().numpy()) for points in (query, reference))
+    found = next(trees).sparse_distance_matrix(next(trees), radius, output_type="ndarray")
+    weights = torch.from_numpy(found["v"]).div(-sigma).exp().to(query.dtype).numpy()
+    matrix = csr_array((weights, (found["i"], found["j"])), shape=(len(query), len(reference)))
+    totals = matrix.sum(1).clip(min=torch.finfo(query.dtype).tiny)
+    return _SparseProduct.apply(features, matrix.multiply(1 / totals[:, None]).tocsr())
+
+
+class _SparseProduct(torch.autograd.Function):
+    """A constant scipy matrix times features."""
+
+    @staticmethod
+    def forward(ctx, features: Tensor, matrix) -> Tensor:
+        ctx.matrix = matrix
+        return torch.from_numpy(matrix @ features.detach().numpy()).to(features.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
+
+
+@_peer("pykdtree", "knn", "pykdtree.kdtree", distribution="pykdtree", devices=("cpu",))
+def pykdtree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+    """Build the tree and query it, on the threads that OpenMP gives."""
+    from pykdtree.kdtree import KDTree
+
+    rows = KDTree(reference.detach().numpy()).query(query.detach().numpy(), k)[1]
+    return torch.from_numpy(rows.astype("int64")).view(-1, k)
+
+
+def _aggregate_pairs(
+    query: Tensor, reference: Tensor, features: Tensor, queries: Tensor, rows: Tensor, sigma: float
+) -> Tensor:
+    """Weighted means over pairs (queries[m], rows[m]) in any order."""
+    distances = (query[queries] - reference[rows]).norm(dim=-1)
+    weights = (-distances / sigma).exp()
+    sums = features.new_zeros(len(query), features.shape[1])
+    sums = sums.index_add(0, queries, weights[:, None] * features[rows])
+    totals = weights.new_zeros(len(query)).index_add(0, queries, weights)
+    return sums / totals.clamp(min=torch.finfo(totals.dtype).tiny)[:, None]
+
+
+def prepare_environment() -> None:
+    """Settings that peers read when they are imported."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU

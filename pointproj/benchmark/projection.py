@@ -1,0 +1,90 @@
+"""What a call would cost, before it is made: brute force on large clouds can take hours or all memory."""
+
+import os
+import time
+
+import torch
+
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.contenders import Contender
+from pointproj.benchmark.results import OK, Row
+from pointproj.benchmark.workloads import Workload
+from tests.cases import Problem
+
+PILOT_PAIRS = {"cuda": 2**27, "cpu": 2**22}
+GIB = 2**30
+
+
+class Unaffordable(RuntimeError):  # noqa: N818 - says why there is no time
+    """A measurement that the config's limits do not allow."""
+
+
+class Projection:
+    """Projects time and memory of calls from small ones and from smaller clouds."""
+
+    def __init__(self, config: BenchConfig, device: torch.device) -> None:
+        self.config = config
+        self.device = device
+        self.started = time.monotonic()
+        self._seen: dict[tuple, list[tuple[int, float]]] = {}  # sizes and seconds, smallest first
+
+    def check_clock(self) -> None:
+        """Raise if the run's minutes are over."""
+        if time.monotonic() - self.started > self.config.minutes * 60:
+            raise Unaffordable(f"minutes={self.config.minutes:g} were over before its turn")
+
+    def check_contender(self, contender: Contender, workload: Workload, problem: Problem) -> None:
+        """Raise if a contender that forms all pairs would take too long, or more memory than the host has.
+
+        On a GPU running out of memory is safe, so it is tried there.
+        """
+        self.check_clock()
+        pairs = sum(len(q) * len(r) for q, r in problem.ranges())
+        if self.device.type == "cpu" and contender.bytes_a_pair:
+            needed, free = contender.bytes_a_pair * pairs, _free_bytes()
+            if needed > free:
+                raise Unaffordable(f"would need about {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free")
+        if contender.brute_force and workload.single and pairs > 8 * PILOT_PAIRS[self.device.type]:
+            self._refuse_if_slow(_pilot_seconds(contender, problem, self.device))
+
+    def check_growth(self, blank: Row) -> None:
+        """Raise if the same call on smaller clouds says that this one would take too long."""
+        seen = self._seen.get(_family(blank), [])
+        smaller = [(size, seconds) for size, seconds in seen if size < blank.references]
+        if not smaller:
+            return
+        size, seconds = smaller[-1]
+        self._refuse_if_slow(seconds * blank.references / size)
+
+    def learn(self, row: Row) -> None:
+        """Remember a time for :meth:`check_growth`."""
+        if row.status == OK:
+            self._seen.setdefault(_family(row), []).append((row.references, row.p50_ms / 1e3))
+
+    def _refuse_if_slow(self, seconds: float) -> None:
+        limit = self.config.slowest_call_s
+        if seconds > limit:
+            raise Unaffordable(f"would take about {seconds:.0f} s a call, more than slowest_call_s={limit:g}")
+
+
+def _pilot_seconds(contender: Contender, problem: Problem, device: torch.device) -> float:
+    """Seconds of a whole forward, from a few of its queries."""
+    queries = max(1, PILOT_PAIRS[device.type] // len(problem.reference_points))
+    few = problem._replace(query_points=problem.query_points[:queries].clone())
+    function = contender.knn or (lambda of: contender.aggregate(of, of.features))
+    seconds = []
+    for _ in range(2):  # the first one warms up
+        start = time.perf_counter()
+        function(few)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds) * len(problem.query_points) / queries
+
+
+def _family(row: Row) -> tuple:
+    return row.workload, row.contender, row.mode, row.execution
+
+
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

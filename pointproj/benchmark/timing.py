@@ -1,0 +1,86 @@
+"""Time of one call: warm-up, then repetitions within a budget, then percentiles.
+
+On a GPU by device events, on the CPU by the host's clock. Calls shorter than :data:`SHORTEST_SAMPLE_S` are
+timed several at a time, so that the clock's grain and the events' own cost stay out. Inputs are the same in
+every repetition: what fits in a cache is read from it, as in a training loop.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+SHORTEST_SAMPLE_S = 2e-4
+MOST_SAMPLES = 500
+LONG_CALL_S = 1.0  # from here on one repetition must do
+
+
+class Timing(NamedTuple):
+    """Percentiles in milliseconds a call."""
+
+    p20: float
+    p50: float
+    p80: float
+    repetitions: int
+
+
+def measure(function: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
+    """Time ``function``, which has run before at least once.
+
+    Parameters
+    ----------
+    function : callable
+        Its GPU work goes to the current stream, or has ended when it returns.
+    device : torch.device
+    budget_s : float
+        Seconds that the repetitions may take, about.
+
+    Returns
+    -------
+    Timing
+    """
+    sample = _sample_on_gpu if device.type == "cuda" else _sample_on_host
+    function()
+    estimate = min(sample(function, device, 1, 2))  # seconds a call
+    if estimate > LONG_CALL_S:
+        return percentiles([estimate], 1)
+    estimate = min(sample(function, device, math.ceil(SHORTEST_SAMPLE_S / estimate), 3))
+    calls = math.ceil(SHORTEST_SAMPLE_S / estimate)
+    samples = max(3, min(MOST_SAMPLES, int(budget_s / (calls * estimate))))
+    return percentiles(sample(function, device, calls, samples), calls)
+
+
+def percentiles(seconds: list[float], calls: int) -> Timing:
+    """Percentiles of samples given in seconds a call, each the mean over ``calls`` calls."""
+    ms = torch.tensor(seconds, dtype=torch.float64) * 1e3
+    p20, p50, p80 = ms.quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
+    return Timing(p20, p50, p80, len(seconds) * calls)
+
+
+def _sample_on_gpu(
+    function: Callable[[], object], device: torch.device, calls: int, samples: int
+) -> list[float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+    torch.cuda.synchronize(device)
+    marks[0].record()
+    for mark in marks[1:]:
+        for _ in range(calls):
+            function()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [before.elapsed_time(after) / 1e3 / calls for before, after in itertools.pairwise(marks)]
+
+
+def _sample_on_host(
+    function: Callable[[], object], device: torch.device, calls: int, samples: int
+) -> list[float]:
+    seconds = []
+    for _ in range(samples):
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        seconds.append((time.perf_counter() - start) / calls)
+    return seconds

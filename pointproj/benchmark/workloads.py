@@ -1,0 +1,116 @@
+"""The named workloads: which clouds, which operator, and what is called on them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pointproj.benchmark.config import BenchConfig
+from pointproj.furniture import CLASSES, make_furniture
+from pointproj.meshes import normalize, sample_surface
+from tests.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, grid_in_gaussian, itself
+
+Points = Callable[[torch.Generator], Tensor]
+
+SIZES = {"cuda": (10**4, 10**5, 10**6, 10**7), "cpu": (10**4, 10**5, 10**6)}
+MEMORY_SIZES = (10**4, 10**5, 10**6)
+ELEMENTS = {"cuda": 3 * 10**8, "cpu": 10**7}
+SELF_K = 8
+
+SEARCH = ("build", "search", "knn")
+NETWORK = ("forward", "step")
+GRID = 30**3
+RAGGED = tuple((GRID, size) for size in (1_000, 3_000, 6_000, 9_000, 10_000, 12_000, 16_000, 23_000))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One set of clouds and what is measured on it."""
+
+    name: str  # as in the results
+    case: Case
+    operator: str  # knn | radius
+    modes: tuple[str, ...]
+    single: bool = True  # one cloud; peers are given no others
+
+    @property
+    def neighborhood(self) -> float:
+        """k for "knn", the radius for "radius"."""
+        return self.case.neighborhood(self.operator)
+
+    def problem(self, device: torch.device) -> Problem:
+        """The tensors on a device. Points that search among themselves are one tensor, not two."""
+        problem = self.case.problem()
+        if self.name.startswith("scaling"):
+            query, *others = problem.reference_points.to(device), *problem[2:]
+            return Problem(query, query, *_moved(others, device))
+        return Problem(*_moved(problem, device))
+
+
+def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    """The workloads that a config names, in the order of the results; interop is a module of its own."""
+    sizes = sorted(config.sizes or SIZES[device_type])
+    for name in config.workloads:
+        yield from _FAMILIES[name](sizes) if name in _FAMILIES else ()
+
+
+def _scaling(sizes: list[int]) -> Iterator[Workload]:
+    for kind, points in (("uniform", _uniform), ("clustered", clustered), ("surface", surface)):
+        for size in sizes:
+            case = Case(f"scaling_{kind}", itself(points(size)), k=SELF_K, radius=None, channels=1)
+            yield Workload(case.id, case, "knn", SEARCH)
+
+
+def _batches(sizes: list[int]) -> Iterator[Workload]:
+    shared = {"k": 7, "radius": 0.1, "channels": 25}
+    dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
+    totals = (sum(column) for column in zip(*RAGGED, strict=True))
+    ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
+    for case in (dense, ragged):
+        for operator in ("knn", "radius"):
+            yield Workload(case.id, case, operator, ("aggregate", "operator"), single=False)
+
+
+def _memory(sizes: list[int]) -> Iterator[Workload]:
+    for size in MEMORY_SIZES:
+        case = Case("memory", grid_in_gaussian(30, size), k=W1.k, radius=None, channels=W1.channels)
+        yield Workload(case.id, case, "knn", ("step",))
+
+
+_FAMILIES = {
+    "w1": lambda sizes: [Workload("w1", W1, "knn", (*SEARCH, "aggregate", "operator", *NETWORK))],
+    "w2": lambda sizes: [Workload("w2", W2, "radius", ("build", "aggregate", "operator", *NETWORK))],
+    "w2_wide": lambda sizes: [
+        Workload("w2_wide", W2_WIDE, "radius", ("build", "aggregate", "operator", *NETWORK))
+    ],
+    "scaling": _scaling,
+    "batches": _batches,
+    "memory": _memory,
+}
+
+
+def _moved(tensors: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.to(device) for tensor in tensors]
+
+
+def _uniform(count: int) -> Points:
+    return lambda g: torch.rand(count, 3, generator=g, dtype=torch.float64) * 2 - 1
+
+
+def surface(count: int) -> Points:
+    """Points on the surfaces of ten pieces of furniture, each in a cube of its own, side by side."""
+
+    def points(g: torch.Generator) -> Tensor:
+        rng = np.random.default_rng(torch.randint(2**31, (), generator=g).item())
+        shares = np.diff(np.linspace(0, count, len(CLASSES) + 1).astype(int))
+        clouds = []
+        for place, (class_name, share) in enumerate(zip(CLASSES, shares, strict=True)):
+            sampled, _ = sample_surface(normalize(make_furniture(class_name, seed=1)), int(share), rng)
+            sampled[:, 0] += 2 * place
+            clouds.append(sampled)
+        cloud = torch.from_numpy(np.concatenate(clouds))
+        return cloud[torch.randperm(count, generator=g)].double()
+
+    return points
