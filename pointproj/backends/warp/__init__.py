@@ -41,7 +41,7 @@ def search(
 
     if not isinstance(tables, Cells):
         tables = build_cells(reference_points, reference_offsets, clouds)
-    return nearest.search(query_points, query_offsets, clouds, tables, k)
+    return nearest.search(query_points, query_offsets, reference_points, clouds, tables, k)
 
 
 def knn_aggregate(

@@ -8,7 +8,6 @@ import warp as wp
 
 from pointproj.backends.warp.common import (
     AXIS_BITS,
-    CELLS_PER_POINT,
     CROWD,
     FRACTION,
     MARGIN,
@@ -92,6 +91,18 @@ def warp_minimum(x: wp.float32) -> wp.float32:
 def warp_minimum(x: wp.float64) -> wp.float64: ...
 
 
+@wp.func_native("""
+#if defined(__CUDA_ARCH__)
+    return thread % 32 == 0;
+#else
+    return true;
+#endif
+""")
+def is_leader(thread: int) -> bool:
+    """Whether this thread speaks for those that :func:`warp_minimum` took together."""
+    ...
+
+
 def _bound_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Lowest corner and negated highest corner of each cloud's finite points."""
     real, vec3 = REALS[dtype]
@@ -129,7 +140,8 @@ def _bound_kernel(dtype: torch.dtype) -> wp.Kernel:
             for axis in range(3):
                 low[axis] = warp_minimum(low[axis])
                 high[axis] = warp_minimum(high[axis])
-        keep(box, cloud, low, high)
+        if clouds > 1 or is_leader(thread):
+            keep(box, cloud, low, high)
 
     return bound
 
@@ -198,6 +210,7 @@ def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
         points: wp.array(dtype=vec3),
         offsets: INTS,
         clouds: int,
+        density: int,
         box: wp.array2d(dtype=real),
         frames: wp.array2d(dtype=real),
         dims: INT_ROWS,
@@ -219,7 +232,7 @@ def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
             owner = wp.where(task == 0, i, cloud)
             if (task == 0 and writes) or (task == 1 and counts):
                 begin = first_row_of(owner, offsets, rows, clouds)
-                budget = CELLS_PER_POINT * (first_row_of(owner + 1, offsets, rows, clouds) - begin) + 1
+                budget = density * (first_row_of(owner + 1, offsets, rows, clouds) - begin) + 1
                 low = vec3(box[owner, 0], box[owner, 1], box[owner, 2])
                 extent = vec3()
                 if low[0] < real(wp.inf):
@@ -228,7 +241,7 @@ def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
                 edge = vec3()
                 for axis in range(3):
                     edge[axis] = extent[axis] / real(shape[axis])
-                base = CELLS_PER_POINT * begin + owner
+                base = density * begin + owner
                 if task == 0:
                     for axis in range(3):
                         frames[owner, axis] = low[axis]
@@ -340,7 +353,7 @@ def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
 
 
 def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
-    """Sub-cell of each point and its rank of arrival there; -1 for a point that is not finite."""
+    """Sub-cell of each point and its rank of arrival there; the last is for points that are not finite."""
     real, vec3 = REALS[dtype]
     inverse, _, low_of, edge_of, cell_at = cell_functions(dtype)
     home = _home(dtype)
@@ -361,7 +374,7 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
     ):
         row = wp.tid()
         p = points[row]
-        placed[row, 0] = -1
+        subcell = suboccupancy.shape[0] - 1
         if wp.isfinite(p):
             cell = home(p, cloud_of(row, offsets, points.shape[0], clouds), frames, dims)
             subcell = cell + shift[cell]
@@ -372,8 +385,8 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
                 shape = wp.vec3i(packed & mask, (packed >> AXIS_BITS) & mask, packed >> (2 * AXIS_BITS))
                 at = cell_at(p, low_of(subframes, crowd), inverse(edge_of(subframes, crowd)), shape)
                 subcell += (at[2] * shape[1] + at[1]) * shape[0] + at[0]
-            placed[row, 0] = subcell
-            placed[row, 1] = wp.atomic_add(suboccupancy, subcell, 1)
+        placed[row, 0] = subcell
+        placed[row, 1] = wp.atomic_add(suboccupancy, subcell, 1)
 
     return place
 

@@ -1,6 +1,6 @@
 """A two-level cell list: built on the device in a fixed number of launches, for any density.
 
-Each cloud's bounding box is cut into about ``CELLS_PER_POINT`` cells a point. A cell that holds a crowd is
+Each cloud's bounding box is cut into a few cells a point. A cell that holds a crowd is
 cut again where most of its points lie, which a small sample tells: a dense cluster then costs no more than
 an even cloud, also when a few other points share its cell. The sub-cells at the border reach out to the
 border of the cell. Points are sorted by (cell, sub-cell): cells that follow each other along x hold one
@@ -16,8 +16,16 @@ import torch
 from torch import Tensor
 
 from pointproj.backends.warp.cell_kernels import build_kernels
-from pointproj.backends.warp.common import CELLS_PER_POINT, CROWD, POINTS_PER_SUBCELL
+from pointproj.backends.warp.common import CROWD, POINTS_PER_SUBCELL
 from pointproj.warp_op import Launch, warp_op
+
+
+MANY_POINTS = {"cpu": 0, "cuda": 2**20}
+
+
+def cells_per_point(points: Tensor) -> int:
+    """Fine cells help uneven clouds; for many points, clearing and adding them up costs more."""
+    return 4 if points.shape[0] <= MANY_POINTS[points.device.type] else 1
 
 
 class Cells(NamedTuple):
@@ -29,19 +37,19 @@ class Cells(NamedTuple):
     subframes: Tensor  # (cuts, 6) real: lowest corner and edges of the sub-cells
     subdims: Tensor  # (cuts,) int32: sub-cells along x, y, z, AXIS_BITS bits each
     shift: Tensor  # (cells + 1,) int32: the first sub-cell of cell c is number c + shift[c]
-    start: Tensor  # (subcells + 1,) int32: first sorted row of each sub-cell
+    start: Tensor  # (subcells + 2,) int32: first sorted row of each sub-cell; then of points not finite
     points: Tensor  # (N, 3) real: positions, sorted
     order: Tensor  # (N,) int32: row of each sorted point in the cloud as given
 
 
 def build_cells(points: Tensor, offsets: Tensor | None, clouds: int) -> Cells:
-    """Sort ``points`` (N, 3), packed clouds, into cells. Points that are not finite are left out."""
+    """Sort ``points`` (N, 3), packed clouds, into cells; points that are not finite come last, in none."""
     return Cells(*_build_cells(points, offsets, clouds))
 
 
 def _specs(points: Tensor, offsets: Any, clouds: int) -> dict:
     rows, dtype = points.shape[0], points.dtype
-    cells = CELLS_PER_POINT * rows + clouds
+    cells = cells_per_point(points) * rows + clouds
     cuts = rows // CROWD + 1
     return {
         "frames": ((clouds, 6), dtype),
@@ -50,7 +58,7 @@ def _specs(points: Tensor, offsets: Any, clouds: int) -> dict:
         "subframes": ((cuts, 6), dtype),
         "subdims": ((cuts,), torch.int32),
         "shift": ((cells + 1,), torch.int32),
-        "start": ((cells + rows // POINTS_PER_SUBCELL + 1,), torch.int32),
+        "start": ((cells + rows // POINTS_PER_SUBCELL + 2,), torch.int32),
         "sorted_points": ((rows, 3), dtype),
         "order": ((rows,), torch.int32),
     }
@@ -85,7 +93,20 @@ def _build_cells(
     threads = kernels.bound_threads(rows)
     launch(kernels.clear, counters.shape[0], counters, box, shift, start)
     launch(kernels.bound, threads, *cloud, threads, box)
-    launch(kernels.count, max(rows, clouds), *cloud, box, frames, dims, occupancy, cut_count, cut, cut_cells)
+    density = cells_per_point(points)
+    launch(
+        kernels.count,
+        max(rows, clouds),
+        *cloud,
+        density,
+        box,
+        frames,
+        dims,
+        occupancy,
+        cut_count,
+        cut,
+        cut_cells,
+    )
     launch(kernels.sample, rows, *cloud, frames, dims, occupancy, cut, extent.view(cuts, 6))
     crowds = (cut_count, cut_cells, occupancy, extent.view(cuts, 6))
     launch(kernels.cut, cuts, clouds, frames, dims, *crowds, subframes, subdims, extra)

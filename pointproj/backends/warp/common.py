@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import warp as wp
 
-CELLS_PER_POINT = 2
 CROWD = 64  # a cell with so many points is cut
 POINTS_PER_SUBCELL = 1
 SAMPLE = 64  # about so many points of a crowd say where its sub-cells go

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import warp as wp
 
-LANES = {"cpu": 1, "cuda": 32}
+LANES = {"cpu": 1, "cuda": 32}  # for work that is spread over channels
 
 
 class Lanes(NamedTuple):
@@ -27,8 +27,11 @@ class Lanes(NamedTuple):
 
 @functools.cache
 def lanes(count: int) -> Lanes:
-    """Functions for 1 lane or for the 32 of a GPU warp, which must all call them together."""
-    return _one_lane() if count == 1 else _warp_lanes()
+    """Functions for 1 lane, or for 2 to 32 neighbouring threads of a GPU warp (a power of two).
+
+    All lanes of a query must call them together; the queries of one warp may go different ways.
+    """
+    return _one_lane() if count == 1 else _several_lanes(count)
 
 
 def _one_lane() -> Lanes:
@@ -63,69 +66,70 @@ def _one_lane() -> Lanes:
     return Lanes(1, lane, take, ballot, sum_before, owner, minimum, total)
 
 
-_TAKE = "return __shfl_sync(0xffffffffu, x, source);"
-_MINIMUM = """
-    for (int step = 16; step > 0; step >>= 1) {
-        auto other = __shfl_xor_sync(0xffffffffu, x, step);
-        x = other < x ? other : x;
-    }
-    return x;
-"""
-_TOTAL = """
-    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-"""
+def _several_lanes(count: int) -> Lanes:
+    half = count // 2
+    # The threads of this query, as the mask that every exchange between threads asks for.
+    mask = f"const unsigned base = threadIdx.x & {32 - count}u, mask = {2**count - 1}u << base;"
+    take_there = f"{mask} return __shfl_sync(mask, x, source, {count});"
+    least = f"""{mask}
+        for (int step = {half}; step > 0; step >>= 1) {{
+            auto other = __shfl_xor_sync(mask, x, step);
+            x = other < x ? other : x;
+        }}
+        return x;"""
+    sum_up = f"""{mask}
+        for (int step = {half}; step > 0; step >>= 1) x += __shfl_xor_sync(mask, x, step);
+        return x;"""
 
-
-def _warp_lanes() -> Lanes:
-    @wp.func_native("return threadIdx.x & 31;")
+    @wp.func_native(f"return threadIdx.x & {count - 1};")
     def lane() -> int: ...
 
-    @wp.func_native(_TAKE)
+    @wp.func_native(take_there)
     def take(x: wp.int32, source: int) -> wp.int32: ...
 
-    @wp.func_native(_TAKE)
+    @wp.func_native(take_there)
     def take(x: wp.float32, source: int) -> wp.float32: ...
 
-    @wp.func_native(_TAKE)
+    @wp.func_native(take_there)
     def take(x: wp.float64, source: int) -> wp.float64: ...
 
-    @wp.func_native("return __ballot_sync(0xffffffffu, flag);")
+    @wp.func_native(f"{mask} return (__ballot_sync(mask, flag) & mask) >> base;")
     def ballot(flag: bool) -> int: ...
 
-    @wp.func_native("""
+    @wp.func_native(f"""{mask}
         int sum = x;
-        for (int step = 1; step < 32; step <<= 1) {
-            int other = __shfl_up_sync(0xffffffffu, sum, step);
-            if ((threadIdx.x & 31) >= step) sum += other;
-        }
-        return sum - x;
-    """)
+        for (int step = 1; step < {count}; step <<= 1) {{
+            int other = __shfl_up_sync(mask, sum, step, {count});
+            if ((threadIdx.x & {count - 1}) >= step) sum += other;
+        }}
+        return sum - x;""")
     def sum_before(x: int) -> int: ...
 
-    @wp.func_native("""
+    @wp.func_native(f"""{mask}
         int found = 0;
-        for (int step = 16; step > 0; step >>= 1) {
-            int there = __shfl_sync(0xffffffffu, offset, found + step);
+        for (int step = {half}; step > 0; step >>= 1) {{
+            int there = __shfl_sync(mask, offset, found + step, {count});
             if (there <= at) found += step;
-        }
-        return found;
-    """)
+        }}
+        return found;""")
     def owner(at: int, offset: int) -> int: ...
 
-    @wp.func_native(_MINIMUM)
+    @wp.func_native(least)
+    def minimum(x: wp.int32) -> wp.int32: ...
+
+    @wp.func_native(least)
     def minimum(x: wp.float32) -> wp.float32: ...
 
-    @wp.func_native(_MINIMUM)
+    @wp.func_native(least)
     def minimum(x: wp.float64) -> wp.float64: ...
 
-    @wp.func_native(_TOTAL)
+    @wp.func_native(sum_up)
     def total(x: wp.float32) -> wp.float32: ...
 
-    @wp.func_native(_TOTAL)
+    @wp.func_native(sum_up)
     def total(x: wp.float64) -> wp.float64: ...
 
-    return Lanes(32, lane, take, ballot, sum_before, owner, minimum, total)
+    return Lanes(count, lane, take, ballot, sum_before, owner, minimum, total)
 
 
 _LOWEST_BIT = """

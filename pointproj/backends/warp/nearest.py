@@ -9,19 +9,35 @@ from torch import Tensor
 
 from pointproj.backends.warp.cells import Cells
 from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of
-from pointproj.backends.warp.lanes import LANES, lanes, lowest_bit
+from pointproj.backends.warp.lanes import lanes
 from pointproj.backends.warp.rings import Visitor, grid_struct, ring_search
 from pointproj.warp_op import Launch, warp_op
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
+FEW_QUERIES = 2**18  # so few leave a GPU idle unless several lanes share each
+LANES_FOR_FEW = 8
 
 
-def search(query_points: Tensor, query_offsets: Tensor | None, clouds: int, cells: Cells, k: int) -> Tensor:
+def search(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    clouds: int,
+    cells: Cells,
+    k: int,
+) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    return _search(query_points, query_offsets, clouds, list(cells), k)[0]
+    return _search(query_points, query_offsets, reference_points, clouds, list(cells), k)[0]
 
 
-def _specs(query_points: Tensor, query_offsets: Any, clouds: int, cells: list[Tensor], k: int) -> dict:
+def _specs(
+    query_points: Tensor,
+    query_offsets: Any,
+    reference_points: Tensor,
+    clouds: int,
+    cells: list[Tensor],
+    k: int,
+) -> dict:
     shape = (query_points.shape[0], k)
     heap = shape if k > LARGEST_LIST else (0, k)
     return {"rows": (shape, torch.int32), "heap": (heap, query_points.dtype)}
@@ -32,6 +48,7 @@ def _search(
     launch: Launch,
     query_points: Tensor,
     query_offsets: Tensor | None,
+    reference_points: Tensor,
     clouds: int,
     cells: list[Tensor],
     k: int,
@@ -39,10 +56,14 @@ def _search(
     heap: Tensor,
 ) -> None:
     listed = k <= LARGEST_LIST
-    width = LANES[query_points.device.type] if listed else 1
+    queries = rows.shape[0]
+    width = LANES_FOR_FEW if query_points.is_cuda and listed and queries <= FEW_QUERIES else 1
     kernel = search_kernel(query_points.dtype, k if listed else None, width)
-    threads = rows.shape[0] * width
-    launch(kernel, threads, query_points, query_offsets, clouds, *cells, rows, heap, block_dim=128)
+    # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
+    itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
+    sequence = Cells(*cells).order if itself else None
+    threads = queries * width
+    launch(kernel, threads, query_points, query_offsets, sequence, clouds, *cells, rows, heap, block_dim=128)
 
 
 @functools.cache
@@ -50,12 +71,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int) -> wp.Kernel:
     """``width`` lanes a query. With k None the neighbours wait in memory, else in registers."""
     real, vec3 = REALS[dtype]
     _, grid_of = grid_struct(dtype)
-    if k is None:
-        visitor, begin, finish = _in_memory(dtype)
-    elif width == 1:
-        visitor, begin, finish = _in_registers(dtype, k)
-    else:
-        visitor, begin, finish = _across_lanes(dtype, k)
+    visitor, begin, finish = _in_memory(dtype) if k is None else _in_registers(dtype, k, width)
     Arrays = visitor.arrays
     search_cells = ring_search(dtype, lanes(width), visitor)
 
@@ -63,6 +79,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int) -> wp.Kernel:
     def search_nearest(
         query_points: wp.array(dtype=vec3),
         query_offsets: wp.array(dtype=wp.int32),
+        sequence: wp.array(dtype=wp.int32),
         clouds: int,
         frames: wp.array2d(dtype=real),
         dims: wp.array2d(dtype=wp.int32),
@@ -77,6 +94,8 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int) -> wp.Kernel:
         heap: wp.array2d(dtype=real),
     ):
         query = wp.tid() / width
+        if sequence:
+            query = sequence[query]
         grid = grid_of(frames, dims, cut, subframes, subdims, shift, start, points, order)
         arrays = Arrays()
         arrays.rows = rows
@@ -118,82 +137,21 @@ def _squared_distance(dtype: torch.dtype) -> wp.Function:
     return squared_distance
 
 
-def _across_lanes(dtype: torch.dtype, k: int) -> tuple:
-    """Up to 32 neighbours of one query: a sorted list, one neighbour a lane."""
-    real, vec3 = REALS[dtype]
-    Grid, _ = grid_struct(dtype)
-    Arrays = _arrays(dtype)
-    squared_distance = _squared_distance(dtype)
-    group = lanes(32)
-    lane, take, ballot = group.lane, group.take, group.ballot
-
-    @wp.struct
-    class State:
-        squared: real  # of this lane's neighbour
-        row: int
-        worst: real  # of the k-th neighbour, the same in all lanes
-
-    @wp.func
-    def begin(query: int, arrays: Arrays):
-        state = State()
-        state.squared = real(wp.inf)
-        state.row = -1
-        state.worst = real(wp.inf)
-        return state
-
-    @wp.func
-    def bound(state: State, arrays: Arrays):
-        return state.worst
-
-    @wp.func
-    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
-        squared = real(wp.inf)
-        row = int(-1)
-        if exists:
-            squared = squared_distance(q, grid.points[at])
-            if squared <= state.worst:
-                row = grid.order[at]
-        waiting = ballot(squared <= state.worst and squared < real(wp.inf))
-        while waiting != 0:
-            source = lowest_bit(waiting)
-            newcomer = take(squared, source)
-            newcomer_row = take(row, source)
-            stays = state.squared < newcomer or (state.squared == newcomer and state.row < newcomer_row)
-            place = wp.bit_count(ballot(stays))
-            before = wp.max(lane() - 1, 0)
-            squared_before = take(state.squared, before)
-            row_before = take(state.row, before)
-            if lane() == place:
-                state.squared = newcomer
-                state.row = newcomer_row
-            if lane() > place:
-                state.squared = squared_before
-                state.row = row_before
-            state.worst = take(state.squared, k - 1)
-            rest = waiting & (waiting - 1)
-            waiting = rest & ballot(squared <= state.worst)
-        return state
-
-    @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
-        if lane() < k:
-            arrays.rows[query, lane()] = state.row
-
-    return Visitor(State, Arrays, consider, bound), begin, finish
-
-
-def _in_registers(dtype: torch.dtype, k: int) -> tuple:
-    """Up to a few dozen neighbours: a sorted list in registers."""
+def _in_registers(dtype: torch.dtype, k: int, width: int) -> tuple:
+    """Up to a few dozen neighbours: each lane sorts those it meets, and settling leaves the best of all."""
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
     Arrays = _arrays(dtype)
     squared_distance = _squared_distance(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
+    lane, minimum = lanes(width).lane, lanes(width).minimum
+    last_row = 2**31 - 1
 
     @wp.struct
     class State:
         squared: Distances  # ascending
         rows: Rows
+        worst: real  # of the k-th best of all lanes when they last settled
 
     @wp.func
     def begin(query: int, arrays: Arrays):
@@ -201,16 +159,21 @@ def _in_registers(dtype: torch.dtype, k: int) -> tuple:
         for i in range(k):
             state.squared[i] = real(wp.inf)
             state.rows[i] = -1
+        state.worst = real(wp.inf)
         return state
 
     @wp.func
     def bound(state: State, arrays: Arrays):
-        return state.squared[k - 1]
+        if wp.static(width == 1):
+            return state.squared[k - 1]
+        return state.worst
 
     @wp.func
     def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
-        squared = squared_distance(q, grid.points[at])
-        if squared <= state.squared[k - 1] and squared < real(wp.inf):
+        squared = real(wp.inf)
+        if exists:
+            squared = squared_distance(q, grid.points[at])
+        if squared <= wp.min(state.squared[k - 1], state.worst) and squared < real(wp.inf):
             row = grid.order[at]
             for i in range(k):  # the newcomer sinks to its place, each one behind it moves up
                 there = state.squared[i]
@@ -223,11 +186,38 @@ def _in_registers(dtype: torch.dtype, k: int) -> tuple:
         return state
 
     @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
-        for i in range(k):
-            arrays.rows[query, i] = state.rows[i]
+    def settle(state: State):
+        """The k best of all lanes go to the first; the others begin anew, below the k-th distance."""
+        if wp.static(width > 1):
+            squared = Distances()
+            rows = Rows()
+            for i in range(k):
+                least = minimum(state.squared[0])
+                candidate = wp.where(
+                    state.squared[0] == least and state.rows[0] >= 0, state.rows[0], last_row
+                )
+                row = minimum(candidate)
+                squared[i] = least
+                rows[i] = wp.where(row == last_row, -1, row)
+                if candidate == row and row != last_row:  # its lane moves on to its next best
+                    for j in range(k - 1):
+                        state.squared[j] = state.squared[j + 1]
+                        state.rows[j] = state.rows[j + 1]
+                    state.squared[k - 1] = real(wp.inf)
+                    state.rows[k - 1] = -1
+            state.worst = squared[k - 1]
+            for i in range(k):
+                state.squared[i] = wp.where(lane() == 0, squared[i], real(wp.inf))
+                state.rows[i] = wp.where(lane() == 0, rows[i], -1)
+        return state
 
-    return Visitor(State, Arrays, consider, bound), begin, finish
+    @wp.func
+    def finish(state: State, query: int, arrays: Arrays):
+        if lane() == 0:
+            for i in range(k):
+                arrays.rows[query, i] = state.rows[i]
+
+    return Visitor(State, Arrays, consider, settle, bound, k), begin, finish
 
 
 def _in_memory(dtype: torch.dtype) -> tuple:
@@ -305,4 +295,8 @@ def _in_memory(dtype: torch.dtype) -> tuple:
             arrays.rows[query, last] = row
             last -= 1
 
-    return Visitor(State, Arrays, consider, bound), begin, finish
+    @wp.func
+    def settle(state: State):
+        return state
+
+    return Visitor(State, Arrays, consider, settle, bound, LARGEST_LIST), begin, finish

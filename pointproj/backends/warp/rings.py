@@ -13,8 +13,8 @@ import warp as wp
 from pointproj.backends.warp.common import AXIS_BITS, REALS, ROUNDINGS, cell_functions
 from pointproj.backends.warp.lanes import Lanes, lowest_bit, run_visitor
 
-FIRST_RING = 2  # the first ring visited includes its inside: 5 x 5 rows, one a lane
-DENSE = 4  # points in three cells from which one ring is enough to begin with
+LARGEST_FIRST_RING = 3  # the first ring visited includes its inside
+PLENTY = 3  # it should hold so many times the neighbours wanted
 
 
 class Visitor(NamedTuple):
@@ -23,7 +23,11 @@ class Visitor(NamedTuple):
     state: Any  # struct that travels through the search
     arrays: Any  # struct with arrays to read and write
     consider: wp.Function  # (state, q, grid, arrays, at, exists) -> state, one candidate a lane
-    bound: wp.Function  # (state, arrays) -> squared distance beyond which nothing matters, same in all lanes
+    settle: wp.Function  # (state) -> state: what the lanes found, put together
+    bound: (
+        wp.Function
+    )  # (state, arrays) -> squared distance beyond which nothing matters; settled in all lanes
+    wanted: int  # neighbours searched for
 
 
 @functools.cache
@@ -168,7 +172,7 @@ def ring_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
     _, cloud_frame, *_ = _frames(dtype)
-    State, Arrays, consider, _ = visitor
+    State, Arrays, consider, *_ = visitor
     visit_runs = run_visitor(lanes, vec3, State, Grid, Arrays, consider)
     search_crowd = _search_grid(dtype, lanes, visitor, visit_runs, None)
     search_cloud = _search_grid(dtype, lanes, visitor, visit_runs, search_crowd)
@@ -192,7 +196,7 @@ def _search_grid(
     Grid, _ = grid_struct(dtype)
     Frame, _, _, gap, beyond = _frames(dtype)
     _, axis_cell, _, _, cell_at = cell_functions(dtype)
-    State, Arrays, _, bound = visitor
+    State, Arrays, _, settle, bound, wanted = visitor
     visit_crowds = None if search_crowd is None else _crowd_visitor(dtype, lanes, visitor, search_crowd)
     is_lowest = search_crowd is None
     lanes_count, lane, take, ballot = lanes.count, lanes.lane, lanes.take, lanes.ballot
@@ -209,10 +213,8 @@ def _search_grid(
         return cell + grid.shift[cell]
 
     @wp.func
-    def reach(q: vec3, frame: Frame, at: wp.vec3i, y: int, z: int, x0: int, x1: int, limit: real):
+    def reach(q: vec3, frame: Frame, y: int, z: int, x0: int, x1: int, limit: real):
         """The part of a row that the bound can reach: first and last cell, none if they cross."""
-        if y < 0 or y >= frame.shape[1] or z < 0 or z >= frame.shape[2]:
-            return 0, -1
         across_y = gap(q[1], frame, 1, y)
         across_z = gap(q[2], frame, 2, z)
         along = limit - (across_y * across_y + across_z * across_z)
@@ -227,42 +229,69 @@ def _search_grid(
         return first, last
 
     @wp.func
-    def search(state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame):
-        at = cell_at(q, frame.low, frame.per_unit, frame.shape)
+    def first_ring(grid: Grid, frame: Frame, at: wp.vec3i):
+        """So wide that the points around the query, if they go on as in its row, are plenty."""
         row = frame.base + (at[2] * frame.shape[1] + at[1]) * frame.shape[0]
         left = subcell(grid, row + wp.max(at[0] - 1, 0))
         right = subcell(grid, row + wp.min(at[0] + 2, frame.shape[0]))
-        ring = int(FIRST_RING)
-        if grid.start[right] - grid.start[left] >= DENSE:
-            ring = 1
-        filled = int(-1)  # the largest ring that has been visited with all that is inside
+        points = grid.start[right] - grid.start[left]
+        ring = int(1)
+        for larger in range(2, LARGEST_FIRST_RING + 1):
+            side = 2 * ring + 1
+            if points * side * side * side < 3 * PLENTY * wanted:
+                ring = larger
+        return ring
+
+    @wp.func
+    def search(state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame):
+        at = cell_at(q, frame.low, frame.per_unit, frame.shape)
+        ring = first_ring(grid, frame, at)
+        inner = int(-1)  # the ring up to which all has been visited
         searching = bool(True)
         while searching:
-            side = 2 * ring + 1
-            parts = wp.where(filled < 0, 1, 2)  # rows seen before have only their two new ends
-            for first_item in range(0, parts * side * side, lanes_count):
+            y0 = wp.max(at[1] - ring, 0)
+            z0 = wp.max(at[2] - ring, 0)
+            width = wp.min(at[1] + ring, frame.shape[1] - 1) - y0 + 1
+            height = wp.min(at[2] + ring, frame.shape[2] - 1) - z0 + 1
+            parts = int(2)  # rows seen before have only their two new ends
+            if inner < 0:
+                parts = 1
+                width = 2 * ring + 1
+                height = width
+            items = parts * width * height
+            limit = bound(state, arrays)
+            for first_item in range(0, items, lanes_count):
                 item = first_item + lane()
-                i = item / (parts * side)
-                j = (item / parts) % side
-                z = at[2] + outward(i)
-                y = at[1] + outward(j)
+                z = item / (parts * width)
+                y = (item / parts) % width
                 x0 = at[0] - ring
                 x1 = at[0] + ring
-                if parts == 2 and i < 2 * filled + 1 and j < 2 * filled + 1:
+                idle = item >= items
+                if inner < 0:
+                    y = at[1] + outward(y)
+                    z = at[2] + outward(z)
+                    idle = idle or y < 0 or y >= frame.shape[1] or z < 0 or z >= frame.shape[2]
+                else:
+                    y += y0
+                    z += z0
+                if wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner:
                     if item % 2 == 0:
-                        x1 = at[0] - filled - 1
+                        x1 = at[0] - inner - 1
                     else:
-                        x0 = at[0] + filled + 1
-                elif item % parts == 1:
-                    z = -1  # a new row is the business of one lane
-                if i >= side:
-                    z = -1
+                        x0 = at[0] + inner + 1
+                elif item % parts == 1:  # a new row is the business of one lane
+                    idle = True
                 begin = int(0)
                 count = int(0)
                 crowded = bool(False)
-                first, last = reach(q, frame, at, y, z, x0, x1, bound(state, arrays))
-                cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0]
+                first = int(0)
+                last = int(-1)
+                if not idle:
+                    if wp.static(lanes_count == 1):
+                        limit = bound(state, arrays)
+                    first, last = reach(q, frame, y, z, x0, x1, limit)
                 if first <= last:
+                    cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0]
                     low = subcell(grid, cell + first)
                     high = subcell(grid, cell + last + 1)
                     if high - low == last + 1 - first:
@@ -276,18 +305,17 @@ def _search_grid(
                     while waiting != 0:
                         source = lowest_bit(waiting)
                         waiting = waiting & (waiting - 1)
+                        first_crowd = take(first, source)
+                        last_crowd = take(last, source)
+                        row_y = take(y, source)
+                        row_z = take(z, source)
+                        state = settle(state)
                         state = visit_crowds(
-                            state,
-                            q,
-                            grid,
-                            arrays,
-                            frame,
-                            take(first, source),
-                            take(last, source),
-                            take(y, source),
-                            take(z, source),
+                            state, q, grid, arrays, frame, first_crowd, last_crowd, row_y, row_z
                         )
-            filled = ring
+                        limit = bound(state, arrays)
+            state = settle(state)
+            inner = ring
             following = beyond(q, frame, at, ring)
             searching = following < real(wp.inf) and following <= bound(state, arrays)
             ring += 1
@@ -303,7 +331,7 @@ def _crowd_visitor(
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
     Frame, _, cell_frame, gap, _ = _frames(dtype)
-    State, Arrays, _, bound = visitor
+    State, Arrays, _, _, bound, _ = visitor
 
     @wp.func
     def visit_crowds(

@@ -10,6 +10,7 @@ from pointproj.backends.warp.common import REALS
 from pointproj.backends.warp.lanes import lanes, lowest_bit
 
 MOST_CHANNELS = {1: 32, 32: 4}  # that a lane holds, by the number of lanes; more take further searches
+ROWS_TOGETHER = 4  # loads on their way at a time
 
 
 def channels_per_lane(channels: int, lanes: int) -> tuple[int, int]:
@@ -26,6 +27,9 @@ def row_sum(sums: torch.dtype, count: int, held: int) -> Any:
     """
     real, _ = REALS[sums]
     Channels = wp.types.vector(length=held, dtype=real)
+    together = 1 if count == 1 else ROWS_TOGETHER
+    Rows = wp.types.vector(length=together, dtype=wp.int32)
+    Weights = wp.types.vector(length=together, dtype=real)
     group = lanes(count)
     lane, take, ballot = group.lane, group.take, group.ballot
 
@@ -39,14 +43,21 @@ def row_sum(sums: torch.dtype, count: int, held: int) -> Any:
     ):
         waiting = ballot(exists)
         while waiting != 0:
-            source = lowest_bit(waiting)
-            waiting = waiting & (waiting - 1)
-            from_weight = take(weight, source)
-            from_row = take(row, source)
+            rows = Rows()
+            weights = Weights()
+            for j in range(together):
+                if waiting != 0:
+                    source = lowest_bit(waiting)
+                    waiting = waiting & (waiting - 1)
+                    rows[j] = take(row, source)
+                    weights[j] = take(weight, source)
+                else:
+                    rows[j] = rows[0]
             for i in range(held):
                 channel = channel_of(chunk, i)
                 if channel < values.shape[1]:
-                    total[i] += from_weight * values[from_row, channel]
+                    for j in range(together):
+                        total[i] += weights[j] * values[rows[j], channel]
         return total
 
     return Channels, channel_of, add_rows
