@@ -84,6 +84,7 @@ class ModelConfig:
 
     name: str = MISSING
     hidden_channels: int = 25
+    normals: bool | None = None  # show face normals to the first MLP; null: where they tell in from out
 
 
 @dataclass
@@ -199,7 +200,7 @@ def to_config(composed: Any) -> Config:
     Returns
     -------
     Config
-        Plain dataclasses; ``projector.context`` is settled (never null).
+        Plain dataclasses; ``projector.context`` and ``model.normals`` are settled (never null).
 
     Raises
     ------
@@ -217,6 +218,8 @@ def to_config(composed: Any) -> Config:
         raise ConfigError("this config cannot run: " + "\n".join(lines))
     if config.projector.context is None:
         config.projector.context = config.target.name != "random"
+    if config.model.normals is None:  # real meshes have faces of either orientation
+        config.model.normals = config.data.name == "furniture" and config.target.name in ("sdf", "occupancy")
     return config
 
 
