@@ -22,13 +22,6 @@ METRICS = {
     "random": ("mean_squared_error", ""),
 }
 
-BASELINES = {
-    "udf": "distance to the nearest sampled point",
-    "sdf": "distance to the nearest sampled point, all outside",
-    "occupancy": "all outside",
-    "random": "zero everywhere",
-}
-
 
 @dataclass(frozen=True)
 class MeshErrors:
@@ -130,11 +123,23 @@ def field_errors(
     return errors
 
 
-def untrained_predictor(target_name: str, backend: str = "auto") -> Predictor:
-    """Return the predictor that a model has to beat, :data:`BASELINES` in code.
+def baseline_name(target_name: str, *, normals: bool = False) -> str:
+    """Say what :func:`untrained_predictor` predicts."""
+    side = "inside behind the nearest point's normal" if normals else "all outside"
+    return {
+        "udf": "distance to the nearest sampled point",
+        "sdf": f"distance to the nearest sampled point, {side}",
+        "occupancy": side,
+        "random": "zero everywhere",
+    }[target_name]
 
-    It knows the cloud alone. A cloud without trustworthy normals does not tell inside from outside, and
-    most of the cube is outside: so ``sdf`` and ``occupancy`` take everything for outside.
+
+def untrained_predictor(target_name: str, backend: str = "auto", *, normals: bool = False) -> Predictor:
+    """Return the predictor that a model has to beat: :func:`baseline_name` in code.
+
+    It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of
+    the cube is outside: so ``sdf`` and ``occupancy`` take everything for outside. With normals a point is
+    inside if it lies behind the plane through the nearest sampled point.
 
     Parameters
     ----------
@@ -142,17 +147,28 @@ def untrained_predictor(target_name: str, backend: str = "auto") -> Predictor:
         A key of :data:`METRICS`.
     backend : str
         For the search of the nearest point.
+    normals : bool
+        Whether the model sees them; batches hold ``normals`` (B, N, 3) then.
     """
 
-    def nearest_distance(batch: Batch) -> Tensor:
+    def nearest(batch: Batch) -> tuple[Tensor, Tensor]:
         reference_points = batch["reference_points"]
         query_points = batch["query_points"].expand(reference_points.shape[0], -1, -1)
-        distances, _ = knn(query_points, reference_points, 1, backend=backend)
-        return distances.squeeze(-1)
+        distances, indices = knn(query_points, reference_points, 1, backend=backend)
+        if not normals:
+            return distances.squeeze(-1), torch.ones_like(distances).squeeze(-1)
+        rows = indices.expand(-1, -1, 3)
+        displacement = query_points - reference_points.gather(1, rows)
+        height = (displacement * batch["normals"].gather(1, rows)).sum(-1)
+        return distances.squeeze(-1), torch.where(height < 0, -1.0, 1.0)
+
+    def signed(batch: Batch) -> Tensor:
+        distances, side = nearest(batch)
+        return side * distances
 
     return {
-        "udf": nearest_distance,
-        "sdf": nearest_distance,
-        "occupancy": lambda batch: torch.full_like(batch["target"], -1.0),
+        "udf": lambda batch: nearest(batch)[0],
+        "sdf": signed,
+        "occupancy": lambda batch: -nearest(batch)[1],
         "random": lambda batch: torch.zeros_like(batch["target"]),
     }[target_name]

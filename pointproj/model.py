@@ -57,16 +57,18 @@ class Projector(nn.Module):
         Width of both MLPs, and of the result.
     context : bool
         Whether the second MLP sees displacement, soft distance, spread and has_neighbour.
-    residual : bool
-        Predict the difference to the soft distance instead of the whole value, for distance fields; before
-        training the difference is 0.
+    predicts : {"value", "distance", "signed_distance"}
+        What the second MLP's output m means. A value is m itself. A distance is soft distance + m. A signed
+        distance is (1 + m_1) * soft distance + m_2, so that the sign is one number to learn. Both distances
+        begin as the soft distance, before training.
     backend : str
         Implementation of the operators, see :func:`pointproj.backends`.
 
     Raises
     ------
     ValueError
-        For another ``kind``, ``kind="radius"`` without a radius, or ``residual`` without ``context``.
+        For another ``kind`` or ``predicts``, ``kind="radius"`` without a radius, or a distance without
+        ``context``.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Projector(nn.Module):
         hidden_channels: int = 25,
         out_channels: int = 1,
         context: bool = False,
-        residual: bool = False,
+        predicts: str = "value",
         backend: str = "auto",
     ) -> None:
         super().__init__()
@@ -88,19 +90,22 @@ class Projector(nn.Module):
             raise ValueError(f"expected kind 'knn' or 'radius', got {kind!r}")
         if kind == "radius" and radius is None:
             raise ValueError("kind='radius' needs a radius, got None; give radius in the unit of the points")
-        if residual and not context:
-            raise ValueError("residual=True adds to the soft distance, which needs context=True")
+        if predicts not in ("value", "distance", "signed_distance"):
+            raise ValueError(f"expected predicts 'value', 'distance' or 'signed_distance', got {predicts!r}")
+        if predicts != "value" and not context:
+            raise ValueError(f"predicts={predicts!r} begins with the soft distance, which needs context=True")
         self.kind = kind
         self.k = k
         self.radius = radius
         self.sigma = sigma
         self.context = context
-        self.residual = residual
+        self.predicts = predicts
         self.backend = backend
         self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
         query_channels = hidden_channels + (CONTEXT_CHANNELS if context else 0)
-        self.query_mlp = MLP(query_channels, hidden_channels, out_channels)
-        if residual:  # begin as the soft distance itself
+        predicted_channels = out_channels * (2 if predicts == "signed_distance" else 1)
+        self.query_mlp = MLP(query_channels, hidden_channels, predicted_channels)
+        if predicts != "value":
             nn.init.zeros_(self.query_mlp[-1].weight)
             nn.init.zeros_(self.query_mlp[-1].bias)
 
@@ -137,8 +142,14 @@ class Projector(nn.Module):
 
         hidden, *context = self._with_context(query_points, reference_points, hidden, index)
         predicted = self.query_mlp(torch.cat([hidden, *context], dim=-1))
+        if self.predicts == "value":
+            return predicted
         soft_distance = context[1]
-        return predicted.to(soft_distance.dtype) + soft_distance if self.residual else predicted
+        predicted = predicted.to(soft_distance.dtype)
+        if self.predicts == "distance":
+            return soft_distance + predicted
+        scale, shift = predicted.chunk(2, dim=-1)
+        return (1 + scale) * soft_distance + shift
 
     def _with_context(
         self, query_points: Tensor, reference_points: Tensor, features: Tensor, index: object | None
@@ -165,7 +176,7 @@ class Projector(nn.Module):
     def extra_repr(self) -> str:
         """What the operators were told, for ``print(model)``."""
         reach = f"k={self.k}" if self.kind == "knn" else f"radius={self.radius}"
-        extras = f"context={self.context}, residual={self.residual}"
+        extras = f"context={self.context}, predicts={self.predicts}"
         return f"kind={self.kind}, {reach}, sigma={self.sigma}, {extras}, backend={self.backend}"
 
 

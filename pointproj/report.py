@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pointproj.evaluation import BASELINES, METRICS, Evaluation
+from pointproj.evaluation import METRICS, Evaluation, baseline_name
 
 
 def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict
     }
 
 
-def text(compared: dict[str, Any], target_name: str, measured_on: str) -> str:
+def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: bool = False) -> str:
     """Lay out what :func:`comparison` returned as a table, one row a class and one for all.
 
     Parameters
@@ -56,6 +56,8 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str) -> str:
     target_name : str
     measured_on : str
         For the title: ``"20 unseen meshes"``.
+    normals : bool
+        Whether model and baseline saw normals.
 
     Returns
     -------
@@ -75,7 +77,7 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str) -> str:
     Console(file=buffer, width=100, color_system=None).print(table)
     name, unit = METRICS[target_name]
     title = f"{target_name}: {name.replace('_', ' ')} on {measured_on}{f', in {unit}' if unit else ''}"
-    note = f"baseline, which needs no training: {BASELINES[target_name]}"
+    note = f"baseline, which needs no training: {baseline_name(target_name, normals=normals)}"
     return f"{title}\n{buffer.getvalue().rstrip()}\n{note}"
 
 

@@ -19,7 +19,7 @@ from pointproj.optimization import Loss
 log = logging.getLogger(__name__)
 
 STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
-INPUTS = ("query_points", "reference_points", "target")
+INPUTS = ("query_points", "reference_points", "features", "target")  # features where there are any
 
 Batch = Mapping[str, Tensor]
 
@@ -30,7 +30,8 @@ class TrainingStep:
     Parameters
     ----------
     model : Module
-        Called as ``model(query_points, reference_points)``; the last axis of its result has size 1.
+        Called as ``model(query_points, reference_points, features=features or None)``; the last axis of its
+        result has size 1.
     optimizer : Optimizer
         Over the model's parameters; made with ``capturable=True`` if the step is to be captured.
     loss_function : callable
@@ -84,9 +85,9 @@ class TrainingStep:
         ----------
         batch : mapping
             On the model's device: ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and
-            ``target`` (B, Q).
+            ``target`` (B, Q); ``features`` (B, N, C) if the model takes any.
         """
-        inputs = {name: batch[name] for name in INPUTS}
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
         if self.captured:
             self._replay(inputs)
         else:
@@ -96,7 +97,9 @@ class TrainingStep:
     def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
         """Predict for a batch the way the step does: compiled and under autocast where those are on."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            prediction = self._called(batch["query_points"], batch["reference_points"])
+            prediction = self._called(
+                batch["query_points"], batch["reference_points"], features=batch.get("features")
+            )
         return prediction.squeeze(-1).float()
 
     def read_loss(self) -> float:

@@ -41,7 +41,7 @@ def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, f
 
 
 def _captured_forward(step: TrainingStep, batch: Batch) -> Callable[[], object]:
-    inputs = {name: batch[name] for name in INPUTS}
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
     stream = torch.cuda.Stream(step.device)
     with beside(stream):
         step.forward(inputs)

@@ -32,6 +32,8 @@ from pointproj.timing import time_step
 
 log = logging.getLogger(__name__)
 
+PREDICTIONS = {"udf": "distance", "sdf": "signed_distance"}  # all other targets: value
+
 Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 
 
@@ -86,9 +88,10 @@ def build_model(config: Config, backend: str) -> Projector:
         k=projector.k,
         radius=projector.radius,
         sigma=projector.sigma,
+        in_channels=6 if config.model.normals else 3,
         hidden_channels=config.model.hidden_channels,
         context=bool(projector.context),
-        residual=bool(projector.context) and config.target.name in ("udf", "sdf"),
+        predicts=PREDICTIONS.get(config.target.name, "value") if projector.context else "value",
         backend=backend,
     )
 
@@ -149,7 +152,8 @@ class Training:
         self.total_steps = self.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.pace = Pace()
-        self.baseline = self._evaluate(untrained_predictor(config.target.name, backend))
+        untrained = untrained_predictor(config.target.name, backend, normals=bool(config.model.normals))
+        self.baseline = self._evaluate(untrained)
         self.evaluation: Evaluation | None = None  # of the model as it is now
 
     def run(self, continued: Continued | None = None) -> dict[str, Any]:
@@ -239,7 +243,9 @@ class Training:
     def _predict(self, batch: Batch) -> Tensor:
         """Predict without compilation, which would begin anew for the shapes of the test batches."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.amp):
-            prediction = self.model(batch["query_points"], batch["reference_points"])
+            prediction = self.model(
+                batch["query_points"], batch["reference_points"], features=batch.get("features")
+            )
         return prediction.squeeze(-1).float()
 
     def _evaluate(self, predict: Predictor) -> Evaluation:
@@ -254,7 +260,13 @@ class Training:
         order = {} if epoch is None else order
         size, workers = config.training.batch_size, config.data.workers
         for batch in batches(dataset, size, workers=workers, **order):
-            yield to_device(batch, self.device)
+            yield self._on_device(batch)
+
+    def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
+        batch = to_device(batch, self.device)
+        if self.config.model.normals:
+            batch["features"] = torch.cat([batch["reference_points"], batch["normals"]], dim=-1)
+        return batch
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
@@ -308,9 +320,9 @@ class Training:
         config, position = self.config, self.position
         evaluation = self.evaluation or self._evaluate(self._predict)
         compared = report.comparison(evaluation, self.baseline, position.errors[0][1])
-        known = config.data.name == "gaussian"
-        measured_on = "the training cloud" if known else f"{len(self.data.test)} unseen meshes"
-        log.info("\n%s", report.text(compared, config.target.name, measured_on))
+        gaussian = config.data.name == "gaussian"
+        measured_on = "the training cloud" if gaussian else f"{len(self.data.test)} unseen meshes"
+        log.info("\n%s", report.text(compared, config.target.name, measured_on, bool(config.model.normals)))
         self._draw()
         timed = self._timed() if config.training.time_steps else {}
         metrics = {
@@ -365,7 +377,7 @@ class Training:
                 target_name=config.target.name,
                 reference_points=sample["reference_points"].numpy(),
                 target=sample["target"].numpy(),
-                prediction=self._predict(to_device(batch, self.device))[0].cpu().numpy(),
+                prediction=self._predict(self._on_device(batch))[0].cpu().numpy(),
             )
         for path in paths:
             self.logger.picture(path, position.step)

@@ -107,7 +107,7 @@ def test_another_config_is_refused_by_name_of_the_difference(tmp_path, config, v
 def test_epochs_may_not_differ_under_a_schedule_that_ends_with_them(tmp_path, config):
     config = changed(config, optimizer__schedule="cosine")
     checkpoint.save(tmp_path / "last.pt", {}, config)
-    with pytest.raises(CheckpointError, match="training.epochs: checkpoint 30, this run 31"):
+    with pytest.raises(CheckpointError, match=r"training\.epochs: checkpoint 30, this run 31"):
         checkpoint.read(tmp_path / "last.pt", changed(config, training__epochs=31))
 
 

@@ -68,9 +68,20 @@ def test_untrained_distance_is_to_the_nearest_sampled_point():
         torch.testing.assert_close(untrained_predictor(target_name, "torch")(inputs), expected)
 
 
+def test_untrained_signs_follow_the_nearest_normal_if_the_model_sees_normals():
+    clouds = torch.tensor([[[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]]])
+    query_points = torch.tensor([[0.0, 0.0, 0.5], [0.0, 0.0, 3.0], [0.0, 0.0, -0.75]])
+    inputs = batch([[0.0, 0.0, 0.0]], clouds, query_points) | {"normals": clouds}
+    signed = untrained_predictor("sdf", "torch", normals=True)(inputs)
+    torch.testing.assert_close(signed, torch.tensor([[-0.5, 2.0, -0.25]]))
+    labels = untrained_predictor("occupancy", "torch", normals=True)(inputs) > 0
+    assert labels.tolist() == [[True, False, True]]
+
+
 def test_untrained_occupancy_takes_everything_for_outside():
-    inputs = batch([[1.0, 0.0, 0.0, 0.0]])
-    evaluation = evaluate(untrained_predictor("occupancy"), [inputs], "occupancy")
+    clouds, query_points = torch.zeros(1, 1, 3), torch.rand(4, 3)
+    inputs = batch([[1.0, 0.0, 0.0, 0.0]], clouds, query_points)
+    evaluation = evaluate(untrained_predictor("occupancy", "torch"), [inputs], "occupancy")
     assert evaluation.means() == {"wrong_label_share": 0.25, "iou": 0.0}
 
 

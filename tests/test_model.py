@@ -85,13 +85,23 @@ def test_context_is_zero_where_the_radius_holds_nobody():
     torch.testing.assert_close(seen[0][1], torch.zeros_like(seen[0][1]))
 
 
-def test_residual_begins_as_the_soft_distance():
+@pytest.mark.parametrize("predicts", ["distance", "signed_distance"])
+def test_distances_begin_as_the_soft_distance(predicts):
     query_points, reference_points = cloud()
-    model = projector(context=True, residual=True)
+    model = projector(context=True, predicts=predicts)
     weights, indices = weights_and_neighbours(query_points, reference_points)
     mean = (weights[..., None] * reference_points[indices]).sum(1)
     expected = (mean - query_points).norm(dim=-1, keepdim=True)
     torch.testing.assert_close(model(query_points, reference_points), expected)
+
+
+def test_a_signed_distance_scales_and_shifts_the_soft_distance():
+    query_points, reference_points = cloud()
+    model = projector(context=True, predicts="signed_distance")
+    soft_distance = model(query_points, reference_points)
+    with torch.no_grad():
+        model.query_mlp[-1].bias.copy_(torch.tensor([-3.0, 0.5]))
+    torch.testing.assert_close(model(query_points, reference_points), -2 * soft_distance + 0.5)
 
 
 @pytest.mark.parametrize("context", [False, True])
@@ -107,7 +117,7 @@ def test_batch_with_shared_queries_equals_the_loop_over_clouds(context):
 def test_gradients_are_finite_at_a_query_that_lies_on_a_reference_point():
     reference_points = torch.tensor([[0.3, 0.1, -0.2]], dtype=torch.float64)
     query_points = reference_points.clone().requires_grad_()
-    model = projector(k=1, context=True, residual=True)
+    model = projector(k=1, context=True, predicts="distance")
     model(query_points, reference_points).sum().backward()
     gradients = [query_points.grad, *(parameter.grad for parameter in model.parameters())]
     assert all(gradient.isfinite().all() for gradient in gradients)
@@ -132,12 +142,12 @@ def test_features_replace_the_points_as_input_of_the_first_mlp():
 
 def test_autocast_keeps_distances_in_float32():
     query_points, reference_points = cloud(dtype=torch.float32)
-    model = projector(context=True, residual=True).float()
+    model = projector(context=True, predicts="distance").float()
     expected = model(query_points, reference_points)
     with torch.autocast("cpu", torch.bfloat16):
         predicted = model(query_points, reference_points)
     assert predicted.dtype == torch.float32
-    torch.testing.assert_close(predicted, expected)  # the residual is 0 here, the rest is the soft distance
+    torch.testing.assert_close(predicted, expected)  # before training it is the soft distance
 
 
 @pytest.mark.parametrize(
@@ -145,7 +155,8 @@ def test_autocast_keeps_distances_in_float32():
     [
         ({"kind": "ball"}, "'ball'"),
         ({"kind": "radius"}, "needs a radius"),
-        ({"residual": True}, "context=True"),
+        ({"predicts": "distance"}, "context=True"),
+        ({"predicts": "colour"}, "'colour'"),
     ],
 )
 def test_impossible_settings_are_named(settings, words):
