@@ -91,7 +91,7 @@ def test_autocast_runs_the_mlps_in_bfloat16():
 
 
 def test_a_model_that_does_not_compile_runs_eagerly_and_says_so(monkeypatch, caplog):
-    def refuse(*args):
+    def refuse(*args, **options):
         raise RuntimeError("no compiler here\nand much more")
 
     monkeypatch.setattr(torch, "compile", lambda model, **options: refuse)
