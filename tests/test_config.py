@@ -208,7 +208,7 @@ def test_help_is_about_this_program(tmp_path):
         "backend: auto, torch",
         "experiment=smoke",
         "-m backend=torch,warp",
-        "epochs: 30",
+        "epochs: 6",
         "outputs/",
     ):
         assert word in ended.stdout
