@@ -51,7 +51,7 @@ def draw_shape(
     if target_name == "occupancy":
         prediction = 0.5 * (1 + np.tanh(0.5 * prediction))  # the logistic function, without overflow
     side = round(len(target) ** (1 / 3))
-    row = _fullest_row(reference_points, side)
+    row = _middle_row(reference_points, side)
     y = -1 + 2 * row / (side - 1)
     wanted, predicted = (values.reshape(side, side, side)[:, row].T for values in (target, prediction))
 
@@ -104,12 +104,10 @@ def draw_losses(
     _save(figure, path)
 
 
-def _fullest_row(points: Float[np.ndarray, "n 3"], side: int) -> int:
-    """Grid row along y near which most points lie, the middle of the cube where several are as full."""
-    rows = np.rint((points[:, 1] + 1) / 2 * (side - 1)).astype(int)
-    counts = np.bincount(rows.clip(0, side - 1), minlength=side)
-    distance_from_middle = abs(np.arange(side) - (side - 1) / 2)
-    return int(np.lexsort((distance_from_middle, -counts))[0])
+def _middle_row(points: Float[np.ndarray, "n 3"], side: int) -> int:
+    """Grid row along y nearest to the median of the points: it cuts the shape, and is no wall of it."""
+    row = round((float(np.median(points[:, 1])) + 1) / 2 * (side - 1))
+    return min(max(row, 0), side - 1)
 
 
 def _limits(target_name: str, values: Float[np.ndarray, "s s"]) -> tuple[float, float]:

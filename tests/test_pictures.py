@@ -36,7 +36,7 @@ def drawn_slices(monkeypatch, **settings):
     return drawn
 
 
-def test_slices_are_cut_through_the_fullest_row_with_z_upwards(monkeypatch):
+def test_slices_are_cut_through_the_middle_of_the_cloud_with_z_upwards(monkeypatch):
     x, y, z = np.meshgrid(*[np.arange(SIDE)] * 3, indexing="ij")
     target = (100 * x + 10 * y + z).astype(np.float32).ravel()
     points = np.tile(np.float32([0.5, -1 + 2 * 5 / (SIDE - 1), 0.0]), (10, 1))
