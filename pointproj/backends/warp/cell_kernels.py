@@ -18,6 +18,7 @@ from pointproj.backends.warp.common import (
     cell_functions,
     cloud_of,
     first_row_of,
+    packed_point,
 )
 
 INTS = wp.array(dtype=wp.int32)
@@ -57,9 +58,11 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, _ = REALS[dtype]
 
     @wp.kernel(**OPTIONS)
-    def clear(counters: INTS, box: wp.array2d(dtype=real), shift: INTS, start: INTS):
+    def clear(counters: INTS, box: wp.array2d(dtype=real), cut: INTS, shift: INTS, start: INTS):
         i = wp.tid()
         counters[i] = 0
+        if i < cut.shape[0]:
+            cut[i] = 0
         if i == 0:
             shift[0] = 0
             start[0] = 0
@@ -318,7 +321,11 @@ def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
         extra: INTS,
     ):
         crowd = wp.tid()
-        if crowd < cut_count[0]:
+        if crowd >= cut_count[0]:
+            for i in range(6):
+                subframes[crowd, i] = real(0.0)
+            subdims[crowd] = 0
+        else:
             cell = cut_cells[crowd]
             cloud = int(0)
             while cloud + 1 < clouds and dims[cloud + 1, 3] <= cell:
@@ -394,20 +401,14 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
 @functools.cache
 def scatter_kernel(dtype: torch.dtype) -> Any:
     """Move each point to its place in the order of the cells."""
-    _, vec3 = REALS[dtype]
+    real, vec3 = REALS[dtype]
+    _, store_point, _ = packed_point(dtype)
 
     @wp.kernel(**OPTIONS)
     def scatter(
-        points: wp.array(dtype=vec3),
-        placed: INT_ROWS,
-        start: INTS,
-        sorted_points: wp.array(dtype=vec3),
-        order: INTS,
+        points: wp.array(dtype=vec3), placed: INT_ROWS, start: INTS, sorted_points: wp.array2d(dtype=real)
     ):
         row = wp.tid()
-        if placed[row, 0] >= 0:
-            to = start[placed[row, 0]] + placed[row, 1]
-            sorted_points[to] = points[row]
-            order[to] = row
+        store_point(sorted_points, start[placed[row, 0]] + placed[row, 1], points[row], row)
 
     return scatter

@@ -19,7 +19,6 @@ from pointproj.backends.warp.cell_kernels import build_kernels
 from pointproj.backends.warp.common import CROWD, POINTS_PER_SUBCELL
 from pointproj.warp_op import Launch, warp_op
 
-
 MANY_POINTS = {"cpu": 0, "cuda": 2**20}
 
 
@@ -38,8 +37,7 @@ class Cells(NamedTuple):
     subdims: Tensor  # (cuts,) int32: sub-cells along x, y, z, AXIS_BITS bits each
     shift: Tensor  # (cells + 1,) int32: the first sub-cell of cell c is number c + shift[c]
     start: Tensor  # (subcells + 2,) int32: first sorted row of each sub-cell; then of points not finite
-    points: Tensor  # (N, 3) real: positions, sorted
-    order: Tensor  # (N,) int32: row of each sorted point in the cloud as given
+    points: Tensor  # (N, 4) real: positions, sorted, and the bits of their row in the cloud as given
 
 
 def build_cells(points: Tensor, offsets: Tensor | None, clouds: int) -> Cells:
@@ -50,7 +48,7 @@ def build_cells(points: Tensor, offsets: Tensor | None, clouds: int) -> Cells:
 def _specs(points: Tensor, offsets: Any, clouds: int) -> dict:
     rows, dtype = points.shape[0], points.dtype
     cells = cells_per_point(points) * rows + clouds
-    cuts = rows // CROWD + 1
+    cuts = rows // CROWD + 2  # never 1: torch.compile would take that for a size of its own
     return {
         "frames": ((clouds, 6), dtype),
         "dims": ((clouds, 4), torch.int32),
@@ -59,8 +57,7 @@ def _specs(points: Tensor, offsets: Any, clouds: int) -> dict:
         "subdims": ((cuts,), torch.int32),
         "shift": ((cells + 1,), torch.int32),
         "start": ((cells + rows // POINTS_PER_SUBCELL + 2,), torch.int32),
-        "sorted_points": ((rows, 3), dtype),
-        "order": ((rows,), torch.int32),
+        "sorted_points": ((rows, 4), dtype),
     }
 
 
@@ -78,7 +75,6 @@ def _build_cells(
     shift: Tensor,
     start: Tensor,
     sorted_points: Tensor,
-    order: Tensor,
 ) -> None:
     kernels = build_kernels(points.dtype)
     rows, cells, cuts, subcells = points.shape[0], cut.shape[0], subdims.shape[0], start.shape[0] - 1
@@ -91,7 +87,7 @@ def _build_cells(
 
     cloud = (points, offsets, clouds)
     threads = kernels.bound_threads(rows)
-    launch(kernels.clear, counters.shape[0], counters, box, shift, start)
+    launch(kernels.clear, counters.shape[0], counters, box, cut, shift, start)
     launch(kernels.bound, threads, *cloud, threads, box)
     density = cells_per_point(points)
     launch(
@@ -116,12 +112,12 @@ def _build_cells(
     torch.cumsum(suboccupancy, 0, dtype=torch.int32, out=start[1:])
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         place[:, 1] = stable_ranks(place[:, 0], start)
-    launch(kernels.scatter, rows, points, place, start, sorted_points, order)
+    launch(kernels.scatter, rows, points, place, start, sorted_points)
 
 
 def stable_ranks(cells: Tensor, start: Tensor) -> Tensor:
     """Ranks in the order of the rows, where atomics give them in the order of arrival."""
-    by_cell = torch.where(cells < 0, start.shape[0], cells).argsort(stable=True)
+    by_cell = cells.argsort(stable=True)
     ranks = torch.empty_like(by_cell)
     ranks[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
-    return (ranks - start[cells.clamp(min=0).long()]).to(torch.int32)
+    return (ranks - start[cells.long()]).to(torch.int32)

@@ -8,7 +8,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.backends.warp.cells import Cells
-from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of
+from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of, packed_point
 from pointproj.backends.warp.lanes import lanes
 from pointproj.backends.warp.rings import Visitor, grid_struct, ring_search
 from pointproj.warp_op import Launch, warp_op
@@ -61,9 +61,8 @@ def _search(
     kernel = search_kernel(query_points.dtype, k if listed else None, width)
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
-    sequence = Cells(*cells).order if itself else None
     threads = queries * width
-    launch(kernel, threads, query_points, query_offsets, sequence, clouds, *cells, rows, heap, block_dim=128)
+    launch(kernel, threads, query_points, query_offsets, itself, clouds, *cells, rows, heap, block_dim=128)
 
 
 @functools.cache
@@ -73,13 +72,14 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int) -> wp.Kernel:
     _, grid_of = grid_struct(dtype)
     visitor, begin, finish = _in_memory(dtype) if k is None else _in_registers(dtype, k, width)
     Arrays = visitor.arrays
+    load_point, _, row_of = packed_point(dtype)
     search_cells = ring_search(dtype, lanes(width), visitor)
 
     @wp.kernel(module="unique", module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST})
     def search_nearest(
         query_points: wp.array(dtype=vec3),
         query_offsets: wp.array(dtype=wp.int32),
-        sequence: wp.array(dtype=wp.int32),
+        itself: bool,
         clouds: int,
         frames: wp.array2d(dtype=real),
         dims: wp.array2d(dtype=wp.int32),
@@ -88,15 +88,14 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int) -> wp.Kernel:
         subdims: wp.array(dtype=wp.int32),
         shift: wp.array(dtype=wp.int32),
         start: wp.array(dtype=wp.int32),
-        points: wp.array(dtype=vec3),
-        order: wp.array(dtype=wp.int32),
+        points: wp.array2d(dtype=real),
         rows: wp.array2d(dtype=wp.int32),
         heap: wp.array2d(dtype=real),
     ):
         query = wp.tid() / width
-        if sequence:
-            query = sequence[query]
-        grid = grid_of(frames, dims, cut, subframes, subdims, shift, start, points, order)
+        if itself:
+            query = row_of(load_point(points, query))
+        grid = grid_of(frames, dims, cut, subframes, subdims, shift, start, points)
         arrays = Arrays()
         arrays.rows = rows
         arrays.heap = heap
@@ -124,10 +123,11 @@ def _arrays(dtype: torch.dtype) -> Any:
 
 @functools.cache
 def _squared_distance(dtype: torch.dtype) -> wp.Function:
-    _, vec3 = REALS[dtype]
+    real, vec3 = REALS[dtype]
+    vec4 = wp.types.vector(length=4, dtype=real)
 
     @wp.func
-    def squared_distance(p: vec3, q: vec3):
+    def squared_distance(p: vec3, q: vec4):
         """Rounded in the order of :func:`pointproj.reference.squared_distances`."""
         dx = p[0] - q[0]
         dy = p[1] - q[1]
@@ -143,6 +143,7 @@ def _in_registers(dtype: torch.dtype, k: int, width: int) -> tuple:
     Grid, _ = grid_struct(dtype)
     Arrays = _arrays(dtype)
     squared_distance = _squared_distance(dtype)
+    load_point, _, row_of = packed_point(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
     lane, minimum = lanes(width).lane, lanes(width).minimum
     last_row = 2**31 - 1
@@ -171,10 +172,12 @@ def _in_registers(dtype: torch.dtype, k: int, width: int) -> tuple:
     @wp.func
     def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
         squared = real(wp.inf)
+        row = int(-1)
         if exists:
-            squared = squared_distance(q, grid.points[at])
+            point = load_point(grid.points, at)
+            squared = squared_distance(q, point)
+            row = row_of(point)
         if squared <= wp.min(state.squared[k - 1], state.worst) and squared < real(wp.inf):
-            row = grid.order[at]
             for i in range(k):  # the newcomer sinks to its place, each one behind it moves up
                 there = state.squared[i]
                 row_there = state.rows[i]
@@ -226,6 +229,7 @@ def _in_memory(dtype: torch.dtype) -> tuple:
     Grid, _ = grid_struct(dtype)
     Arrays = _arrays(dtype)
     squared_distance = _squared_distance(dtype)
+    load_point, _, row_of = packed_point(dtype)
 
     @wp.struct
     class State:
@@ -276,9 +280,10 @@ def _in_memory(dtype: torch.dtype) -> tuple:
     @wp.func
     def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
         query = state.query
-        squared = squared_distance(q, grid.points[at])
+        point = load_point(grid.points, at)
+        squared = squared_distance(q, point)
         if squared <= arrays.heap[query, 0] and squared < real(wp.inf):
-            row = grid.order[at]
+            row = row_of(point)
             if is_after(arrays.heap[query, 0], arrays.rows[query, 0], squared, row):
                 sink(arrays, query, arrays.rows.shape[1], squared, row)
         return state

@@ -44,8 +44,7 @@ def grid_struct(dtype: torch.dtype) -> Any:
         subdims: wp.array(dtype=wp.int32)
         shift: wp.array(dtype=wp.int32)
         start: wp.array(dtype=wp.int32)
-        points: wp.array(dtype=vec3)
-        order: wp.array(dtype=wp.int32)
+        points: wp.array2d(dtype=real)
 
     @wp.func
     def grid_of(
@@ -56,8 +55,7 @@ def grid_struct(dtype: torch.dtype) -> Any:
         subdims: wp.array(dtype=wp.int32),
         shift: wp.array(dtype=wp.int32),
         start: wp.array(dtype=wp.int32),
-        points: wp.array(dtype=vec3),
-        order: wp.array(dtype=wp.int32),
+        points: wp.array2d(dtype=real),
     ):
         grid = Grid()
         grid.frames = frames
@@ -68,7 +66,6 @@ def grid_struct(dtype: torch.dtype) -> Any:
         grid.shift = shift
         grid.start = start
         grid.points = points
-        grid.order = order
         return grid
 
     return Grid, grid_of
@@ -243,43 +240,44 @@ def _search_grid(
         return ring
 
     @wp.func
-    def search(state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame):
-        at = cell_at(q, frame.low, frame.per_unit, frame.shape)
-        ring = first_ring(grid, frame, at)
-        inner = int(-1)  # the ring up to which all has been visited
-        searching = bool(True)
-        while searching:
-            y0 = wp.max(at[1] - ring, 0)
-            z0 = wp.max(at[2] - ring, 0)
-            width = wp.min(at[1] + ring, frame.shape[1] - 1) - y0 + 1
-            height = wp.min(at[2] + ring, frame.shape[2] - 1) - z0 + 1
-            parts = int(2)  # rows seen before have only their two new ends
-            if inner < 0:
-                parts = 1
-                width = 2 * ring + 1
-                height = width
-            items = parts * width * height
+    def visit_box(
+        state: State,
+        q: vec3,
+        grid: Grid,
+        arrays: Arrays,
+        frame: Frame,
+        at: wp.vec3i,
+        low: wp.vec3i,
+        high: wp.vec3i,
+        inner: int,
+    ):
+        """Visit the cells from ``low`` to ``high``, but for those up to ring ``inner``, within the bound."""
+        width = high[1] - low[1] + 1
+        height = high[2] - low[2] + 1
+        parts = wp.where(inner < 0, 1, 2)  # rows seen before have only their two new ends
+        for part in range(parts):
+            row_y = lane()
+            row_z = int(0)
             limit = bound(state, arrays)
-            for first_item in range(0, items, lanes_count):
-                item = first_item + lane()
-                z = item / (parts * width)
-                y = (item / parts) % width
-                x0 = at[0] - ring
-                x1 = at[0] + ring
-                idle = item >= items
-                if inner < 0:
-                    y = at[1] + outward(y)
-                    z = at[2] + outward(z)
-                    idle = idle or y < 0 or y >= frame.shape[1] or z < 0 or z >= frame.shape[2]
-                else:
-                    y += y0
-                    z += z0
+            for _first in range(0, width * height, lanes_count):
+                while row_y >= width:
+                    row_y -= width
+                    row_z += 1
+                y = low[1] + row_y
+                z = low[2] + row_z
+                if inner < 0:  # the rows nearest the query first: they tighten the bound
+                    y = at[1] + outward(row_y)
+                    z = at[2] + outward(row_z)
+                row_y += lanes_count
+                x0 = low[0]
+                x1 = high[0]
+                idle = y < 0 or y >= frame.shape[1] or z < 0 or z >= wp.min(frame.shape[2], high[2] + 1)
                 if wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner:
-                    if item % 2 == 0:
-                        x1 = at[0] - inner - 1
+                    if part == 0:
+                        x1 = wp.min(x1, at[0] - inner - 1)
                     else:
-                        x0 = at[0] + inner + 1
-                elif item % parts == 1:  # a new row is the business of one lane
+                        x0 = wp.max(x0, at[0] + inner + 1)
+                elif part == 1:
                     idle = True
                 begin = int(0)
                 count = int(0)
@@ -292,11 +290,11 @@ def _search_grid(
                     first, last = reach(q, frame, y, z, x0, x1, limit)
                 if first <= last:
                     cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0]
-                    low = subcell(grid, cell + first)
-                    high = subcell(grid, cell + last + 1)
-                    if high - low == last + 1 - first:
-                        begin = grid.start[low]
-                        count = grid.start[high] - begin
+                    begin_cell = subcell(grid, cell + first)
+                    end_cell = subcell(grid, cell + last + 1)
+                    if end_cell - begin_cell == last + 1 - first:
+                        begin = grid.start[begin_cell]
+                        count = grid.start[end_cell] - begin
                     else:
                         crowded = True
                 state = visit_runs(state, q, grid, arrays, begin, count)
@@ -307,18 +305,41 @@ def _search_grid(
                         waiting = waiting & (waiting - 1)
                         first_crowd = take(first, source)
                         last_crowd = take(last, source)
-                        row_y = take(y, source)
-                        row_z = take(z, source)
+                        crowd_y = take(y, source)
+                        crowd_z = take(z, source)
                         state = settle(state)
                         state = visit_crowds(
-                            state, q, grid, arrays, frame, first_crowd, last_crowd, row_y, row_z
+                            state, q, grid, arrays, frame, first_crowd, last_crowd, crowd_y, crowd_z
                         )
                         limit = bound(state, arrays)
-            state = settle(state)
-            inner = ring
+        return settle(state)
+
+    @wp.func
+    def search(state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame):
+        at = cell_at(q, frame.low, frame.per_unit, frame.shape)
+        ring = first_ring(grid, frame, at)
+        inner = int(-1)  # the ring up to which all has been visited
+        searching = bool(True)
+        while searching:
+            low = at - wp.vec3i(ring, ring, ring)
+            high = at + wp.vec3i(ring, ring, ring)
+            limit = bound(state, arrays)
+            if inner >= 0:
+                for axis in range(3):
+                    low[axis] = wp.max(low[axis], 0)
+                    high[axis] = wp.min(high[axis], frame.shape[axis] - 1)
+            if inner >= 0 and limit < real(wp.inf):  # enough is found: all that can still be closer
+                searching = False
+                far = wp.sqrt(limit) + frame.slack
+                for axis in range(3):
+                    unit = frame.per_unit[axis]
+                    low[axis] = axis_cell(q[axis] - far, frame.low[axis], unit, frame.shape[axis])
+                    high[axis] = axis_cell(q[axis] + far, frame.low[axis], unit, frame.shape[axis])
+            state = visit_box(state, q, grid, arrays, frame, at, low, high, inner)
             following = beyond(q, frame, at, ring)
-            searching = following < real(wp.inf) and following <= bound(state, arrays)
-            ring += 1
+            searching = searching and following < real(wp.inf) and following <= bound(state, arrays)
+            inner = ring
+            ring = 2 * ring
         return state
 
     return search

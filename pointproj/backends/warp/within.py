@@ -5,8 +5,10 @@ to reference points are gathered by the transposed search, over the queries near
 that no two threads ever add to one place.
 """
 
+import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pointproj.backends.warp.lanes import LANES
@@ -47,7 +49,7 @@ def _specs(
 ) -> dict:
     return {
         "aggregated": ((query_points.shape[0], features.shape[1]), features.dtype),
-        "normalizer": ((query_points.shape[0],), features.dtype),
+        "softmax": ((query_points.shape[0], 2), features.dtype),
     }
 
 
@@ -63,7 +65,7 @@ def _backward(
     sigma: Tensor,
     radius: float,
     aggregated: Tensor,
-    normalizer: Tensor,
+    softmax: Tensor,
     grad_aggregated: Tensor,
     d_query_points: Tensor | None,
     d_reference_points: Tensor | None,
@@ -71,19 +73,20 @@ def _backward(
     d_sigma: Tensor | None,
 ) -> None:
     kernels, searches, lanes = _kernels(query_points, features)
+    limits = (radius, largest_square_within(radius, query_points.dtype))
     queries = (query_points, query_offsets, clouds)
     references = (reference_points, reference_offsets, clouds)
     if d_features is not None or d_reference_points is not None:
         query_cells = build_wrapped_cells(*queries, radius)
     if d_features is not None:
         shape = (reference_points.shape[0], searches, lanes)
-        known = (normalizer, grad_aggregated, sigma, radius)
+        known = (softmax, grad_aggregated, sigma, *limits)
         launch(kernels.gather, shape, *references, *query_cells, query_offsets, *known, d_features)
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
         own = features.new_empty(query_points.shape)
         sigma_rows = features.new_empty(query_points.shape[0])
         means = features.new_empty(query_points.shape[0])
-        known = (features, aggregated, normalizer, grad_aggregated, sigma, radius)
+        known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
         shape = (query_points.shape[0], lanes)
         launch(kernels.pull, shape, *queries, *cells, reference_offsets, *known, means, own, sigma_rows)
         if d_query_points is not None:
@@ -92,10 +95,22 @@ def _backward(
             d_sigma.copy_(sigma_rows.sum())
         if d_reference_points is not None:
             own = features.new_empty(reference_points.shape)
-            known = (features, means, normalizer, grad_aggregated, sigma, radius)
+            known = (features, means, softmax, grad_aggregated, sigma, *limits)
             shape = (reference_points.shape[0], lanes)
             launch(kernels.push, shape, *references, *query_cells, query_offsets, *known, own)
             d_reference_points.copy_(own)
+
+
+@functools.cache
+def largest_square_within(radius: float, dtype: torch.dtype) -> float:
+    """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
+    limit = torch.tensor(radius, dtype=dtype)
+    square = limit * limit
+    while square.sqrt() > limit:
+        square = torch.nextafter(square, torch.zeros_like(square))
+    while (following := torch.nextafter(square, torch.full_like(square, torch.inf))).sqrt() <= limit:
+        square = following
+    return square.item()
 
 
 def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, int, int]:
@@ -152,20 +167,11 @@ def _aggregate(
     sigma: Tensor,
     radius: float,
     aggregated: Tensor,
-    normalizer: Tensor,
+    softmax: Tensor,
 ) -> None:
     kernels, searches, lanes = _kernels(query_points, features)
+    limits = (radius, largest_square_within(radius, query_points.dtype))
     shape = (query_points.shape[0], searches, lanes)
     queries = (query_points, query_offsets, clouds)
-    launch(
-        kernels.aggregate,
-        shape,
-        *queries,
-        *cells,
-        reference_offsets,
-        features,
-        sigma,
-        radius,
-        aggregated,
-        normalizer,
-    )
+    known = (features, sigma, *limits)
+    launch(kernels.aggregate, shape, *queries, *cells, reference_offsets, *known, aggregated, softmax)

@@ -1,8 +1,9 @@
 """Kernels of the aggregation within a radius, and of its gradients; formulas in :mod:`pointproj.pairwise`.
 
 Each thread owns one point (or a few channels of it), visits the points of the other set within the radius,
-and writes its own rows only. Weights are a_ij = exp(-d_ij / sigma - normalizer_i), where the forward keeps
-``normalizer_i = log sum_j exp(-d_ij / sigma)`` for the backward.
+and writes its own rows only. Weights are a_ij = exp((nearest_i - d_ij) / sigma) / total_i; the forward keeps
+nearest_i and 1 / total_i for the backward, apart, because their logarithm would round away what is small
+next to nearest_i / sigma.
 """
 
 import functools
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.backends.warp.common import OPTIONS, REALS, cloud_of
+from pointproj.backends.warp.common import OPTIONS, REALS, cloud_of, packed_point
 from pointproj.backends.warp.lanes import lanes
 from pointproj.backends.warp.row_sums import row_sum
 from pointproj.backends.warp.wrapped import ball_search, wrapped_struct
@@ -39,43 +40,47 @@ def within_kernels(positions: torch.dtype, sums: torch.dtype, lanes: int, held: 
 def _shared(positions: torch.dtype, sums: torch.dtype) -> Any:
     """What all four searches read, and the test that decides who is a neighbour."""
     place, vec3 = REALS[positions]
+    vec4 = wp.types.vector(length=4, dtype=place)
     real, _ = REALS[sums]
     matrix = wp.array2d(dtype=real)
 
     @wp.struct
     class Arrays:
         radius: place
+        reach: place  # largest squared distance that counts as within the radius
         per_sigma: real  # 1 / sigma
         features: matrix  # of the reference points
         grad: matrix  # upstream gradients of the queries' sums
-        normalizer: wp.array(dtype=real)  # of the queries
+        softmax: matrix  # of the queries: nearest distance, and 1 / total weight relative to it
         means: wp.array(dtype=real)  # of the queries: upstream gradient times result
 
     @wp.func
     def arrays_of(
         radius: wp.float64,
+        reach: wp.float64,
         sigma: wp.array(dtype=real),
         features: matrix,
         grad: matrix,
-        normalizer: wp.array(dtype=real),
+        softmax: matrix,
         means: wp.array(dtype=real),
     ):
         arrays = Arrays()
         arrays.radius = place(radius)
+        arrays.reach = place(reach)
         arrays.per_sigma = real(1.0) / sigma[0]
         arrays.features = features
         arrays.grad = grad
-        arrays.normalizer = normalizer
+        arrays.softmax = softmax
         arrays.means = means
         return arrays
 
     @wp.func
-    def meet(arrays: Arrays, q: vec3, p: vec3):
+    def meet(arrays: Arrays, q: vec3, p: vec4):
         """Distance if within the radius, decided with the rounding of the reference; else -1."""
         dx = q[0] - p[0]
         dy = q[1] - p[1]
         dz = q[2] - p[2]
-        if wp.sqrt(dx * dx + dy * dy + dz * dz) > arrays.radius:
+        if not (dx * dx + dy * dy + dz * dz <= arrays.reach):
             return real(-1.0)
         x = real(dx)
         y = real(dy)
@@ -91,6 +96,8 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
     real, _ = REALS[sums]
     Wrapped, wrapped_of = wrapped_struct(positions)
     Arrays, arrays_of, meet = _shared(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    vec4 = wp.types.vector(length=4, dtype=place)
     Channels, channel_of, add_rows = row_sum(sums, count, held)
     group = lanes(count)
     ballot, minimum, lane, total_of = group.ballot, group.minimum, group.lane, group.total
@@ -105,8 +112,11 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
     @wp.func
     def consider(state: State, q: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
         far = real(-1.0)
+        row = int(0)
         if exists:
-            far = meet(arrays, q, wrapped.points[at])
+            point = load_point(wrapped.points, at)
+            far = meet(arrays, q, point)
+            row = row_of(point)
         hit = far >= real(0.0)
         if ballot(hit and far < state.nearest) != 0:
             nearest = minimum(wp.where(hit, wp.min(far, state.nearest), state.nearest))
@@ -115,10 +125,8 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
             state.sums *= rescale
             state.nearest = nearest
         weight = real(0.0)
-        row = int(0)
         if hit:
             weight = wp.exp((state.nearest - far) * arrays.per_sigma)
-            row = wrapped.order[at]
             state.total += weight
         state.sums = add_rows(state.sums, arrays.features, state.chunk, weight, row, hit)
         return state
@@ -132,18 +140,18 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
         clouds: int,
         width: wp.array(dtype=place),
         start: wp.array(dtype=wp.int32),
-        points: wp.array(dtype=vec3),
-        order: wp.array(dtype=wp.int32),
+        points: wp.array2d(dtype=place),
         searched_offsets: wp.array(dtype=wp.int32),
         features: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
         radius: wp.float64,
+        reach: wp.float64,
         aggregated: wp.array2d(dtype=real),
-        normalizer: wp.array(dtype=real),
+        softmax: wp.array2d(dtype=real),
     ):
         query, chunk, _ = wp.tid()
-        wrapped = wrapped_of(width, start, points, order, searched_offsets, clouds)
-        arrays = arrays_of(radius, sigma, features, features, sigma, sigma)
+        wrapped = wrapped_of(width, start, points, searched_offsets, clouds)
+        arrays = arrays_of(radius, reach, sigma, features, features, features, sigma)
         q = query_points[query]
         cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
         state = State()
@@ -151,12 +159,10 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
         state.nearest = real(wp.inf)
         if wp.isfinite(q):
             state = search(state, q, wrapped, arrays, cloud, arrays.radius)
-        log_total = real(wp.inf)  # without neighbours all weights are exp(-inf)
         inverse = real(0.0)
         total = total_of(state.total)
         if total > real(0.0):
             inverse = real(1.0) / total
-            log_total = wp.log(total) - state.nearest / sigma[0]
         if not wp.isfinite(q):
             inverse = real(wp.nan)
         for i in range(held):
@@ -164,7 +170,8 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
             if channel < features.shape[1]:
                 aggregated[query, channel] = state.sums[i] * inverse
         if chunk == 0 and lane() == 0:
-            normalizer[query] = log_total
+            softmax[query, 0] = state.nearest
+            softmax[query, 1] = inverse
 
     return aggregate
 
@@ -175,6 +182,8 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
     real, _ = REALS[sums]
     Wrapped, wrapped_of = wrapped_struct(positions)
     Arrays, arrays_of, meet = _shared(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    vec4 = wp.types.vector(length=4, dtype=place)
     Channels, channel_of, add_rows = row_sum(sums, count, held)
 
     @wp.struct
@@ -185,14 +194,15 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
     @wp.func
     def consider(state: State, p: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
         far = real(-1.0)
+        row = int(0)
         if exists:
-            far = meet(arrays, p, wrapped.points[at])
+            point = load_point(wrapped.points, at)
+            far = meet(arrays, p, point)
+            row = row_of(point)
         hit = far >= real(0.0)
         weight = real(0.0)
-        row = int(0)
         if hit:
-            row = wrapped.order[at]
-            weight = wp.exp(-far * arrays.per_sigma - arrays.normalizer[row])
+            weight = wp.exp((arrays.softmax[row, 0] - far) * arrays.per_sigma) * arrays.softmax[row, 1]
         state.sums = add_rows(state.sums, arrays.grad, state.chunk, weight, row, hit)
         return state
 
@@ -205,18 +215,18 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
         clouds: int,
         width: wp.array(dtype=place),
         start: wp.array(dtype=wp.int32),
-        points: wp.array(dtype=vec3),
-        order: wp.array(dtype=wp.int32),
+        points: wp.array2d(dtype=place),
         searched_offsets: wp.array(dtype=wp.int32),
-        normalizer: wp.array(dtype=real),
+        softmax: wp.array2d(dtype=real),
         grad: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
         radius: wp.float64,
+        reach: wp.float64,
         d_features: wp.array2d(dtype=real),
     ):
         reference, chunk, _ = wp.tid()
-        wrapped = wrapped_of(width, start, points, order, searched_offsets, clouds)
-        arrays = arrays_of(radius, sigma, grad, grad, normalizer, sigma)
+        wrapped = wrapped_of(width, start, points, searched_offsets, clouds)
+        arrays = arrays_of(radius, reach, sigma, grad, grad, softmax, sigma)
         p = reference_points[reference]
         cloud = cloud_of(reference, reference_offsets, reference_points.shape[0], clouds)
         state = State()
@@ -238,11 +248,14 @@ def _pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ke
     Wrapped, wrapped_of = wrapped_struct(positions)
     lane, total_of = lanes(count).lane, lanes(count).total
     Arrays, arrays_of, meet = _shared(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    vec4 = wp.types.vector(length=4, dtype=place)
 
     @wp.struct
     class State:
         query: int
-        normalizer: real
+        nearest: real
+        inverse: real
         mean: real
         along: wide3
         spread: real
@@ -250,19 +263,20 @@ def _pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ke
     @wp.func
     def consider(state: State, q: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
         far = real(-1.0)
+        point = vec4()
         if exists:
-            far = meet(arrays, q, wrapped.points[at])
+            point = load_point(wrapped.points, at)
+            far = meet(arrays, q, point)
         if far >= real(0.0):
-            row = wrapped.order[at]
+            row = row_of(point)
             product = real(0.0)
             for channel in range(arrays.features.shape[1]):
                 product += arrays.grad[state.query, channel] * arrays.features[row, channel]
-            weight = wp.exp(-far * arrays.per_sigma - state.normalizer)
+            weight = wp.exp((state.nearest - far) * arrays.per_sigma) * state.inverse
             grad_logit = weight * (product - state.mean)
             state.spread += grad_logit * far
             if far > real(0.0):
-                p = wrapped.points[at]
-                delta = wide3(real(q[0] - p[0]), real(q[1] - p[1]), real(q[2] - p[2]))
+                delta = wide3(real(q[0] - point[0]), real(q[1] - point[1]), real(q[2] - point[2]))
                 state.along += (grad_logit * arrays.per_sigma / far) * delta
         return state
 
@@ -275,27 +289,28 @@ def _pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ke
         clouds: int,
         width: wp.array(dtype=place),
         start: wp.array(dtype=wp.int32),
-        points: wp.array(dtype=vec3),
-        order: wp.array(dtype=wp.int32),
+        points: wp.array2d(dtype=place),
         searched_offsets: wp.array(dtype=wp.int32),
         features: wp.array2d(dtype=real),
         aggregated: wp.array2d(dtype=real),
-        normalizer: wp.array(dtype=real),
+        softmax: wp.array2d(dtype=real),
         grad: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
         radius: wp.float64,
+        reach: wp.float64,
         means: wp.array(dtype=real),
         d_query: wp.array(dtype=wide3),
         d_sigma: wp.array(dtype=real),
     ):
         query, _ = wp.tid()
-        wrapped = wrapped_of(width, start, points, order, searched_offsets, clouds)
-        arrays = arrays_of(radius, sigma, features, grad, normalizer, means)
+        wrapped = wrapped_of(width, start, points, searched_offsets, clouds)
+        arrays = arrays_of(radius, reach, sigma, features, grad, softmax, means)
         q = query_points[query]
         cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
         state = State()
         state.query = query
-        state.normalizer = normalizer[query]
+        state.nearest = softmax[query, 0]
+        state.inverse = softmax[query, 1]
         for channel in range(grad.shape[1]):
             state.mean += grad[query, channel] * aggregated[query, channel]
         if wp.isfinite(q):
@@ -317,6 +332,8 @@ def _push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ke
     Wrapped, wrapped_of = wrapped_struct(positions)
     lane, total_of = lanes(count).lane, lanes(count).total
     Arrays, arrays_of, meet = _shared(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    vec4 = wp.types.vector(length=4, dtype=place)
 
     @wp.struct
     class State:
@@ -326,17 +343,18 @@ def _push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ke
     @wp.func
     def consider(state: State, p: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
         far = real(-1.0)
+        point = vec4()
         if exists:
-            far = meet(arrays, wrapped.points[at], p)
+            point = load_point(wrapped.points, at)
+            far = meet(arrays, p, point)
         if far > real(0.0):
-            query = wrapped.order[at]
+            query = row_of(point)
             product = real(0.0)
             for channel in range(arrays.features.shape[1]):
                 product += arrays.grad[query, channel] * arrays.features[state.reference, channel]
-            weight = wp.exp(-far * arrays.per_sigma - arrays.normalizer[query])
+            weight = wp.exp((arrays.softmax[query, 0] - far) * arrays.per_sigma) * arrays.softmax[query, 1]
             grad_logit = weight * (product - arrays.means[query])
-            q = wrapped.points[at]
-            delta = wide3(real(q[0] - p[0]), real(q[1] - p[1]), real(q[2] - p[2]))
+            delta = wide3(real(point[0] - p[0]), real(point[1] - p[1]), real(point[2] - p[2]))
             state.along += (grad_logit * arrays.per_sigma / far) * delta
         return state
 
@@ -349,20 +367,20 @@ def _push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ke
         clouds: int,
         width: wp.array(dtype=place),
         start: wp.array(dtype=wp.int32),
-        points: wp.array(dtype=vec3),
-        order: wp.array(dtype=wp.int32),
+        points: wp.array2d(dtype=place),
         searched_offsets: wp.array(dtype=wp.int32),
         features: wp.array2d(dtype=real),
         means: wp.array(dtype=real),
-        normalizer: wp.array(dtype=real),
+        softmax: wp.array2d(dtype=real),
         grad: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
         radius: wp.float64,
+        reach: wp.float64,
         d_reference: wp.array(dtype=wide3),
     ):
         reference, _ = wp.tid()
-        wrapped = wrapped_of(width, start, points, order, searched_offsets, clouds)
-        arrays = arrays_of(radius, sigma, features, grad, normalizer, means)
+        wrapped = wrapped_of(width, start, points, searched_offsets, clouds)
+        arrays = arrays_of(radius, reach, sigma, features, grad, softmax, means)
         p = reference_points[reference]
         cloud = cloud_of(reference, reference_offsets, reference_points.shape[0], clouds)
         state = State()

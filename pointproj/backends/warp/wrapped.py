@@ -27,9 +27,8 @@ class WrappedCells(NamedTuple):
     """The table as tensors."""
 
     width: Tensor  # () real: edge of the cells
-    start: Tensor  # (places + 1,) int32: first sorted row of each place
-    points: Tensor  # (N, 3) real: positions, sorted
-    order: Tensor  # (N,) int32: row of each sorted point in the cloud as given
+    start: Tensor  # (places + 2,) int32: first sorted row of each place; then of points not finite
+    points: Tensor  # (N, 4) real: positions, sorted, and the bits of their row in the cloud as given
 
 
 def build_wrapped_cells(points: Tensor, offsets: Tensor | None, clouds: int, radius: float) -> WrappedCells:
@@ -41,9 +40,8 @@ def _specs(points: Tensor, offsets: Any, clouds: int, radius: float) -> dict:
     rows, dtype = points.shape[0], points.dtype
     return {
         "width": ((), dtype),
-        "start": ((PLACES_PER_POINT * rows + clouds + 1,), torch.int32),
-        "sorted_points": ((rows, 3), dtype),
-        "order": ((rows,), torch.int32),
+        "start": ((PLACES_PER_POINT * rows + clouds + 2,), torch.int32),
+        "sorted_points": ((rows, 4), dtype),
     }
 
 
@@ -57,7 +55,6 @@ def _build(
     width: Tensor,
     start: Tensor,
     sorted_points: Tensor,
-    order: Tensor,
 ) -> None:
     rows, places = points.shape[0], start.shape[0] - 1
     occupancy = start.new_empty(places)
@@ -67,7 +64,7 @@ def _build(
     torch.cumsum(occupancy, 0, dtype=torch.int32, out=start[1:])
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         place[:, 1] = stable_ranks(place[:, 0], start)
-    launch(scatter_kernel(points.dtype), rows, points, place, start, sorted_points, order)
+    launch(scatter_kernel(points.dtype), rows, points, place, start, sorted_points)
 
 
 @functools.cache
@@ -133,10 +130,10 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
         occupancy: INTS,
         placed: INT_ROWS,
     ):
-        """Place of each point and its rank of arrival there; -1 for a point that is not finite."""
+        """Place of each point and its rank of arrival there; the last is for points that are not finite."""
         row = wp.tid()
         p = points[row]
-        placed[row, 0] = -1
+        at = occupancy.shape[0] - 1
         if wp.isfinite(p):
             rows = points.shape[0]
             table = table_of(cloud_of(row, offsets, rows, clouds), offsets, rows, clouds)
@@ -144,8 +141,8 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
             at = place_of(
                 table, axis_cell(p[0], per_unit), axis_cell(p[1], per_unit), axis_cell(p[2], per_unit)
             )
-            placed[row, 0] = at
-            placed[row, 1] = wp.atomic_add(occupancy, at, 1)
+        placed[row, 0] = at
+        placed[row, 1] = wp.atomic_add(occupancy, at, 1)
 
     return place
 
@@ -159,8 +156,7 @@ def wrapped_struct(dtype: torch.dtype) -> Any:
     class Wrapped:
         width: real
         start: INTS
-        points: wp.array(dtype=vec3)
-        order: INTS
+        points: wp.array2d(dtype=real)
         offsets: INTS  # of the clouds whose points these are
         clouds: int
 
@@ -168,8 +164,7 @@ def wrapped_struct(dtype: torch.dtype) -> Any:
     def wrapped_of(
         width: wp.array(dtype=real),
         start: INTS,
-        points: wp.array(dtype=vec3),
-        order: INTS,
+        points: wp.array2d(dtype=real),
         offsets: INTS,
         clouds: int,
     ):
@@ -177,7 +172,6 @@ def wrapped_struct(dtype: torch.dtype) -> Any:
         wrapped.width = width[0]
         wrapped.start = start
         wrapped.points = points
-        wrapped.order = order
         wrapped.offsets = offsets
         wrapped.clouds = clouds
         return wrapped
@@ -239,7 +233,7 @@ def ball_search(
                 x1 = begin_x + size[0]
                 if not whole:  # only what the ball reaches in this row
                     half = wp.sqrt(wp.max(limit - across, real(0.0))) + slack
-                    x0 += axis_cell(q[0] - half, per_unit) - first[0]
+                    x0 += wp.max(axis_cell(q[0] - half, per_unit) - first[0], 0)
                     x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - first[0] + 1)
                 if item % parts == 0:
                     x1 = wp.min(x1, along)
