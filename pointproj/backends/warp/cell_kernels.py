@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 import warp as wp
+from torch import Tensor
 
 from pointproj.backends.warp.common import (
     AXIS_BITS,
@@ -35,9 +36,10 @@ class BuildKernels(NamedTuple):
     scatter: wp.Kernel
 
     @staticmethod
-    def bound_threads(rows: int) -> int:
-        """Whole warps, each thread taking several points, so that few atomics meet."""
-        return 32 * max(1, min(-(-rows // (32 * 8)), 2**11))
+    def bound_threads(points: Tensor) -> int:
+        """So many that a GPU warp, or a thread of a CPU, sees 256 points or more; few atomics meet then."""
+        groups = max(1, min(points.shape[0] // 256, 2**11))
+        return 32 * groups if points.is_cuda else groups
 
 
 @functools.cache
@@ -69,6 +71,8 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
         if i < box.shape[0]:
             for axis in range(6):
                 box[i, axis] = real(wp.inf)
+                box[i, axis + 6] = real(0.0)
+            box[i, 12] = real(0.0)
 
     return clear
 
@@ -107,7 +111,10 @@ def is_leader(thread: int) -> bool:
 
 
 def _bound_kernel(dtype: torch.dtype) -> wp.Kernel:
-    """Lowest corner and negated highest corner of each cloud's finite points."""
+    """Lowest corner and negated highest corner of each cloud's finite points.
+
+    Of a single cloud also the mean corners of groups of 256: a box that holds most of it, but no outliers.
+    """
     real, vec3 = REALS[dtype]
     boxes = wp.array2d(dtype=real)
 
@@ -145,6 +152,11 @@ def _bound_kernel(dtype: torch.dtype) -> wp.Kernel:
                 high[axis] = warp_minimum(high[axis])
         if clouds > 1 or is_leader(thread):
             keep(box, cloud, low, high)
+            if clouds == 1 and low[0] < real(wp.inf):
+                for axis in range(3):
+                    wp.atomic_add(box, 0, axis + 6, low[axis])
+                    wp.atomic_add(box, 0, axis + 9, high[axis])
+                wp.atomic_add(box, 0, 12, real(1.0))
 
     return bound
 
@@ -190,7 +202,7 @@ def _grid_shape(dtype: torch.dtype) -> wp.Function:
 @functools.cache
 def _home(dtype: torch.dtype) -> wp.Function:
     real, vec3 = REALS[dtype]
-    inverse, _, low_of, edge_of, cell_at = cell_functions(dtype)
+    inverse, _, low_of, edge_of, cell_at, _ = cell_functions(dtype)
 
     @wp.func
     def home(p: vec3, cloud: int, frames: wp.array2d(dtype=real), dims: INT_ROWS):
@@ -202,11 +214,29 @@ def _home(dtype: torch.dtype) -> wp.Function:
     return home
 
 
+@wp.func_native(f"""
+#if defined(__CUDA_ARCH__)
+    // Threads of a warp that meet in a cell count together: a dense cluster is one address for millions.
+    const unsigned same = __match_any_sync(__activemask(), cell);
+    if ((threadIdx.x & 31) != __ffs(same) - 1) return false;
+    const int size = __popc(same);
+    const int before = atomicAdd(occupancy.data + cell, size);
+#else
+    const int size = 1;
+    const int before = occupancy.data[cell]++;
+#endif
+    return before < {CROWD} && before + size >= {CROWD};
+""")
+def joins_crowd(occupancy: INTS, cell: int) -> bool:
+    """Count a point in; true for the one that makes the cell a crowd."""
+    ...
+
+
 def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Choose each cloud's grid, count the points in its cells, and list the crowded ones."""
     real, vec3 = REALS[dtype]
     grid_shape = _grid_shape(dtype)
-    inverse, _, _, _, cell_at = cell_functions(dtype)
+    inverse, _, _, _, cell_at, _ = cell_functions(dtype)
 
     @wp.kernel(**OPTIONS)
     def count(
@@ -235,16 +265,26 @@ def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
             owner = wp.where(task == 0, i, cloud)
             if (task == 0 and writes) or (task == 1 and counts):
                 begin = first_row_of(owner, offsets, rows, clouds)
-                budget = density * (first_row_of(owner + 1, offsets, rows, clouds) - begin) + 1
+                budget = density * (first_row_of(owner + 1, offsets, rows, clouds) - begin) / 2 + 1
                 low = vec3(box[owner, 0], box[owner, 1], box[owner, 2])
+                high = vec3(-box[owner, 3], -box[owner, 4], -box[owner, 5])
+                if task == 0:
+                    for axis in range(3):
+                        frames[owner, axis + 6] = low[axis]
+                        frames[owner, axis + 9] = high[axis]
+                groups = box[owner, 12]
+                if groups > real(1.0):
+                    for axis in range(3):
+                        low[axis] = wp.max(low[axis], box[owner, axis + 6] / groups)
+                        high[axis] = wp.min(high[axis], -box[owner, axis + 9] / groups)
                 extent = vec3()
                 if low[0] < real(wp.inf):
-                    extent = vec3(-box[owner, 3], -box[owner, 4], -box[owner, 5]) - low
+                    extent = wp.max(high - low, vec3())
                 shape = grid_shape(extent, budget)
                 edge = vec3()
                 for axis in range(3):
                     edge[axis] = extent[axis] / real(shape[axis])
-                base = density * begin + owner
+                base = density * begin / 2 + owner
                 if task == 0:
                     for axis in range(3):
                         frames[owner, axis] = low[axis]
@@ -254,7 +294,7 @@ def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
                 else:
                     at = cell_at(points[i], low, inverse(edge), shape)
                     cell = base + (at[2] * shape[1] + at[1]) * shape[0] + at[0]
-                    if wp.atomic_add(occupancy, cell, 1) == CROWD - 1:
+                    if joins_crowd(occupancy, cell):
                         crowd = wp.atomic_add(cut_count, 0, 1)
                         cut[cell] = crowd
                         cut_cells[crowd] = cell
@@ -265,7 +305,7 @@ def _count_kernel(dtype: torch.dtype) -> wp.Kernel:
 def _sample_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Extent of a sample of each crowd, in FRACTIONs of its cell; the lowest ones counted from above."""
     real, vec3 = REALS[dtype]
-    inverse, axis_cell, _, edge_of, _ = cell_functions(dtype)
+    inverse, axis_cell, _, edge_of, _, cell_span = cell_functions(dtype)
     home = _home(dtype)
 
     @wp.kernel(**OPTIONS)
@@ -291,9 +331,11 @@ def _sample_kernel(dtype: torch.dtype) -> wp.Kernel:
                 if scattered % crowd < SAMPLE:
                     per_unit = inverse(edge_of(frames, cloud))
                     for axis in range(3):
-                        low = frames[cloud, axis]
-                        at = axis_cell(p[axis], low, per_unit[axis], dims[cloud, axis])
-                        t = wp.clamp((p[axis] - low) * per_unit[axis] - real(at), real(0.0), real(1.0))
+                        at = axis_cell(p[axis], frames[cloud, axis], per_unit[axis], dims[cloud, axis])
+                        low, high = cell_span(frames, cloud, axis, at, dims[cloud, axis])
+                        t = real(0.0)
+                        if high > low:
+                            t = wp.clamp((p[axis] - low) / (high - low), real(0.0), real(1.0))
                         q = wp.min(int(t * real(FRACTION)), int(FRACTION) - 1)
                         wp.atomic_max(extent, cut[cell], axis, int(FRACTION) - 1 - q)
                         wp.atomic_max(extent, cut[cell], axis + 3, q)
@@ -304,7 +346,7 @@ def _sample_kernel(dtype: torch.dtype) -> wp.Kernel:
 def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Choose the sub-cells of each crowded cell."""
     real, vec3 = REALS[dtype]
-    _, _, low_of, edge_of, _ = cell_functions(dtype)
+    *_, cell_span = cell_functions(dtype)
     grid_shape = _grid_shape(dtype)
 
     @wp.kernel(**OPTIONS)
@@ -333,11 +375,11 @@ def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
             local = cell - dims[cloud, 3]
             nx = dims[cloud, 0]
             ny = dims[cloud, 1]
-            edge = edge_of(frames, cloud)
-            at = vec3(real(local % nx), real((local / nx) % ny), real(local / (nx * ny)))
-            low = low_of(frames, cloud) + wp.cw_mul(at, edge)
+            at = wp.vec3i(local % nx, (local / nx) % ny, local / (nx * ny))
+            low = vec3()
             width = vec3()
             for axis in range(3):
+                cell_low, cell_high = cell_span(frames, cloud, axis, at[axis], dims[cloud, axis])
                 begin = real(int(FRACTION) - 1 - extent[crowd, axis]) / real(FRACTION)
                 end = real(extent[crowd, axis + 3] + 1) / real(FRACTION)
                 margin = wp.max(end - begin, real(0.0)) * real(MARGIN)
@@ -346,8 +388,8 @@ def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
                 if begin >= end:  # no point was sampled
                     begin = real(0.0)
                     end = real(1.0)
-                low[axis] = low[axis] + edge[axis] * begin
-                width[axis] = edge[axis] * (end - begin)
+                low[axis] = cell_low + (cell_high - cell_low) * begin
+                width[axis] = (cell_high - cell_low) * (end - begin)
             shape = grid_shape(width, occupancy[cell] / POINTS_PER_SUBCELL)
             for axis in range(3):
                 shape[axis] = wp.min(shape[axis], (1 << AXIS_BITS) - 1)
@@ -362,7 +404,7 @@ def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
 def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Sub-cell of each point and its rank of arrival there; the last is for points that are not finite."""
     real, vec3 = REALS[dtype]
-    inverse, _, low_of, edge_of, cell_at = cell_functions(dtype)
+    inverse, _, low_of, edge_of, cell_at, _ = cell_functions(dtype)
     home = _home(dtype)
 
     @wp.kernel(**OPTIONS)

@@ -1,10 +1,10 @@
 """A two-level cell list: built on the device in a fixed number of launches, for any density.
 
-Each cloud's bounding box is cut into a few cells a point. A cell that holds a crowd is
-cut again where most of its points lie, which a small sample tells: a dense cluster then costs no more than
-an even cloud, also when a few other points share its cell. The sub-cells at the border reach out to the
-border of the cell. Points are sorted by (cell, sub-cell): cells that follow each other along x hold one
-contiguous run of points.
+The box that holds most of a cloud is cut into about as many cells as there are points; the cells at its
+border reach out to the farthest points. A cell that holds a crowd is cut again where most of its points
+lie, which a small sample tells: a dense cluster then costs no more than an even cloud, also when a few
+other points share its cell. Points are sorted by (cell, sub-cell): cells that follow each other along x
+hold one contiguous run of points.
 
 Every size follows from the number of points and clouds, nothing is read back, and torch owns all buffers:
 the build can be captured in a CUDA graph.
@@ -19,18 +19,18 @@ from pointproj.backends.warp.cell_kernels import build_kernels
 from pointproj.backends.warp.common import CROWD, POINTS_PER_SUBCELL
 from pointproj.warp_op import Launch, warp_op
 
-MANY_POINTS = {"cpu": 0, "cuda": 2**20}
 
-
-def cells_per_point(points: Tensor) -> int:
-    """Fine cells help uneven clouds; for many points, clearing and adding them up costs more."""
-    return 4 if points.shape[0] <= MANY_POINTS[points.device.type] else 1
+def cells_per_two_points(points: Tensor) -> int:
+    """Fine cells spare distances; for many points, on a GPU, the tables themselves are what takes time."""
+    if not points.is_cuda:
+        return 2
+    return 4 if points.shape[0] <= 2**20 else 1
 
 
 class Cells(NamedTuple):
     """The cell list as tensors."""
 
-    frames: Tensor  # (clouds, 6) real: lowest corner and cell edges of each cloud's grid
+    frames: Tensor  # (clouds, 12) real: each grid's corner and cell edges, each cloud's two corners
     dims: Tensor  # (clouds, 4) int32: cells along x, y, z; number of the first cell
     cut: Tensor  # (cells,) int32: for a cell that is cut, its row in the next two tables
     subframes: Tensor  # (cuts, 6) real: lowest corner and edges of the sub-cells
@@ -47,10 +47,10 @@ def build_cells(points: Tensor, offsets: Tensor | None, clouds: int) -> Cells:
 
 def _specs(points: Tensor, offsets: Any, clouds: int) -> dict:
     rows, dtype = points.shape[0], points.dtype
-    cells = cells_per_point(points) * rows + clouds
+    cells = cells_per_two_points(points) * rows // 2 + clouds
     cuts = rows // CROWD + 2  # never 1: torch.compile would take that for a size of its own
     return {
-        "frames": ((clouds, 6), dtype),
+        "frames": ((clouds, 12), dtype),
         "dims": ((clouds, 4), torch.int32),
         "cut": ((cells,), torch.int32),
         "subframes": ((cuts, 6), dtype),
@@ -81,15 +81,15 @@ def _build_cells(
     # One buffer, so that one launch clears all counters.
     counters = subdims.new_empty(2 * cells + subcells + 6 * cuts + 1)
     occupancy, extra, suboccupancy, extent, cut_count = counters.split([cells, cells, subcells, 6 * cuts, 1])
-    box = points.new_empty(clouds, 6)
+    box = points.new_empty(clouds, 13)
     cut_cells = subdims.new_empty(cuts)
     place = subdims.new_empty(rows, 2)  # sub-cell of each point, and its rank in there
 
     cloud = (points, offsets, clouds)
-    threads = kernels.bound_threads(rows)
+    threads = kernels.bound_threads(points)
     launch(kernels.clear, counters.shape[0], counters, box, cut, shift, start)
     launch(kernels.bound, threads, *cloud, threads, box)
-    density = cells_per_point(points)
+    density = cells_per_two_points(points)
     launch(
         kernels.count,
         max(rows, clouds),

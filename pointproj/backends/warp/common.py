@@ -85,7 +85,18 @@ def cell_functions(dtype: torch.dtype) -> Any:
             axis_cell(p[2], low[2], per_unit[2], shape[2]),
         )
 
-    return inverse, axis_cell, low_of, edge_of, cell_at
+    @wp.func
+    def cell_span(frames: wp.array2d(dtype=real), cloud: int, axis: int, cell: int, cells: int):
+        """Both ends of a cell of a cloud's grid along one axis; border cells reach to the cloud's corners."""
+        low = frames[cloud, axis] + real(cell) * frames[cloud, axis + 3]
+        high = frames[cloud, axis] + real(cell + 1) * frames[cloud, axis + 3]
+        if cell == 0:
+            low = frames[cloud, axis + 6]
+        if cell == cells - 1:
+            high = frames[cloud, axis + 9]
+        return low, high
+
+    return inverse, axis_cell, low_of, edge_of, cell_at, cell_span
 
 
 _LOAD_POINT = """
@@ -117,7 +128,8 @@ _ROW_OF = """
 _LOADS = {
     torch.float32: """const float4 v = reinterpret_cast<const float4*>(points.data)[at];
         return wp::vec_t<4, float>(v.x, v.y, v.z, v.w);""",
-    torch.float64: """const double2* from = reinterpret_cast<const double2*>(points.data) + 2 * static_cast<size_t>(at);
+    torch.float64: """const double2* rows = reinterpret_cast<const double2*>(points.data);
+        const double2* from = rows + 2 * static_cast<size_t>(at);
         const double2 xy = from[0], zw = from[1];
         return wp::vec_t<4, double>(xy.x, xy.y, zw.x, zw.y);""",
 }

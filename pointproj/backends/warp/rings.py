@@ -33,7 +33,7 @@ class Visitor(NamedTuple):
 @functools.cache
 def grid_struct(dtype: torch.dtype) -> Any:
     """The cell list inside a kernel, and a function that makes it of the kernel's arguments."""
-    real, vec3 = REALS[dtype]
+    real, _ = REALS[dtype]
 
     @wp.struct
     class Grid:
@@ -76,7 +76,7 @@ def _frames(dtype: torch.dtype) -> Any:
     """One grid of cells, a cloud's or that inside one cell, and distances to its cells."""
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    inverse, _, low_of, edge_of, _ = cell_functions(dtype)
+    inverse, _, low_of, edge_of, _, _ = cell_functions(dtype)
     unit = torch.finfo(dtype).eps * ROUNDINGS
 
     @wp.struct
@@ -97,9 +97,9 @@ def _frames(dtype: torch.dtype) -> Any:
         frame.edge = edge_of(grid.frames, cloud)
         frame.per_unit = inverse(frame.edge)
         frame.shape = wp.vec3i(grid.dims[cloud, 0], grid.dims[cloud, 1], grid.dims[cloud, 2])
-        frame.outer_low = frame.low
         for axis in range(3):
-            frame.outer_high[axis] = frame.low[axis] + real(frame.shape[axis]) * frame.edge[axis]
+            frame.outer_low[axis] = grid.frames[cloud, axis + 6]
+            frame.outer_high[axis] = grid.frames[cloud, axis + 9]
         frame.base = grid.dims[cloud, 3]
         largest = wp.max(wp.max(wp.abs(frame.outer_low), wp.abs(frame.outer_high)), wp.abs(q))
         frame.slack = real(unit) * wp.max(largest)
@@ -108,10 +108,14 @@ def _frames(dtype: torch.dtype) -> Any:
     @wp.func
     def cell_frame(grid: Grid, parent: Frame, cell: int, x: int, y: int, z: int):
         frame = Frame()
-        at = vec3(real(x), real(y), real(z))
+        at = wp.vec3i(x, y, z)
         for axis in range(3):
-            frame.outer_low[axis] = parent.low[axis] + at[axis] * parent.edge[axis]
-            frame.outer_high[axis] = parent.low[axis] + (at[axis] + real(1.0)) * parent.edge[axis]
+            frame.outer_low[axis] = parent.outer_low[axis]
+            frame.outer_high[axis] = parent.outer_high[axis]
+            if at[axis] > 0:
+                frame.outer_low[axis] = parent.low[axis] + real(at[axis]) * parent.edge[axis]
+            if at[axis] < parent.shape[axis] - 1:
+                frame.outer_high[axis] = parent.low[axis] + real(at[axis] + 1) * parent.edge[axis]
         frame.low = frame.outer_low
         frame.edge = parent.edge
         frame.shape = wp.vec3i(1, 1, 1)
@@ -192,7 +196,7 @@ def _search_grid(
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
     Frame, _, _, gap, beyond = _frames(dtype)
-    _, axis_cell, _, _, cell_at = cell_functions(dtype)
+    _, axis_cell, _, _, cell_at, _ = cell_functions(dtype)
     State, Arrays, _, settle, bound, wanted = visitor
     visit_crowds = None if search_crowd is None else _crowd_visitor(dtype, lanes, visitor, search_crowd)
     is_lowest = search_crowd is None

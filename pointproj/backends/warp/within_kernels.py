@@ -97,7 +97,6 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
     Wrapped, wrapped_of = wrapped_struct(positions)
     Arrays, arrays_of, meet = _shared(positions, sums)
     load_point, _, row_of = packed_point(positions)
-    vec4 = wp.types.vector(length=4, dtype=place)
     Channels, channel_of, add_rows = row_sum(sums, count, held)
     group = lanes(count)
     ballot, minimum, lane, total_of = group.ballot, group.minimum, group.lane, group.total
@@ -183,7 +182,6 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
     Wrapped, wrapped_of = wrapped_struct(positions)
     Arrays, arrays_of, meet = _shared(positions, sums)
     load_point, _, row_of = packed_point(positions)
-    vec4 = wp.types.vector(length=4, dtype=place)
     Channels, channel_of, add_rows = row_sum(sums, count, held)
 
     @wp.struct

@@ -150,7 +150,7 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
 @functools.cache
 def wrapped_struct(dtype: torch.dtype) -> Any:
     """The table inside a kernel, and a function that makes it of the kernel's arguments."""
-    real, vec3 = REALS[dtype]
+    real, _ = REALS[dtype]
 
     @wp.struct
     class Wrapped:
