@@ -147,10 +147,12 @@ class PeerNetwork(nn.Module):
         self.query_mlp = projector.query_mlp
         self.aggregate = aggregate
 
-    def forward(self, query_points: Tensor, reference_points: Tensor) -> Tensor:
-        """(Q, 3) and (1, N, 3) to (1, Q, 1), as the projector's."""
+    def forward(
+        self, query_points: Tensor, reference_points: Tensor, features: Tensor | None = None
+    ) -> Tensor:
+        """(Q, 3), (1, N, 3) and (1, N, C) to (1, Q, 1), as the projector's."""
+        hidden = self.reference_mlp(reference_points if features is None else features)[0]
         reference_points = reference_points[0]
-        hidden = self.reference_mlp(reference_points)
         return self.query_mlp(self.aggregate(query_points, reference_points, hidden))[None]
 
 

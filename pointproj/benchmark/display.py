@@ -49,8 +49,8 @@ class Display:
         reach = f"{'k' if workload.operator == 'knn' else 'r'}={workload.neighborhood:g}"
         queries, points = (t.shape[:-1].numel() for t in (problem.query_points, problem.reference_points))
         self.console.print(
-            f"\n[bold]{workload.name}[/bold] {workload.operator} {reach}, {queries:,} queries, {points:,} points, "
-            f"{problem.features.shape[-1]} channels; parity on {checked:,} queries"
+            f"\n[bold]{workload.name}[/bold] {workload.operator} {reach}, {queries:,} queries, {points:,} "
+            f"points, {problem.features.shape[-1]} channels; parity on {checked:,} queries"
         )
 
     def parity(self, name: str, error: float) -> None:

@@ -5,6 +5,7 @@ or the aggregated features themselves. Nothing is imported before a peer is aske
 Adding one means adding a function.
 """
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -42,15 +43,23 @@ class Peer:
 
     def missing(self) -> str | None:
         """None if it can be imported, else one line that says why not."""
-        for module in self.imports:
-            try:
-                importlib.import_module(module)
-            except Exception as error:  # broken installations raise all sorts
-                return f"{module} cannot be imported: {first_line(error)}"
-        return None
+        return next(filter(None, map(_import_failure, self.imports)), None)
 
 
 PEERS: list[Peer] = []
+
+
+@functools.cache
+def _import_failure(module: str) -> str | None:
+    failure = None
+    for _ in range(2):  # torchvision of another build than torch fails once, and then is out of the way
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # broken installations raise all sorts
+            failure = error
+        else:
+            return None
+    return f"{module} cannot be imported: {first_line(failure)}"
 
 
 def _peer(

@@ -14,19 +14,22 @@ from pointproj.benchmark.contenders import (
     peer_contender,
     peer_names,
 )
-from pointproj.benchmark.peers import PEERS, Peer
+from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError
 
 
 class Entry(NamedTuple):
-    """One contender on one workload: how to make it, or why it cannot run, and what to measure."""
+    """One contender on one workload, why it cannot run here, if so, and what to measure."""
 
-    name: str
-    kind: str
-    contender: Contender | None
+    contender: Contender
     missing: str | None
     measurements: tuple[tuple[str, str], ...]  # (mode, execution)
+
+    @property
+    def rows(self) -> int:
+        """Rows of results that this makes."""
+        return 1 if self.missing else len(self.measurements)
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
@@ -39,35 +42,32 @@ def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """Everybody who takes part in a workload; those that cannot run here have nothing to measure."""
-    for name in backend_names(config.backends):
-        missing = missing_backend(name, device_type, workload.operator)
-        contender = None if missing else backend_contender(name, workload)
-        yield _entry(name, "backend", contender, missing, config, device_type)
-    if not workload.single:
-        return
-    for peer in _peers(config, workload, device_type):
-        missing = peer.missing()
-        contender = None if missing else peer_contender(peer, workload)
-        yield _entry(peer.name, "peer", contender, missing, config, device_type)
+    """Everybody who takes part in a workload, also those that cannot run here."""
+    for contender, missing in _contenders(config, workload, device_type):
+        measurements = tuple(_measurements(contender, config, device_type))
+        if measurements:
+            yield Entry(contender, missing, measurements)
 
 
 def ways(config: BenchConfig) -> Iterator[tuple[str, str]]:
     """(name, kind) of what takes part in the interop workload."""
-    chosen = {"backend": True, "peer": config.peers != []}
-    return ((name, kind) for name, (kind, _) in interop.WAYS.items() if chosen[kind])
+    if "interop" not in config.workloads or "launch" not in config.modes:
+        return iter(())
+    peers_too = config.peers != []
+    return ((name, kind) for name, (kind, _) in interop.WAYS.items() if kind == "backend" or peers_too)
 
 
-def _entry(
-    name: str,
-    kind: str,
-    contender: Contender | None,
-    missing: str | None,
-    config: BenchConfig,
-    device_type: str,
-) -> Entry:
-    measurements = () if contender is None else tuple(_measurements(contender, config, device_type))
-    return Entry(name, kind, contender, missing, measurements)
+def _contenders(
+    config: BenchConfig, workload: Workload, device_type: str
+) -> Iterator[tuple[Contender, str | None]]:
+    """Each with the reason why it cannot run here, if there is one."""
+    for name in backend_names(config.backends):
+        missing = missing_backend(name, device_type, workload.operator)
+        yield backend_contender(name, workload), missing
+    chosen = peer_names(config.peers) if workload.single else ()
+    for peer in PEERS:
+        if peer.name in chosen and peer.operator == workload.operator and device_type in peer.devices:
+            yield peer_contender(peer, workload), peer.missing()
 
 
 def _measurements(contender: Contender, config: BenchConfig, device_type: str) -> Iterator[tuple[str, str]]:
@@ -80,10 +80,3 @@ def _measurements(contender: Contender, config: BenchConfig, device_type: str) -
                 continue
             if execution in contender.executions:
                 yield mode, execution
-
-
-def _peers(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Peer]:
-    chosen = peer_names(config.peers)
-    for peer in PEERS:
-        if peer.name in chosen and peer.operator == workload.operator and device_type in peer.devices:
-            yield peer

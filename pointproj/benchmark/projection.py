@@ -44,8 +44,11 @@ class Projection:
             needed, free = contender.bytes_a_pair * pairs, _free_bytes()
             if needed > free:
                 raise Unaffordable(f"would need about {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free")
-        if contender.brute_force and workload.single and pairs > 8 * PILOT_PAIRS[self.device.type]:
-            self._refuse_if_slow(_pilot_seconds(contender, problem, self.device))
+        pilot = PILOT_PAIRS[self.device.type]
+        if contender.brute_force and pairs > 8 * pilot:
+            few, their_pairs = _some_queries(problem, pilot)
+            seconds = _seconds(workload, contender, few, self.device)
+            self._refuse_if_slow(seconds * pairs / their_pairs)
 
     def check_growth(self, blank: Row) -> None:
         """Raise if the same call on smaller clouds says that this one would take too long."""
@@ -67,19 +70,26 @@ class Projection:
             raise Unaffordable(f"would take about {seconds:.0f} s a call, more than slowest_call_s={limit:g}")
 
 
-def _pilot_seconds(contender: Contender, problem: Problem, device: torch.device) -> float:
-    """Seconds of a whole forward, from a few of its queries."""
-    queries = max(1, PILOT_PAIRS[device.type] // len(problem.reference_points))
-    few = problem._replace(query_points=problem.query_points[:queries].clone())
-    function = contender.knn or (lambda of: contender.aggregate(of, of.features))
-    seconds = []
-    for _ in range(2):  # the first one warms up
+def _some_queries(problem: Problem, pairs: int) -> tuple[Problem, int]:
+    """The first cloud with so few of its queries that they form about ``pairs``, and how many they form."""
+    queries, points = problem.ranges()[0]
+    query, reference, features = (tensor.flatten(0, -2) for tensor in problem[:3])
+    few = query[queries.start : queries.stop][: max(1, pairs // len(points))].clone()
+    span = slice(points.start, points.stop)
+    return Problem(few, reference[span], features[span]), len(few) * len(points)
+
+
+def _seconds(workload: Workload, contender: Contender, problem: Problem, device: torch.device) -> float:
+    """Seconds of a forward, the second time."""
+    for _ in range(2):
         start = time.perf_counter()
-        function(few)
+        if workload.operator == "knn" and contender.knn is not None:
+            contender.knn(problem)
+        else:
+            contender.aggregate(problem, problem.features)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) * len(problem.query_points) / queries
+    return time.perf_counter() - start
 
 
 def _family(row: Row) -> tuple:

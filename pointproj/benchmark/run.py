@@ -83,19 +83,15 @@ class _Run:
 
     def run(self) -> list[Row]:
         self.display.header(self.machine, str(self.file.path))
-        planned = [
-            (w, [*entries(self.config, w, self.device.type)])
-            for w in workloads(self.config, self.device.type)
-        ]
-        total = sum(max(1, len(entry.measurements)) for _, of in planned for entry in of)
-        elements = self.config.elements or ELEMENTS[self.device.type]
-        with_interop = "interop" in self.config.workloads and "launch" in self.config.modes
-        self.display.expect(total + (len([*ways(self.config)]) if with_interop else 0))
+        config, device_type = self.config, self.device.type
+        planned = [(w, [*entries(config, w, device_type)]) for w in workloads(config, device_type)]
+        launches = [*ways(config)]
+        self.display.expect(sum(entry.rows for _, of in planned for entry in of) + len(launches))
         for workload, of in planned:
-            if any(entry.measurements or entry.missing for entry in of):
+            if of:
                 _Clouds(self, workload).run(of)
-        if with_interop:
-            self._interop(elements)
+        if launches:
+            self._interop(launches)
         self.display.footer(self.rows)
         return self.rows
 
@@ -104,9 +100,10 @@ class _Run:
         self.file.add(row)
         self.display.row(row)
 
-    def _interop(self, elements: int) -> None:
+    def _interop(self, launches: list[tuple[str, str]]) -> None:
+        elements = self.config.elements or ELEMENTS[self.device.type]
         vectors = interop.FreshTensors(elements, self.device)
-        for name, kind in ways(self.config):
+        for name, kind in launches:
             blank = Row(
                 **{"workload": "interop", "operator": "saxpy", "contender": name, "kind": kind},
                 **{"mode": "launch", "execution": "eager", "queries": elements, "references": elements},
@@ -126,34 +123,48 @@ class _Run:
     ) -> Row:
         """``blank`` with a verdict and, where that is green, times and memory. It never raises errors."""
         self.display.doing(blank)
-        release(self.device)
         try:
             self.projection.check_clock()
-            reset_peak(self.device)
+            before = self._clean_memory()
             call = make()
             result = call()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            peak = peak_bytes(self.device)
+            peak = peak_bytes(self.device) - before
             error = error_of(result)
             del result
             if error is not None and not error <= allowed:
                 raise RedParity(f"{blank.mode} {blank.execution}", error, allowed)
             timing = measure(call, self.device, self.config.budget_s)
-        except RedParity as verdict:
-            return dataclasses.replace(
-                blank, status=RED, parity_error=verdict.error, note=f"not the reference's result: {verdict}"
-            )
-        except Unaffordable as reason:
-            return dataclasses.replace(blank, status=SKIPPED, note=str(reason))
-        except Exception as failure:
-            log.debug("%s failed", blank.key, exc_info=True)
-            return dataclasses.replace(blank, status=FAILED, note=first_line(failure)[:300])
+        except Exception as reason:
+            return without_time(blank, reason)
         return dataclasses.replace(
             blank,
             **{"p20_ms": timing.p20, "p50_ms": timing.p50, "p80_ms": timing.p80},
             **{"repetitions": timing.repetitions, "peak_mib": peak / MIB, "parity_error": error},
         )
+
+    def _clean_memory(self) -> int:
+        """Give back what the last call left; the bytes that stay, of which a call's peak is counted.
+
+        On the CPU nothing tells a process's own memory from its libraries', so there it is counted from 0.
+        """
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        reset_peak(self.device)
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+
+def without_time(blank: Row, reason: Exception) -> Row:
+    """The row of a measurement that came to nothing."""
+    if isinstance(reason, RedParity):
+        note = f"not the reference's result: {reason}"
+        return dataclasses.replace(blank, status=RED, parity_error=reason.error, note=note)
+    if isinstance(reason, Unaffordable):
+        return dataclasses.replace(blank, status=SKIPPED, note=str(reason))
+    log.debug("%s failed", blank.key, exc_info=reason)
+    return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
 
 
 class _Clouds:
@@ -167,39 +178,43 @@ class _Clouds:
 
     def run(self, planned: list[Entry]) -> None:
         self.of.display.preparing(self.workload.name)
-        self.problem = self.workload.problem(self.of.device)
-        self.expected = Expected(self.workload, self.problem)
+        try:
+            self.problem = self.workload.problem(self.of.device)
+            self.expected = Expected(self.workload, self.problem)
+        except Exception as failure:
+            log.error(
+                "%s is left out, its clouds cannot be made: %s", self.workload.name, first_line(failure)
+            )
+            return
         self.of.display.workload(self.workload, self.problem, self.expected.checked_queries)
         for entry in planned:
             if entry.missing:
-                row = dataclasses.replace(self._blank(entry, "-", "-"), status=MISSING, note=entry.missing)
-                self.of.add(row)
-            elif entry.measurements:
-                self._measure(entry.contender, entry)
+                blank = self._blank(entry.contender, "-", "-")
+                self.of.add(dataclasses.replace(blank, status=MISSING, note=entry.missing))
+            else:
+                self._measure(entry.contender, entry.measurements)
             torch.compiler.reset()  # its limit of versions of one function is for a whole process
-        self.problem = self.expected = None
-        release(self.of.device)
 
-    def _measure(self, contender: Contender, entry: Entry) -> None:
+    def _measure(self, contender: Contender, measurements: tuple[tuple[str, str], ...]) -> None:
         try:
             self.of.projection.check_contender(contender, self.workload, self.problem)
-            error = self._verdict(contender, entry)
-        except (RedParity, Unaffordable, Exception) as reason:
-            for mode, execution in entry.measurements:
-                self.of.add(self._without_time(entry, mode, execution, reason))
+            error = self._verdict(contender, {mode for mode, _ in measurements})
+        except Exception as reason:
+            for mode, execution in measurements:
+                self.of.add(without_time(self._blank(contender, mode, execution), reason))
             return
-        self.of.display.parity(contender.name, error)
+        if error is not None:
+            self.of.display.parity(contender.name, error)
         made: dict[type, OperatorCalls | NetworkCalls] = {}
-        for mode, execution in entry.measurements:
+        for mode, execution in measurements:
             kind = NetworkCalls if mode in NETWORK else OperatorCalls
             if kind not in made:
                 made[kind] = calls_for(mode, contender, self.problem)
-            self.of.add(self._row(contender, entry, made[kind], mode, execution))
+            self.of.add(self._row(contender, made[kind], mode, execution))
 
-    def _verdict(self, contender: Contender, entry: Entry) -> float:
-        """The contender's error in everything that will be timed, eager; raises RedParity."""
+    def _verdict(self, contender: Contender, modes: set[str]) -> float | None:
+        """The contender's largest error, eager, in what its times rest on; raises RedParity."""
         errors = []
-        modes = {mode for mode, _ in entry.measurements}
         if contender.knn is not None and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
             error = self.expected.neighbors_error(contender.knn(self.problem))
             errors.append(_checked("neighbours", error, contender.rows_may_err))
@@ -208,17 +223,16 @@ class _Clouds:
             self.expected.fill_upstream(calls.upstream, checked_only=True)
             error = self.expected.sums_error(*calls.make("operator", "eager")())
             errors.append(_checked("values and feature gradient", error, contender.sums_may_err))
-        return max(errors, default=0.0)
+        return max(errors, default=None)
 
     def _row(
         self,
         contender: Contender,
-        entry: Entry,
         calls: OperatorCalls | NetworkCalls,
         mode: str,
         execution: str,
     ) -> Row:
-        blank = self._blank(entry, mode, execution)
+        blank = self._blank(contender, mode, execution)
         allowed = contender.rows_may_err if mode in ("search", "knn") else contender.sums_may_err
         expected = self.expected
 
@@ -246,24 +260,14 @@ class _Clouds:
         self.of.projection.learn(row)
         return row
 
-    def _without_time(self, entry: Entry, mode: str, execution: str, reason: Exception) -> Row:
-        blank = self._blank(entry, mode, execution)
-        if isinstance(reason, RedParity):
-            return dataclasses.replace(
-                blank, status=RED, parity_error=reason.error, note=f"not the reference's result: {reason}"
-            )
-        status = SKIPPED if isinstance(reason, Unaffordable) else FAILED
-        note = str(reason) if isinstance(reason, Unaffordable) else first_line(reason)[:300]
-        return dataclasses.replace(blank, status=status, note=note)
-
-    def _blank(self, entry: Entry, mode: str, execution: str) -> Row:
+    def _blank(self, contender: Contender, mode: str, execution: str) -> Row:
         workload, problem = self.workload, self.problem
         is_knn = workload.operator == "knn"
         return Row(
             workload=workload.name,
             operator=workload.operator,
-            contender=entry.name,
-            kind=entry.kind,
+            contender=contender.name,
+            kind=contender.kind,
             mode=mode,
             execution=execution,
             queries=problem.query_points.shape[:-1].numel(),
@@ -274,16 +278,9 @@ class _Clouds:
             channels=problem.features.shape[-1],
             dtype=str(problem.query_points.dtype).removeprefix("torch."),
             status=OK,
-            package="" if entry.contender is None else entry.contender.package,
+            package=contender.package,
             **self.of.machine,
         )
-
-
-def release(device: torch.device) -> None:
-    """Give back what the last call left, so that memory is counted from the same ground."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _checked(what: str, error: float, allowed: float) -> float:

@@ -1,0 +1,168 @@
+"""Pictures of the results, from a result file alone: ``python -m pointproj.benchmark.plots FILE.csv``.
+
+Beside the file: ``-scaling.png`` (time against points), ``-workloads.png`` (bars for W1 and W2) and
+``-memory.png`` (peak memory against points), for as much as the file holds.
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no window
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from pointproj.benchmark.results import OK, Row, read_rows
+
+KINDS = {
+    "scaling_uniform": "uniform",
+    "scaling_clustered": "half in a ball of 0.001",
+    "scaling_surface": "surfaces",
+}
+NAMED = {"w1": "W1: kNN, 100,000 points", "w2": "W2: r = 0.1, 25,000 points", "w2_wide": "W2: r = 0.25"}
+MODES = {"operator": "operator, forward and feature gradient", "step": "whole training step"}
+OURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8f5bb5", "#e08e1b")
+PEERS = ("#7d8597", "#a3865f", "#5c8a8a", "#b08bb0", "#8c9a4e", "#bf8080", "#6b7fb3", "#9a9a9a")
+DOTS_PER_INCH = 110
+
+
+def draw(path: Path) -> list[Path]:
+    """Draw everything that a result file has rows for, and return the pictures' paths."""
+    rows = [row for row in read_rows(path) if row.status == OK]
+    colours = _colours(rows)
+    pictures = {"scaling": _scaling, "workloads": _workloads, "memory": _memory}
+    drawn = []
+    for name, make in pictures.items():
+        figure = make(rows, colours)
+        if figure is None:
+            continue
+        figure.suptitle(rows[0].device, fontsize=9, color="0.4")
+        target = path.with_name(f"{path.stem}-{name}.png")
+        figure.savefig(target, dpi=DOTS_PER_INCH)
+        plt.close(figure)
+        drawn.append(target)
+    return drawn
+
+
+def _scaling(rows: list[Row], colours: dict[str, str]) -> Figure | None:
+    rows = [row for row in rows if row.mode == "knn" and row.workload in KINDS]
+    kinds = [kind for kind in KINDS if any(row.workload == kind for row in rows)]
+    if not kinds:
+        return None
+    figure, axes = _axes(1, len(kinds), (4 * len(kinds) + 1, 4.2), sharey=True)
+    for ax, kind in zip(axes[0], kinds, strict=True):
+        _lines(ax, [row for row in rows if row.workload == kind], "p50_ms", colours)
+        ax.set(title=KINDS[kind], xlabel="points")
+    axes[0][0].set_ylabel("ms: build, and 8 nearest of every point")
+    _legend(figure, axes[0])
+    return figure
+
+
+def _memory(rows: list[Row], colours: dict[str, str]) -> Figure | None:
+    rows = [row for row in rows if row.workload == "memory" and row.execution == "eager"]
+    if not rows:
+        return None
+    figure, axes = _axes(1, 1, (6, 4.2))
+    _lines(axes[0][0], rows, "peak_mib", colours)
+    axes[0][0].set(title="training step, 27,000 queries", xlabel="points", ylabel="peak memory, MiB")
+    _legend(figure, axes[0])
+    return figure
+
+
+def _workloads(rows: list[Row], colours: dict[str, str]) -> Figure | None:
+    names = [name for name in NAMED if any(row.workload == name for row in rows)]
+    modes = [mode for mode in MODES if any(row.mode == mode and row.workload in names for row in rows)]
+    if not names or not modes:
+        return None
+    bars = {
+        (n, m): [*_bars([r for r in rows if r.workload == n and r.mode == m])] for n in names for m in modes
+    }
+    heights = [max(1, max(len(bars[name, mode]) for name in names)) for mode in modes]
+    size = (4.6 * len(names), 0.27 * sum(heights) + 1.1 * len(modes))
+    figure, axes = _axes(len(modes), len(names), size, height_ratios=heights)
+    for line, mode in zip(axes, modes, strict=True):
+        for ax, name in zip(line, names, strict=True):
+            _draw_bars(ax, bars[name, mode], colours)
+            ax.set_title(f"{NAMED[name]}\n{MODES[mode]}", fontsize=9)
+    return figure
+
+
+def _bars(rows: Iterable[Row]) -> Iterator[Row]:
+    return iter(sorted(rows, key=lambda row: -row.p50_ms))
+
+
+def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
+    labels = [f"{row.contender}, {row.execution}" for row in rows]
+    ax.barh(labels, [row.p50_ms for row in rows], color=[colours[row.contender] for row in rows])
+    for place, row in enumerate(rows):
+        shown = f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:,.0f}"
+        ax.text(row.p50_ms, place, f" {shown}", va="center", fontsize=7)
+    if rows:
+        ax.set(xscale="log", xlim=(rows[-1].p50_ms / 2, rows[0].p50_ms * 4))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("ms", fontsize=8)
+    ax.tick_params(labelsize=7)
+
+
+def _lines(ax: Axes, rows: list[Row], value: str, colours: dict[str, str]) -> None:
+    """One line a contender, of its fastest execution at each size."""
+    for name in dict.fromkeys(row.contender for row in rows):
+        best: dict[int, Row] = {}
+        for row in rows:
+            if row.contender == name and row.p50_ms < getattr(
+                best.get(row.references), "p50_ms", float("inf")
+            ):
+                best[row.references] = row
+        sizes = sorted(best)
+        ours = best[sizes[0]].kind == "backend"
+        style = {"linewidth": 2.2 if ours else 1.2, "marker": "o", "markersize": 4 if ours else 3}
+        ax.plot(
+            sizes, [getattr(best[size], value) for size in sizes], color=colours[name], label=name, **style
+        )
+    ax.set(xscale="log", yscale="log")
+    ax.grid(True, alpha=0.3)
+
+
+def _axes(lines: int, columns: int, size: tuple[float, float], sharey: bool = False, **grid):
+    return plt.subplots(
+        lines,
+        columns,
+        figsize=size,
+        squeeze=False,
+        layout="constrained",
+        sharey=sharey,
+        gridspec_kw=grid or None,
+    )
+
+
+def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    named = {
+        label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(named.values(), named.keys(), loc="outside right center", fontsize=8, frameon=False)
+
+
+def _colours(rows: list[Row]) -> dict[str, str]:
+    """The same colour for a contender in all pictures: strong ones for ours."""
+    colours = {}
+    for kind, palette in (("backend", OURS), ("peer", PEERS)):
+        names = sorted({row.contender for row in rows if row.kind == kind})
+        colours |= {name: palette[i % len(palette)] for i, name in enumerate(names)}
+    return colours
+
+
+def main() -> None:
+    """Draw the pictures of the files named."""
+    parser = argparse.ArgumentParser(description="Pictures of the benchmark's result files.")
+    parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
+    for file in parser.parse_args().files:
+        for picture in draw(file):
+            print(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The README's tables, from result files alone.
+
+python -m pointproj.benchmark.table benchmarks/nvidia-h200.csv --update README.md
+"""
+
+import argparse
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pointproj.benchmark.results import FAILED, MISSING, OK, RED, SKIPPED, Row, read_rows
+
+BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
+EXECUTION_ORDER = ("captured", "compiled", "eager")
+
+
+def tables(rows: list[Row]) -> str:
+    """Markdown for all rows, a section for each device."""
+    devices = dict.fromkeys(row.device for row in rows)
+    return "\n\n".join("\n\n".join(_device([row for row in rows if row.device == name])) for name in devices)
+
+
+def update(path: Path, text: str) -> None:
+    """Put ``text`` between the two marks in a file, and leave all else as it is.
+
+    Raises
+    ------
+    ValueError
+        If the marks are not there, once each and in order. Nothing is written then.
+    """
+    whole = path.read_text(encoding="utf-8")
+    if whole.count(BEGIN) != 1 or whole.count(END) != 1 or whole.index(BEGIN) > whole.index(END):
+        raise ValueError(f"{path}: expected one line {BEGIN} and after it one line {END}; add them")
+    before, _, rest = whole.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _device(rows: list[Row]) -> Iterator[str]:
+    newest = max(rows, key=lambda row: row.date)
+    versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
+    known = [version for version in versions if not version.endswith(" ")]
+    yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:10]})"
+    yield from _section("Network, milliseconds (median)", _network(rows))
+    yield from _section(
+        "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
+        _operator(rows),
+    )
+    yield from _section(
+        "kNN of a cloud within itself, k = 8, index built in each call, milliseconds", _scaling(rows)
+    )
+    yield from _section("Batches: forward with the features' gradient, milliseconds", _batches(rows))
+    yield from _section("Peak memory of a W1 training step, eager, by number of points, MiB", _memory(rows))
+    yield from _section("A Warp kernel on fresh tensors that require grad, milliseconds", _interop(rows))
+    yield from _absent(rows)
+
+
+def _section(title: str, lines: list[str]) -> Iterator[str]:
+    if len(lines) > 2:  # more than the head
+        yield f"{title}:\n\n" + "\n".join(lines)
+
+
+def _network(rows: list[Row]) -> list[str]:
+    columns = [(name, mode) for name in NAMED for mode in ("forward", "step")]
+    head = [f"{NAMED[name]} {mode}" for name, mode in columns] + ["W1 step, peak MiB"]
+    body = []
+    for label, of in _by_contender_and_execution(rows):
+        cells = [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
+        peak = _only(of, workload="w1", mode="step")
+        if any(cells):
+            body.append([label, *cells, _peak(peak)])
+    return _markdown("", head, body)
+
+
+def _operator(rows: list[Row]) -> list[str]:
+    columns = [(name, mode) for name in NAMED for mode in ("aggregate", "operator")]
+    words = {"aggregate": "forward", "operator": "with gradient"}
+    head = [f"{NAMED[name]} {words[mode]}" for name, mode in columns]
+    body = []
+    for label, of in _by_contender_and_execution(rows):
+        cells = [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
+        if any(cells):
+            body.append([label, *cells])
+    return _markdown("", head, body)
+
+
+def _scaling(rows: list[Row]) -> list[str]:
+    rows = [row for row in rows if row.workload.startswith("scaling_") and row.mode in ("knn", "-")]
+    keys = sorted(
+        {(row.workload, row.references) for row in rows}, key=lambda key: (_KINDS.index(key[0]), key[1])
+    )
+    largest = max((size for _, size in keys), default=0)
+    keys = [(kind, size) for kind, size in keys if kind == _KINDS[0] or size == largest]
+    head = [f"{kind.removeprefix('scaling_')} {_count(size)}" for kind, size in keys]
+    body = []
+    for name, of in _by_contender(rows):
+        cells = [_time(_best(of, workload=kind, references=size)) for kind, size in keys]
+        if any(cells):
+            body.append([name, *cells])
+    return _markdown("", head, body)
+
+
+def _batches(rows: list[Row]) -> list[str]:
+    keys = [(kind, operator) for kind in ("batch_dense", "batch_ragged") for operator in ("knn", "radius")]
+    head = [f"{kind.removeprefix('batch_')} {operator}" for kind, operator in keys]
+    body = []
+    for label, of in _by_contender_and_execution(rows):
+        cells = [
+            _time(_only(of, workload=kind, operator=operator, mode="operator")) for kind, operator in keys
+        ]
+        if any(cells):
+            body.append([label, *cells])
+    return _markdown("", head, body)
+
+
+def _memory(rows: list[Row]) -> list[str]:
+    rows = [row for row in rows if row.workload == "memory" and row.execution in ("eager", "-")]
+    sizes = sorted({row.references for row in rows})
+    body = [
+        [name, *(_peak(_best(of, references=size)) for size in sizes)] for name, of in _by_contender(rows)
+    ]
+    return _markdown("", [_count(size) for size in sizes], [line for line in body if any(line[1:])])
+
+
+def _interop(rows: list[Row]) -> list[str]:
+    rows = [row for row in rows if row.workload == "interop"]
+    sizes = sorted({row.references for row in rows})
+    body = [
+        [name, *(_time(_best(of, references=size)) for size in sizes)] for name, of in _by_contender(rows)
+    ]
+    return _markdown("", [f"{_count(size)} elements" for size in sizes], body)
+
+
+def _absent(rows: list[Row]) -> Iterator[str]:
+    missing = {row.contender: row.note for row in rows if row.status == MISSING}
+    if missing:
+        yield (
+            "Not measured here: "
+            + "; ".join(f"{name} ({_short(note)})" for name, note in missing.items())
+            + "."
+        )
+
+
+_KINDS = ("scaling_uniform", "scaling_clustered", "scaling_surface")
+_WORDS = {RED: "wrong", SKIPPED: "too slow", FAILED: "failed"}
+
+
+def _by_contender(rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Ours first, each in order of appearance."""
+    rows = sorted(rows, key=lambda row: row.kind)
+    for name in dict.fromkeys(row.contender for row in rows):
+        yield _label(name, rows), [row for row in rows if row.contender == name]
+
+
+def _by_contender_and_execution(rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for label, of in _by_contender(rows):
+        for execution in EXECUTION_ORDER:
+            some = [row for row in of if row.execution == execution]
+            if some:
+                yield f"{label}, {execution}", some
+
+
+def _label(name: str, rows: Iterable[Row]) -> str:
+    ours = any(row.kind == "backend" for row in rows if row.contender == name)
+    return f"**{name}**" if ours else name
+
+
+def _only(rows: Iterable[Row], **wanted: object) -> Row | None:
+    found = [row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())]
+    return found[-1] if found else None
+
+
+def _best(rows: Iterable[Row], **wanted: object) -> Row | None:
+    """The fastest of the executions, or a row that says why there is none."""
+    found = [row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())]
+    timed = [row for row in found if row.status == OK]
+    return min(timed, key=lambda row: row.p50_ms) if timed else (found[-1] if found else None)
+
+
+def _time(row: Row | None) -> str:
+    return _cell(row, lambda: f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:.0f}")
+
+
+def _peak(row: Row | None) -> str:
+    return _cell(row, lambda: f"{row.peak_mib:,.0f}")
+
+
+def _cell(row: Row | None, value) -> str:
+    if row is None or row.status == MISSING:
+        return ""
+    if row.status == OK:
+        return value()
+    if "OutOfMemory" in row.note or "GiB are free" in row.note:
+        return "out of memory"
+    return _WORDS[row.status]
+
+
+def _count(number: int) -> str:
+    exponent = len(str(number)) - 1
+    return f"10^{exponent}" if number == 10**exponent else f"{number:,}"
+
+
+def _short(note: str) -> str:
+    return note if len(note) < 90 else note[:87] + "..."
+
+
+def _markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
+    lines = [[corner, *head], ["---", *("---:" for _ in head)], *body]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def main() -> None:
+    """Print the tables, or put them into a file."""
+    parser = argparse.ArgumentParser(description="Tables from the benchmark's result files.")
+    parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
+    parser.add_argument(
+        "--update", type=Path, metavar="FILE", help="replace what is between the marks in FILE"
+    )
+    arguments = parser.parse_args()
+    text = tables([row for file in arguments.files for row in read_rows(file)])
+    if arguments.update:
+        update(arguments.update, text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
