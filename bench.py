@@ -9,7 +9,8 @@ import hydra
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pointproj.benchmark.config import register_schema, to_bench_config
+from pointproj import commandline
+from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
 
 register_schema()
@@ -33,6 +34,11 @@ def bench(composed: DictConfig) -> None:
 
 def main() -> None:
     """Run, and leave with 130 after Ctrl-C: the rows measured by then are in the file."""
+    try:
+        commandline.check_arguments(sys.argv[1:], None, BenchConfig(), "bench.py")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     try:
         bench()
     except KeyboardInterrupt:

@@ -16,7 +16,9 @@ from hydra.errors import OverrideParseException
 from pointproj.config import Config, ConfigError, nearest
 
 
-def check_arguments(arguments: list[str], conf: Path) -> None:
+def check_arguments(
+    arguments: list[str], conf: Path | None, schema: Any = None, program: str = "train.py"
+) -> None:
     """Refuse overrides that name a key, a group or a choice that does not exist.
 
     Parameters
@@ -24,7 +26,11 @@ def check_arguments(arguments: list[str], conf: Path) -> None:
     arguments : list of str
         The command line without the program's name.
     conf : Path
-        The folder with ``train.yaml`` and the groups.
+        The folder with the groups; None if the program has none.
+    schema : dataclass instance
+        What the program's config may hold; :class:`~pointproj.config.Config` by default.
+    program : str
+        Named in messages.
 
     Raises
     ------
@@ -38,9 +44,9 @@ def check_arguments(arguments: list[str], conf: Path) -> None:
         overrides = OverridesParser.create().parse_overrides(parsed.overrides)
     except OverrideParseException as error:
         raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
-    groups = _groups(conf)
-    keys = [*_keys(Config())]
-    problems = [problem for override in overrides for problem in _problems(override, groups, keys)]
+    groups = {} if conf is None else _groups(conf)
+    keys = [*_keys(Config() if schema is None else schema)]
+    problems = [problem for override in overrides for problem in _problems(override, groups, keys, program)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -61,7 +67,9 @@ def _keys(section: Any, prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{key}.")
 
 
-def _problems(override: Override, groups: dict[str, list[str]], keys: list[str]) -> Iterator[str]:
+def _problems(
+    override: Override, groups: dict[str, list[str]], keys: list[str], program: str
+) -> Iterator[str]:
     key = override.key_or_group
     if key == "hydra" or key.startswith(("hydra.", "hydra/")):
         return
@@ -73,7 +81,7 @@ def _problems(override: Override, groups: dict[str, list[str]], keys: list[str])
     elif key not in keys:
         known = [*groups, *keys]
         hint = nearest(key, known) or _same_ending(key, known)
-        yield f"{override.input_line}: there is no {key}{hint} ('python train.py --help' lists all)"
+        yield f"{override.input_line}: there is no {key}{hint} ('python {program} --help' lists all)"
 
 
 def _choices(override: Override) -> Iterator[str]:

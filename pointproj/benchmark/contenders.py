@@ -86,11 +86,12 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         points = problem.query_points, problem.reference_points
         return pointproj.knn(*points, neighborhood, backend=name, **problem.offsets)[1]
 
+    brute_force = name == "torch"  # it has no index to build
     return Contender(
         name=name,
         kind="backend",
         package=package_version("pointproj"),
-        modes=workload.modes,
+        modes=tuple(m for m in workload.modes if not (brute_force and m in ("build", "search"))),
         executions=EXECUTIONS,
         aggregate=aggregate,
         knn=knn if operator == "knn" else None,
@@ -99,7 +100,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         network=lambda: _projector(workload, name),
         rows_may_err=OURS_MAY_ERR,
         sums_may_err=OURS_MAY_ERR,
-        brute_force=name == "torch",
+        brute_force=brute_force,
         bytes_a_pair=0.0,
     )
 

@@ -175,15 +175,23 @@ def physicsnemo_radius(
     return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
 
 
-@_peer("cuML", "knn", "cuml", "cupy", distribution="cuml-cu13")
+@_peer("cuML", "knn", "cuml", "cupy", "rmm", distribution="cuml-cu13")
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
-    """NearestNeighbors with its defaults."""
+    """NearestNeighbors with its defaults, memory from an RMM pool."""
     import cupy
     from cuml.neighbors import NearestNeighbors
 
+    _use_rmm_pool()
     found = NearestNeighbors(n_neighbors=k, output_type="cupy").fit(cupy.from_dlpack(reference.detach()))
     rows = found.kneighbors(cupy.from_dlpack(query.detach()), return_distance=False)
     return torch.from_dlpack(rows).long()
+
+
+@functools.cache
+def _use_rmm_pool() -> None:
+    import rmm
+
+    rmm.reinitialize(pool_allocator=True, initial_pool_size=2**30)
 
 
 @_peer("cupyx KDTree", "knn", "cupyx.scipy.spatial", distribution="cupy-cuda13x")
@@ -199,12 +207,12 @@ def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
 @_peer("jz-tree", "knn", "jztree", distribution="jztree")
 def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """Jitted; points that search among themselves are passed once, as it is made for."""
-    import jax
     import jztree
+    from jax import dlpack
 
-    points = jax.dlpack.from_dlpack(reference.detach())
+    points = dlpack.from_dlpack(reference.detach())
     same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
-    queries = None if same else jax.dlpack.from_dlpack(query.detach())
+    queries = None if same else dlpack.from_dlpack(query.detach())
     rows = jztree.knn.knn.jit(points, k, part_query=queries)[1]
     return torch.from_dlpack(rows.block_until_ready()).long()
 

@@ -15,7 +15,7 @@ from pointproj.benchmark.contenders import (
     peer_names,
 )
 from pointproj.benchmark.peers import PEERS
-from pointproj.benchmark.workloads import Workload
+from pointproj.benchmark.workloads import NETWORK, Workload
 from pointproj.config import ConfigError
 
 
@@ -75,7 +75,8 @@ def _measurements(contender: Contender, config: BenchConfig, device_type: str) -
         if mode not in config.modes:
             continue
         for execution in executions(config, device_type):
-            nothing_to_compile = mode in NOT_COMPILED or (contender.kind == "peer" and mode == "knn")
+            # A peer's search is opaque to the compiler: only the network around it gains anything.
+            nothing_to_compile = mode in NOT_COMPILED or (contender.kind == "peer" and mode not in NETWORK)
             if execution == "compiled" and nothing_to_compile:
                 continue
             if execution in contender.executions:

@@ -251,7 +251,9 @@ class _Clouds:
                 error = expected.sums_error(*result)
                 expected.fill_upstream(calls.upstream, checked_only=False)
                 return error
-            if mode in NETWORK:
+            if mode == "forward":
+                return expected.network_error(result, calls.step(execution).model)
+            if mode == "step":
                 step = calls.step(execution)
                 return expected.network_error(step.forward(calls.batch), step.model)
             return None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 SHORTEST_SAMPLE_S = 2e-4
+FASTEST_CALL_S = 1e-7  # nothing is faster: a clock that says so has too coarse a grain
 MOST_SAMPLES = 500
 LONG_CALL_S = 1.0  # from here on one repetition must do
 
@@ -47,10 +48,14 @@ def measure(function: Callable[[], object], device: torch.device, budget_s: floa
     estimate = min(sample(function, device, 1, 2))  # seconds a call
     if estimate > LONG_CALL_S:
         return percentiles([estimate], 1)
-    estimate = min(sample(function, device, math.ceil(SHORTEST_SAMPLE_S / estimate), 3))
-    calls = math.ceil(SHORTEST_SAMPLE_S / estimate)
-    samples = max(3, min(MOST_SAMPLES, int(budget_s / (calls * estimate))))
+    estimate = min(sample(function, device, _calls_a_sample(estimate), 3))
+    calls = _calls_a_sample(estimate)
+    samples = max(3, min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S)))))
     return percentiles(sample(function, device, calls, samples), calls)
+
+
+def _calls_a_sample(estimate: float) -> int:
+    return math.ceil(SHORTEST_SAMPLE_S / max(estimate, FASTEST_CALL_S))
 
 
 def percentiles(seconds: list[float], calls: int) -> Timing:
