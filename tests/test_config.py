@@ -208,7 +208,7 @@ def test_help_is_about_this_program(tmp_path):
         "backend: auto, torch",
         "experiment=smoke",
         "-m backend=torch,warp",
-        "epochs: 6",
+        "epochs: 8",
         "outputs/",
     ):
         assert word in ended.stdout
