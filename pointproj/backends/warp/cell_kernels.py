@@ -37,8 +37,8 @@ class BuildKernels(NamedTuple):
 
     @staticmethod
     def bound_threads(points: Tensor) -> int:
-        """So many that a GPU warp, or a thread of a CPU, sees 256 points or more; few atomics meet then."""
-        groups = max(1, min(points.shape[0] // 256, 2**11))
+        """So many that a GPU warp, or a thread of a CPU, sees 512 points or more; few atomics meet then."""
+        groups = max(1, min(points.shape[0] // 512, 2**11))
         return 32 * groups if points.is_cuda else groups
 
 
@@ -113,7 +113,7 @@ def is_leader(thread: int) -> bool:
 def _bound_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Lowest corner and negated highest corner of each cloud's finite points.
 
-    Of a single cloud also the mean corners of groups of 256: a box that holds most of it, but no outliers.
+    Of a single cloud also the mean corners of groups of 512: a box that holds most of it, but no outliers.
     """
     real, vec3 = REALS[dtype]
     boxes = wp.array2d(dtype=real)

@@ -16,6 +16,7 @@ from pointproj.warp_op import Launch, warp_op
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
 FEW_QUERIES = 2**18  # so few leave a GPU idle unless several lanes share each
 LANES_FOR_FEW = 8
+LEFT_TO_DO = -2  # in place of the first neighbour
 
 
 def search(
@@ -58,22 +59,29 @@ def _search(
     listed = k <= LARGEST_LIST
     queries = rows.shape[0]
     width = LANES_FOR_FEW if query_points.is_cuda and listed and queries <= FEW_QUERIES else 1
-    kernel = search_kernel(query_points.dtype, k if listed else None, width)
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
     threads = queries * width
-    launch(kernel, threads, query_points, query_offsets, itself, clouds, *cells, rows, heap, block_dim=128)
+    for into_crowds in (False, True):
+        kernel = search_kernel(query_points.dtype, k if listed else None, width, into_crowds)
+        launch(
+            kernel, threads, query_points, query_offsets, itself, clouds, *cells, rows, heap, block_dim=128
+        )
 
 
 @functools.cache
-def search_kernel(dtype: torch.dtype, k: int | None, width: int) -> wp.Kernel:
-    """``width`` lanes a query. With k None the neighbours wait in memory, else in registers."""
+def search_kernel(dtype: torch.dtype, k: int | None, width: int, into_crowds: bool) -> wp.Kernel:
+    """``width`` lanes a query. With k None the neighbours wait in memory, else in registers.
+
+    The kernel with ``into_crowds`` false leaves queries that meet a crowded cell to the other one.
+    """
     real, vec3 = REALS[dtype]
     _, grid_of = grid_struct(dtype)
     visitor, begin, finish = _in_memory(dtype) if k is None else _in_registers(dtype, k, width)
     Arrays = visitor.arrays
     load_point, _, row_of = packed_point(dtype)
-    search_cells = ring_search(dtype, lanes(width), visitor)
+    search_cells = ring_search(dtype, lanes(width), visitor, into_crowds)
+    lane = lanes(width).lane
 
     @wp.kernel(module="unique", module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST})
     def search_nearest(
@@ -99,12 +107,18 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int) -> wp.Kernel:
         arrays = Arrays()
         arrays.rows = rows
         arrays.heap = heap
+        if wp.static(into_crowds) and rows[query, 0] != LEFT_TO_DO:
+            return
         q = query_points[query]
         state = begin(query, arrays)
         cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
         if wp.isfinite(q) and frames[cloud, 0] < real(wp.inf):
             state = search_cells(state, q, grid, arrays, cloud)
-        finish(state, query, arrays)
+        if state.gave_up:
+            if lane() == 0:
+                rows[query, 0] = LEFT_TO_DO
+        else:
+            finish(state, query, arrays)
 
     return search_nearest
 
@@ -153,6 +167,7 @@ def _in_registers(dtype: torch.dtype, k: int, width: int) -> tuple:
         squared: Distances  # ascending
         rows: Rows
         worst: real  # of the k-th best of all lanes when they last settled
+        gave_up: bool
 
     @wp.func
     def begin(query: int, arrays: Arrays):
@@ -234,6 +249,7 @@ def _in_memory(dtype: torch.dtype) -> tuple:
     @wp.struct
     class State:
         query: int
+        gave_up: bool
 
     @wp.func
     def begin(query: int, arrays: Arrays):

@@ -168,15 +168,21 @@ def _frames(dtype: torch.dtype) -> Any:
     return Frame, cloud_frame, cell_frame, gap, beyond
 
 
-def ring_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``search(state, q, grid, arrays, cloud) -> state`` through both levels of the cell list."""
+def ring_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor, into_crowds: bool) -> wp.Function:
+    """``search(state, q, grid, arrays, cloud) -> state`` through both levels of the cell list.
+
+    With ``into_crowds`` false it sets ``state.gave_up`` where it meets a crowded cell: most queries never
+    do, and without the second level a thread needs far fewer registers.
+    """
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
     _, cloud_frame, *_ = _frames(dtype)
     State, Arrays, consider, *_ = visitor
     visit_runs = run_visitor(lanes, vec3, State, Grid, Arrays, consider)
-    search_crowd = _search_grid(dtype, lanes, visitor, visit_runs, None)
-    search_cloud = _search_grid(dtype, lanes, visitor, visit_runs, search_crowd)
+    visit_crowds = None
+    if into_crowds:
+        visit_crowds = _crowd_visitor(dtype, visitor, _search_grid(dtype, lanes, visitor, visit_runs, True))
+    search_cloud = _search_grid(dtype, lanes, visitor, visit_runs, False, visit_crowds)
 
     @wp.func
     def search(state: State, q: vec3, grid: Grid, arrays: Arrays, cloud: int):
@@ -190,7 +196,8 @@ def _search_grid(
     lanes: Lanes,
     visitor: Visitor,
     visit_runs: wp.Function,
-    search_crowd: wp.Function | None,
+    is_lowest: bool,
+    visit_crowds: wp.Function | None = None,
 ) -> wp.Function:
     """One level. Each lane takes a row of cells; crowded cells come after the others."""
     real, vec3 = REALS[dtype]
@@ -198,8 +205,8 @@ def _search_grid(
     Frame, _, _, gap, beyond = _frames(dtype)
     _, axis_cell, _, _, cell_at, _ = cell_functions(dtype)
     State, Arrays, _, settle, bound, wanted = visitor
-    visit_crowds = None if search_crowd is None else _crowd_visitor(dtype, lanes, visitor, search_crowd)
-    is_lowest = search_crowd is None
+    visits_crowds = visit_crowds is not None
+    gives_up = not is_lowest and not visits_crowds
     lanes_count, lane, take, ballot = lanes.count, lanes.lane, lanes.take, lanes.ballot
 
     @wp.func
@@ -272,10 +279,10 @@ def _search_grid(
                 if inner < 0:  # the rows nearest the query first: they tighten the bound
                     y = at[1] + outward(row_y)
                     z = at[2] + outward(row_z)
-                row_y += lanes_count
                 x0 = low[0]
                 x1 = high[0]
-                idle = y < 0 or y >= frame.shape[1] or z < 0 or z >= wp.min(frame.shape[2], high[2] + 1)
+                idle = row_z >= height or y < 0 or y >= frame.shape[1] or z < 0 or z >= frame.shape[2]
+                row_y += lanes_count
                 if wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner:
                     if part == 0:
                         x1 = wp.min(x1, at[0] - inner - 1)
@@ -302,7 +309,9 @@ def _search_grid(
                     else:
                         crowded = True
                 state = visit_runs(state, q, grid, arrays, begin, count)
-                if wp.static(not is_lowest):
+                if wp.static(gives_up) and ballot(crowded) != 0:
+                    state.gave_up = True
+                if wp.static(visits_crowds):
                     waiting = ballot(crowded)
                     while waiting != 0:
                         source = lowest_bit(waiting)
@@ -342,6 +351,7 @@ def _search_grid(
             state = visit_box(state, q, grid, arrays, frame, at, low, high, inner)
             following = beyond(q, frame, at, ring)
             searching = searching and following < real(wp.inf) and following <= bound(state, arrays)
+            searching = searching and not state.gave_up
             inner = ring
             ring = 2 * ring
         return state
@@ -349,9 +359,7 @@ def _search_grid(
     return search
 
 
-def _crowd_visitor(
-    dtype: torch.dtype, lanes: Lanes, visitor: Visitor, search_crowd: wp.Function
-) -> wp.Function:
+def _crowd_visitor(dtype: torch.dtype, visitor: Visitor, search_crowd: wp.Function) -> wp.Function:
     """A run of cells, some of them cut: all lanes go through it together, cell by cell."""
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)

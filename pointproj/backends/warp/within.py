@@ -81,7 +81,8 @@ def _backward(
     if d_features is not None:
         shape = (reference_points.shape[0], searches, lanes)
         known = (softmax, grad_aggregated, sigma, *limits)
-        launch(kernels.gather, shape, *references, *query_cells, query_offsets, *known, d_features)
+        sorted_references = (WrappedCells(*cells).points, reference_offsets, clouds)
+        launch(kernels.gather, shape, *sorted_references, *query_cells, query_offsets, *known, d_features)
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
         own = features.new_empty(query_points.shape)
         sigma_rows = features.new_empty(query_points.shape[0])

@@ -176,7 +176,7 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
 
 
 def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: int) -> wp.Kernel:
-    """Gradient of the features: weighted sum of upstream gradients over the queries near a point."""
+    """Gradient of the features: weighted sum of upstream gradients near a point."""
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
     Wrapped, wrapped_of = wrapped_struct(positions)
@@ -208,7 +208,7 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
 
     @wp.kernel(**OPTIONS)
     def gather(
-        reference_points: wp.array(dtype=vec3),
+        reference_points: wp.array2d(dtype=place),
         reference_offsets: wp.array(dtype=wp.int32),
         clouds: int,
         width: wp.array(dtype=place),
@@ -222,10 +222,13 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
         reach: wp.float64,
         d_features: wp.array2d(dtype=real),
     ):
-        reference, chunk, _ = wp.tid()
+        # In the order of the cells: threads side by side then read the same rows.
+        at, chunk, _ = wp.tid()
+        point = load_point(reference_points, at)
+        p = vec3(point[0], point[1], point[2])
+        reference = row_of(point)
         wrapped = wrapped_of(width, start, points, searched_offsets, clouds)
         arrays = arrays_of(radius, reach, sigma, grad, grad, softmax, sigma)
-        p = reference_points[reference]
         cloud = cloud_of(reference, reference_offsets, reference_points.shape[0], clouds)
         state = State()
         state.chunk = chunk
