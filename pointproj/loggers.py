@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pointproj.config import Config, flat
 
-PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
+PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 
 
 class LoggerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
@@ -25,8 +25,8 @@ class MetricLogger(Protocol):
     def picture(self, path: Path, step: int) -> None:
         """Record a PNG file."""
 
-    def close(self) -> None:
-        """Write what is still held back."""
+    def close(self, *, failed: bool = False) -> None:
+        """Write what is still held back; ``failed`` if the run ended with an error."""
 
 
 def open_logger(config: Config, folder: Path) -> MetricLogger:
@@ -38,7 +38,7 @@ def open_logger(config: Config, folder: Path) -> MetricLogger:
         ``config.logger.name``; the whole config is recorded as the run's parameters.
     folder : Path
         The run's folder: TensorBoard's files go to ``tensorboard/`` in it. MLflow's go where the
-        environment variable ``MLFLOW_TRACKING_URI`` says, else to ``mlflow/`` in it.
+        environment variable ``MLFLOW_TRACKING_URI`` says, else to ``mlflow.db`` and ``mlflow/`` in it.
 
     Returns
     -------
@@ -52,10 +52,10 @@ def open_logger(config: Config, folder: Path) -> MetricLogger:
     name = config.logger.name
     if name == "none":
         return NoLogger()
-    if importlib.util.find_spec(PACKAGES[name]) is None:
+    missing = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
+    if missing:
         raise LoggerUnavailable(
-            f'logger={name} needs a package that is not installed: pip install "pointproj[{name}]", or write '
-            "logger=none"
+            f'logger={name} needs {", ".join(missing)}: pip install -e ".[{name}]", or write logger=none'
         )
     return {"tensorboard": TensorBoardLogger, "mlflow": MLflowLogger}[name](config, folder)
 
@@ -69,7 +69,7 @@ class NoLogger:
     def picture(self, path: Path, step: int) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Do nothing."""
 
 
@@ -94,7 +94,7 @@ class TensorBoardLogger:
 
         self._writer.add_image(path.stem, imread(path)[..., :3], step, dataformats="HWC")
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Write what is still held back."""
         self._writer.close()
 
@@ -105,10 +105,16 @@ class MLflowLogger:
     def __init__(self, config: Config, folder: Path) -> None:
         from mlflow import MlflowClient
 
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlflow").resolve().as_uri()
+        folder = folder.resolve()
+        uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None  # a server has its own place for files
+        if not uri:
+            uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlflow").as_uri()
         self._client = MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name("pointproj")
-        identity = experiment.experiment_id if experiment else self._client.create_experiment("pointproj")
+        if experiment is None:
+            identity = self._client.create_experiment("pointproj", artifacts)
+        else:
+            identity = experiment.experiment_id
         self._run = self._client.create_run(identity, run_name=folder.name).info.run_id
         for key, value in flat(dataclasses.asdict(config)).items():
             self._client.log_param(self._run, key, value)
@@ -122,6 +128,6 @@ class MLflowLogger:
         """Record a PNG file as an artifact."""
         self._client.log_artifact(self._run, str(path), "pictures")
 
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self._client.set_terminated(self._run)
+    def close(self, *, failed: bool = False) -> None:
+        """Mark the run as finished or failed."""
+        self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")

@@ -5,7 +5,7 @@ import logging
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,16 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     log.info("device %s, backend %s (%s)", device, backend, why)
     run.write_json("environment.json", environment(str(device)))
     continued = _checkpoint_to_continue(config, run)
-    with closing(open_logger(config, run.path)) as logger:
+    logger = open_logger(config, run.path)
+    try:
         seed_everything(config.seed)
         reset_peak(device)
-        training = Training(config, run, prepare(config), device, backend, logger)
-        return training.run(continued)
+        metrics = Training(config, run, prepare(config), device, backend, logger).run(continued)
+    except BaseException:
+        logger.close(failed=True)
+        raise
+    logger.close()
+    return metrics
 
 
 def build_model(config: Config, backend: str) -> Projector:

@@ -181,8 +181,8 @@ def refuses_to_prepare(config):
     [
         ({"resume": "nowhere.pt"}, checkpoint.CheckpointError, r"nowhere\.pt"),
         ({"device": "cuda"}, DeviceError, "device=cpu"),
-        ({"logger": "mlflow"}, LoggerUnavailable, r'pip install "pointproj\[mlflow\]"'),
-        ({"logger": "tensorboard"}, LoggerUnavailable, r'pip install "pointproj\[tensorboard\]"'),
+        ({"logger": "mlflow"}, LoggerUnavailable, r'pip install -e "\.\[mlflow\]"'),
+        ({"logger": "tensorboard"}, LoggerUnavailable, r'pip install -e "\.\[tensorboard\]"'),
     ],
 )
 def test_what_cannot_run_fails_before_data_is_read(config, tmp_path, monkeypatch, values, error, words):
