@@ -45,8 +45,8 @@ def torch_op(
         ``"namespace::operator"``.
     forward
         Its annotated arguments (``Tensor``, ``Tensor | None``, ``list[Tensor]``, ``int``, ``float``,
-        ``bool``) are the operator's. It returns a tuple of new tensors, annotated as such; the operator returns that tuple,
-        or the tensor if it is one. Tensors arrive detached.
+        ``bool``) are the operator's. It returns a tuple of new tensors, annotated as such; the operator
+        returns that tuple, or the tensor if it is one. Tensors arrive detached.
     outputs
         Same arguments; shape and dtype of every output, from shapes and numbers alone.
     differentiable
@@ -183,11 +183,12 @@ def _second_backward_op(arguments: _Arguments, schema: str, second_backward: Any
 
     def run(*args: Any) -> tuple[Tensor, ...]:
         directions, grads, flat = args[:width], args[width : width + heads], args[width + heads :]
-        return tuple(second_backward(directions, grads, arguments.saved(flat)))
+        made = second_backward(directions, grads, arguments.saved(flat))
+        return tuple(grads[0].new_empty(0) if m is None else m for m in made)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        inputs = arguments.differentiable_of(args[width + heads :])
-        return tuple(_contiguous_like(t) for t in (*args[width : width + heads], *inputs))
+        grads, inputs = args[width : width + heads], arguments.differentiable_of(args[width + heads :])
+        return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
 
     directions = "".join(f"Tensor direction_{i}, " for i in range(width))
     second = _define(f"{name}_second_backward", directions + schema, heads + width, run, fake)
@@ -232,12 +233,8 @@ def _load(ctx: Any) -> tuple:
     return tree_unflatten(leaves, ctx.structure)
 
 
-def _contiguous_like(tensor: Tensor | None) -> Tensor:
-    return (
-        torch.empty(0)
-        if tensor is None
-        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    )
+def _contiguous_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _zeros_like(tensor: Tensor | None) -> Tensor:

@@ -51,20 +51,12 @@ class Launch:
         arrays = [_argument(a, kernel, i) for i, a in enumerate(args)]
         wp.launch(kernel, dim, inputs=arrays, block_dim=block_dim, record_tape=False, **_where(self.device))
 
-    def reverse(self, gradients: dict[int, Tensor]) -> None:
-        """Run the adjoint of everything launched so far, last first.
-
-        ``gradients`` maps ``id(tensor)`` to the tensor's gradient buffer; buffers of intermediate tensors
-        are added as they are met.
-        """
+    def reverse(self, gradients: "_Gradients") -> None:
+        """Run the adjoint of everything launched so far, last first, adding to ``gradients``."""
         for kernel, dim, args, block_dim in reversed(self.launched):
-            arrays, adjoints = [], []
-            for i, a in enumerate(args):
-                arrays.append(_argument(a, kernel, i))
-                grad = None
-                if isinstance(a, Tensor) and a.is_floating_point():
-                    grad = gradients.setdefault(id(a), torch.zeros_like(a))
-                adjoints.append(_argument(grad, kernel, i) if grad is not None else None)
+            arrays = [_argument(a, kernel, i) for i, a in enumerate(args)]
+            grads = [gradients.of(a) if _has_gradient(a) else None for a in args]
+            adjoints = [_argument(g, kernel, i) for i, g in enumerate(grads)]
             wp.launch(
                 kernel,
                 dim,
@@ -100,9 +92,13 @@ def warp_op(
     grad_outputs
         How many outputs, from the first, a gradient can arrive for.
     backward
-        A launcher, or :data:`ADJOINT`. A launcher's arguments say what it needs, by name: ``launch``, any
-        input, any output, ``grad_<output>`` (its upstream gradient) and ``d_<input>`` (the gradient to
-        fill, allocated and uninitialised; None where torch does not need it).
+        :data:`ADJOINT`, or a launcher whose arguments say what it needs, by name: ``launch``, any input,
+        any output, ``grad_<output>`` (its upstream gradient) and ``d_<input>`` (the gradient to fill,
+        allocated and uninitialised; None where torch does not need it).
+
+        Warp's reverse mode knows launches alone: between them the forward may allocate, fill and view
+        tensors, and what else torch does there has no gradient. Nor does Warp repeat loops of unknown
+        length: what a loop sums up must not enter a quotient or another nonlinear term in the same kernel.
     second_backward
         A launcher with, besides those, ``direction_<input>`` (upstream gradient of ``d_<input>``),
         ``d_grad_<output>`` and ``d_<input>`` to fill. Without it ``create_graph=True`` raises when, and
@@ -181,14 +177,13 @@ class _Bridge:
     ) -> tuple[Tensor | None, ...]:
         # The forward runs again into fresh outputs: reverse mode needs every intermediate, and kernels
         # that accumulate would spoil the saved ones.
-        launch, made = self.run(saved.inputs)
-        gradients = {id(o): g.clone() for o, g in zip(made, grads, strict=False)}
+        inputs = _with_memory_of_their_own(saved.inputs)
+        launch, made = self.run(inputs)
+        gradients = _Gradients()
+        for output, grad in zip(made, grads, strict=False):
+            gradients.of(output).copy_(grad)
         launch.reverse(gradients)
-        wanted = [saved.inputs[n] for n in self.differentiable]
-        return tuple(
-            gradients.get(id(t), torch.zeros_like(t)) if needs[n] else None
-            for n, t in zip(self.differentiable, wanted, strict=True)
-        )
+        return tuple(gradients.of(inputs[n]) if needs[n] else None for n in self.differentiable)
 
     def first(self, launcher: Callable[..., None]) -> Callable:
         def backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
@@ -204,7 +199,8 @@ class _Bridge:
                 f"d_grad_{n}": torch.empty_like(g) for n, g in zip(self.output_names, grads, strict=False)
             }
             made |= {f"d_{n}": _empty_like(saved.inputs[n]) for n in self.differentiable}
-            known = {f"direction_{n}": d for n, d in zip(self.differentiable, directions, strict=True)}
+            present = zip(self.differentiable, directions, strict=True)
+            known = {f"direction_{n}": None if saved.inputs[n] is None else d for n, d in present}
             self._fill(launcher, saved, grads, made | known)
             return tuple(made.values())
 
@@ -238,6 +234,43 @@ def _argument(value: Any, kernel: wp.Kernel, position: int) -> Any:
         # requires_grad=False: Warp would otherwise allocate a gradient, and synchronise the device for it.
         return wp.from_torch(value, dtype=kind.dtype, requires_grad=False, return_ctype=True)
     return value
+
+
+class _Gradients:
+    """Gradient buffers, one for each piece of memory, so that views of a tensor share one."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The gradient of a tensor, laid out as the tensor; 0 at first."""
+        memory = tensor.untyped_storage()
+        key = (memory.data_ptr(), tensor.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = tensor.new_zeros(memory.nbytes() // tensor.element_size())
+        return self._buffers[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _with_memory_of_their_own(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs, copied where one shares memory with another, repeats it, or is laid out otherwise.
+
+    Their gradients would be added up, and ``torch.compile`` is promised contiguous ones.
+    """
+    taken: set[int] = set()
+    owned = dict(inputs)
+    for name, value in inputs.items():
+        if not _has_gradient(value):
+            continue
+        memory = value.untyped_storage()
+        whole = value.is_contiguous() and memory.nbytes() == value.nbytes
+        if not whole or memory.data_ptr() in taken:
+            owned[name] = value.clone(memory_format=torch.contiguous_format)
+        taken.add(memory.data_ptr())
+    return owned
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _empty_like(tensor: Tensor | None) -> Tensor | None:
