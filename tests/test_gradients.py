@@ -80,7 +80,9 @@ def test_one_gradient_alone(operator: str, wanted: str, where: Where):
 
 @operators
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_sigma_may_be_a_number_or_a_tensor_of_any_dtype(operator: str, shape: tuple[int, ...], where: Where):
+def test_sigma_may_be_a_number_or_a_tensor_of_any_dtype(
+    operator: str, shape: tuple[int, ...], where: Where, deterministic: None
+):
     where.skip_unless(operator)
     case = by_id("plain")
     problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
@@ -96,7 +98,7 @@ def test_sigma_may_be_a_number_or_a_tensor_of_any_dtype(operator: str, shape: tu
 
 
 @operators
-def test_default_sigma(operator: str, where: Where):
+def test_default_sigma(operator: str, where: Where, deterministic: None):
     where.skip_unless(operator)
     case = by_id("plain")
     problem, neighborhood = case.problem(where.device), case.neighborhood(operator)

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import warp as wp
 
-LANES = {"cpu": 1, "cuda": 32}  # for work that is spread over channels
-
 
 class Lanes(NamedTuple):
     """What the lanes of a query can tell each other."""
@@ -130,6 +128,21 @@ def _several_lanes(count: int) -> Lanes:
     def total(x: wp.float64) -> wp.float64: ...
 
     return Lanes(count, lane, take, ballot, sum_before, owner, minimum, total)
+
+
+_FLOOR_LOG2 = """
+#if defined(__CUDA_ARCH__)
+    return 31 - __clz(x);
+#else
+    return 31 - __builtin_clz(x);
+#endif
+"""
+
+
+@wp.func_native(_FLOOR_LOG2)
+def floor_log2(x: int) -> int:
+    """Largest b with 2 ** b <= x, for x >= 1."""
+    ...
 
 
 _LOWEST_BIT = """

@@ -8,8 +8,8 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.backends.warp.common import OPTIONS, REALS
-from pointproj.backends.warp.lanes import LANES, lanes
-from pointproj.backends.warp.row_sums import channels_per_lane, row_sum
+from pointproj.backends.warp.lanes import lanes
+from pointproj.backends.warp.row_sums import divide, row_sum
 from pointproj.neighbor_lists import listed_chunks
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_backward, aggregate_second_backward
 from pointproj.warp_op import Launch, warp_op
@@ -124,8 +124,7 @@ def _aggregate(
     aggregated: Tensor,
     weights: Tensor,
 ) -> None:
-    count = LANES[query_points.device.type]
-    held, searches = channels_per_lane(features.shape[1], count)
+    count, held, searches = divide(features.shape[1], features.device.type)
     kernel = aggregate_kernel(query_points.dtype, features.dtype, count, held)
     points = (query_points, reference_points, features, sigma, neighbor_indices)
     launch(kernel, (query_points.shape[0], searches, count), *points, aggregated, weights)

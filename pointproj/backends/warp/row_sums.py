@@ -1,7 +1,7 @@
 """Adding weighted rows of a matrix: the lanes of a query stand side by side over the channels."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -9,52 +9,59 @@ import warp as wp
 from pointproj.backends.warp.common import REALS
 from pointproj.backends.warp.lanes import lanes
 
-MOST_CHANNELS = {1: 32, 32: 4}  # that a lane holds, by the number of lanes; more take further searches
+
+class Division(NamedTuple):
+    """How the channels of one point are divided up."""
+
+    lanes: int
+    held: int  # channels a lane holds
+    searches: int  # that it takes to hold all channels
 
 
-def channels_per_lane(channels: int, lanes: int) -> tuple[int, int]:
-    """How many channels a lane holds, and how many searches it takes for all of them."""
-    held = MOST_CHANNELS[lanes] if lanes == 1 else min(MOST_CHANNELS[lanes], -(-channels // lanes))
-    return held, -(-channels // (lanes * held))
+def divide(channels: int, device_type: str) -> Division:
+    """Few channels leave room for several points in a GPU warp; a CPU's single lane holds many."""
+    if device_type == "cpu":
+        lanes, held = 1, 32
+    else:
+        lanes = 8 if channels <= 32 else 32
+        held = min(4, -(-channels // lanes))
+    return Division(lanes, held, -(-channels // (lanes * held)))
 
 
 # The lanes with a row line up in shared memory, so that four rows are on their way at a time and little but
 # loads and multiply-adds is left in the loop.
 _ADD_ROWS = """
-    __shared__ int all_rows[32][32];
-    __shared__ {real} all_weights[32][32];
-    const unsigned lane = threadIdx.x & 31u;
-    int* rows = all_rows[threadIdx.x >> 5];
-    {real}* weights = all_weights[threadIdx.x >> 5];
-    const unsigned present = __ballot_sync(0xffffffffu, exists);
+    __shared__ int all_rows[1024];
+    __shared__ {real} all_weights[1024];
+    const unsigned lane = threadIdx.x & {last}u, base = threadIdx.x & {others}u;
+    const unsigned mask = {mask}u << base;
+    int* rows = all_rows + (threadIdx.x - lane);
+    {real}* weights = all_weights + (threadIdx.x - lane);
+    const unsigned present = (__ballot_sync(mask, exists) & mask) >> base;
     if (present == 0u) return total;
     if (exists) {{
         const int place = __popc(present & ((1u << lane) - 1u));
         rows[place] = row;
         weights[place] = weight;
     }}
-    __syncwarp();
+    __syncwarp(mask);
     const int size = __popc(present), width = values.shape[1];
-    const char* data = reinterpret_cast<const char*>(values.data);
+    const int channel = chunk * {held} * {count} + static_cast<int>(lane);
+    const char* data = reinterpret_cast<const char*>(values.data + channel);
     for (int first = 0; first < size; first += 4) {{
         #pragma unroll
-        for (int i = 0; i < {held}; ++i) {{
-            const int channel = (chunk * {held} + i) * 32 + static_cast<int>(lane);
-            if (channel < width) {{
-                {real} value[4];
-                #pragma unroll
-                for (int j = 0; j < 4; ++j) {{
-                    const int from = first + j < size ? rows[first + j] : rows[first];
-                    value[j] = reinterpret_cast<const {real}*>(data + from * values.strides[0])[channel];
-                }}
-                #pragma unroll
-                for (int j = 0; j < 4; ++j) {{
-                    if (first + j < size) total[i] += weights[first + j] * value[j];
-                }}
+        for (int j = 0; j < 4; ++j) {{
+            const bool more = j == 0 || first + j < size;
+            const {real} scale = more ? weights[first + j] : {real}{{0}};
+            const int row_there = rows[more ? first + j : first];
+            const {real}* from = reinterpret_cast<const {real}*>(data + row_there * values.strides[0]);
+            #pragma unroll
+            for (int i = 0; i < {held}; ++i) {{
+                if (channel + i * {count} < width && more) total[i] += scale * from[i * {count}];
             }}
         }}
     }}
-    __syncwarp();
+    __syncwarp(mask);
     return total;
 """
 
@@ -84,7 +91,10 @@ def row_sum(sums: torch.dtype, count: int, held: int) -> Any:
                     total[i] += weight * values[row, channel]
         return total
 
-    @wp.func_native(_ADD_ROWS.format(real="float" if sums == torch.float32 else "double", held=held))
+    names = {"real": "float" if sums == torch.float32 else "double", "held": held, "count": count}
+    bits = {"last": count - 1, "others": 32 - count, "mask": 2**count - 1}
+
+    @wp.func_native(_ADD_ROWS.format(**names, **bits))
     def add_rows(
         total: Channels, values: wp.array2d(dtype=real), chunk: int, weight: real, row: int, exists: bool
     ) -> Channels: ...

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.backends.warp.lanes import LANES
-from pointproj.backends.warp.row_sums import channels_per_lane
+from pointproj.backends.warp.row_sums import Division, divide
 from pointproj.backends.warp.within_kernels import WithinKernels, within_kernels
 from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells
 from pointproj.pairs import chunks_within
@@ -72,7 +71,7 @@ def _backward(
     d_features: Tensor | None,
     d_sigma: Tensor | None,
 ) -> None:
-    kernels, searches, lanes = _kernels(query_points, features)
+    kernels, (lanes, _, searches) = _kernels(query_points, features)
     limits = (radius, largest_square_within(radius, query_points.dtype))
     queries = (query_points, query_offsets, clouds)
     references = (reference_points, reference_offsets, clouds)
@@ -114,11 +113,9 @@ def largest_square_within(radius: float, dtype: torch.dtype) -> float:
     return square.item()
 
 
-def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, int, int]:
-    """The kernels, the searches it takes to hold all channels, and the lanes of each."""
-    lanes = LANES[query_points.device.type]
-    held, searches = channels_per_lane(features.shape[1], lanes)
-    return within_kernels(query_points.dtype, features.dtype, lanes, held), searches, lanes
+def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, Division]:
+    division = divide(features.shape[1], features.device.type)
+    return within_kernels(query_points.dtype, features.dtype, division.lanes, division.held), division
 
 
 def _second_backward(
@@ -170,7 +167,7 @@ def _aggregate(
     aggregated: Tensor,
     softmax: Tensor,
 ) -> None:
-    kernels, searches, lanes = _kernels(query_points, features)
+    kernels, (lanes, _, searches) = _kernels(query_points, features)
     limits = (radius, largest_square_within(radius, query_points.dtype))
     shape = (query_points.shape[0], searches, lanes)
     queries = (query_points, query_offsets, clouds)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pointproj.backends.warp.cell_kernels import INT_ROWS, INTS, scatter_kernel
 from pointproj.backends.warp.cells import stable_ranks
 from pointproj.backends.warp.common import OPTIONS, REALS, ROUNDINGS, cloud_of, first_row_of
-from pointproj.backends.warp.lanes import Lanes, run_visitor
+from pointproj.backends.warp.lanes import Lanes, floor_log2, run_visitor
 from pointproj.warp_op import Launch, warp_op
 
 CELLS_PER_RADIUS = 2
@@ -96,9 +96,7 @@ def _table(dtype: torch.dtype) -> Any:
     def table_of(cloud: int, offsets: INTS, rows: int, clouds: int):
         begin = first_row_of(cloud, offsets, rows, clouds)
         size = first_row_of(cloud + 1, offsets, rows, clouds) - begin
-        bits = int(0)
-        while (2 << bits) <= PLACES_PER_POINT * size:
-            bits += 1
+        bits = floor_log2(wp.max(PLACES_PER_POINT * size, 1))
         table = Table()
         table.base = PLACES_PER_POINT * begin + cloud
         table.bits = wp.vec3i((bits + 2) / 3, (bits + 1) / 3, bits / 3)
@@ -216,15 +214,19 @@ def ball_search(
                 whole = True
         along = 1 << table.bits[0]
         begin_x = first[0] & (along - 1)
-        parts = wp.where(begin_x + size[0] > along, 2, 1)
-        items = parts * size[1] * size[2]
-        for first_item in range(0, items, count):
-            item = first_item + lane()
+        split = wp.where(begin_x + size[0] > along, 1, 0)  # whether the row wraps, and comes in two parts
+        row_part = int(lane())
+        row_z = int(0)
+        along_y = size[1] << split
+        for _first in range(0, along_y * size[2], count):
+            while row_part >= along_y:
+                row_part -= along_y
+                row_z += 1
             begin = int(0)
             run = int(0)
-            if item < items:
-                y = first[1] + (item / parts) % size[1]
-                z = first[2] + item / (parts * size[1])
+            if row_z < size[2]:
+                y = first[1] + (row_part >> split)
+                z = first[2] + row_z
                 across_y = gap(q[1], y, wrapped.width, slack)
                 across_z = gap(q[2], z, wrapped.width, slack)
                 across = across_y * across_y + across_z * across_z
@@ -235,7 +237,7 @@ def ball_search(
                     half = wp.sqrt(wp.max(limit - across, real(0.0))) + slack
                     x0 += wp.max(axis_cell(q[0] - half, per_unit) - first[0], 0)
                     x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - first[0] + 1)
-                if item % parts == 0:
+                if (row_part & split) == 0:
                     x1 = wp.min(x1, along)
                 else:
                     x0 = wp.max(x0 - along, 0)
@@ -244,6 +246,7 @@ def ball_search(
                     place = place_of(table, 0, y, z)
                     begin = wrapped.start[place + x0]
                     run = wrapped.start[place + x1] - begin
+            row_part += count
             state = visit_runs(state, q, wrapped, arrays, begin, run)
         return state
 
