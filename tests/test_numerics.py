@@ -148,7 +148,8 @@ def test_extreme_temperatures_are_still_the_softmax(operator: str, sigma: float,
     expected = exact(problem, is_neighbor, sigma)
     rounding = torch.finfo(torch.float32).eps * (4 + 8 / sigma)
     assert (aggregated - expected).abs().max() < max(1e-5, min(rounding, 0.05))
-    got = _derivatives(operator, case.problem(where.device), case, where, probe(problem, sigma))
+    on_device = case.problem(where.device)
+    got = _derivatives(operator, on_device, case, where, probe(on_device, sigma))
     assert all(t.isfinite().all() for t in got.values())
 
 

@@ -124,7 +124,7 @@ def _aggregate(
     aggregated: Tensor,
     weights: Tensor,
 ) -> None:
-    count, held, searches = divide(features.shape[1], features.device.type)
+    count, held, searches = divide(features.shape[1], features.device.type, most_lanes=8)
     kernel = aggregate_kernel(query_points.dtype, features.dtype, count, held)
     points = (query_points, reference_points, features, sigma, neighbor_indices)
     launch(kernel, (query_points.shape[0], searches, count), *points, aggregated, weights)

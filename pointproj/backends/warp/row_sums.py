@@ -18,12 +18,12 @@ class Division(NamedTuple):
     searches: int  # that it takes to hold all channels
 
 
-def divide(channels: int, device_type: str) -> Division:
+def divide(channels: int, device_type: str, most_lanes: int) -> Division:
     """Few channels leave room for several points in a GPU warp; a CPU's single lane holds many."""
     if device_type == "cpu":
         lanes, held = 1, 32
     else:
-        lanes = 8 if channels <= 32 else 32
+        lanes = most_lanes if channels <= 4 * most_lanes else 32
         held = min(4, -(-channels // lanes))
     return Division(lanes, held, -(-channels // (lanes * held)))
 

@@ -114,7 +114,7 @@ def largest_square_within(radius: float, dtype: torch.dtype) -> float:
 
 
 def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, Division]:
-    division = divide(features.shape[1], features.device.type)
+    division = divide(features.shape[1], features.device.type, most_lanes=32)
     return within_kernels(query_points.dtype, features.dtype, division.lanes, division.held), division
 
 
