@@ -1,0 +1,119 @@
+"""What the README shows is true of the code: examples run, command lines compose, links lead somewhere."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from pointproj.benchmark.config import register_schema as register_bench_schema
+from pointproj.benchmark.config import to_bench_config
+from pointproj.benchmark.table import BEGIN, END
+from pointproj.commandline import check_arguments
+from pointproj.config import register_schema, to_config
+
+PROJECT = Path(__file__).resolve().parent.parent
+CONF = PROJECT / "conf"
+PAGES = ("README.md", "CONTRIBUTING.md")
+
+
+def _page(name: str = "README.md") -> str:
+    return (PROJECT / name).read_text(encoding="utf-8")
+
+
+def _examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", _page(), flags=re.DOTALL)
+
+
+def _arguments(program: str) -> list[list[str]]:
+    """Arguments of every line that shows the program, comments and what follows ``&&`` left out."""
+    lines = (line for page in PAGES for line in _page(page).splitlines() if line.startswith("    "))
+    calls = (line.partition(f"python {program} ")[2] for line in lines if f"python {program} " in line)
+    return [shlex.split(call, comments=True) for call in calls]
+
+
+def _run(source: str, folder: Path) -> object:
+    """Run an example as a file: Warp reads the source of kernels."""
+    file = folder / "example.py"
+    file.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("pointproj_readme_example", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_operators_example(tmp_path: Path):
+    example = _run(_examples()[0], tmp_path)
+    assert example.aggregated.shape == example.within.shape == example.ragged.shape == (800, 25)
+    assert example.distances.shape == example.neighbor_indices.shape == (800, 7)
+    for leaf in (example.features, example.query_points, example.sigma):
+        assert leaf.grad.abs().sum() > 0
+    own_cloud = (example.neighbor_indices >= 0) & (example.neighbor_indices < 5000)
+    assert own_cloud.all()
+
+
+def test_warp_op_example(tmp_path: Path, capsys: pytest.CaptureFixture):
+    torch._dynamo.reset()
+    source = _examples()[1]
+    assert len(source.splitlines()) < 25
+    _run(source, tmp_path)
+    assert capsys.readouterr().out.strip().endswith("tensor([[396., 200.]])")
+
+
+@pytest.mark.parametrize("arguments", _arguments("train.py"), ids=" ".join)
+def test_train_command_lines(arguments: list[str], tmp_path: Path):
+    replaced = [_without_placeholders(argument, tmp_path) for argument in arguments]
+    check_arguments(replaced, CONF)
+    overrides = [argument for argument in replaced if "=" in argument and not argument.startswith("hydra/")]
+    register_schema()
+    for chosen in zip(*(_choices(override) for override in overrides), strict=False):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            to_config(compose("train", overrides=list(chosen)))
+
+
+@pytest.mark.parametrize("arguments", _arguments("bench.py"), ids=" ".join)
+def test_bench_command_lines(arguments: list[str]):
+    overrides = [argument for argument in arguments if "=" in argument]
+    register_bench_schema()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        to_bench_config(compose("bench", overrides=overrides))
+
+
+def _without_placeholders(argument: str, folder: Path) -> str:
+    key, equals, value = argument.partition("=")
+    if key == "resume" and value != "auto":
+        return f"resume={folder}"
+    return f"{key}{equals}{value}"
+
+
+def _choices(override: str) -> list[str]:
+    """The values of a sweep, the same one again where there is but one."""
+    key, _, values = override.partition("=")
+    chosen = values.split(",")
+    return [f"{key}={value}" for value in (chosen if len(chosen) > 1 else chosen * 2)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links(page: str):
+    targets = re.findall(r"\]\(([^)]+)\)", _page(page))
+    missing = [
+        t for t in targets if not t.startswith("http") and not (PROJECT / t.partition("#")[0]).exists()
+    ]
+    assert not missing
+
+
+def test_table_of_groups_names_every_choice():
+    rows = dict(re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|", _page(), flags=re.MULTILINE))
+    for folder in (f for f in CONF.iterdir() if f.is_dir() and f.name not in ("hydra", "experiment")):
+        files = {file.stem for file in folder.glob("*.yaml")}
+        assert files == set(re.findall(r"`(\w+)`", rows[folder.name])), folder.name
+    experiments = {file.stem for file in (CONF / "experiment").glob("*.yaml")}
+    assert all(f"| `{name}` |" in _page() for name in experiments)
+
+
+def test_benchmark_marks():
+    assert _page().count(BEGIN) == _page().count(END) == 1
+    assert _page().index(BEGIN) < _page().index(END)
