@@ -210,9 +210,13 @@ def _search_grid(
     lanes_count, lane, take, ballot = lanes.count, lanes.lane, lanes.take, lanes.ballot
 
     @wp.func
-    def outward(i: int):
-        """0, -1, 1, -2, 2, ...: the rows nearest the query first, they tighten the bound."""
-        return wp.where(i % 2 == 1, -(i + 1) / 2, i / 2)
+    def nearest_first(j: int, at: int, low: int, high: int):
+        """The j-th of the numbers from ``low`` to ``high``, those nearest ``at`` first."""
+        left = wp.max(at - low, 0)
+        both = wp.min(left, wp.max(high - at, 0))
+        if j <= 2 * both:
+            return at + wp.where(j % 2 == 1, -(j + 1) / 2, j / 2)
+        return wp.where(left > both, at - j + both, at + j - both)
 
     @wp.func
     def subcell(grid: Grid, cell: int):
@@ -264,7 +268,7 @@ def _search_grid(
     ):
         """Visit the cells from ``low`` to ``high``, but for those up to ring ``inner``, within the bound."""
         width = high[1] - low[1] + 1
-        height = high[2] - low[2] + 1
+        height = wp.where(width > 0, high[2] - low[2] + 1, 0)
         parts = wp.where(inner < 0, 1, 2)  # rows seen before have only their two new ends
         for part in range(parts):
             row_y = lane()
@@ -274,14 +278,12 @@ def _search_grid(
                 while row_y >= width:
                     row_y -= width
                     row_z += 1
-                y = low[1] + row_y
-                z = low[2] + row_z
-                if inner < 0:  # the rows nearest the query first: they tighten the bound
-                    y = at[1] + outward(row_y)
-                    z = at[2] + outward(row_z)
+                # The rows nearest the query first: they tighten the bound.
+                y = nearest_first(row_y, at[1], low[1], high[1])
+                z = nearest_first(row_z, at[2], low[2], high[2])
                 x0 = low[0]
                 x1 = high[0]
-                idle = row_z >= height or y < 0 or y >= frame.shape[1] or z < 0 or z >= frame.shape[2]
+                idle = row_z >= height
                 row_y += lanes_count
                 if wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner:
                     if part == 0:
@@ -334,26 +336,25 @@ def _search_grid(
         inner = int(-1)  # the ring up to which all has been visited
         searching = bool(True)
         while searching:
-            low = at - wp.vec3i(ring, ring, ring)
-            high = at + wp.vec3i(ring, ring, ring)
             limit = bound(state, arrays)
-            if inner >= 0:
-                for axis in range(3):
-                    low[axis] = wp.max(low[axis], 0)
-                    high[axis] = wp.min(high[axis], frame.shape[axis] - 1)
-            if inner >= 0 and limit < real(wp.inf):  # enough is found: all that can still be closer
-                searching = False
-                far = wp.sqrt(limit) + frame.slack
-                for axis in range(3):
+            low = wp.vec3i()
+            high = wp.vec3i()
+            for axis in range(3):
+                low[axis] = wp.max(at[axis] - ring, 0)
+                high[axis] = wp.min(at[axis] + ring, frame.shape[axis] - 1)
+                if limit < real(wp.inf):  # enough is found: what can still be closer
+                    far = wp.sqrt(limit) + frame.slack
                     unit = frame.per_unit[axis]
-                    low[axis] = axis_cell(q[axis] - far, frame.low[axis], unit, frame.shape[axis])
-                    high[axis] = axis_cell(q[axis] + far, frame.low[axis], unit, frame.shape[axis])
+                    nearest = axis_cell(q[axis] - far, frame.low[axis], unit, frame.shape[axis])
+                    farthest = axis_cell(q[axis] + far, frame.low[axis], unit, frame.shape[axis])
+                    low[axis] = wp.max(low[axis], nearest)
+                    high[axis] = wp.min(high[axis], farthest)
             state = visit_box(state, q, grid, arrays, frame, at, low, high, inner)
             following = beyond(q, frame, at, ring)
-            searching = searching and following < real(wp.inf) and following <= bound(state, arrays)
+            searching = following < real(wp.inf) and following <= bound(state, arrays)
             searching = searching and not state.gave_up
             inner = ring
-            ring = 2 * ring
+            ring += 1 + ring / 2
         return state
 
     return search
