@@ -30,11 +30,13 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
             log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
         return
     global _expandable
-    settings = os.environ.get("PYTORCH_ALLOC_CONF") or "expandable_segments:False"
+    # Of a key given twice some versions of torch take the first, others the last.
+    given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
+    others = [s for s in given if not s.startswith("expandable_segments")]
     if allocator.expandable_segments:
-        torch.cuda.memory._set_allocator_settings(f"{settings},expandable_segments:True")
+        torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
     elif _expandable:  # by an earlier job of this process
-        torch.cuda.memory._set_allocator_settings(settings)
+        torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
     _expandable = allocator.expandable_segments
 
 

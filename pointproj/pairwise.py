@@ -126,13 +126,17 @@ class Block:
     def mean_over_row(self, per_pair: Tensor) -> Tensor:
         return (self.weights * per_pair).sum(-1, keepdim=True)
 
+    def of_neighbors(self, per_pair: Tensor) -> Tensor:
+        """0 for all other pairs, also where a NaN of the row's own neighbours has reached them."""
+        return torch.where(self.neighbors.is_neighbor, per_pair, 0.0)
+
     def forward(self, features: Tensor) -> Tensor:
         return self.neighbors.mean(self.weights, features)
 
     def backward(self, grad: Tensor, features: Tensor, into: Gradients) -> Tensor:
         """Add this block's share to ``into`` (all but the query points); return the queries' own rows."""
         products = self.neighbors.dot(grad, features)
-        grad_logits = self.weights * (products - self.mean_over_row(products))
+        grad_logits = self.of_neighbors(self.weights * (products - self.mean_over_row(products)))
         along = grad_logits[..., None] * self.units / self.sigma
         self.neighbors.scatter(into.features, self.weights, grad)
         self.neighbors.scatter_pairs(into.reference_points, along)
@@ -157,8 +161,8 @@ class Block:
         products = self.neighbors.dot(grad, features)
         mean_products = self.mean_over_row(products)
         t = self.neighbors.dot(grad, direction.features) + products * h_centred - h * mean_products
-        grad_logits = weights * (t - self.mean_over_row(t))
-        grad_h = weights * (products - mean_products)
+        grad_logits = self.of_neighbors(weights * (t - self.mean_over_row(t)))
+        grad_h = self.of_neighbors(weights * (products - mean_products))
 
         inverse = torch.where(distances > 0, 1.0 / torch.where(distances > 0, distances, 1.0), 0.0)
         across = (opening - radial[..., None] * units) * inverse[..., None]

@@ -413,7 +413,8 @@ def test_fresh_tensors_that_require_grad_do_not_wait_and_take_no_memory():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     square(leaf)
-    assert torch.cuda.max_memory_allocated() - before == values.nbytes  # the output alone
+    taken = torch.cuda.max_memory_allocated() - before
+    assert values.nbytes <= taken < 1.1 * values.nbytes  # the output alone, rounded up by the allocator
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from pointproj.warp_op import Launch, warp_op
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
 FEW_QUERIES = 2**18  # so few leave a GPU idle unless several lanes share each
-LANES_FOR_FEW = 8
+LANES_TOGETHER = 8
 LEFT_TO_DO = -2  # in place of the first neighbour
 
 
@@ -58,15 +58,15 @@ def _search(
 ) -> None:
     listed = k <= LARGEST_LIST
     queries = rows.shape[0]
-    width = LANES_FOR_FEW if query_points.is_cuda and listed and queries <= FEW_QUERIES else 1
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
-    threads = queries * width
     for into_crowds in (False, True):
+        # A few queries beside a crowd take long: their lanes are worth more than the order of the others.
+        shared = query_points.is_cuda and listed and (into_crowds or queries <= FEW_QUERIES)
+        width = LANES_TOGETHER if shared else 1
         kernel = search_kernel(query_points.dtype, k if listed else None, width, into_crowds)
-        launch(
-            kernel, threads, query_points, query_offsets, itself, clouds, *cells, rows, heap, block_dim=128
-        )
+        points = (query_points, query_offsets, itself, clouds, *cells)
+        launch(kernel, queries * width, *points, rows, heap, block_dim=128)
 
 
 @functools.cache
