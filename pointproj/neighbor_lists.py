@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 

@@ -191,6 +191,7 @@ class CapturedCall:
 
     def __init__(self, function: Callable[[Batch], object], inputs: Batch, stream: torch.cuda.Stream) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._function = function  # keeps alive what the recorded work reads
         self._graph = torch.cuda.CUDAGraph()
         # thread_local: a thread that loads data may allocate pinned memory meanwhile.
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
