@@ -61,8 +61,7 @@ def _search(
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
     for into_crowds in (False, True):
-        # A few queries beside a crowd take long: their lanes are worth more than the order of the others.
-        shared = query_points.is_cuda and listed and (into_crowds or queries <= FEW_QUERIES)
+        shared = query_points.is_cuda and listed and queries <= FEW_QUERIES
         width = LANES_TOGETHER if shared else 1
         kernel = search_kernel(query_points.dtype, k if listed else None, width, into_crowds)
         points = (query_points, query_offsets, itself, clouds, *cells)
