@@ -207,7 +207,6 @@ def _search_grid(
     State, Arrays, _, settle, bound, wanted = visitor
     visits_crowds = visit_crowds is not None
     gives_up = not is_lowest and not visits_crowds
-    sweeps = 2 if visits_crowds else 1
     lanes_count, lane, take, ballot = lanes.count, lanes.lane, lanes.take, lanes.ballot
 
     @wp.func
@@ -271,10 +270,7 @@ def _search_grid(
         width = high[1] - low[1] + 1
         height = wp.where(width > 0, high[2] - low[2] + 1, 0)
         parts = wp.where(inner < 0, 1, 2)  # rows seen before have only their two new ends
-        # Crowds come last: by then the bound is so tight that most of them need no visit.
-        for turn in range(sweeps * parts):
-            part = turn % parts
-            for_crowds = turn >= parts
+        for part in range(parts):
             row_y = lane()
             row_z = int(0)
             limit = bound(state, arrays)
@@ -309,15 +305,16 @@ def _search_grid(
                     cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0]
                     begin_cell = subcell(grid, cell + first)
                     end_cell = subcell(grid, cell + last + 1)
-                    crowded = end_cell - begin_cell != last + 1 - first
-                    if not crowded and not for_crowds:
+                    if end_cell - begin_cell == last + 1 - first:
                         begin = grid.start[begin_cell]
                         count = grid.start[end_cell] - begin
+                    else:
+                        crowded = True
                 state = visit_runs(state, q, grid, arrays, begin, count)
                 if wp.static(gives_up) and ballot(crowded) != 0:
                     state.gave_up = True
                 if wp.static(visits_crowds):
-                    waiting = ballot(crowded and for_crowds)
+                    waiting = ballot(crowded)
                     while waiting != 0:
                         source = lowest_bit(waiting)
                         waiting = waiting & (waiting - 1)
@@ -330,8 +327,7 @@ def _search_grid(
                             state, q, grid, arrays, frame, first_crowd, last_crowd, crowd_y, crowd_z
                         )
                         limit = bound(state, arrays)
-            state = settle(state)
-        return state
+        return settle(state)
 
     @wp.func
     def search(state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame):
