@@ -137,7 +137,7 @@ def environment(device: str | None = None) -> dict[str, Any]:
 
 def run_token() -> str:
     """Return a word that no other process has at this moment on any machine that shares the folder."""
-    return f"{os.getpid():x}{os.urandom(3).hex()}"
+    return f"{os.getpid():x}{os.urandom(6).hex()}"
 
 
 def _version(package: str) -> str | None:
