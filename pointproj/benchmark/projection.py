@@ -7,7 +7,7 @@ import torch
 
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import Contender
-from pointproj.benchmark.results import OK, Row
+from pointproj.benchmark.results import OK, OUT_OF_MINUTES, Row
 from pointproj.benchmark.workloads import Workload
 from tests.cases import Problem
 
@@ -31,7 +31,7 @@ class Projection:
     def check_clock(self) -> None:
         """Raise if the run's minutes are over."""
         if time.monotonic() - self.started > self.config.minutes * 60:
-            raise Unaffordable(f"minutes={self.config.minutes:g} were over before its turn")
+            raise Unaffordable(f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before its turn")
 
     def check_contender(self, contender: Contender, workload: Workload, problem: Problem) -> None:
         """Raise if a contender that forms all pairs would take too long, or more memory than the host has.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 OK, RED, FAILED, SKIPPED, MISSING = "ok", "red", "failed", "skipped", "missing"
+OUT_OF_MINUTES = "minutes="  # how the note of a row begins whose turn did not come
 
 
 @dataclass(frozen=True)

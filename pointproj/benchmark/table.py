@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pointproj.benchmark.results import FAILED, MISSING, OK, RED, SKIPPED, Row, read_rows
+from pointproj.benchmark.results import FAILED, MISSING, OK, OUT_OF_MINUTES, RED, SKIPPED, Row, read_rows
 
 BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
@@ -43,7 +43,10 @@ def _device(rows: list[Row]) -> Iterator[str]:
     newest = max(rows, key=lambda row: row.date)
     versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
     known = [version for version in versions if not version.endswith(" ")]
-    yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:10]})"
+    commits = ", ".join(
+        dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date) if row.commit)
+    )
+    yield f"**{newest.device}** ({', '.join(known)}; commits {commits}; {newest.date[:10]})"
     yield from _section("Network, milliseconds (median)", _network(rows))
     yield from _section(
         "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
@@ -195,6 +198,8 @@ def _cell(row: Row | None, value) -> str:
         return value()
     if "OutOfMemory" in row.note or "GiB are free" in row.note:
         return "out of memory"
+    if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
+        return "not run"
     return _WORDS[row.status]
 
 
