@@ -46,7 +46,7 @@ def _device(rows: list[Row]) -> Iterator[str]:
     commits = ", ".join(
         dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date) if row.commit)
     )
-    yield f"**{newest.device}** ({', '.join(known)}; commits {commits}; {newest.date[:10]})"
+    yield f"**{newest.device}** ({', '.join(known)}; commit {commits}, {newest.date[:10]})"
     yield from _section("Network, milliseconds (median)", _network(rows))
     yield from _section(
         "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
