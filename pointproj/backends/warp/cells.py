@@ -2,8 +2,8 @@
 
 The box that holds most of a cloud is cut into about as many cells as there are points; the cells at its
 border reach out to the farthest points. A cell that holds a crowd is cut again where most of its points
-lie, which a small sample tells: a dense cluster then costs no more than an even cloud, also when a few
-other points share its cell. Points are sorted by (cell, sub-cell): cells that follow each other along x
+lie, which a small sample tells: a dense cluster has small cells of its own then, also when a few other
+points share its cell. Points are sorted by (cell, sub-cell): cells that follow each other along x
 hold one contiguous run of points.
 
 Every size follows from the number of points and clouds, nothing is read back, and torch owns all buffers:
