@@ -225,6 +225,14 @@ def aggregate_second_backward(
     return (_zero_where_query_is_not_finite(grad_rows, inputs), *_in_dtype_of(inputs, into))
 
 
+def fill_second_backward(values: dict[str, Any], chunks: Chunks) -> None:
+    """:func:`aggregate_second_backward` for a launcher, whose arguments ``values`` hold by name."""
+    directions = tuple(values[f"direction_{name}"] for name in DIFFERENTIABLE)
+    made = aggregate_second_backward(directions, values["grad_aggregated"], values, chunks)
+    for name, gradient in zip(("grad_aggregated", *DIFFERENTIABLE), made, strict=True):
+        values[f"d_{name}"].copy_(gradient)
+
+
 def _zeros(inputs: dict[str, Any]) -> Gradients:
     dtype = inputs["sigma"].dtype  # sums run in fp32 or wider, whatever the positions are
     return Gradients(*(torch.zeros_like(inputs[n], dtype=dtype) for n in DIFFERENTIABLE))

@@ -11,7 +11,7 @@ from pointproj.backends.warp.common import OPTIONS, REALS
 from pointproj.backends.warp.lanes import lanes
 from pointproj.backends.warp.row_sums import divide, row_sum
 from pointproj.neighbor_lists import listed_chunks
-from pointproj.pairwise import DIFFERENTIABLE, aggregate_backward, aggregate_second_backward
+from pointproj.pairwise import DIFFERENTIABLE, aggregate_backward, fill_second_backward
 from pointproj.warp_op import Launch, warp_op
 
 
@@ -100,11 +100,7 @@ def _second_backward(
     d_features: Tensor,
     d_sigma: Tensor,
 ) -> None:
-    inputs = locals()
-    directions = tuple(inputs[f"direction_{name}"] for name in DIFFERENTIABLE)
-    made = aggregate_second_backward(directions, grad_aggregated, inputs, listed_chunks)
-    for into, gradient in zip((d_grad_aggregated, *_listed(inputs)), made, strict=True):
-        into.copy_(gradient)
+    fill_second_backward(locals(), listed_chunks)
 
 
 @warp_op(

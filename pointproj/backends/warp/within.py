@@ -15,7 +15,7 @@ from pointproj.backends.warp.row_sums import Division, divide
 from pointproj.backends.warp.within_kernels import WithinKernels, within_kernels
 from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells
 from pointproj.pairs import chunks_within
-from pointproj.pairwise import DIFFERENTIABLE, aggregate_second_backward
+from pointproj.pairwise import DIFFERENTIABLE, fill_second_backward
 from pointproj.warp_op import Launch, warp_op
 
 
@@ -138,12 +138,7 @@ def _second_backward(
     d_features: Tensor,
     d_sigma: Tensor,
 ) -> None:
-    inputs = locals()
-    directions = tuple(inputs[f"direction_{name}"] for name in DIFFERENTIABLE)
-    made = aggregate_second_backward(directions, grad_aggregated, inputs, chunks_within)
-    filled = (d_grad_aggregated, d_query_points, d_reference_points, d_features, d_sigma)
-    for into, gradient in zip(filled, made, strict=True):
-        into.copy_(gradient)
+    fill_second_backward(locals(), chunks_within)
 
 
 @warp_op(
