@@ -1,10 +1,12 @@
 """The network: an MLP on the reference points, aggregation onto the query points, an MLP there."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.ops import knn_aggregate, radius_aggregate
+from pointproj.ops import Index, build_index, knn_aggregate, radius_aggregate
 
 CONTEXT_CHANNELS = 6  # displacement (3), soft distance, spread, has_neighbour
 
@@ -26,6 +28,14 @@ class MLP(nn.Sequential):
             nn.ReLU(),
             nn.Linear(hidden_channels, out_channels),
         )
+
+
+class CloudEncoding(NamedTuple):
+    """What :meth:`Projector.encode` knows of a cloud; any number of queries can be decoded from it."""
+
+    reference_points: Float[Tensor, "*batch n 3"]
+    features: Float[Tensor, "*batch n hidden"]  # of the first MLP
+    index: Index
 
 
 class Projector(nn.Module):
@@ -109,34 +119,53 @@ class Projector(nn.Module):
             nn.init.zeros_(self.query_mlp[-1].weight)
             nn.init.zeros_(self.query_mlp[-1].bias)
 
-    def forward(
+    def encode(
         self,
-        query_points: Float[Tensor, "*batch q 3"],
         reference_points: Float[Tensor, "*batch n 3"],
-        *,
         features: Float[Tensor, "*batch n c"] | None = None,
-        index: object | None = None,
-    ) -> Float[Tensor, "*batch q out"]:
-        """Evaluate the network at the query points.
+        *,
+        index: Index | None = None,
+    ) -> CloudEncoding:
+        """Do once what all queries share: the first MLP and the search structure.
 
         Parameters
         ----------
-        query_points : (Q, 3) or (B, Q, 3) float tensor
-            Where the result is wanted; (Q, 3) beside (B, N, 3) means the same points for every cloud.
         reference_points : (N, 3) or (B, N, 3) float tensor
             The cloud, or a batch of clouds.
         features : (N, C) or (B, N, C) float tensor, optional
             What the first MLP sees; the reference points themselves by default.
-        index : optional
-            Result of :func:`pointproj.build_index` on these reference points.
+        index : Index, optional
+            Result of :func:`pointproj.build_index` on these reference points; built here without.
+
+        Returns
+        -------
+        CloudEncoding
+            For :meth:`decode`.
+        """
+        if index is None:
+            index = build_index(reference_points, radius=self.radius, backend=self.backend)
+        hidden = self.reference_mlp(reference_points if features is None else features)
+        return CloudEncoding(reference_points, hidden, index)
+
+    def decode(
+        self, query_points: Float[Tensor, "*batch q 3"], encoding: CloudEncoding
+    ) -> Float[Tensor, "*batch q out"]:
+        """Evaluate the network at query points; a large set may be given in parts.
+
+        Parameters
+        ----------
+        query_points : (Q, 3) or (B, Q, 3) float tensor
+            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
+        encoding : CloudEncoding
+            From :meth:`encode`.
 
         Returns
         -------
         (Q, out) or (B, Q, out) float tensor
         """
+        reference_points, hidden, index = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
-        hidden = self.reference_mlp(reference_points if features is None else features)
         if not self.context:
             return self.query_mlp(self._aggregate(query_points, reference_points, hidden, index))
 
@@ -151,8 +180,19 @@ class Projector(nn.Module):
         scale, shift = predicted.chunk(2, dim=-1)
         return (1 + scale) * soft_distance + shift
 
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        index: Index | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
+        return self.decode(query_points, self.encode(reference_points, features, index=index))
+
     def _with_context(
-        self, query_points: Tensor, reference_points: Tensor, features: Tensor, index: object | None
+        self, query_points: Tensor, reference_points: Tensor, features: Tensor, index: Index
     ) -> list[Tensor]:
         """Aggregate once; return features, displacement, soft distance, spread and has_neighbour."""
         dtype = torch.promote_types(features.dtype, reference_points.dtype)
@@ -167,7 +207,9 @@ class Projector(nn.Module):
         soft_distance = _safe_sqrt(displacement.square().sum(-1, keepdim=True))
         return [features, displacement, soft_distance, _safe_sqrt(variance), has_neighbour]
 
-    def _aggregate(self, query_points: Tensor, reference_points: Tensor, features: Tensor, index) -> Tensor:
+    def _aggregate(
+        self, query_points: Tensor, reference_points: Tensor, features: Tensor, index: Index
+    ) -> Tensor:
         shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
         if self.kind == "knn":
             return knn_aggregate(query_points, reference_points, features, self.k, **shared)

@@ -114,6 +114,16 @@ def test_batch_with_shared_queries_equals_the_loop_over_clouds(context):
     torch.testing.assert_close(model(repeated, reference_points), one_by_one)
 
 
+@pytest.mark.parametrize("clouds", [None, 2])
+@pytest.mark.parametrize("settings", [{}, {"kind": "radius", "k": None, "radius": 0.7}])
+def test_queries_decoded_in_parts_equal_the_whole(settings, clouds):
+    query_points, reference_points = cloud(clouds=clouds)
+    model = projector(context=True, **settings)
+    encoding = model.encode(reference_points)
+    parts = [model.decode(part, encoding) for part in query_points.split(4)]
+    torch.testing.assert_close(torch.cat(parts, dim=-2), model(query_points, reference_points))
+
+
 def test_gradients_are_finite_at_a_query_that_lies_on_a_reference_point():
     reference_points = torch.tensor([[0.3, 0.1, -0.2]], dtype=torch.float64)
     query_points = reference_points.clone().requires_grad_()
