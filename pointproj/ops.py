@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj import checks
-from pointproj.backends import Tables, choose, modules
+from pointproj.backends import Clouds, Tables, choose, modules
 
 
 class Index(NamedTuple):
@@ -22,16 +22,6 @@ class Index(NamedTuple):
     device: torch.device
     clouds: int
     tables: Tables
-
-
-class _Clouds(NamedTuple):
-    """Points as every backend takes them: packed, cloud after cloud."""
-
-    query_points: Tensor  # (sum of sizes, 3)
-    query_offsets: Tensor | None  # (clouds + 1,) int32; None: equal sizes
-    reference_points: Tensor
-    reference_offsets: Tensor | None
-    clouds: int
 
 
 def build_index(
@@ -76,10 +66,9 @@ def build_index(
     operator = "knn" if radius is None else "radius"
     packed = _pack(reference_points, reference_points, reference_offsets, reference_offsets)
     name = choose(backend, reference_points.device.type, operator)
-    points = packed.reference_points.detach()
-    tables = modules[name].build_index(points, packed.reference_offsets, packed.clouds, radius)
+    tables = _build(name, packed, radius)
     of_points = tuple(reference_points.shape), reference_points.dtype, reference_points.device
-    return Index(name, *of_points, packed.clouds, tables)
+    return Index(name, *of_points, packed.count, tables)
 
 
 def knn(
@@ -131,10 +120,7 @@ def knn(
     checks.check_k(k, reference_points)
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
     module, tables = _searcher(backend, "knn", index, reference_points, clouds, None)
-    detached = clouds._replace(
-        query_points=clouds.query_points.detach(), reference_points=clouds.reference_points.detach()
-    )
-    rows = module.search(*detached, tables, int(k)).long()
+    rows = module.search(clouds.detached(), tables, int(k)).long()
     distances = _distances(clouds.query_points, clouds.reference_points, rows)
     if query_points.ndim == 3:
         batch, size = reference_points.shape[:2]
@@ -191,7 +177,7 @@ def knn_aggregate(
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
     module, tables = _searcher(backend, "knn", index, reference_points, clouds, None)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
-    aggregated = module.knn_aggregate(*clouds, tables, packed, sigma, int(k))
+    aggregated = module.knn_aggregate(clouds, tables, packed, sigma, int(k))
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -236,7 +222,7 @@ def radius_aggregate(
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
     module, tables = _searcher(backend, "radius", index, reference_points, clouds, float(radius))
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
-    aggregated = module.radius_aggregate(*clouds, tables, packed, sigma, float(radius))
+    aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius))
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -252,14 +238,14 @@ def _pack(
     reference_points: Tensor,
     query_offsets: Tensor | None,
     reference_offsets: Tensor | None,
-) -> _Clouds:
+) -> Clouds:
     if query_offsets is not None:
         offsets = query_offsets.to(torch.int32), reference_offsets.to(torch.int32)
         clouds = query_offsets.shape[0] - 1
     else:
         offsets = None, None
         clouds = query_points.shape[0] if query_points.ndim == 3 else 1
-    return _Clouds(
+    return Clouds(
         query_points.reshape(-1, 3).contiguous(),
         offsets[0],
         reference_points.reshape(-1, 3).contiguous(),
@@ -273,7 +259,7 @@ def _searcher(
     operator: str,
     index: Index | None,
     reference_points: Tensor,
-    clouds: _Clouds,
+    clouds: Clouds,
     radius: float | None,
 ) -> tuple:
     """The backend's module, and its tables: the index's, or built now."""
@@ -282,10 +268,14 @@ def _searcher(
     asked_for = index.backend if index is not None and backend == "auto" else backend
     name = choose(asked_for, reference_points.device.type, operator)
     if index is not None:
-        checks.check_index(index, name, reference_points, clouds.clouds)
+        checks.check_index(index, name, reference_points, clouds.count)
         return modules[name], index.tables
+    return modules[name], _build(name, clouds, radius)
+
+
+def _build(name: str, clouds: Clouds, radius: float | None) -> Tables:
     points = clouds.reference_points.detach()
-    return modules[name], modules[name].build_index(points, clouds.reference_offsets, clouds.clouds, radius)
+    return modules[name].build_index(points, clouds.reference_offsets, clouds.count, radius)
 
 
 def _packed_features(

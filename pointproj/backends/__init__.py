@@ -12,7 +12,7 @@ import logging
 import pkgutil
 import sys
 from types import ModuleType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, compiler
 
@@ -25,12 +25,24 @@ class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, 
     """A backend asked for by name cannot run here; the message says why and what to do."""
 
 
-class Backend(Protocol):
-    """What a backend module defines. Points are packed: cloud after cloud, ``(sum of sizes, 3)``.
+class Clouds(NamedTuple):
+    """Query and reference points as every backend takes them: packed, cloud after cloud."""
 
-    ``clouds`` is their number. With ``*_offsets`` None all clouds are of equal size; otherwise cloud b
-    has the rows ``offsets[b]`` to ``offsets[b + 1]``. Offsets are int32 and stay on the device.
-    """
+    query_points: Tensor  # (Q, 3), Q the sum of sizes; contiguous
+    query_offsets: Tensor | None  # (count + 1,) int32: cloud b has rows offsets[b]:offsets[b + 1]
+    reference_points: Tensor  # (N, 3)
+    reference_offsets: Tensor | None  # both None: all clouds are of equal size
+    count: int
+
+    def detached(self) -> "Clouds":
+        """The same points without their history."""
+        return self._replace(
+            query_points=self.query_points.detach(), reference_points=self.reference_points.detach()
+        )
+
+
+class Backend(Protocol):
+    """What a backend module defines."""
 
     OPERATORS: frozenset[str]  # of {"knn", "radius"}
     RANK: dict[str, int]  # device type -> place in the choice of backend=auto, highest first, as measured
@@ -39,47 +51,20 @@ class Backend(Protocol):
         """None if this backend can run here, else one sentence: what is missing, and how to get it."""
 
     def build_index(
-        self, reference_points: Tensor, reference_offsets: Tensor | None, clouds: int, radius: float | None
+        self, reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
     ) -> Tables:
-        """Whatever speeds up searching these points, as tensors."""
+        """Whatever speeds up searching these packed points, as tensors; ``radius`` None is for kNN."""
 
-    def search(
-        self,
-        query_points: Tensor,
-        query_offsets: Tensor | None,
-        reference_points: Tensor,
-        reference_offsets: Tensor | None,
-        clouds: int,
-        tables: Tables,
-        k: int,
-    ) -> Tensor:
-        """Packed rows of the k nearest, ``(Q, k)`` int64, -1 where there are fewer."""
+    def search(self, clouds: Clouds, tables: Tables, k: int) -> Tensor:
+        """Packed rows of the k nearest, ``(Q, k)`` int32 or int64, -1 where there are fewer."""
 
     def knn_aggregate(
-        self,
-        query_points: Tensor,
-        query_offsets: Tensor | None,
-        reference_points: Tensor,
-        reference_offsets: Tensor | None,
-        clouds: int,
-        tables: Tables,
-        features: Tensor,
-        sigma: Tensor,
-        k: int,
+        self, clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int
     ) -> Tensor:
         """Aggregated features, ``(Q, C)`` in the features' dtype (fp32 or fp64), differentiable twice."""
 
     def radius_aggregate(
-        self,
-        query_points: Tensor,
-        query_offsets: Tensor | None,
-        reference_points: Tensor,
-        reference_offsets: Tensor | None,
-        clouds: int,
-        tables: Tables,
-        features: Tensor,
-        sigma: Tensor,
-        radius: float,
+        self, clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
     ) -> Tensor:
         """The same over all points within ``radius``."""
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pointproj.backends import Tables
+from pointproj.backends import Clouds, Tables
 from pointproj.neighbor_lists import aggregate_neighbors
 from pointproj.pairs import chunks_within, pairs_of_clouds
 from pointproj.pairwise import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
@@ -19,53 +19,24 @@ def unavailable() -> str | None:
 
 
 def build_index(
-    reference_points: Tensor, reference_offsets: Tensor | None, clouds: int, radius: float | None
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
 ) -> Tables:
     return ()
 
 
-def search(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    tables: Tables,
-    k: int,
-) -> Tensor:
-    points = (query_points, query_offsets, reference_points, reference_offsets)
-    return _search(*points, clouds, k)
+def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
+    return _search(*clouds, k)
 
 
-def knn_aggregate(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    tables: Tables,
-    features: Tensor,
-    sigma: Tensor,
-    k: int,
-) -> Tensor:
-    points = (query_points, query_offsets, reference_points, reference_offsets)
-    neighbor_indices = _search(*points, clouds, k)
-    return aggregate_neighbors(query_points, reference_points, features, sigma, neighbor_indices)
+def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+    rows = _search(*clouds.detached(), k)
+    return aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
 
 
 def radius_aggregate(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    tables: Tables,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
+    clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
-    points = (query_points, query_offsets, reference_points, reference_offsets)
-    return _radius_aggregate(*points, clouds, features, sigma, radius)
+    return _radius_aggregate(*clouds, features, sigma, radius)
 
 
 def _search_body(

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import pointproj
-from pointproj.backends import BackendUnavailable, load, names, resolve
+from pointproj.backends import BackendUnavailable, Clouds, load, names, resolve
 from pointproj.benchmark.config import EXECUTIONS
 from pointproj.benchmark.machine import package_version
 from pointproj.benchmark.peers import PEERS, Peer, gather_aggregate
@@ -79,8 +79,8 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         )
 
     def search(problem: Problem, index: Any) -> Tensor:
-        points = problem.query_points, None, problem.reference_points, None
-        return load(name).search(*points, 1, index.tables, neighborhood)
+        clouds = Clouds(problem.query_points, None, problem.reference_points, None, 1)
+        return load(name).search(clouds, index.tables, neighborhood)
 
     def knn(problem: Problem) -> Tensor:
         points = problem.query_points, problem.reference_points

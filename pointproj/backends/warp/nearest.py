@@ -7,6 +7,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.backends import Clouds
 from pointproj.backends.warp.cells import Cells
 from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of, packed_point
 from pointproj.backends.warp.lanes import lanes
@@ -19,16 +20,10 @@ LANES_TOGETHER = 8
 LEFT_TO_DO = -2  # in place of the first neighbour
 
 
-def search(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    clouds: int,
-    cells: Cells,
-    k: int,
-) -> Tensor:
+def search(clouds: Clouds, cells: Cells, k: int) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    return _search(query_points, query_offsets, reference_points, clouds, list(cells), k)[0]
+    points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
+    return _search(*points, list(cells), k)[0]
 
 
 def _specs(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pointproj.backends import Clouds
 from pointproj.backends.warp.row_sums import Division, divide
 from pointproj.backends.warp.within_kernels import WithinKernels, within_kernels
 from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells
@@ -20,19 +21,10 @@ from pointproj.warp_op import Launch, warp_op
 
 
 def aggregate_within(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    cells: WrappedCells,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
+    clouds: Clouds, cells: WrappedCells, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype."""
-    points = (query_points, query_offsets, reference_points, reference_offsets, clouds)
-    return _aggregate(*points, list(cells), features, sigma, radius)[0]
+    return _aggregate(*clouds, list(cells), features, sigma, radius)[0]
 
 
 def _specs(
