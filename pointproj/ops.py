@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj import checks
-from pointproj.backends import Clouds, Tables, choose, modules
+from pointproj.backends import Backend, Clouds, Tables, choose, modules
 
 
 class Index(NamedTuple):
@@ -66,7 +66,8 @@ def build_index(
     operator = "knn" if radius is None else "radius"
     packed = _pack(reference_points, reference_points, reference_offsets, reference_offsets)
     name = choose(backend, reference_points.device.type, operator)
-    tables = _build(name, packed, radius)
+    points = packed.reference_points.detach()
+    tables = modules[name].build_index(points, packed.reference_offsets, packed.count, radius)
     of_points = tuple(reference_points.shape), reference_points.dtype, reference_points.device
     return Index(name, *of_points, packed.count, tables)
 
@@ -119,7 +120,7 @@ def knn(
     _check(query_points, reference_points, query_offsets, reference_offsets)
     checks.check_k(k, reference_points)
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
-    module, tables = _searcher(backend, "knn", index, reference_points, clouds, None)
+    module, tables = _searcher(backend, "knn", index, reference_points, clouds)
     rows = module.search(clouds.detached(), tables, int(k)).long()
     distances = _distances(clouds.query_points, clouds.reference_points, rows)
     if query_points.ndim == 3:
@@ -175,7 +176,7 @@ def knn_aggregate(
     checks.check_features(features, reference_points)
     checks.check_sigma(sigma, query_points)
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
-    module, tables = _searcher(backend, "knn", index, reference_points, clouds, None)
+    module, tables = _searcher(backend, "knn", index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     aggregated = module.knn_aggregate(clouds, tables, packed, sigma, int(k))
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
@@ -220,7 +221,7 @@ def radius_aggregate(
     checks.check_features(features, reference_points)
     checks.check_sigma(sigma, query_points)
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
-    module, tables = _searcher(backend, "radius", index, reference_points, clouds, float(radius))
+    module, tables = _searcher(backend, "radius", index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius))
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
@@ -260,9 +261,8 @@ def _searcher(
     index: Index | None,
     reference_points: Tensor,
     clouds: Clouds,
-    radius: float | None,
-) -> tuple:
-    """The backend's module, and its tables: the index's, or built now."""
+) -> tuple[Backend, Tables | None]:
+    """The backend's module, and the index's tables if there is one."""
     if index is not None:
         checks.check_is_index(index)
     asked_for = index.backend if index is not None and backend == "auto" else backend
@@ -270,12 +270,7 @@ def _searcher(
     if index is not None:
         checks.check_index(index, name, reference_points, clouds.count)
         return modules[name], index.tables
-    return modules[name], _build(name, clouds, radius)
-
-
-def _build(name: str, clouds: Clouds, radius: float | None) -> Tables:
-    points = clouds.reference_points.detach()
-    return modules[name].build_index(points, clouds.reference_offsets, clouds.count, radius)
+    return modules[name], None
 
 
 def _packed_features(

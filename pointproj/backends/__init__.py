@@ -42,7 +42,10 @@ class Clouds(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a backend module defines."""
+    """What a backend module defines.
+
+    ``tables`` are those of an index the caller has built, or None: then an operator builds what it needs.
+    """
 
     OPERATORS: frozenset[str]  # of {"knn", "radius"}
     RANK: dict[str, int]  # device type -> place in the choice of backend=auto, highest first, as measured
@@ -55,16 +58,16 @@ class Backend(Protocol):
     ) -> Tables:
         """Whatever speeds up searching these packed points, as tensors; ``radius`` None is for kNN."""
 
-    def search(self, clouds: Clouds, tables: Tables, k: int) -> Tensor:
+    def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
         """Packed rows of the k nearest, ``(Q, k)`` int32 or int64, -1 where there are fewer."""
 
     def knn_aggregate(
-        self, clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int
+        self, clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int
     ) -> Tensor:
         """Aggregated features, ``(Q, C)`` in the features' dtype (fp32 or fp64), differentiable twice."""
 
     def radius_aggregate(
-        self, clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
+        self, clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
     ) -> Tensor:
         """The same over all points within ``radius``."""
 

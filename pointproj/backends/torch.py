@@ -24,17 +24,17 @@ def build_index(
     return ()
 
 
-def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, k)
 
 
-def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
     rows = _search(*clouds.detached(), k)
     return aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     return _radius_aggregate(*clouds, features, sigma, radius)
 

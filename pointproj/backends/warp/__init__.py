@@ -27,16 +27,16 @@ def build_index(
     return build_wrapped_cells(reference_points, reference_offsets, count, radius)
 
 
-def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     from pointproj.backends.warp import nearest
     from pointproj.backends.warp.cells import Cells
 
-    if not isinstance(tables, Cells):
+    if not isinstance(tables, Cells):  # none, or cells for a radius
         tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
     return nearest.search(clouds, tables, k)
 
 
-def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
     from pointproj.backends.warp import lists
 
     rows = search(clouds.detached(), tables, k)
@@ -44,12 +44,12 @@ def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tenso
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     from pointproj.backends.warp import within
     from pointproj.backends.warp.wrapped import WrappedCells
 
-    if not isinstance(tables, WrappedCells):
+    if not isinstance(tables, WrappedCells):  # none, or cells for kNN
         points = clouds.detached().reference_points
         tables = build_index(points, clouds.reference_offsets, clouds.count, radius)
     return within.aggregate_within(clouds, tables, features, sigma, radius)
