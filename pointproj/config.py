@@ -99,6 +99,8 @@ class DataConfig:
     limit: int | None = None  # at most this many meshes a class and split
     train_meshes: int = 6  # furniture only: meshes made a class
     test_meshes: int = 2
+    varied: bool = False  # furniture only: many more builds, in any proportions
+    defects: bool = False  # furniture only: surfaces with the defects of real files
     points: int = 2048  # reference points a shape
     resample: bool = True  # fresh points every epoch; false: the same points
     grid: int = 30  # query points a side, on [-1, 1]^3
@@ -282,6 +284,9 @@ def _combination_problems(config: Config) -> Iterator[str]:
         )
     if config.data.download and data != "modelnet10":
         yield f"data.download=true is for data=modelnet10; data={data} needs no download: leave it out"
+    for name in ("varied", "defects"):
+        if getattr(config.data, name) and data in ("modelnet10", "gaussian"):
+            yield f"data.{name}=true is for data=furniture; data={data} is taken as it is: leave it out"
     if config.profiler.name == "line_profile" and config.compile:
         yield (
             "profiler=line_profile times Python lines, and compile=true runs none of the model's: "

@@ -233,9 +233,9 @@ def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mesh_files(data: DataConfig) -> list[MeshFile]:
-    root = Path(data.root or f"data/{data.name}")
     if data.name == "furniture":
-        return _furniture_files(root, data)
+        return _furniture_files(data)
+    root = Path(data.root or f"data/{data.name}")
     if data.download:
         from pointproj.download import download_modelnet10
 
@@ -249,11 +249,14 @@ def _mesh_files(data: DataConfig) -> list[MeshFile]:
     return find_meshes(root, data.classes, data.limit)
 
 
-def _furniture_files(root: Path, data: DataConfig) -> list[MeshFile]:
+def _furniture_files(data: DataConfig) -> list[MeshFile]:
     from pointproj.furniture import CLASSES, write_furniture
 
+    family = {"varied": data.varied, "defects": data.defects}
+    folder = "-".join(["furniture", *(name for name, chosen in family.items() if chosen)])
+    root = Path(data.root or f"data/{folder}")
     train, test = (min(count, data.limit or count) for count in (data.train_meshes, data.test_meshes))
-    files = write_furniture(root, data.classes or CLASSES, train, test)
+    files = write_furniture(root, data.classes or CLASSES, train, test, **family)
     return [MeshFile(path, path.parents[1].name, path.parent.name) for path in files]
 
 

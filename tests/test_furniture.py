@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import trimesh
 
+from pointproj.fields import inside
 from pointproj.furniture import CLASSES, GENERATOR_VERSION, MARKER, make_furniture, write_furniture
 from pointproj.layout import DataError, find_meshes
-from pointproj.meshes import normalize, read_mesh
+from pointproj.meshes import face_areas, normalize, read_mesh
 
 
 def as_trimesh(mesh):
@@ -55,6 +56,52 @@ def test_seeds_fix_the_mesh_and_tell_meshes_apart(class_name):
         for seed in range(15)
     }
     assert len(sizes) == 15
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_varied_pieces_are_closed_and_all_different(class_name):
+    pieces = [make_furniture(class_name, seed, varied=True) for seed in range(40)]
+    for mesh in pieces:
+        surface = as_trimesh(mesh)
+        assert surface.is_watertight
+        assert surface.is_winding_consistent
+        assert surface.volume > 0
+        assert np.ptp(mesh.vertices, axis=0).max() == pytest.approx(surface.extents.max())
+        assert mesh.vertices[:, 2].min() == 0
+    topologies = {(len(mesh.vertices), len(mesh.faces)) for mesh in pieces}
+    assert len(topologies) > 25  # other parts, not only other measures
+    sizes = {tuple(np.round(np.ptp(normalize(mesh).vertices, axis=0), 4)) for mesh in pieces}
+    assert len(sizes) == 40
+    assert make_furniture(class_name, 5, varied=True).vertices.tobytes() == pieces[5].vertices.tobytes()
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_defects_change_the_surface_and_not_what_is_inside(class_name):
+    broken = 0
+    for seed in range(3):
+        clean = make_furniture(class_name, seed, varied=True)
+        defective = make_furniture(class_name, seed, varied=True, defects=True)
+        broken += not as_trimesh(defective).is_watertight
+        assert np.allclose(np.ptp(clean.vertices, axis=0), np.ptp(defective.vertices, axis=0), rtol=1e-3)
+        expected, found = (inside(normalize(mesh), 30) for mesh in (clean, defective))
+        # a slit about as wide as the flood's lattice may be found through one surface only
+        assert (expected != found).sum() <= 0.005 * expected.sum()
+    assert broken >= 1
+
+
+def test_defects_are_those_of_real_files():
+    seen = set()
+    for seed in range(12):
+        mesh = make_furniture("desk", seed, varied=True, defects=True)
+        area = face_areas(normalize(mesh))
+        _, counts = np.unique(np.sort(mesh.faces, axis=1), axis=0, return_counts=True)
+        surface = as_trimesh(mesh)
+        seen |= {"twice"} if (counts > 1).any() else set()
+        seen |= {"no area"} if (area < 1e-12).any() else set()
+        seen |= {"not shared"} if len(np.unique(mesh.vertices, axis=0)) < len(mesh.vertices) else set()
+        seen |= {"turned"} if not surface.is_winding_consistent else set()
+        seen |= {"open"} if not surface.is_watertight else set()
+    assert seen == {"twice", "no area", "not shared", "turned", "open"}
 
 
 def test_tubs_are_open_and_tables_are_not():
@@ -122,10 +169,14 @@ def test_another_seed_or_generator_replaces_the_pieces(tmp_path):
     two = write_furniture(tmp_path, ["table"], train=1, test=1, seed=2)
     assert two[0].read_bytes() != content
     assert not one[1].exists()
-    (tmp_path / MARKER).write_text(json.dumps({"generator": GENERATOR_VERSION - 1, "seed": 2}))
+    older = {**json.loads((tmp_path / MARKER).read_text()), "generator": GENERATOR_VERSION - 1}
+    (tmp_path / MARKER).write_text(json.dumps(older))
     two[0].write_text("made by an older generator")
     write_furniture(tmp_path, ["table"], train=1, test=1, seed=2)
-    assert read_mesh(two[0]).name == "table_0001"
+    content = two[0].read_bytes()
+    assert content != b"made by an older generator"
+    write_furniture(tmp_path, ["table"], train=1, test=1, seed=2, varied=True, defects=True)
+    assert two[0].read_bytes() != content
 
 
 def test_a_folder_with_other_meshes_is_left_alone(tmp_path):

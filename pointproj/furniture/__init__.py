@@ -1,9 +1,11 @@
-"""Procedural furniture in the ten classes of ModelNet10: watertight, varied, fixed by a seed.
+"""Procedural furniture in the ten classes of ModelNet10, fixed by a seed.
 
 The embedded data set: with it the application trains and is tested without any download. Pieces are
-written as OFF files in ModelNet10's layout and read back like real ones.
+written as OFF files in ModelNet10's layout and read back like real ones. They are watertight, or have the
+defects of real files on demand.
 """
 
+import copy
 import json
 import logging
 import os
@@ -14,28 +16,37 @@ import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
-from pointproj.furniture.bathroom import bathtub, toilet
-from pointproj.furniture.beds import bed
-from pointproj.furniture.monitors import monitor
-from pointproj.furniture.seats import chair, sofa
-from pointproj.furniture.storage import dresser, night_stand
-from pointproj.furniture.tables import desk, table
+from pointproj.furniture.bathtubs import bathtub, varied_bathtub
+from pointproj.furniture.beds import bed, varied_bed
+from pointproj.furniture.chairs import chair, varied_chair
+from pointproj.furniture.defects import defective_surface
+from pointproj.furniture.desks import desk, varied_desk
+from pointproj.furniture.monitors import monitor, varied_monitor
+from pointproj.furniture.parts import chance
+from pointproj.furniture.sofas import sofa, varied_sofa
+from pointproj.furniture.solids import union
+from pointproj.furniture.storage import dresser, night_stand, varied_dresser, varied_night_stand
+from pointproj.furniture.tables import table, varied_table
+from pointproj.furniture.toilets import toilet, varied_toilet
 from pointproj.layout import SPLITS, DataError
 from pointproj.meshes import Mesh, write_off
 
 log = logging.getLogger(__name__)
 
-_MAKERS: dict[str, Callable[[np.random.Generator], Manifold]] = {
-    "bathtub": bathtub,
-    "bed": bed,
-    "chair": chair,
-    "desk": desk,
-    "dresser": dresser,
-    "monitor": monitor,
-    "night_stand": night_stand,
-    "sofa": sofa,
-    "table": table,
-    "toilet": toilet,
+Maker = Callable[[np.random.Generator], list[Manifold]]
+
+# Two families of designs a class: one of few styles and sound measures, one of many builds and proportions.
+_MAKERS: dict[str, tuple[Maker, Maker]] = {
+    "bathtub": (bathtub, varied_bathtub),
+    "bed": (bed, varied_bed),
+    "chair": (chair, varied_chair),
+    "desk": (desk, varied_desk),
+    "dresser": (dresser, varied_dresser),
+    "monitor": (monitor, varied_monitor),
+    "night_stand": (night_stand, varied_night_stand),
+    "sofa": (sofa, varied_sofa),
+    "table": (table, varied_table),
+    "toilet": (toilet, varied_toilet),
 }
 
 CLASSES: tuple[str, ...] = tuple(_MAKERS)
@@ -44,7 +55,9 @@ SHORTEST_EDGE = 1e-5  # metres, before scaling
 MARKER = "furniture.json"  # claims a folder as generated and says from what
 
 
-def make_furniture(class_name: str, seed: int | Sequence[int]) -> Mesh:
+def make_furniture(
+    class_name: str, seed: int | Sequence[int], *, varied: bool = False, defects: bool = False
+) -> Mesh:
     """Make one piece of furniture.
 
     Parameters
@@ -53,12 +66,17 @@ def make_furniture(class_name: str, seed: int | Sequence[int]) -> Mesh:
         One of :data:`CLASSES`.
     seed
         Equal seeds give equal meshes, vertex for vertex.
+    varied
+        Draw from many more builds, thin and thick, in any proportions, as real collections hold.
+    defects
+        Give the same solid a surface with the defects of real files, see
+        :mod:`pointproj.furniture.defects`. What is inside stays the same.
 
     Returns
     -------
     Mesh
-        Watertight, faces oriented outwards, z up, standing on z = 0. The scale is arbitrary (longest
-        side 15 to 2,000 units), as in the real files.
+        z up, standing on z = 0; without defects watertight, faces oriented outwards. The scale is
+        arbitrary (longest side 15 to 2,000 units), as in the real files.
 
     Raises
     ------
@@ -67,15 +85,32 @@ def make_furniture(class_name: str, seed: int | Sequence[int]) -> Mesh:
     """
     if class_name not in _MAKERS:
         raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
-    entropy = [seed] if isinstance(seed, int) else list(seed)
-    rng = np.random.default_rng([CLASSES.index(class_name), *entropy])
-    vertices, faces = _merged(_MAKERS[class_name](rng))
-    while not _is_closed(faces):  # parts that happened to touch along an edge: draw again
-        vertices, faces = _merged(_MAKERS[class_name](rng))
-    vertices[:, 2] -= vertices[:, 2].min()  # the cut ends of leaning legs reach a little below the floor
+    entropy = [CLASSES.index(class_name), *([seed] if isinstance(seed, int) else seed)]
+    rng = np.random.default_rng(entropy)
+    faces = None
+    while faces is None or not _is_closed(faces):  # parts happened to touch along an edge: draw again
+        start = copy.deepcopy(rng)
+        # No name for the parts: while they are held, they are merged in another order, with other rounding.
+        vertices, faces = _merged(union(_parts(class_name, rng, varied=varied)))
+    floor = vertices[:, 2].min()  # the cut ends of leaning legs reach a little below the floor
+    vertices[:, 2] -= floor
     longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
-    vertices *= longest / np.ptp(vertices, axis=0).max()
-    return Mesh(vertices=vertices, faces=faces, name=class_name)
+    scale = longest / np.ptp(vertices, axis=0).max()
+    if defects:
+        parts = _parts(class_name, start, varied=varied)
+        vertices, faces = defective_surface(parts, np.random.default_rng([*entropy, 1]))
+        vertices[:, 2] -= floor
+    return Mesh(vertices=vertices * scale, faces=faces, name=class_name)
+
+
+def _parts(class_name: str, rng: np.random.Generator, *, varied: bool) -> list[Manifold]:
+    """Draw the overlapping solids that a piece consists of."""
+    plain, other = _MAKERS[class_name]
+    if not varied:
+        return plain(rng)
+    made = (plain if chance(rng, 0.3) else other)(rng)
+    proportions = np.exp(rng.uniform(-0.3, 0.3, 3)) * [rng.choice([-1.0, 1.0]), 1.0, 1.0]
+    return [part.scale(list(proportions)) for part in made if not part.is_empty()]
 
 
 def _merged(solid: Manifold) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
@@ -110,7 +145,14 @@ def furniture_file(root: Path, class_name: str, split: str, number: int) -> Path
 
 
 def write_furniture(
-    root: Path | str, classes: Sequence[str] = CLASSES, train: int = 6, test: int = 2, seed: int = 0
+    root: Path | str,
+    classes: Sequence[str] = CLASSES,
+    train: int = 6,
+    test: int = 2,
+    seed: int = 0,
+    *,
+    varied: bool = False,
+    defects: bool = False,
 ) -> list[Path]:
     """Write furniture as OFF files in ModelNet10's layout; files already there are left alone.
 
@@ -122,8 +164,8 @@ def write_furniture(
         Which of :data:`CLASSES` to write.
     train, test
         Pieces a class in either split.
-    seed
-        Another seed (or a newer generator) replaces all pieces in the folder.
+    seed, varied, defects
+        As in :func:`make_furniture`. Other values, or a newer generator, replace all pieces in the folder.
 
     Returns
     -------
@@ -139,7 +181,8 @@ def write_furniture(
     unknown = [name for name in classes if name not in _MAKERS]
     if unknown:
         raise DataError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
-    _claim(root, {"generator": GENERATOR_VERSION, "seed": seed})
+    family = {"varied": varied, "defects": defects}
+    _claim(root, {"generator": GENERATOR_VERSION, "seed": seed, **family})
     files = []
     for class_name in classes:
         for split_index, (split, count) in enumerate(zip(SPLITS, (train, test), strict=True)):
@@ -148,11 +191,11 @@ def write_furniture(
                 files.append(path)
                 if not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_off(make_furniture(class_name, (seed, split_index, number)), path)
+                    write_off(make_furniture(class_name, (seed, split_index, number), **family), path)
     return files
 
 
-def _claim(root: Path, settings: dict[str, int]) -> None:
+def _claim(root: Path, settings: dict[str, int | bool]) -> None:
     """Mark the folder as generated from ``settings``; pieces made from other settings are removed."""
     marker = root / MARKER
     found = json.loads(marker.read_text()) if marker.exists() else None

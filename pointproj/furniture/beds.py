@@ -15,11 +15,11 @@ from pointproj.furniture.solids import (
     rounded_box,
     slab,
     superellipse,
-    union,
 )
+from pointproj.furniture.supports import support
 
 
-def bed(rng: np.random.Generator) -> Manifold:
+def bed(rng: np.random.Generator) -> list[Manifold]:
     """Bed: frame, mattress, pillows, and a head board; foot board, cover and posts are options."""
     half_x = rng.choice([0.45, 0.6, 0.7, 0.8, 0.95]) * rng.uniform(0.95, 1.05)
     half_y = rng.uniform(0.98, 1.08)
@@ -45,7 +45,7 @@ def bed(rng: np.random.Generator) -> Manifold:
         parts += [part.mirror([0, 1, 0]) for part in _board(rng, half_x + rim, half_y + rim, clear, foot)]
     if chance(rng, 0.12):
         parts += _posts(rng, half_x + rim, half_y + rim)
-    return union(parts)
+    return parts
 
 
 def _pillows(rng: np.random.Generator, half_x: float, half_y: float, top: float) -> list[Manifold]:
@@ -147,3 +147,80 @@ def _posts(rng: np.random.Generator, half_x: float, half_y: float) -> list[Manif
         rectangle((-half_y + radius, half_y - radius), (0.0, 3.0)), (-half_x + radius, half_x - radius)
     )
     return [*posts, outer - inner]
+
+
+def varied_bed(rng: np.random.Generator) -> list[Manifold]:
+    """Bed of another build: a block, a thin platform, bunks, a sleigh, with thin boards or none."""
+    half_x, half_y = rng.uniform(0.4, 1.05), rng.uniform(0.9, 1.1)
+    clear, rail = rng.uniform(0.03, 0.4), rng.uniform(0.03, 0.25)
+    deck = clear + rail
+    over = rng.uniform(0.0, 0.12)
+    parts = [box((-half_x - over, half_x + over), (-half_y - over, half_y + over), (clear, deck))]
+    if chance(rng, 0.85):
+        mattress = rng.uniform(0.06, 0.3)
+        soft = rng.uniform(0.002, 0.08)
+        parts.append(rounded_box((-half_x, half_x), (-half_y, half_y), (deck - 0.01, deck + mattress), soft))
+        deck += mattress
+    if chance(rng, 0.6):
+        parts += _pillows(rng, half_x, half_y, deck)
+    if chance(rng, 0.3):
+        parts += _cover(rng, half_x, half_y, clear + 0.5 * rail, deck)
+    wide, rear = half_x + over, half_y + over
+    if chance(rng, 0.2):  # a second bunk on posts
+        rise, post = rng.uniform(0.8, 1.2), rng.uniform(0.02, 0.05)
+        upper = deck + rise
+        parts.append(box((-wide, wide), (-rear, rear), (upper, upper + rng.uniform(0.03, 0.2))))
+        parts += [
+            rod((sx * wide, sy * rear, 0.0), (sx * wide, sy * rear, upper + 0.3), post, sides=4)
+            for sx in (-1, 1)
+            for sy in (-1, 1)
+        ]
+        for side in (-1, 1):
+            parts.append(
+                rod(
+                    (side * wide, -rear, upper + 0.25), (side * wide, rear, upper + 0.25), 0.6 * post, sides=4
+                )
+            )
+    elif chance(rng, 0.85):
+        parts += _thin_board(rng, wide, rear, clear, deck + rng.uniform(0.1, 0.9))
+        if chance(rng, 0.5):
+            foot = _thin_board(rng, wide, rear, clear, deck + rng.uniform(-0.05, 0.5))
+            parts += [part.mirror([0, 1, 0]) for part in foot]
+    if chance(rng, 0.2):  # night stands beside it
+        for side in (-1, 1):
+            x = sorted((side * (wide + 0.02), side * (wide + rng.uniform(0.3, 0.5))))
+            parts.append(box((x[0], x[1]), (rear - 0.4, rear), (0.0, rng.uniform(0.3, 0.7))))
+    return [*parts, *support(rng, wide, rear, clear, "legs", "plinth", "panels", "frames")]
+
+
+def _thin_board(
+    rng: np.random.Generator, half_x: float, rear: float, low: float, height: float
+) -> list[Manifold]:
+    """Board across the end at +y, thin, leaning, curved backwards or of bars."""
+    thick = rng.uniform(0.01, 0.06)
+    y = (rear - 0.005, rear + thick)
+    kind = pick(rng, "sheet", "rolled", "bars", "frame")
+    reach = half_x + rng.uniform(-0.1, 0.3)
+    if kind == "sheet":
+        board = box((-reach, reach), y, (low, height))
+        return [board.transform([[1, 0, 0, 0], [0, 1, rng.uniform(0, 0.25), 0], [0, 0, 1, 0]])]
+    if kind == "rolled":
+        levels = np.linspace(low, height, 12)
+        bow = rng.uniform(0.05, 0.3) * ((levels - low) / (height - low)) ** 2
+        outline = np.concatenate(
+            [np.stack([y[0] + bow, levels], axis=1), np.stack([y[1] + bow, levels], axis=1)[::-1]]
+        )
+        return [profile(outline[::-1], (-reach, reach))]
+    if kind == "frame":
+        hole = rng.uniform(0.03, 0.1)
+        inner = box((-reach + hole, reach - hole), (rear - 1, rear + 1), (low + hole, height - hole))
+        return [box((-reach, reach), y, (low - 0.02, height)) - inner]
+    middle = 0.5 * (y[0] + y[1])
+    parts = [rod((s * reach, middle, 0.0), (s * reach, middle, height), thick, sides=8) for s in (-1, 1)]
+    parts += [
+        rod((-reach, middle, z), (reach, middle, z), 0.7 * thick, sides=8)
+        for z in (low + thick, height - thick)
+    ]
+    places = np.linspace(-reach, reach, int(rng.integers(3, 14)))[1:-1]
+    parts += [rod((x, middle, low), (x, middle, height - thick), 0.4 * thick, sides=6) for x in places]
+    return parts

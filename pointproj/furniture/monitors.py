@@ -7,6 +7,7 @@ from pointproj.furniture.parts import chance, pick
 from pointproj.furniture.solids import (
     box,
     loft,
+    profile,
     rectangle,
     rod,
     rounded_box,
@@ -17,7 +18,7 @@ from pointproj.furniture.solids import (
 )
 
 
-def monitor(rng: np.random.Generator) -> Manifold:
+def monitor(rng: np.random.Generator) -> list[Manifold]:
     """Flat or tube monitor: a recessed screen in a bezel, on a stand."""
     half_x = rng.uniform(0.22, 0.34)
     tube = chance(rng, 0.2)
@@ -45,7 +46,7 @@ def monitor(rng: np.random.Generator) -> Manifold:
     tilt = rng.uniform(-2.0, 10.0)
     parts = [part.rotate([-tilt, 0.0, 0.0]).translate([0.0, 0.0, centre]) for part in head]
     parts += _stand(rng, half_x, centre, thick, heavy=tube)
-    return union(parts)
+    return parts
 
 
 def _tube_back(rng: np.random.Generator, half_x: float, half_z: float, thick: float) -> Manifold:
@@ -85,3 +86,67 @@ def _stand(
         neck = box((-half, half), (middle - 0.02, middle + 0.02), (0.01, neck_top))
     link = box((-0.05, 0.05), (0.5 * thick, middle + 0.02), (centre - 0.05, centre + 0.05))
     return [base, neck, link]
+
+
+def varied_monitor(rng: np.random.Generator) -> list[Manifold]:
+    """Monitor of another build: thin, curved or deep, on legs, a column, a wedge or an arm."""
+    half_x = rng.uniform(0.15, 0.6)
+    half_z = half_x * rng.uniform(0.4, 1.1)
+    thick, clear = rng.uniform(0.008, 0.08), rng.uniform(0.02, 0.2)
+    centre = clear + half_z
+    panel = box((-half_x, half_x), (0.0, thick), (-half_z, half_z))
+    if chance(rng, 0.5):
+        bezel = rng.uniform(0.005, 0.04)
+        panel -= box(
+            (-half_x + bezel, half_x - bezel), (-1.0, 0.3 * thick), (-half_z + bezel, half_z - bezel)
+        )
+    head = [panel]
+    if chance(rng, 0.5):  # a bulge, a box or a tube behind
+        scales = np.sort(rng.uniform(0.2, 0.98, 3))[::-1]
+        depth = rng.uniform(0.02, 0.2) if chance(rng, 0.7) else rng.uniform(0.2, 0.5)
+        exponent = float(rng.choice([2.0, 4.0, 12.0]))
+        rings = [superellipse(half_x * scale, half_z * scale, exponent) for scale in scales]
+        behind = loft(stack_rings(rings, [0.0, 0.5 * depth, depth]))
+        head.append(behind.transform([[1, 0, 0, 0], [0, 0, 1, 0.7 * thick], [0, -1, 0, 0]]))
+    if chance(rng, 0.2):
+        curve = rng.uniform(0.1, 0.5)
+        head = [
+            part.refine_to_length(0.06).warp_batch(lambda p: p - [0, curve, 0] * p[:, :1] ** 2)
+            for part in head
+        ]
+    if chance(rng, 0.15):  # speakers
+        wide = rng.uniform(0.03, 0.1)
+        for side in (-1, 1):
+            x = sorted((side * (half_x - 0.002), side * (half_x + wide)))
+            head.append(box((x[0], x[1]), (-0.01, thick), (-0.9 * half_z, 0.9 * half_z)))
+    tilt = [-rng.uniform(-5.0, 25.0), 0.0, 0.0]
+    parts = [part.rotate(tilt).translate([0.0, 0.0, centre]) for part in head]
+    return [*parts, *_varied_stand(rng, half_x, centre, thick)]
+
+
+def _varied_stand(rng: np.random.Generator, half_x: float, centre: float, thick: float) -> list[Manifold]:
+    base, depth = rng.uniform(0.006, 0.03), rng.uniform(0.06, 0.2)
+    wide = rng.uniform(0.2, 0.9) * half_x
+    middle = thick + rng.uniform(0.0, 0.05)
+    kind = pick(rng, "plate", "feet", "wedge", "posts")
+    if kind == "feet":
+        return [
+            part
+            for side in (-1, 1)
+            for part in (
+                rod((side * wide, -depth, base), (side * wide, depth, base), base, sides=8),
+                rod(
+                    (side * wide, 0.5 * thick, base), (side * wide, 0.5 * thick, centre), 0.8 * base, sides=8
+                ),
+            )
+        ]
+    if kind == "wedge":
+        outline = np.array([[-0.5 * depth, 0.0], [depth, 0.0], [middle, centre], [0.3 * thick, centre]])
+        return [profile(outline, (-0.5 * wide, 0.5 * wide))]
+    exponent = float(rng.choice([2.0, 3.0, 12.0]))
+    plate = slab(superellipse(wide, depth, exponent), (0.0, base)).translate([0.0, middle, 0.0])
+    places = (0.0,) if kind == "plate" else (-0.4 * wide, 0.4 * wide)
+    radius = rng.uniform(0.008, 0.03)
+    lean = rng.uniform(0.0, 0.8) * depth
+    necks = [rod((x, middle + lean, 0.5 * base), (x, 0.6 * thick, centre), radius, sides=12) for x in places]
+    return [plate, *necks]

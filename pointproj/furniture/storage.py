@@ -6,10 +6,18 @@ import numpy as np
 from manifold3d import Manifold
 
 from pointproj.furniture.parts import HANDLE_STYLES, LEG_STYLES, chance, drawer_fronts, four_legs, pick
-from pointproj.furniture.solids import box, rectangle, rod, rounded_box, slab, superellipse, union
+from pointproj.furniture.solids import (
+    box,
+    rectangle,
+    rod,
+    rounded_box,
+    slab,
+    superellipse,
+)
+from pointproj.furniture.supports import support
 
 
-def dresser(rng: np.random.Generator) -> Manifold:
+def dresser(rng: np.random.Generator) -> list[Manifold]:
     """Chest of drawers on feet or a plinth, sometimes with doors or a mirror."""
     wide = chance(rng, 0.6)
     half_x = rng.uniform(0.55, 0.85) if wide else rng.uniform(0.3, 0.5)
@@ -35,10 +43,10 @@ def dresser(rng: np.random.Generator) -> Manifold:
         parts += drawer_fronts((-inner, inner), (low, high), -half_y, rows, columns, style)
     if chance(rng, 0.3):
         parts += _mirror(rng, half_x, half_y, height)
-    return union(parts)
+    return parts
 
 
-def night_stand(rng: np.random.Generator) -> Manifold:
+def night_stand(rng: np.random.Generator) -> list[Manifold]:
     """Small cabinet with one to three drawers, an open shelf or a round body."""
     if chance(rng, 0.15):
         return _round_night_stand(rng)
@@ -78,10 +86,10 @@ def night_stand(rng: np.random.Generator) -> Manifold:
         over = rng.uniform(0.01, 0.03)
         outline = rectangle((-half_x - over, half_x + over), (-half_y - over, half_y), over)
         parts.append(slab(outline, (height - 0.01, height + 0.03)))
-    return union(parts)
+    return parts
 
 
-def _round_night_stand(rng: np.random.Generator) -> Manifold:
+def _round_night_stand(rng: np.random.Generator) -> list[Manifold]:
     half = rng.uniform(0.2, 0.28)
     height, bottom = rng.uniform(0.45, 0.65), rng.uniform(0.05, 0.2)
     parts = [slab(superellipse(half, half, rng.uniform(2.0, 3.0)), (bottom, height))]
@@ -98,7 +106,7 @@ def _round_night_stand(rng: np.random.Generator) -> Manifold:
         parts.append(
             rounded_box((-0.05, 0.05), (-half - 0.03, -half + 0.04), (middle - 0.012, middle + 0.012), 0.01)
         )
-    return union(parts)
+    return parts
 
 
 def _stand(rng: np.random.Generator, half_x: float, half_y: float, bottom: float) -> list[Manifold]:
@@ -130,3 +138,74 @@ def _mirror(rng: np.random.Generator, half_x: float, half_y: float, height: floa
         for side in (-1, 1)
     ]
     return [frame - glass, *[post - glass for post in posts]]
+
+
+def varied_dresser(rng: np.random.Generator) -> list[Manifold]:
+    """Wardrobe, chest, shelf or sideboard of any proportions."""
+    half_x, half_y, height = rng.uniform(0.25, 0.9), rng.uniform(0.15, 0.35), rng.uniform(0.6, 2.0)
+    parts = _cabinet(rng, half_x, half_y, height)
+    if chance(rng, 0.2):
+        parts += _mirror(rng, half_x, half_y, height)
+    if chance(rng, 0.2):  # a narrower cabinet on top
+        upper = _cabinet(
+            rng, half_x * rng.uniform(0.6, 0.98), half_y * rng.uniform(0.4, 0.9), rng.uniform(0.3, 0.8)
+        )
+        parts += [part.translate([0.0, 0.02, height - 0.002]) for part in upper]
+    return parts
+
+
+def varied_night_stand(rng: np.random.Generator) -> list[Manifold]:
+    """Small cabinet or table of any proportions."""
+    half_x, half_y, height = rng.uniform(0.15, 0.35), rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.8)
+    if chance(rng, 0.6):
+        return _cabinet(rng, half_x, half_y, height)
+    board = rng.uniform(0.01, 0.04)
+    box_low = height - rng.uniform(0.1, 0.6) * height
+    parts = [box((-half_x, half_x), (-half_y, half_y), (height - board, height))]
+    inner_x, inner_y = 0.9 * half_x, 0.9 * half_y
+    parts.append(box((-inner_x, inner_x), (-inner_y, inner_y), (box_low, height - 0.5 * board)))
+    if chance(rng, 0.7):
+        rows = [1.0] * int(rng.integers(1, 4))
+        parts += drawer_fronts(
+            (-inner_x, inner_x), (box_low, height - board), -inner_y, rows, 1, pick(rng, *HANDLE_STYLES)
+        )
+    return [
+        *parts,
+        *support(rng, inner_x, inner_y, box_low, "legs", "frames", "crossed", "column", "panels", "hairpin"),
+    ]
+
+
+def _cabinet(rng: np.random.Generator, half_x: float, half_y: float, height: float) -> list[Manifold]:
+    """Carcass with a grid of closed, open and drawer compartments, on any low support or the floor."""
+    clear = rng.uniform(0.03, 0.3) * height if chance(rng, 0.6) else 0.0
+    board = rng.uniform(0.008, 0.04)
+    columns, rows = int(rng.integers(1, 4)), int(rng.integers(1, 7))
+    edges_x = np.linspace(-half_x + board, half_x - board, columns + 1)
+    edges_z = np.linspace(clear + board, height - board, rows + 1)
+    carcass = box((-half_x, half_x), (-half_y, half_y), (clear, height))
+    openness = float(rng.choice([0.0, 0.0, 0.3, 1.0]))
+    backless, style, gap = chance(rng, 0.15), pick(rng, *HANDLE_STYLES), rng.uniform(0.003, 0.014)
+    rear = half_y + 1.0 if backless else half_y - board
+    fronts = []
+    for left, right in pairwise(edges_x):
+        for low, high in pairwise(edges_z):
+            if chance(rng, openness):
+                hollow = (
+                    (left + board / 2, right - board / 2),
+                    (-half_y - 1, rear),
+                    (low + board / 2, high - board / 2),
+                )
+                carcass -= box(*hollow)
+            elif chance(rng, 0.8):
+                fronts += drawer_fronts((left, right), (low, high), -half_y, [1.0], 1, style, gap=gap)
+    parts = [carcass, *fronts]
+    if chance(rng, 0.4):
+        over, top = rng.uniform(0.005, 0.05), rng.uniform(0.01, 0.05)
+        parts.append(
+            box((-half_x - over, half_x + over), (-half_y - over, half_y), (height - 0.003, height + top))
+        )
+    return (
+        [*parts, *support(rng, half_x, half_y, clear, "legs", "plinth", "panels", "frames", "crossed")]
+        if clear
+        else parts
+    )

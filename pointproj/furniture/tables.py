@@ -1,13 +1,21 @@
-"""Tables and desks."""
+"""Tables."""
 
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.furniture.parts import HANDLE_STYLES, LEG_STYLES, chance, drawer_fronts, four_legs, pick
-from pointproj.furniture.solids import box, rectangle, rod, slab, superellipse, turned, union
+from pointproj.furniture.parts import LEG_STYLES, chance, four_legs, pick
+from pointproj.furniture.solids import (
+    box,
+    rectangle,
+    rod,
+    slab,
+    superellipse,
+    turned,
+)
+from pointproj.furniture.supports import support
 
 
-def table(rng: np.random.Generator) -> Manifold:
+def table(rng: np.random.Generator) -> list[Manifold]:
     """Table: round, oval or rectangular top on legs, a pedestal, trestles or panels."""
     height = rng.uniform(0.4, 0.8)
     shape = pick(rng, "rectangle", "rectangle", "rounded", "round", "oval")
@@ -37,7 +45,7 @@ def table(rng: np.random.Generator) -> Manifold:
             )
         shelf = rng.uniform(0.2, 0.5) * height
         parts.append(box((-leg_x, leg_x), (-0.9 * leg_y, 0.9 * leg_y), (shelf, shelf + 1.5 * radius)))
-    return union(parts)
+    return parts
 
 
 def _legs_with_options(
@@ -105,94 +113,31 @@ def _trestles(
     return parts
 
 
-def desk(rng: np.random.Generator) -> Manifold:
-    """Desk: a top on drawer pedestals, panels or legs, with hutch, side return or modesty panel."""
-    height = rng.uniform(0.68, 0.8)
-    half_x, half_y = rng.uniform(0.55, 0.9), rng.uniform(0.28, 0.42)
-    thickness = rng.uniform(0.05, 0.075)
+def varied_table(rng: np.random.Generator) -> list[Manifold]:
+    """Table of any proportions: thin or thick top of any outline, on any support, with shelves or tiers."""
+    half_x = rng.uniform(0.25, 1.0)
+    half_y = rng.uniform(0.4, 1.0) * half_x
+    height, thickness = rng.uniform(0.3, 1.1), rng.uniform(0.008, 0.06)
+    exponent = float(rng.choice([2.0, 3.0, 6.0]))
+    outline = {
+        "rectangle": lambda: rectangle((-half_x, half_x), (-half_y, half_y)),
+        "rounded": lambda: rectangle((-half_x, half_x), (-half_y, half_y), rng.uniform(0.02, 0.2)),
+        "oval": lambda: superellipse(half_x, half_y, exponent),
+        "polygon": lambda: superellipse(half_x, half_y, 2.0, int(rng.integers(5, 9))),
+    }[pick(rng, "rectangle", "rectangle", "rounded", "oval", "polygon")]()
     under = height - thickness
-    parts = [box((-half_x, half_x), (-half_y, half_y), (under, height))]
-    inner_x, inner_y = half_x - 0.03, half_y - 0.03
-    kinds = {
-        "left": pick(rng, "drawers", "drawers", "panel", "legs"),
-        "right": pick(rng, "drawers", "panel", "legs"),
-    }
-    if kinds == {"left": "legs", "right": "legs"} and chance(rng, 0.5):
-        kinds["left"] = "drawers"
-    for name, side in (("left", -1), ("right", 1)):
-        parts += _desk_support(rng, kinds[name], side, inner_x, inner_y, under)
-    panel = rng.uniform(0.25, 0.9) * under
-    parts.append(box((-inner_x, inner_x), (inner_y - 0.04, inner_y), (under - panel, under + 0.01)))
-    if chance(rng, 0.35):
-        parts += _hutch(rng, half_x, half_y, height)
-    if chance(rng, 0.3):
-        side = 1 if chance(rng, 0.5) else -1
-        reach = rng.uniform(0.4, 0.8)
-        outer, inner = side * half_x, side * (half_x - 0.45)
-        x = (min(outer, inner), max(outer, inner))
-        parts.append(box(x, (-half_y - reach, -half_y + 0.01), (under, height)))
-        parts.append(
-            box(
-                (x[0] + 0.03, x[1] - 0.03),
-                (-half_y - reach + 0.03, -half_y - reach + 0.08),
-                (0.0, under + 0.01),
-            )
-        )
-    elif chance(rng, 0.3):
-        tray = under - 0.12
-        parts.append(box((-0.3, 0.3), (-half_y - 0.05, 0.0), (tray, tray + 0.04)))
+    reach = 0.75 if len(outline) > 30 or len(outline) in range(5, 9) else 1.0
+    parts = [slab(outline, (under, height)), *support(rng, reach * half_x, reach * half_y, under)]
+    if chance(rng, 0.15):  # a second, lower top of the same outline
+        level, size = rng.uniform(0.2, 0.7) * height, rng.uniform(0.6, 1.0)
+        parts.append(slab(size * outline, (level, level + thickness)))
+    if chance(rng, 0.12):  # benches along it, as for a picnic
+        bench = rng.uniform(0.4, 0.6) * height
         for side in (-1, 1):
-            parts.append(box((side * 0.29 - 0.02, side * 0.29 + 0.02), (-0.1, 0.0), (tray, under + 0.01)))
-    return union(parts)
-
-
-def _desk_support(
-    rng: np.random.Generator, kind: str, side: int, inner_x: float, inner_y: float, under: float
-) -> list[Manifold]:
-    if kind == "panel":
-        x = sorted((side * inner_x, side * (inner_x - 0.06)))
-        return [box((x[0], x[1]), (-inner_y, inner_y), (0.0, under + 0.01))]
-    if kind == "legs":
-        return [
-            rod(
-                (side * (inner_x - 0.03), end * (inner_y - 0.03), 0.0),
-                (side * (inner_x - 0.03), end * (inner_y - 0.03), under + 0.01),
-                0.03,
-                sides=4,
-            )
-            for end in (-1, 1)
-        ]
-    width = rng.uniform(0.32, 0.45)
-    x = sorted((side * inner_x, side * (inner_x - width)))
-    bottom = rng.uniform(0.04, 0.3) if chance(rng, 0.4) else 0.0
-    parts = [box((x[0], x[1]), (-inner_y, inner_y), (bottom, under + 0.01))]
-    if bottom:
-        for corner in x:
-            inward = 0.03 if corner == x[0] else -0.03
-            parts += [
-                rod(
-                    (corner + inward, end * (inner_y - 0.03), 0.0),
-                    (corner + inward, end * (inner_y - 0.03), bottom + 0.01),
-                    0.025,
-                    sides=4,
-                )
-                for end in (-1, 1)
-            ]
-    rows = rng.uniform(0.7, 1.3, int(rng.integers(2, 5)))
-    parts += drawer_fronts(
-        (x[0], x[1]), (bottom + 0.02, under - 0.01), -inner_y, rows, 1, pick(rng, *HANDLE_STYLES)
-    )
-    return parts
-
-
-def _hutch(rng: np.random.Generator, half_x: float, half_y: float, height: float) -> list[Manifold]:
-    rise, depth, board = rng.uniform(0.3, 0.6), rng.uniform(0.2, 0.3), 0.045
-    y = (half_y - depth, half_y)
-    parts = [box((-half_x, half_x), (half_y - board, half_y), (height - 0.01, height + rise))]
-    parts.append(box((-half_x, half_x), y, (height + rise - board, height + rise)))
-    walls = np.linspace(-half_x + board / 2, half_x - board / 2, int(rng.integers(2, 5)))
-    parts += [box((x - board / 2, x + board / 2), y, (height - 0.01, height + rise)) for x in walls]
-    if chance(rng, 0.5):
-        level = height + 0.5 * rise
-        parts.append(box((-half_x, half_x), y, (level, level + board)))
+            y = side * (half_y + 0.25)
+            parts.append(box((-half_x, half_x), (y - 0.1, y + 0.1), (bench - 0.03, bench)))
+            for end in (-1, 1):
+                x = 0.7 * end * half_x
+                parts.append(rod((x, y, 0.0), (x, y, bench - 0.02), 0.02, sides=4))
+                parts.append(rod((x, y, 0.05), (x, 0, 0.05), 0.02, sides=4))
     return parts

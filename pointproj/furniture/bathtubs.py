@@ -1,4 +1,4 @@
-"""Bathtubs and toilets."""
+"""Bathtubs."""
 
 import numpy as np
 from jaxtyping import Float
@@ -12,16 +12,15 @@ from pointproj.furniture.solids import (
     loft,
     rectangle,
     rod,
-    rounded_box,
     slab,
     stack_rings,
     superellipse,
     tube,
-    union,
 )
+from pointproj.furniture.supports import support
 
 
-def bathtub(rng: np.random.Generator) -> Manifold:
+def bathtub(rng: np.random.Generator) -> list[Manifold]:
     """Open tub: built into a block, free-standing, or on claw feet; taps are an option."""
     half_x, half_y = rng.uniform(0.7, 0.95), rng.uniform(0.34, 0.46)
     height = rng.uniform(0.45, 0.62)
@@ -38,7 +37,7 @@ def bathtub(rng: np.random.Generator) -> Manifold:
         height += lift
     if chance(rng, 0.5):
         parts += _tap(-half_x + 0.5 * wall, height)
-    return union([tub, *parts])
+    return [tub, *parts]
 
 
 def _built_in_tub(
@@ -128,89 +127,45 @@ def _tap(x: float, height: float) -> list[Manifold]:
     return parts
 
 
-def toilet(rng: np.random.Generator) -> Manifold:
-    """Toilet: egg-shaped bowl with seat and lid, on a foot or a skirt, with a tank behind."""
-    length, half_x = rng.uniform(0.46, 0.56), rng.uniform(0.17, 0.2)
-    height = rng.uniform(0.38, 0.44)
-    skirted = chance(rng, 0.35)
-    steps = np.linspace(0.0, 1.0, 9)
-    if skirted:
-        widths = 0.86 + 0.14 * steps
-        shift = 0.02 * (1 - steps)
-    else:
-        waist = rng.uniform(0.5, 0.62)
-        widths = waist + 0.08 * (1 - steps) ** 4 + (1 - waist) * np.clip((steps - 0.35) / 0.65, 0, 1) ** 0.7
-        shift = 0.3 * length * (1 - widths)
-    outlines = [_egg(half_x * w, length * w) + np.array([0.0, s]) for w, s in zip(widths, shift, strict=True)]
-    bowl = loft(stack_rings(outlines, list(height * steps)))
-    open_lid = chance(rng, 0.6)
-    if open_lid:  # under a closed lid the bowl stays solid: a hidden cavity would be no part of the shape
-        drain = [0.35, 0.55, 0.75, 0.82, 0.83]
-        levels = np.array([0.4, 0.5, 0.75, 0.97, 1.1]) * height
-        bowl -= loft(stack_rings([_egg(half_x * w, length * w) for w in drain], list(levels)))
-    parts = [bowl]
-    rear = 0.5 * length - 0.04
-    deck_rear = rear + rng.uniform(0.14, 0.2)
-    if skirted:
-        parts.append(box((-0.8 * half_x, 0.8 * half_x), (0.2 * length, deck_rear), (0.0, height)))
-    else:
-        parts.append(
-            rounded_box((-0.6 * half_x, 0.6 * half_x), (0.1 * length, deck_rear), (0.0, 0.3 * height), 0.03)
-        )
-        parts.append(
-            rounded_box(
-                (-0.75 * half_x, 0.75 * half_x), (0.25 * length, deck_rear), (0.55 * height, height), 0.03
-            )
-        )
-        parts.append(
-            box(
-                (-0.4 * half_x, 0.4 * half_x), (0.15 * length, deck_rear - 0.02), (0.1 * height, 0.7 * height)
-            )
-        )
-    parts += _seat_and_lid(rng, half_x, length, height, open_lid=open_lid)
-    parts += _tank(rng, half_x, (rear, deck_rear), height)
-    return union(parts)
-
-
-def _egg(half_x: float, length: float) -> Float[ndarray, "n 2"]:
-    """Egg outline along y, blunt end at the back (+y), centred on the origin."""
-    outline = superellipse(half_x, length / 2, 2.2)
-    outline[:, 0] *= 1.0 + 0.16 * outline[:, 1] / (length / 2)
-    return outline
-
-
-def _seat_and_lid(
-    rng: np.random.Generator, half_x: float, length: float, height: float, *, open_lid: bool
-) -> list[Manifold]:
-    seat = slab(_egg(1.04 * half_x, 1.03 * length), (height - 0.005, height + 0.03))
-    lid = slab(_egg(1.0 * half_x, 0.98 * length), (0.0, 0.028))
-    if not open_lid:
-        return [seat, lid.translate([0.0, 0.0, height + 0.025])]
-    hole = slab(_egg(0.66 * half_x, 0.66 * length) - [0.0, 0.02], (height - 1, height + 1))
-    hinge = 0.46 * length
-    # Turning about x lifts the front of the lid; its rear edge is the hinge, just before the tank.
-    raised = lid.translate([0.0, -hinge, 0.0]).rotate([-rng.uniform(84.0, 90.0), 0.0, 0.0])
-    return [seat - hole, raised.translate([0.0, 0.5 * length - 0.075, height + 0.02])]
-
-
-def _tank(rng: np.random.Generator, half_x: float, y: tuple[float, float], height: float) -> list[Manifold]:
-    wide, rise = rng.uniform(0.95, 1.2) * half_x, rng.uniform(0.3, 0.42)
-    front = y[0] - 0.005
-    body = rounded_box((-wide, wide), (front, y[1]), (height - 0.03, height + rise), rng.uniform(0.01, 0.04))
-    lid = rounded_box(
-        (-wide - 0.015, wide + 0.015),
-        (front - 0.015, y[1] + 0.01),
-        (height + rise - 0.02, height + rise + 0.03),
-        0.012,
+def varied_bathtub(rng: np.random.Generator) -> list[Manifold]:
+    """Tub of another build: thin shell, round, corner or box, with surround, bench or feet."""
+    half_x = rng.uniform(0.5, 1.0)
+    half_y = half_x * rng.uniform(0.35, 1.0)
+    height, wall = rng.uniform(0.3, 0.8), rng.uniform(0.012, 0.09)
+    exponent, taper = float(rng.choice([2.0, 2.5, 4.0, 12.0])), rng.uniform(0.55, 1.0)
+    lift = rng.uniform(0.05, 0.2) if chance(rng, 0.3) else 0.0
+    steps = np.linspace(0.0, 1.0, 7)
+    widths = taper + (1 - taper) * steps ** rng.uniform(0.3, 1.5)
+    rise = rng.uniform(0.0, 0.3) * half_x if chance(rng, 0.4) else 0.0
+    outer = _flared(half_x, half_y, exponent, widths, height * steps, rise)
+    floor = wall / height
+    basin_steps = np.linspace(floor, 1.2, 7)
+    basin = taper + (1 - taper) * np.minimum(basin_steps, 1.0)
+    basin[0] *= rng.uniform(0.7, 0.95)
+    inner = _flared(
+        half_x - wall,
+        half_y - wall,
+        float(rng.choice([exponent, 2.2])),
+        basin,
+        height * basin_steps,
+        1.2 * rise,
     )
-    if chance(rng, 0.5):
-        button = rod(
-            (0, 0.5 * (y[0] + y[1]), height + rise), (0, 0.5 * (y[0] + y[1]), height + rise + 0.045), 0.03
-        )
-        return [body, lid, button]
-    x, z = -0.7 * wide, height + rise - 0.07
-    lever = [
-        rod((x, front + 0.02, z), (x, front - 0.035, z), 0.014, sides=12),
-        rod((x, front - 0.03, z), (x + 0.09, front - 0.03, z - 0.01), 0.013, sides=12),
-    ]
-    return [body, lid, *lever]
+    block = loft(outer)
+    if chance(rng, 0.3):  # set into a box
+        size = rng.uniform(0.0, 0.25)
+        block = box((-half_x - size, half_x + size), (-half_y - size, half_y + size), (0.0, height))
+    parts = [(block - loft(inner)).translate([0.0, 0.0, lift])]
+    if lift:
+        parts += support(rng, 0.7 * half_x, 0.7 * half_y, lift + 0.05, "legs", "plinth", "ring", "panels")
+    if chance(rng, 0.25):  # walls around it
+        tall, board = height + rng.uniform(0.3, 1.2), rng.uniform(0.01, 0.06)
+        parts.append(box((-half_x, half_x), (half_y - 0.01, half_y + board), (0.0, tall)))
+        if chance(rng, 0.6):
+            side = 1 if chance(rng, 0.5) else -1
+            x = sorted((side * (half_x - 0.01), side * (half_x + board)))
+            parts.append(box((x[0], x[1]), (-half_y, half_y + board), (0.0, tall)))
+    if chance(rng, 0.3):  # a step in front
+        parts.append(box((-0.8 * half_x, 0.8 * half_x), (-half_y - 0.3, -0.9 * half_y), (0.0, 0.4 * height)))
+    if chance(rng, 0.3):
+        parts += _tap(-half_x + 0.5 * wall, height + lift)
+    return parts
