@@ -97,7 +97,7 @@ def _cracked(triangles: Triangles, share: float, rng: np.random.Generator) -> Tr
     """Shrink faces, so that a crack opens along each of their edges."""
     width = rng.uniform(0.0, WIDEST_CRACK) * np.ptp(triangles.reshape(-1, 3), axis=0).max()
     sides = np.linalg.norm(np.roll(triangles, -1, axis=1) - np.roll(triangles, -2, axis=1), axis=2)
-    perimeter = sides.sum(axis=1)
+    perimeter = np.maximum(sides.sum(axis=1), np.finfo(float).tiny)
     doubled_area = np.linalg.norm(
         np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]), axis=1
     )
