@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pointproj.mesh_files import MESH_SUFFIXES
+
 SPLITS = ("train", "test")
 
 # Folders that the official archives unpack to, looked for below the root.
 ARCHIVE_FOLDERS = ("ModelNet10", "ModelNet40")
 
-EXPECTED_LAYOUT = "FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off"
+EXPECTED_LAYOUT = "FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off (or .obj, .ply, .stl)"
 
 
 class DataError(ValueError):
@@ -50,7 +52,8 @@ def find_meshes(
     Parameters
     ----------
     root
-        Folder with ``<class>/{train,test}/*.off``, or the folder that holds ``ModelNet10/``.
+        Folder with ``<class>/{train,test}/*.off`` (or another format that
+        :func:`pointproj.mesh_files.read_mesh` reads), or the folder that holds ``ModelNet10/``.
     classes
         Classes to read; None for all that are found.
     limit
@@ -64,7 +67,7 @@ def find_meshes(
     Raises
     ------
     DataError
-        If there is no such layout, a class is not in it, or it holds no OFF file.
+        If there is no such layout, a class is not in it, or it holds no mesh file.
     """
     folder = layout_root(root)
     if folder is None:
@@ -81,10 +84,10 @@ def find_meshes(
         MeshFile(path, name, split)
         for name in sorted(set(classes or found))
         for split in SPLITS
-        for path in _off_files(found[name] / split)[:limit]
+        for path in _mesh_files(found[name] / split)[:limit]
     ]
     if not files:
-        raise DataError(f"expected {EXPECTED_LAYOUT}; the class folders in {folder} hold no OFF file")
+        raise DataError(f"expected {EXPECTED_LAYOUT}; the class folders in {folder} hold no mesh file")
     return files
 
 
@@ -98,11 +101,13 @@ def _class_folders(folder: Path) -> dict[str, Path]:
     }
 
 
-def _off_files(folder: Path) -> list[Path]:
+def _mesh_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(
-        path for path in folder.iterdir() if path.suffix.lower() == ".off" and not path.name.startswith(".")
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in MESH_SUFFIXES and not path.name.startswith(".")
     )
 
 

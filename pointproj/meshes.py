@@ -1,12 +1,7 @@
-"""Triangle meshes: read and write OFF files, normalise into the query cube, sample the surface."""
+"""Triangle meshes: normalise into the query cube, sample the surface."""
 
-import io
-import os
-import re
-import uuid
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +13,6 @@ LONGEST_SIDE = 1.8
 
 SMALLEST_AREA = 1e-12
 """A face counts as surface from this area on, in the units of a normalised mesh."""
-
-_HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
 
 
 class MeshError(ValueError):
@@ -77,138 +70,6 @@ class Mesh:
     def surface(self) -> trimesh.Trimesh:
         """The same arrays as trimesh sees them; kept, since areas and normals are cached in it."""
         return trimesh.Trimesh(self.vertices, self.faces, process=False)
-
-
-def read_mesh(path: str | Path) -> Mesh:
-    """Read an OFF file, with the deviations that ModelNet10 and ModelNet40 files have.
-
-    Understood are counts glued to the header (``OFF3514 3546 0``), any line ends, comments, blank lines, a
-    stray ``end_header``, the ``COFF``/``NOFF`` variants (colours and normals are dropped), and polygons,
-    which become a fan of triangles (exact for convex ones).
-
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    Mesh
-        With finite vertices and at least one face of positive area.
-
-    Raises
-    ------
-    MeshError
-        If the file cannot be read, is no complete OFF file, or holds no finite surface. Counts are checked
-        against the lines present before anything is allocated for them.
-    """
-    path = Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        raise MeshError(path, f"cannot be read ({error.strerror or error})") from error
-    repaired = _repair(text, path)
-    try:
-        # trimesh would otherwise merge vertices and drop faces, and indices would no longer be the file's
-        loaded = trimesh.load_mesh(io.BytesIO(repaired.encode()), file_type="off", process=False)
-        mesh = Mesh(loaded.vertices, loaded.faces, path.stem)
-    except Exception as error:  # whatever the parser says about foreign bytes, the file is the cause
-        raise MeshError(path, f"is not a readable OFF file ({error})") from error
-    _check_surface(mesh, path)
-    return mesh
-
-
-def _repair(text: str, path: Path) -> str:
-    """Bring an OFF file into the plain form: header, counts, one vertex a line, one triangle a line."""
-    lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and line.lower() != "end_header"]
-    if not lines:
-        raise MeshError(path, "is empty")
-    header = _HEADER.match(lines[0])
-    if header is None:
-        raise MeshError(path, f"is not an OFF file: expected it to begin with OFF, got {lines[0][:20]!r}")
-    glued = lines[0][header.end() :].strip()
-    body = [glued, *lines[1:]] if glued else lines[1:]
-    vertex_count, face_count = _counts(body[0] if body else "", path)
-    found = len(body) - 1
-    if found < vertex_count + face_count:
-        raise MeshError(
-            path, f"declares {vertex_count} vertices and {face_count} faces, but only {found} lines follow"
-        )
-    vertices = body[1 : vertex_count + 1]
-    for number, line in enumerate(vertices):
-        if len(line.split()) < 3:
-            raise MeshError(path, f"vertex {number} must have 3 coordinates, got {line[:40]!r}")
-    triangles: list[str] = []
-    for number, line in enumerate(body[vertex_count + 1 : vertex_count + 1 + face_count]):
-        triangles.extend(_fan(line, number, path))
-    if not triangles:
-        raise MeshError(path, "has no face with three vertices")
-    return "\n".join(["OFF", f"{vertex_count} {len(triangles)} 0", *vertices, *triangles, ""])
-
-
-def _counts(line: str, path: Path) -> tuple[int, int]:
-    """Number of vertices and of faces, from the line that declares them."""
-    try:
-        vertex_count, face_count = (int(token) for token in line.split()[:2])
-    except ValueError:
-        raise MeshError(path, f"must declare its vertex and face counts, got {line[:40]!r}") from None
-    if vertex_count < 1 or face_count < 1:
-        raise MeshError(path, f"is empty: it declares {vertex_count} vertices and {face_count} faces")
-    return vertex_count, face_count
-
-
-def _fan(line: str, number: int, path: Path) -> list[str]:
-    """Triangles of the polygon that one face line declares; none for points and edges."""
-    size, *tokens = line.split()
-    try:
-        count = int(size)
-    except ValueError:
-        count = -1
-    if not 0 <= count <= len(tokens):
-        raise MeshError(path, f"face {number} must list as many vertices as it declares, got {line[:40]!r}")
-    corners = tokens[:count]
-    return [f"3 {corners[0]} {b} {c}" for b, c in pairwise(corners[1:])]
-
-
-def _check_surface(mesh: Mesh, source: str | Path) -> None:
-    """Refuse a mesh that holds nothing to sample or to measure distances to."""
-    finite = np.isfinite(mesh.vertices).all(axis=1)
-    if not finite.all():
-        raise MeshError(source, f"is not finite: vertex {int(np.argmin(finite))} holds a NaN or an infinity")
-    try:
-        unit = normalize(mesh)
-    except MeshError as error:
-        raise MeshError(source, error.reason) from error
-    if not (face_areas(unit) > SMALLEST_AREA).any():
-        raise MeshError(source, f"has no face with area among its {len(mesh.faces)} faces")
-
-
-def write_off(mesh: Mesh, path: str | Path) -> None:
-    """Write a mesh as an OFF file that reads back to the same bits.
-
-    The file appears whole or not at all; folders are made as needed.
-
-    Parameters
-    ----------
-    mesh : Mesh
-    path : str or Path
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written to.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["OFF", f"{len(mesh.vertices)} {len(mesh.faces)} 0"]
-    lines += [f"{x!r} {y!r} {z!r}" for x, y, z in mesh.vertices.tolist()]
-    lines += [f"3 {a} {b} {c}" for a, b, c in mesh.faces.tolist()]
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_text("\n".join(lines) + "\n", encoding="ascii")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def normalize(mesh: Mesh) -> Mesh:

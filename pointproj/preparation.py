@@ -26,7 +26,12 @@ from pointproj.progress_bar import progress
 log = logging.getLogger(__name__)
 
 # Modules whose code decides what a prepared mesh holds: an entry made by other code is another entry.
-_MAKERS = ("pointproj.meshes", "pointproj.fields", "pointproj.preparation")
+_MAKERS = (
+    "pointproj.meshes",
+    *(f"pointproj.mesh_files{part}" for part in ("", ".text", ".off", ".obj", ".ply", ".stl")),
+    "pointproj.fields",
+    "pointproj.preparation",
+)
 
 # Starting processes, each with its imports, costs more than preparing fewer meshes than this.
 FEWEST_FOR_PROCESSES = 12
@@ -110,15 +115,16 @@ def prepare_meshes(
 
 def prepare_mesh(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh:
     """Prepare one mesh and keep it; see :func:`prepare_meshes`."""
+    from pointproj.mesh_files import read_content
     from pointproj.meshes import MeshError
 
     try:
-        content = path.read_bytes()
-    except OSError as error:  # of the moment, not of the content: nothing to keep
-        return _unusable("", f"cannot be read ({error.strerror or error})")
+        content = read_content(path)
+    except MeshError as error:  # of the moment, not of the content: nothing to keep
+        return _unusable("", error.reason)
     digest = hashlib.sha256(content).hexdigest()
     try:
-        prepared = _make(path, digest, recipe)
+        prepared = _make(path, content, digest, recipe)
     except MeshError as error:
         prepared = _unusable(digest, error.reason)
     arrays = {"vertices": prepared.vertices, "faces": prepared.faces, "target": prepared.target}
@@ -126,11 +132,12 @@ def prepare_mesh(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh:
     return prepared
 
 
-def _make(path: Path, digest: str, recipe: Recipe) -> PreparedMesh:
+def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> PreparedMesh:
     from pointproj.fields import target_field
-    from pointproj.meshes import normalize, read_mesh
+    from pointproj.mesh_files import parse_mesh
+    from pointproj.meshes import normalize
 
-    mesh = normalize(read_mesh(path))
+    mesh = normalize(parse_mesh(content, path))
     if recipe.target == "random":
         generator = np.random.default_rng(int(digest, 16))
         target = generator.standard_normal(recipe.grid**3, dtype=np.float32)
@@ -145,9 +152,12 @@ def _unusable(digest: str, reason: str) -> PreparedMesh:
 
 
 def _load(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
+    from pointproj.mesh_files import read_content
+    from pointproj.meshes import MeshError
+
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        digest = hashlib.sha256(read_content(path)).hexdigest()
+    except MeshError:
         return None
     arrays = cached.load(_key(digest, recipe))
     if arrays is None:

@@ -14,7 +14,8 @@ from pointproj.dataset import batches, prepare
 from pointproj.fields import target_field
 from pointproj.furniture import write_furniture
 from pointproj.layout import DataError, find_meshes
-from pointproj.meshes import LONGEST_SIDE, MeshError, normalize, query_grid, read_mesh
+from pointproj.mesh_files import read_mesh
+from pointproj.meshes import LONGEST_SIDE, MeshError, normalize, query_grid
 from pointproj.sampling import FixedCloud, SurfaceSampler
 
 REAL = Path(__file__).parents[2] / "shared" / "modelnet10" / "ModelNet10"
@@ -111,7 +112,7 @@ def test_missing_data_say_both_ways_forward(config, tmp_path):
     with pytest.raises(DataError, match=r"data\.download=true.*data\.root=FOLDER.*<class>/train"):
         prepare(config(root=str(tmp_path / "nowhere")))
     (tmp_path / "bed" / "train").mkdir(parents=True)
-    with pytest.raises(DataError, match="no OFF file"):
+    with pytest.raises(DataError, match="no mesh file"):
         prepare(config(root=str(tmp_path)))
 
 

@@ -8,7 +8,8 @@ import trimesh
 
 from pointproj.fields import NoInterior, inside, open_edges, target_field, unsigned_distance
 from pointproj.furniture import CLASSES, make_furniture
-from pointproj.meshes import Mesh, MeshError, normalize, query_grid, read_mesh
+from pointproj.mesh_files import read_mesh
+from pointproj.meshes import Mesh, MeshError, normalize, query_grid
 
 REAL = Path(__file__).parents[2] / "shared" / "modelnet10" / "ModelNet10"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the sample of real ModelNet files is not here")

@@ -9,7 +9,8 @@ import trimesh
 from pointproj.fields import inside
 from pointproj.furniture import CLASSES, GENERATOR_VERSION, MARKER, make_furniture, write_furniture
 from pointproj.layout import DataError, find_meshes
-from pointproj.meshes import face_areas, normalize, read_mesh
+from pointproj.mesh_files import read_mesh
+from pointproj.meshes import face_areas, normalize
 
 
 def as_trimesh(mesh):

@@ -29,7 +29,8 @@ from pointproj.furniture.storage import dresser, night_stand, varied_dresser, va
 from pointproj.furniture.tables import table, varied_table
 from pointproj.furniture.toilets import toilet, varied_toilet
 from pointproj.layout import SPLITS, DataError
-from pointproj.meshes import Mesh, write_off
+from pointproj.mesh_files import write_off
+from pointproj.meshes import Mesh
 
 log = logging.getLogger(__name__)
 
