@@ -1,14 +1,17 @@
 """The network: an MLP on the reference points, aggregation onto the query points, an MLP there."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pointproj.context import CONTEXT_CHANNELS, aggregate_with_context
 from pointproj.ops import Index, build_index, knn_aggregate, radius_aggregate
 
-CONTEXT_CHANNELS = 6  # displacement (3), soft distance, spread, has_neighbour
+# What an output means: the channels that the last MLP has for it. See as_predicted.
+PREDICTED_CHANNELS = {"value": 1, "distance": 1, "signed_distance": 2}
 
 
 class MLP(nn.Sequential):
@@ -68,9 +71,7 @@ class Projector(nn.Module):
     context : bool
         Whether the second MLP sees displacement, soft distance, spread and has_neighbour.
     predicts : {"value", "distance", "signed_distance"}
-        What the second MLP's output m means. A value is m itself. A distance is soft distance + m. A signed
-        distance is (1 + m_1) * soft distance + m_2, so that the sign is one number to learn. Both distances
-        begin as the soft distance, before training.
+        What the second MLP's output means: see :func:`as_predicted`.
     backend : str
         Implementation of the operators, see :func:`pointproj.backends`.
 
@@ -100,8 +101,8 @@ class Projector(nn.Module):
             raise ValueError(f"expected kind 'knn' or 'radius', got {kind!r}")
         if kind == "radius" and radius is None:
             raise ValueError("kind='radius' needs a radius, got None; give radius in the unit of the points")
-        if predicts not in ("value", "distance", "signed_distance"):
-            raise ValueError(f"expected predicts 'value', 'distance' or 'signed_distance', got {predicts!r}")
+        if predicts not in PREDICTED_CHANNELS:
+            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
         if predicts != "value" and not context:
             raise ValueError(f"predicts={predicts!r} begins with the soft distance, which needs context=True")
         self.kind = kind
@@ -113,11 +114,10 @@ class Projector(nn.Module):
         self.backend = backend
         self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
         query_channels = hidden_channels + (CONTEXT_CHANNELS if context else 0)
-        predicted_channels = out_channels * (2 if predicts == "signed_distance" else 1)
+        predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
         self.query_mlp = MLP(query_channels, hidden_channels, predicted_channels)
         if predicts != "value":
-            nn.init.zeros_(self.query_mlp[-1].weight)
-            nn.init.zeros_(self.query_mlp[-1].bias)
+            begin_at_soft_distance(self.query_mlp)
 
     def encode(
         self,
@@ -166,19 +166,13 @@ class Projector(nn.Module):
         reference_points, hidden, index = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
+        aggregate = partial(self._aggregate, query_points, reference_points, index)
         if not self.context:
-            return self.query_mlp(self._aggregate(query_points, reference_points, hidden, index))
+            return self.query_mlp(aggregate(hidden))
 
-        hidden, *context = self._with_context(query_points, reference_points, hidden, index)
+        hidden, *context = aggregate_with_context(aggregate, query_points, reference_points, hidden)
         predicted = self.query_mlp(torch.cat([hidden, *context], dim=-1))
-        if self.predicts == "value":
-            return predicted
-        soft_distance = context[1]
-        predicted = predicted.to(soft_distance.dtype)
-        if self.predicts == "distance":
-            return soft_distance + predicted
-        scale, shift = predicted.chunk(2, dim=-1)
-        return (1 + scale) * soft_distance + shift
+        return as_predicted(predicted, context[1], self.predicts)
 
     def forward(
         self,
@@ -191,24 +185,8 @@ class Projector(nn.Module):
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
         return self.decode(query_points, self.encode(reference_points, features, index=index))
 
-    def _with_context(
-        self, query_points: Tensor, reference_points: Tensor, features: Tensor, index: Index
-    ) -> list[Tensor]:
-        """Aggregate once; return features, displacement, soft distance, spread and has_neighbour."""
-        dtype = torch.promote_types(features.dtype, reference_points.dtype)
-        squared_norm = reference_points.square().sum(-1, keepdim=True)
-        moments = torch.cat([reference_points, squared_norm, torch.ones_like(squared_norm)], dim=-1)
-        carried = torch.cat([features.to(dtype), moments.to(dtype)], dim=-1)
-        aggregated = self._aggregate(query_points, reference_points, carried, index)
-        features, mean, mean_square, has_neighbour = aggregated.split([features.shape[-1], 3, 1, 1], dim=-1)
-        displacement = mean - has_neighbour * query_points
-        # E|q|^2 - |E q|^2 can round to below 0.
-        variance = (mean_square - mean.square().sum(-1, keepdim=True)).clamp(min=0)
-        soft_distance = _safe_sqrt(displacement.square().sum(-1, keepdim=True))
-        return [features, displacement, soft_distance, _safe_sqrt(variance), has_neighbour]
-
     def _aggregate(
-        self, query_points: Tensor, reference_points: Tensor, features: Tensor, index: Index
+        self, query_points: Tensor, reference_points: Tensor, index: Index, features: Tensor
     ) -> Tensor:
         shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
         if self.kind == "knn":
@@ -222,7 +200,36 @@ class Projector(nn.Module):
         return f"kind={self.kind}, {reach}, sigma={self.sigma}, {extras}, backend={self.backend}"
 
 
-def _safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Square root whose gradient is 0 (not infinite) at 0."""
-    apart = squared > 0
-    return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+def as_predicted(
+    output: Float[Tensor, "*batch q m"], soft_distance: Float[Tensor, "*batch q 1"], predicts: str
+) -> Float[Tensor, "*batch q out"]:
+    """Give the output m of the last MLP its meaning.
+
+    Parameters
+    ----------
+    output : (..., Q, M) float tensor
+        ``M = out * PREDICTED_CHANNELS[predicts]``.
+    soft_distance : (..., Q, 1) float tensor
+        From :func:`pointproj.context.aggregate_with_context`.
+    predicts : {"value", "distance", "signed_distance"}
+        A value is m itself. A distance is soft distance + m. A signed distance is
+        (1 + m_1) * soft distance + m_2, so that the sign is one number to learn.
+
+    Returns
+    -------
+    (..., Q, out) float tensor
+        Distances in the dtype of the soft distance, also under autocast.
+    """
+    if predicts == "value":
+        return output
+    output = output.to(soft_distance.dtype)
+    if predicts == "distance":
+        return soft_distance + output
+    scale, shift = output.chunk(2, dim=-1)
+    return (1 + scale) * soft_distance + shift
+
+
+def begin_at_soft_distance(mlp: MLP) -> None:
+    """Make a predicted distance the soft distance until something is learned."""
+    nn.init.zeros_(mlp[-1].weight)
+    nn.init.zeros_(mlp[-1].bias)

@@ -1,0 +1,53 @@
+"""Where the neighbours of a query point are, from the same aggregation that carries their features."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+CONTEXT_CHANNELS = 6  # displacement (3), soft distance, spread, has_neighbour
+
+Aggregate = Callable[[Tensor], Tensor]  # (..., N, C) at the reference points -> (..., Q, C) at the queries
+
+
+def aggregate_with_context(
+    aggregate: Aggregate,
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    features: Float[Tensor, "*batch n c"],
+) -> list[Tensor]:
+    """Aggregate features once, and say where they come from.
+
+    Parameters
+    ----------
+    aggregate : callable
+        Carries ``(..., N, C)`` onto the query points, as :func:`pointproj.knn_aggregate` does; 0 where a
+        query has no neighbour.
+    query_points, reference_points : (..., Q, 3) and (..., N, 3) float tensors
+        Those that ``aggregate`` uses.
+    features : (..., N, C) float tensor
+
+    Returns
+    -------
+    list of Tensor
+        Aggregated features (..., Q, C); displacement (..., Q, 3) from the query point to the weighted mean
+        of its neighbours; soft distance (..., Q, 1), its length; spread (..., Q, 1), the weighted standard
+        deviation about that mean; has_neighbour (..., Q, 1), 1, or 0 where all else is 0 too.
+    """
+    dtype = torch.promote_types(features.dtype, reference_points.dtype)
+    squared_norm = reference_points.square().sum(-1, keepdim=True)
+    moments = torch.cat([reference_points, squared_norm, torch.ones_like(squared_norm)], dim=-1)
+    aggregated = aggregate(torch.cat([features.to(dtype), moments.to(dtype)], dim=-1))
+    features, mean, mean_square, has_neighbour = aggregated.split([features.shape[-1], 3, 1, 1], dim=-1)
+    displacement = mean - has_neighbour * query_points
+    # E|q|^2 - |E q|^2 can round to below 0.
+    variance = (mean_square - mean.square().sum(-1, keepdim=True)).clamp(min=0)
+    soft_distance = safe_sqrt(displacement.square().sum(-1, keepdim=True))
+    return [features, displacement, soft_distance, safe_sqrt(variance), has_neighbour]
+
+
+def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Square root whose gradient is 0 (not infinite) at 0."""
+    apart = squared > 0
+    return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)

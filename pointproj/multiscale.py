@@ -1,0 +1,247 @@
+"""A network that reconstructs: the cloud projected at several scales, refined on grids, asked anywhere."""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.context import CONTEXT_CHANNELS, aggregate_with_context
+from pointproj.model import MLP, PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.neighborhood import NeighborAttention
+from pointproj.ops import Index, build_index, knn_aggregate, radius_aggregate
+from pointproj.refinement import GridRefinement, cell_centres, trilinear
+
+REACH = 1.5  # radius of a level's projection, in cells of that level
+NEAREST_LEVEL = 1  # the level that is also shown the nearest points, however far they are
+NEAREST = 4
+UNIT = 0.05  # displacements between neighbours are measured in it; about the spacing of 4,096 points
+
+
+class GridEncoding(NamedTuple):
+    """What :meth:`Multiscale.encode` knows of a cloud; any number of queries can be decoded from it."""
+
+    reference_points: Float[Tensor, "b n 3"]
+    features: Float[Tensor, "b n channels"]  # of the reference points, with what the grid knows there
+    grid: Float[Tensor, "b side**3 channels"]
+    index: Index
+    batched: bool
+
+
+class Multiscale(nn.Module):
+    """Project a cloud onto grids of several scales, refine them together, and decode at any points.
+
+    1. Each reference point attends to its neighbours, so that it knows the surface about it.
+    2. One index serves all projections: onto every level of grids with halving sides by radius, with a
+       radius in proportion to the level's cells, and onto the second level from the nearest points too. Each
+       has a sigma of its own, which is learned, and the context of
+       :func:`pointproj.context.aggregate_with_context`.
+    3. A U-Net over the levels decides what is far-reaching: which side of a surface is enclosed. No normals
+       are needed for that.
+    4. A query point sees the refined grid about it, attends to the nearest reference points (which have
+       looked at the refined grid themselves), and sees their projection with context. An MLP decides.
+
+    Parameters
+    ----------
+    side : int
+        Cells a side of the finest grid; a multiple of ``2**(levels - 1)``.
+    levels : int
+        Grids; the side of each is half of that before.
+    channels : int
+        Width, a multiple of 8; coarser levels have twice that of the one before.
+    k : int
+        Neighbours that a point attends to.
+    feature_channels : int
+        Channels of ``features`` beside the points, 0 for none.
+    out_channels : int
+    predicts : {"value", "distance", "signed_distance"}
+        As for :class:`pointproj.Projector`.
+    backend : str
+        Implementation of the operators, see :func:`pointproj.backends`.
+
+    Raises
+    ------
+    ValueError
+        For a side that cannot be halved that often, a width that is not a multiple of 8, or another
+        ``predicts``.
+    """
+
+    def __init__(
+        self,
+        *,
+        side: int = 64,
+        levels: int = 4,
+        channels: int = 32,
+        k: int = 16,
+        feature_channels: int = 0,
+        out_channels: int = 1,
+        predicts: str = "value",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if side % 2 ** (levels - 1):
+            raise ValueError(f"expected a side that can be halved {levels - 1} times, got {side}")
+        if predicts not in PREDICTED_CHANNELS:
+            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
+        self.sides = [side // 2**level for level in range(levels)]
+        self.k = k
+        self.predicts = predicts
+        self.backend = backend
+        shared = {"k": k, "unit": UNIT, "backend": backend}
+        self.surface = NeighborAttention(feature_channels, channels, **shared)
+        projected = channels + CONTEXT_CHANNELS
+        self.by_radius = nn.ModuleList(nn.Linear(projected, channels) for _ in self.sides)
+        self.by_nearest = nn.Linear(projected, channels)
+        self.radius_log_sigma = nn.Parameter(
+            torch.tensor([math.log(self._cell(side)) for side in self.sides])
+        )
+        self.nearest_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT)))
+        self.query_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT / 4)))
+        self.refine = GridRefinement(channels, channels, levels)
+        self.reference_mlp = MLP(2 * channels, channels, channels)
+        self.near = NeighborAttention(channels, channels, **shared)
+        predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
+        self.query_mlp = MLP(3 * channels + CONTEXT_CHANNELS, 2 * channels, predicted_channels)
+        if predicts != "value":
+            begin_at_soft_distance(self.query_mlp)
+        for level, cells in enumerate(self.sides):
+            self.register_buffer(f"centres_{level}", cell_centres(cells), persistent=False)
+
+    def encode(
+        self,
+        reference_points: Float[Tensor, "*batch n 3"],
+        features: Float[Tensor, "*batch n c"] | None = None,
+        *,
+        index: Index | None = None,
+    ) -> GridEncoding:
+        """Do once what all queries share: everything but the last step.
+
+        Parameters
+        ----------
+        reference_points : (N, 3) or (B, N, 3) float tensor
+            The cloud, or a batch of clouds, in the query cube; at least ``k`` points each.
+        features : (N, C) or (B, N, C) float tensor, optional
+            What else is known of the points.
+        index : Index, optional
+            Result of :func:`pointproj.build_index` on these reference points; built here without.
+
+        Returns
+        -------
+        GridEncoding
+            For :meth:`decode`.
+        """
+        batched = reference_points.dim() == 3
+        if not batched:
+            reference_points = reference_points[None]
+            features = None if features is None else features[None]
+            index = None  # one of a single cloud does not fit a batch of one
+        if index is None:
+            radius = REACH * self._cell(self.sides[0])
+            index = build_index(reference_points, radius=radius, backend=self.backend)
+        surface = self.surface(reference_points, reference_points, features, index)
+        levels = [self._project(level, reference_points, surface, index) for level in range(len(self.sides))]
+        grid = self.refine(levels).flatten(2).mT
+        seen = trilinear(grid, reference_points, self.sides[0])
+        hidden = self.reference_mlp(torch.cat([surface, seen.to(surface.dtype)], dim=-1))
+        return GridEncoding(reference_points, hidden, grid, index, batched)
+
+    def decode(
+        self, query_points: Float[Tensor, "*batch q 3"], encoding: GridEncoding
+    ) -> Float[Tensor, "*batch q out"]:
+        """Evaluate the network at query points; a large set may be given in parts.
+
+        Parameters
+        ----------
+        query_points : (Q, 3) or (B, Q, 3) float tensor
+            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
+        encoding : GridEncoding
+            From :meth:`encode`.
+
+        Returns
+        -------
+        (Q, out) or (B, Q, out) float tensor
+        """
+        reference_points, hidden, grid, index, batched = encoding
+        if query_points.dim() == 2:
+            query_points = query_points.expand(reference_points.shape[0], -1, -1)
+        seen = trilinear(grid, query_points, self.sides[0])
+        near = self.near(query_points, reference_points, hidden, index)
+        sigma = self.query_log_sigma.exp()
+        aggregate = partial(self._aggregate_nearest, query_points, reference_points, index, self.k, sigma)
+        carried, *context = aggregate_with_context(aggregate, query_points, reference_points, hidden)
+        soft_distance = context[1]
+        parts = [seen, near, carried, *_scaled(context, UNIT)]
+        predicted = self.query_mlp(torch.cat([part.to(near.dtype) for part in parts], dim=-1))
+        predicted = as_predicted(predicted, soft_distance, self.predicts)
+        return predicted if batched else predicted[0]
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        index: Index | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
+        return self.decode(query_points, self.encode(reference_points, features, index=index))
+
+    def _project(
+        self, level: int, reference_points: Tensor, surface: Tensor, index: Index
+    ) -> Float[Tensor, "b channels s s s"]:
+        """Carry the reference points' features onto the cells of one level."""
+        side = self.sides[level]
+        cell = self._cell(side)
+        centres = getattr(self, f"centres_{level}").to(reference_points.dtype)
+        centres = centres.expand(reference_points.shape[0], -1, -1)
+        where = centres, reference_points
+        sigma = self.radius_log_sigma[level].exp()
+        aggregate = partial(self._aggregate_within, *where, index, REACH * cell, sigma)
+        carried, *context = aggregate_with_context(aggregate, *where, surface)
+        projected = self.by_radius[level](torch.cat([carried, *_scaled(context, cell)], dim=-1))
+        if level == min(NEAREST_LEVEL, len(self.sides) - 1):
+            sigma = self.nearest_log_sigma.exp()
+            aggregate = partial(self._aggregate_nearest, *where, index, NEAREST, sigma)
+            carried, *context = aggregate_with_context(aggregate, *where, surface)
+            projected = projected + self.by_nearest(torch.cat([carried, *_scaled(context, cell)], dim=-1))
+        return projected.mT.unflatten(-1, (side,) * 3)
+
+    def _aggregate_within(
+        self,
+        query_points: Tensor,
+        reference_points: Tensor,
+        index: Index,
+        radius: float,
+        sigma: Tensor,
+        features: Tensor,
+    ) -> Tensor:
+        shared = {"sigma": sigma, "index": index, "backend": self.backend}
+        return radius_aggregate(query_points, reference_points, features, radius, **shared)
+
+    def _aggregate_nearest(
+        self,
+        query_points: Tensor,
+        reference_points: Tensor,
+        index: Index,
+        k: int,
+        sigma: Tensor,
+        features: Tensor,
+    ) -> Tensor:
+        shared = {"sigma": sigma, "index": index, "backend": self.backend}
+        return knn_aggregate(query_points, reference_points, features, k, **shared)
+
+    @staticmethod
+    def _cell(side: int) -> float:
+        return 2 / side
+
+    def extra_repr(self) -> str:
+        """What the network was told, for ``print(model)``."""
+        return f"sides={self.sides}, k={self.k}, predicts={self.predicts}, backend={self.backend}"
+
+
+def _scaled(context: list[Tensor], unit: float) -> list[Tensor]:
+    """Context with its lengths in another unit."""
+    displacement, soft_distance, spread, has_neighbour = context
+    return [displacement / unit, soft_distance / unit, spread / unit, has_neighbour]

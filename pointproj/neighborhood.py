@@ -1,0 +1,98 @@
+"""Attention from query points to their nearest reference points, with weights that are learned."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.context import safe_sqrt
+from pointproj.ops import Index, knn
+
+PAIR_CHANNELS = 4  # displacement (3) and distance
+HEAD_CHANNELS = 8
+
+
+class NeighborAttention(nn.Module):
+    """Look at each of the k nearest reference points on its own, then average what was seen.
+
+    A small MLP sees, for every pair, where the neighbour lies from the query point and the neighbour's
+    features. It gives values and the logits of a softmax over the neighbours, one a head of 8 channels. So
+    two sheets that lie close together stay apart, where an average over distances alone would mix them.
+
+    Parameters
+    ----------
+    in_channels : int
+        Channels of the reference points' features; 0 for none.
+    channels : int
+        Width of the MLP and of the result; a multiple of 8.
+    k : int
+        Neighbours of a query point.
+    unit : float
+        Displacements are measured in it; the usual distance between reference points.
+    backend : str
+        Of the search, see :func:`pointproj.backends`.
+
+    Raises
+    ------
+    ValueError
+        If ``channels`` is not a multiple of 8.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: int, *, k: int, unit: float, backend: str = "auto"
+    ) -> None:
+        super().__init__()
+        if channels % HEAD_CHANNELS:
+            raise ValueError(f"expected channels to be a multiple of {HEAD_CHANNELS}, got {channels}")
+        self.k = k
+        self.unit = unit
+        self.backend = backend
+        self.neighbor = nn.Linear(in_channels, channels, bias=False) if in_channels else None
+        self.pair = nn.Linear(PAIR_CHANNELS, channels)
+        self.hidden = nn.Linear(channels, channels)
+        self.value = nn.Linear(channels, channels)
+        self.logit = nn.Linear(channels, channels // HEAD_CHANNELS)
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "b q 3"],
+        reference_points: Float[Tensor, "b n 3"],
+        features: Float[Tensor, "b n c"] | None,
+        index: Index,
+    ) -> Float[Tensor, "b q channels"]:
+        """Attend from the query points to the reference points.
+
+        Parameters
+        ----------
+        query_points : (B, Q, 3) float tensor
+        reference_points : (B, N, 3) float tensor
+            At least k a cloud.
+        features : (B, N, in_channels) float tensor or None
+        index : Index
+            Of the reference points.
+
+        Returns
+        -------
+        (B, Q, channels) float tensor
+        """
+        _, rows = knn(
+            query_points.detach(), reference_points.detach(), self.k, index=index, backend=self.backend
+        )
+        rows = rows.clamp(min=0)  # a query point that is not finite has none; its displacement is NaN anyway
+        displacement = (take_rows(reference_points, rows) - query_points[:, :, None]) / self.unit
+        distance = safe_sqrt(displacement.square().sum(-1, keepdim=True))
+        hidden = self.pair(torch.cat([displacement, distance], dim=-1))
+        if self.neighbor is not None:
+            hidden = hidden + take_rows(self.neighbor(features), rows)
+        hidden = self.hidden(hidden.relu()).relu()
+        weights = self.logit(hidden).float().softmax(dim=2)
+        values = self.value(hidden).unflatten(-1, (-1, HEAD_CHANNELS))
+        return (weights[..., None].to(values.dtype) * values).sum(2).flatten(-2)
+
+
+def take_rows(features: Float[Tensor, "b n c"], rows: Tensor) -> Tensor:
+    """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C)."""
+    clouds, points, channels = features.shape
+    first = torch.arange(clouds, device=rows.device).view(-1, *(1,) * (rows.dim() - 1)) * points
+    return (
+        features.reshape(-1, channels).index_select(0, (rows + first).flatten()).view(*rows.shape, channels)
+    )
