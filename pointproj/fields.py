@@ -158,6 +158,13 @@ def inside(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, " 
     """
     if side < 2:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}: raise data.grid")
+    refinement = -(-(FLOOD_SIDE - 1) // (side - 1))
+    dry = inside_lattice(mesh, refinement * (side - 1) + 1, device=device)
+    return dry[::refinement, ::refinement, ::refinement].reshape(-1)
+
+
+def inside_lattice(mesh: Mesh, nodes: int, *, device: str = "cpu") -> Bool[np.ndarray, "n n n"]:
+    """Tell which nodes of a flooded lattice with ``nodes`` a side are inside: see :func:`inside`."""
     corners = mesh.vertices[mesh.faces]
     reach = float(np.abs(corners).max())
     if not reach < 1:
@@ -165,11 +172,7 @@ def inside(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, " 
             f"{mesh.name}: expected a normalised mesh within the query cube, got coordinates up to "
             f"{reach:.3g}: call pointproj.meshes.normalize first"
         )
-    refinement = -(-(FLOOD_SIDE - 1) // (side - 1))
-    nodes = refinement * (side - 1) + 1
-    passages = _passages(corners, open_edges(mesh), nodes, device)
-    dry = _unreached(passages)
-    return dry[::refinement, ::refinement, ::refinement].reshape(-1)
+    return _unreached(_passages(corners, open_edges(mesh), nodes, device))
 
 
 def open_edges(mesh: Mesh) -> Bool[np.ndarray, "F 3"]:

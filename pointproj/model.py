@@ -38,7 +38,7 @@ class CloudEncoding(NamedTuple):
 
     reference_points: Float[Tensor, "*batch n 3"]
     features: Float[Tensor, "*batch n hidden"]  # of the first MLP
-    index: Index
+    index: Index | None  # None: built where it is needed
 
 
 class Projector(nn.Module):
@@ -144,8 +144,7 @@ class Projector(nn.Module):
         """
         if index is None:
             index = build_index(reference_points, radius=self.radius, backend=self.backend)
-        hidden = self.reference_mlp(reference_points if features is None else features)
-        return CloudEncoding(reference_points, hidden, index)
+        return CloudEncoding(reference_points, self._hidden(reference_points, features), index)
 
     def decode(
         self, query_points: Float[Tensor, "*batch q 3"], encoding: CloudEncoding
@@ -183,10 +182,15 @@ class Projector(nn.Module):
         index: Index | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
-        return self.decode(query_points, self.encode(reference_points, features, index=index))
+        # No index for a single call: some backends then build for both sets of points at once.
+        hidden = self._hidden(reference_points, features)
+        return self.decode(query_points, CloudEncoding(reference_points, hidden, index))
+
+    def _hidden(self, reference_points: Tensor, features: Tensor | None) -> Tensor:
+        return self.reference_mlp(reference_points if features is None else features)
 
     def _aggregate(
-        self, query_points: Tensor, reference_points: Tensor, index: Index, features: Tensor
+        self, query_points: Tensor, reference_points: Tensor, index: Index | None, features: Tensor
     ) -> Tensor:
         shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
         if self.kind == "knn":
