@@ -19,8 +19,7 @@ from pointproj.mesh_files.text import FormatError, Surface
 from pointproj.meshes import SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
 
 LARGEST_FILE_BYTES = 256 << 20
-"""A larger file is refused; the largest of ModelNet40 has a fifth of that. Text takes about ten times its size
-in memory while it is read."""
+"""A larger file is refused. Text takes about nine times its size in memory while it is read."""
 
 READERS: dict[str, Callable[[bytes], Surface]] = {
     ".off": off.parse,
