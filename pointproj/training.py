@@ -178,7 +178,8 @@ class Training:
         if continued is None:
             self._validate()
         else:
-            self._restore(*continued)
+            with checkpoint.fits(continued[0]):
+                self._restore(*continued)
         self._loop()
         return self._report()
 

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import os
 import random
 
@@ -50,11 +51,10 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path, config, monkey
     path = tmp_path / "last.pt"
     checkpoint.save(path, {"step": 1}, config)
 
-    def interrupted(content, file):
-        file.write_bytes(b"half")
+    def interrupted(number):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(torch, "save", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(path, {"step": 2}, config)
     assert checkpoint.read(path, config)["step"] == 1
@@ -122,6 +122,51 @@ def test_missing_damaged_and_foreign_files_are_refused(tmp_path, config):
     torch.save({"weight": torch.zeros(2)}, path)
     with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
         checkpoint.read(path, config)
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_of_a_checkpoint_cut_short_the_one_before_is_taken_with_a_warning(tmp_path, config, share, caplog):
+    path = tmp_path / "last.pt"
+    for step in (1, 2, 3):
+        checkpoint.save(path, {"step": step}, config)
+    assert checkpoint.read(tmp_path, config)["step"] == 3
+    assert not caplog.messages
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    for named in (tmp_path, path):
+        assert checkpoint.read(named, config)["step"] == 2
+    assert "last.pt cannot be read" in caplog.messages[0]
+    assert "taking previous.pt" in caplog.messages[0]
+    assert checkpoint.find_newest(tmp_path, config) == path
+
+
+def test_no_other_file_is_taken_for_one_asked_for_by_name(tmp_path, config):
+    for name in ("last.pt", "last.pt", "best.pt"):
+        checkpoint.save(tmp_path / name, {}, config)
+    (tmp_path / "best.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"best\.pt cannot be read"):
+        checkpoint.read(tmp_path / "best.pt", config)
+
+
+def test_what_cannot_be_written_says_so_and_that_the_one_before_is_whole(tmp_path, config, monkeypatch):
+    def full_disk(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoint.save(tmp_path / "last.pt", {"step": 1}, config)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(CheckpointError, match=r"No space left.*make room.*resume=.*last\.pt"):
+        checkpoint.save(tmp_path / "last.pt", {"step": 2}, config)
+    with pytest.raises(CheckpointError, match="there is none before it"):
+        checkpoint.save(tmp_path / "other.pt", {"step": 2}, config)
+    assert checkpoint.read(tmp_path, config)["step"] == 1
+    assert os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_random_states_out_of_range_are_refused():
+    states = checkpoint.random_states()
+    for place in (-1, 625, 10**9):
+        states["numpy"][2] = place
+        with pytest.raises(ValueError, match="expected a place of 0 to 624"):
+            checkpoint.restore_random_states(states)
 
 
 def test_newest_of_equal_config_is_found(tmp_path, config):

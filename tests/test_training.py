@@ -78,7 +78,7 @@ def losses(run):
 
 
 def weights(run):
-    return checkpoint._load(run.path / "last.pt")["model"]
+    return checkpoint.load(run.path / "last.pt")["model"]
 
 
 def test_training_beats_what_needs_no_training_and_reports_both(config, tmp_path):
