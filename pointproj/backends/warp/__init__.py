@@ -49,7 +49,5 @@ def radius_aggregate(
     from pointproj.backends.warp import within
     from pointproj.backends.warp.wrapped import WrappedCells
 
-    if not isinstance(tables, WrappedCells):  # none, or cells for kNN
-        points = clouds.detached().reference_points
-        tables = build_index(points, clouds.reference_offsets, clouds.count, radius)
-    return within.aggregate_within(clouds, tables, features, sigma, radius)
+    cells = tables if isinstance(tables, WrappedCells) else None  # not those for kNN
+    return within.aggregate_within(clouds, cells, features, sigma, radius)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 import warp as wp
-from torch import Tensor
 
+from pointproj.backends.warp.boxes import bound_kernel
 from pointproj.backends.warp.common import (
     AXIS_BITS,
     CROWD,
@@ -35,19 +35,13 @@ class BuildKernels(NamedTuple):
     place: wp.Kernel
     scatter: wp.Kernel
 
-    @staticmethod
-    def bound_threads(points: Tensor) -> int:
-        """So many that a GPU warp, or a thread of a CPU, sees 512 points or more; few atomics meet then."""
-        groups = max(1, min(points.shape[0] // 512, 2**11))
-        return 32 * groups if points.is_cuda else groups
-
 
 @functools.cache
 def build_kernels(dtype: torch.dtype) -> BuildKernels:
     """The kernels of the build, for positions of one dtype."""
     return BuildKernels(
         _clear_kernel(dtype),
-        _bound_kernel(dtype),
+        bound_kernel(dtype),
         _count_kernel(dtype),
         _sample_kernel(dtype),
         _cut_kernel(dtype),
@@ -75,90 +69,6 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
             box[i, 12] = real(0.0)
 
     return clear
-
-
-_WARP_MINIMUM = """
-#if defined(__CUDA_ARCH__)
-    for (int step = 16; step > 0; step >>= 1) {
-        auto other = __shfl_xor_sync(0xffffffffu, x, step);
-        x = other < x ? other : x;
-    }
-#endif
-    return x;
-"""
-
-
-@wp.func_native(_WARP_MINIMUM)
-def warp_minimum(x: wp.float32) -> wp.float32:
-    """Smallest x of the 32 threads of a GPU warp; on a CPU, x."""
-    ...
-
-
-@wp.func_native(_WARP_MINIMUM)
-def warp_minimum(x: wp.float64) -> wp.float64: ...
-
-
-@wp.func_native("""
-#if defined(__CUDA_ARCH__)
-    return thread % 32 == 0;
-#else
-    return true;
-#endif
-""")
-def is_leader(thread: int) -> bool:
-    """Whether this thread speaks for those that :func:`warp_minimum` took together."""
-    ...
-
-
-def _bound_kernel(dtype: torch.dtype) -> wp.Kernel:
-    """Lowest corner and negated highest corner of each cloud's finite points.
-
-    Of a single cloud also the mean corners of groups of 512: a box that holds most of it, but no outliers.
-    """
-    real, vec3 = REALS[dtype]
-    boxes = wp.array2d(dtype=real)
-
-    @wp.func
-    def keep(box: boxes, cloud: int, low: vec3, high: vec3):
-        for axis in range(3):
-            if low[axis] < box[cloud, axis]:
-                wp.atomic_min(box, cloud, axis, low[axis])
-            if high[axis] < box[cloud, axis + 3]:
-                wp.atomic_min(box, cloud, axis + 3, high[axis])
-
-    @wp.kernel(**OPTIONS)
-    def bound(points: wp.array(dtype=vec3), offsets: INTS, clouds: int, threads: int, box: boxes):
-        thread = wp.tid()
-        rows = points.shape[0]
-        low = vec3(real(wp.inf))
-        high = vec3(real(wp.inf))
-        cloud = int(0)
-        row = int(thread)
-        while row < rows:
-            p = points[row]
-            if wp.isfinite(p):
-                now = cloud_of(row, offsets, rows, clouds)
-                if now != cloud:
-                    keep(box, cloud, low, high)
-                    low = vec3(real(wp.inf))
-                    high = vec3(real(wp.inf))
-                    cloud = now
-                low = wp.min(low, p)
-                high = wp.min(high, -p)
-            row += threads
-        if clouds == 1:
-            for axis in range(3):
-                low[axis] = warp_minimum(low[axis])
-                high[axis] = warp_minimum(high[axis])
-        if clouds > 1 or is_leader(thread):
-            keep(box, cloud, low, high)
-            if clouds == 1 and low[0] < real(wp.inf):
-                for axis in range(3):
-                    wp.atomic_add(box, 0, axis + 6, low[axis])
-                    wp.atomic_add(box, 0, axis + 9, high[axis])
-                wp.atomic_add(box, 0, 12, real(1.0))
-
-    return bound
 
 
 @functools.cache
@@ -442,15 +352,23 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
 
 @functools.cache
 def scatter_kernel(dtype: torch.dtype) -> Any:
-    """Move each point to its place in the order of the cells."""
+    """Move each point to its place in the order of the cells; then those of another set, if there is one."""
     real, vec3 = REALS[dtype]
     _, store_point, _ = packed_point(dtype)
 
     @wp.kernel(**OPTIONS)
     def scatter(
-        points: wp.array(dtype=vec3), placed: INT_ROWS, start: INTS, sorted_points: wp.array2d(dtype=real)
+        points: wp.array(dtype=vec3),
+        others: wp.array(dtype=vec3),
+        placed: INT_ROWS,
+        start: INTS,
+        sorted_points: wp.array2d(dtype=real),
     ):
-        row = wp.tid()
-        store_point(sorted_points, start[placed[row, 0]] + placed[row, 1], points[row], row)
+        i = wp.tid()
+        at = start[placed[i, 0]] + placed[i, 1]
+        if i < points.shape[0]:
+            store_point(sorted_points, at, points[i], i)
+        else:
+            store_point(sorted_points, at, others[i - points.shape[0]], i - points.shape[0])
 
     return scatter

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pointproj.backends.warp.boxes import bound_threads
 from pointproj.backends.warp.cell_kernels import build_kernels
 from pointproj.backends.warp.common import CROWD, POINTS_PER_SUBCELL
 from pointproj.warp_op import Launch, warp_op
@@ -86,7 +87,7 @@ def _build_cells(
     place = subdims.new_empty(rows, 2)  # sub-cell of each point, and its rank in there
 
     cloud = (points, offsets, clouds)
-    threads = kernels.bound_threads(points)
+    threads = bound_threads(points)
     launch(kernels.clear, counters.shape[0], counters, box, cut, shift, start)
     launch(kernels.bound, threads, *cloud, threads, box)
     density = cells_per_two_points(points)
@@ -112,7 +113,7 @@ def _build_cells(
     torch.cumsum(suboccupancy, 0, dtype=torch.int32, out=start[1:])
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         place[:, 1] = stable_ranks(place[:, 0], start)
-    launch(kernels.scatter, rows, points, place, start, sorted_points)
+    launch(kernels.scatter, rows, points, None, place, start, sorted_points)
 
 
 def stable_ranks(cells: Tensor, start: Tensor) -> Tensor:

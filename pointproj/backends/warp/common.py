@@ -12,6 +12,7 @@ SAMPLE = 64  # about so many points of a crowd say where its sub-cells go
 MARGIN = 1.0 / 16.0  # and so much of their extent is added on each side
 AXIS_BITS = 10  # a cell is cut into less than 2 ** AXIS_BITS sub-cells along an axis
 FRACTION = 2.0**30  # positions inside a cell, as integers up to here
+BLOCK = 256  # threads that share memory: Warp's own choice
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
 
 REALS = {torch.float32: (wp.float32, wp.vec3f), torch.float64: (wp.float64, wp.vec3d)}

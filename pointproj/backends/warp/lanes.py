@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 
 import warp as wp
 
+from pointproj.backends.warp.common import BLOCK
+
 
 class Lanes(NamedTuple):
     """What the lanes of a query can tell each other."""
 
     count: int
+    item: wp.Function  # (first of wp.tid()) -> what these lanes work on, in a launch of (items, count)
     lane: wp.Function  # () -> own number
     take: wp.Function  # (x, lane) -> that lane's x
     ballot: wp.Function  # (flag) -> one bit for each lane
@@ -33,6 +36,10 @@ def lanes(count: int) -> Lanes:
 
 
 def _one_lane() -> Lanes:
+    @wp.func
+    def item(first: int):
+        return first
+
     @wp.func
     def lane():
         return 0
@@ -61,7 +68,7 @@ def _one_lane() -> Lanes:
     def total(x: Any):
         return x
 
-    return Lanes(1, lane, take, ballot, sum_before, owner, minimum, total)
+    return Lanes(1, item, lane, take, ballot, sum_before, owner, minimum, total)
 
 
 def _several_lanes(count: int) -> Lanes:
@@ -78,6 +85,10 @@ def _several_lanes(count: int) -> Lanes:
     sum_up = f"""{mask}
         for (int step = {half}; step > 0; step >>= 1) x += __shfl_xor_sync(mask, x, step);
         return x;"""
+
+    # What wp.tid() says, without its division by a number that it does not know to be a power of two.
+    @wp.func_native(f"return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / {count};")
+    def item(first: int) -> int: ...
 
     @wp.func_native(f"return threadIdx.x & {count - 1};")
     def lane() -> int: ...
@@ -127,7 +138,7 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(sum_up)
     def total(x: wp.float64) -> wp.float64: ...
 
-    return Lanes(count, lane, take, ballot, sum_before, owner, minimum, total)
+    return Lanes(count, item, lane, take, ballot, sum_before, owner, minimum, total)
 
 
 _FLOOR_LOG2 = """
@@ -160,6 +171,53 @@ def lowest_bit(bits: int) -> int:
     ...
 
 
+# With all 32 lanes: the runs that hold anything line up in shared memory. Of 32 candidates in a row, a bit
+# says where a run starts; the bits up to a lane count the runs before its candidate.
+_LINE_UP = f"""
+    __shared__ int all[{BLOCK}];
+    int* bases = all + (threadIdx.x & ~31u);
+    const unsigned present = __ballot_sync(0xffffffffu, count > 0);
+    if (count > 0) bases[__popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = base;
+    __syncwarp();
+    return reinterpret_cast<unsigned long long>(bases);
+"""
+_STARTS = """
+    const int at = offset - first;
+    const unsigned bit = count > 0 && at >= 0 && at < 32 ? 1u << at : 0u;
+#if __CUDA_ARCH__ >= 800
+    return __reduce_or_sync(0xffffffffu, bit);
+#else
+    unsigned bits = bit;
+    for (int step = 16; step > 0; step >>= 1) bits |= __shfl_xor_sync(0xffffffffu, bits, step);
+    return bits;
+#endif
+"""
+
+
+@wp.func_native(_LINE_UP)
+def line_up(base: int, count: int) -> wp.uint64:
+    """Store the bases of the runs that are not empty, in the order of their lanes; returns where."""
+    ...
+
+
+@wp.func_native(_STARTS)
+def starts(offset: int, count: int, first: int) -> int:
+    """A bit for each candidate, from ``first``, with which a run starts."""
+    ...
+
+
+@wp.func_native("return __popc(bits & (0xffffffffu >> (31u - (threadIdx.x & 31u))));")
+def bits_up_to_lane(bits: int) -> int: ...
+
+
+@wp.func_native("return __popc(bits);")
+def bit_count(bits: int) -> int: ...
+
+
+@wp.func_native("const int* bases = reinterpret_cast<const int*>(room); return bases[i];")
+def base_at(room: wp.uint64, i: int) -> int: ...
+
+
 def run_visitor(
     lanes: Lanes, vec3: Any, state: Any, grid: Any, arrays: Any, consider: wp.Function
 ) -> wp.Function:
@@ -187,4 +245,18 @@ def run_visitor(
             state = consider(state, q, grid, arrays, at, candidate < candidates)
         return state
 
-    return visit_run if width == 1 else visit_runs
+    @wp.func
+    def visit_many_runs(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
+        offset = sum_before(count)
+        candidates = take(offset + count, width - 1)
+        bases = line_up(begin - offset, count)
+        before = int(-1)
+        for first in range(0, candidates, width):
+            begun = starts(offset, count, first)
+            candidate = first + lane()
+            at = base_at(bases, before + bits_up_to_lane(begun)) + candidate
+            before += bit_count(begun)
+            state = consider(state, q, grid, arrays, at, candidate < candidates)
+        return state
+
+    return {1: visit_run, 32: visit_many_runs}.get(width, visit_runs)

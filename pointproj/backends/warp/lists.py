@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pointproj.backends.warp.common import OPTIONS, REALS
 from pointproj.backends.warp.lanes import lanes
-from pointproj.backends.warp.row_sums import divide, row_sum
+from pointproj.backends.warp.row_sums import divide, row_sum, waiting_rows
 from pointproj.neighbor_lists import listed_chunks
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_backward, fill_second_backward
 from pointproj.warp_op import Launch, warp_op
@@ -49,12 +49,12 @@ def _backward(
     if query_points.is_cuda and torch.are_deterministic_algorithms_enabled():
         _fill_in_fixed_order(locals(), wanted)
         return
-    kernels = list_kernels(query_points.dtype, features.dtype)
+    count = 32 if features.is_cuda else 1
+    kernels = list_kernels(query_points.dtype, features.dtype, count)
     queries, k = neighbor_indices.shape
     if d_features is not None:
         d_features.zero_()
-        shape = (queries, features.shape[1])
-        launch(kernels.spread, shape, neighbor_indices, weights, grad_aggregated, d_features)
+        launch(kernels.spread, (queries, count), neighbor_indices, weights, grad_aggregated, d_features)
     if wanted.keys() - {"features"}:
         products = torch.empty_like(weights)
         launch(kernels.products, (queries, k), neighbor_indices, features, grad_aggregated, products)
@@ -122,8 +122,8 @@ def _aggregate(
 ) -> None:
     count, held, searches = divide(features.shape[1], features.device.type, most_lanes=8)
     kernel = aggregate_kernel(query_points.dtype, features.dtype, count, held)
-    points = (query_points, reference_points, features, sigma, neighbor_indices)
-    launch(kernel, (query_points.shape[0], searches, count), *points, aggregated, weights)
+    points = (query_points, reference_points, features, sigma, neighbor_indices, searches)
+    launch(kernel, (query_points.shape[0] * searches, count), *points, aggregated, weights)
 
 
 class ListKernels(NamedTuple):
@@ -153,8 +153,10 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held
     _, vec3 = REALS[positions]
     real, _ = REALS[sums]
     distance = _distance(positions, sums)
-    Channels, channel_of, add_rows = row_sum(sums, count, held)
-    lane, total_of = lanes(count).lane, lanes(count).total
+    Channels, channel_of, add_row = row_sum(sums, count, held)
+    waiting = waiting_rows(sums, count, held)
+    room_of, put, add_all = waiting.room, waiting.put, waiting.add_all
+    item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
 
     @wp.kernel(**OPTIONS)
     def aggregate(
@@ -163,10 +165,13 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held
         features: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
         neighbor_indices: wp.array2d(dtype=wp.int32),
+        searches: int,
         aggregated: wp.array2d(dtype=real),
         weights: wp.array2d(dtype=real),
     ):
-        query, chunk, _ = wp.tid()
+        first, _ = wp.tid()
+        query = item(first) / searches
+        chunk = item(first) % searches
         p = query_points[query]
         k = neighbor_indices.shape[1]
         per_sigma = real(1.0) / sigma[0]
@@ -186,7 +191,12 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held
                 if chunk == 0:
                     weights[query, i] = weight
             total += weight
-            sums = add_rows(sums, features, chunk, weight, row, row >= 0)
+            if wp.static(count == 1):
+                if row >= 0:
+                    sums = add_row(sums, features, chunk, weight, row)
+            else:
+                room = room_of()
+                sums = add_all(sums, features, chunk, room, put(room, 0, row >= 0, weight, row))
         total = total_of(total)
         inverse = real(0.0)
         if total > real(0.0):
@@ -206,8 +216,9 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held
 
 
 @functools.cache
-def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
+def list_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> ListKernels:
     """Kernels of the backward, for positions of one dtype and sums in another, at least as wide."""
+    item, lane = lanes(count).item, lanes(count).lane
     _, vec3 = REALS[positions]
     real, _ = REALS[sums]
     distance = _distance(positions, sums)
@@ -217,12 +228,14 @@ def list_kernels(positions: torch.dtype, sums: torch.dtype) -> ListKernels:
 
     @wp.kernel(**OPTIONS)
     def spread(neighbor_indices: lists, weights: matrix, grad: matrix, d_features: matrix):
-        query, channel = wp.tid()
-        g = grad[query, channel]
-        for i in range(neighbor_indices.shape[1]):
-            row = neighbor_indices[query, i]
-            if row >= 0:
-                wp.atomic_add(d_features, row, channel, weights[query, i] * g)
+        first, _ = wp.tid()
+        query = item(first)
+        for channel in range(lane(), grad.shape[1], count):
+            g = grad[query, channel]
+            for i in range(neighbor_indices.shape[1]):
+                row = neighbor_indices[query, i]
+                if row >= 0:
+                    wp.atomic_add(d_features, row, channel, weights[query, i] * g)
 
     @wp.kernel(**OPTIONS)
     def products(neighbor_indices: lists, features: matrix, grad: matrix, product: matrix):

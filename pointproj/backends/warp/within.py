@@ -14,17 +14,23 @@ from torch import Tensor
 from pointproj.backends import Clouds
 from pointproj.backends.warp.row_sums import Division, divide
 from pointproj.backends.warp.within_kernels import WithinKernels, within_kernels
-from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells
+from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells, places_of
 from pointproj.pairs import chunks_within
 from pointproj.pairwise import DIFFERENTIABLE, fill_second_backward
 from pointproj.warp_op import Launch, warp_op
 
 
 def aggregate_within(
-    clouds: Clouds, cells: WrappedCells, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds, cells: WrappedCells | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype."""
-    return _aggregate(*clouds, list(cells), features, sigma, radius)[0]
+    both = cells is None and (features.requires_grad or clouds.reference_points.requires_grad)
+    if cells is None:
+        points = clouds.detached()
+        queries = (points.query_points, points.query_offsets) if both else (None, None)
+        references = points.reference_points, points.reference_offsets, points.count
+        cells = build_wrapped_cells(*references, radius, *queries)
+    return _aggregate(*clouds, list(cells), both, features, sigma, radius)[0]
 
 
 def _specs(
@@ -34,6 +40,7 @@ def _specs(
     reference_offsets: Any,
     clouds: int,
     cells: list[Tensor],
+    both: bool,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -52,6 +59,7 @@ def _backward(
     reference_offsets: Tensor | None,
     clouds: int,
     cells: list[Tensor],
+    both: bool,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -67,20 +75,23 @@ def _backward(
     limits = (radius, largest_square_within(radius, query_points.dtype))
     queries = (query_points, query_offsets, clouds)
     references = (reference_points, reference_offsets, clouds)
+    reference_cells = (*cells, 0, reference_points.shape[0], reference_offsets)
     if d_features is not None or d_reference_points is not None:
-        query_cells = build_wrapped_cells(*queries, radius)
+        first_place = places_of(reference_points.shape[0], clouds) if both else 0
+        table = cells if both else build_wrapped_cells(*queries, radius)
+        query_cells = (*table, first_place, query_points.shape[0], query_offsets)
     if d_features is not None:
-        shape = (reference_points.shape[0], searches, lanes)
-        known = (softmax, grad_aggregated, sigma, *limits)
-        sorted_references = (WrappedCells(*cells).points, reference_offsets, clouds)
-        launch(kernels.gather, shape, *sorted_references, *query_cells, query_offsets, *known, d_features)
+        shape = (reference_points.shape[0] * searches, lanes)
+        known = (softmax, grad_aggregated, sigma, *limits, searches)
+        in_order = (WrappedCells(*cells).points, reference_points.shape[0], reference_offsets, clouds)
+        launch(kernels.gather, shape, *in_order, *query_cells, *known, d_features)
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
         own = features.new_empty(query_points.shape)
         sigma_rows = features.new_empty(query_points.shape[0])
         means = features.new_empty(query_points.shape[0])
         known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
         shape = (query_points.shape[0], lanes)
-        launch(kernels.pull, shape, *queries, *cells, reference_offsets, *known, means, own, sigma_rows)
+        launch(kernels.pull, shape, *queries, *reference_cells, *known, means, own, sigma_rows)
         if d_query_points is not None:
             d_query_points.copy_(own)
         if d_sigma is not None:
@@ -89,7 +100,7 @@ def _backward(
             own = features.new_empty(reference_points.shape)
             known = (features, means, softmax, grad_aggregated, sigma, *limits)
             shape = (reference_points.shape[0], lanes)
-            launch(kernels.push, shape, *references, *query_cells, query_offsets, *known, own)
+            launch(kernels.push, shape, *references, *query_cells, *known, own)
             d_reference_points.copy_(own)
 
 
@@ -148,6 +159,7 @@ def _aggregate(
     reference_offsets: Tensor | None,
     clouds: int,
     cells: list[Tensor],
+    both: bool,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -156,7 +168,8 @@ def _aggregate(
 ) -> None:
     kernels, (lanes, _, searches) = _kernels(query_points, features)
     limits = (radius, largest_square_within(radius, query_points.dtype))
-    shape = (query_points.shape[0], searches, lanes)
+    shape = (query_points.shape[0] * searches, lanes)
     queries = (query_points, query_offsets, clouds)
-    known = (features, sigma, *limits)
-    launch(kernels.aggregate, shape, *queries, *cells, reference_offsets, *known, aggregated, softmax)
+    known = (features, sigma, *limits, searches)
+    searched = (*cells, 0, reference_points.shape[0], reference_offsets)
+    launch(kernels.aggregate, shape, *queries, *searched, *known, aggregated, softmax)

@@ -24,25 +24,41 @@ FARTHEST = 2.0**28  # cells from the origin; what lies beyond counts as there
 
 
 class WrappedCells(NamedTuple):
-    """The table as tensors."""
+    """The table of a cloud's points as tensors, or of two: then the other's places and rows follow.
+
+    The last place of each is for points that are not finite.
+    """
 
     width: Tensor  # () real: edge of the cells
-    start: Tensor  # (places + 2,) int32: first sorted row of each place; then of points not finite
+    start: Tensor  # (places + 1,) int32: first sorted row of each place
     points: Tensor  # (N, 4) real: positions, sorted, and the bits of their row in the cloud as given
 
 
-def build_wrapped_cells(points: Tensor, offsets: Tensor | None, clouds: int, radius: float) -> WrappedCells:
-    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``."""
-    return WrappedCells(*_build(points, offsets, clouds, radius))
+def build_wrapped_cells(
+    points: Tensor,
+    offsets: Tensor | None,
+    clouds: int,
+    radius: float,
+    others: Tensor | None = None,
+    other_offsets: Tensor | None = None,
+) -> WrappedCells:
+    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``; and ``others`` (M, 3)."""
+    return WrappedCells(*_build(points, offsets, others, other_offsets, clouds, radius))
 
 
-def _specs(points: Tensor, offsets: Any, clouds: int, radius: float) -> dict:
-    rows, dtype = points.shape[0], points.dtype
-    return {
-        "width": ((), dtype),
-        "start": ((PLACES_PER_POINT * rows + clouds + 2,), torch.int32),
-        "sorted_points": ((rows, 4), dtype),
-    }
+def places_of(rows: int, clouds: int) -> int:
+    """Places that a table has for so many points, with the one for points that are not finite."""
+    return PLACES_PER_POINT * rows + clouds + 1
+
+
+def _specs(
+    points: Tensor, offsets: Any, others: Tensor | None, other_offsets: Any, clouds: int, radius: float
+) -> dict:
+    places, rows, dtype = places_of(points.shape[0], clouds), points.shape[0], points.dtype
+    if others is not None:
+        places += places_of(others.shape[0], clouds)
+        rows += others.shape[0]
+    return {"width": ((), dtype), "start": ((places + 1,), torch.int32), "sorted_points": ((rows, 4), dtype)}
 
 
 @warp_op("pointproj::warp_build_wrapped_cells", outputs=_specs)
@@ -50,21 +66,24 @@ def _build(
     launch: Launch,
     points: Tensor,
     offsets: Tensor | None,
+    others: Tensor | None,
+    other_offsets: Tensor | None,
     clouds: int,
     radius: float,
     width: Tensor,
     start: Tensor,
     sorted_points: Tensor,
 ) -> None:
-    rows, places = points.shape[0], start.shape[0] - 1
+    rows, places = sorted_points.shape[0], start.shape[0] - 1
     occupancy = start.new_empty(places)
     place = start.new_empty(rows, 2)
     launch(_clear_kernel(points.dtype), places, occupancy, start, width, radius / CELLS_PER_RADIUS)
-    launch(_place_kernel(points.dtype), rows, points, offsets, clouds, width, occupancy, place)
+    both = (points, offsets, others, other_offsets, clouds)
+    launch(_place_kernel(points.dtype), rows, *both, width, occupancy, place)
     torch.cumsum(occupancy, 0, dtype=torch.int32, out=start[1:])
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         place[:, 1] = stable_ranks(place[:, 0], start)
-    launch(scatter_kernel(points.dtype), rows, points, place, start, sorted_points)
+    launch(scatter_kernel(points.dtype), rows, points, others, place, start, sorted_points)
 
 
 @functools.cache
@@ -93,12 +112,12 @@ def _table(dtype: torch.dtype) -> Any:
         bits: wp.vec3i  # places along x, y, z, as powers of two
 
     @wp.func
-    def table_of(cloud: int, offsets: INTS, rows: int, clouds: int):
+    def table_of(cloud: int, offsets: INTS, rows: int, clouds: int, first_place: int):
         begin = first_row_of(cloud, offsets, rows, clouds)
         size = first_row_of(cloud + 1, offsets, rows, clouds) - begin
         bits = floor_log2(wp.max(PLACES_PER_POINT * size, 1))
         table = Table()
-        table.base = PLACES_PER_POINT * begin + cloud
+        table.base = first_place + PLACES_PER_POINT * begin + cloud
         table.bits = wp.vec3i((bits + 2) / 3, (bits + 1) / 3, bits / 3)
         return table
 
@@ -119,28 +138,42 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, vec3 = REALS[dtype]
     _, table_of, axis_cell, place_of = _table(dtype)
 
+    @wp.func
+    def home(p: vec3, row: int, offsets: INTS, rows: int, clouds: int, first_place: int, per_unit: real):
+        """Place of a point; the last of all is for points that are not finite."""
+        if not wp.isfinite(p):
+            return first_place + PLACES_PER_POINT * rows + clouds
+        table = table_of(cloud_of(row, offsets, rows, clouds), offsets, rows, clouds, first_place)
+        x = axis_cell(p[0], per_unit)
+        y = axis_cell(p[1], per_unit)
+        z = axis_cell(p[2], per_unit)
+        return place_of(table, x, y, z)
+
     @wp.kernel(**OPTIONS)
     def place(
         points: wp.array(dtype=vec3),
         offsets: INTS,
+        others: wp.array(dtype=vec3),
+        other_offsets: INTS,
         clouds: int,
         width: wp.array(dtype=real),
         occupancy: INTS,
         placed: INT_ROWS,
     ):
-        """Place of each point and its rank of arrival there; the last is for points that are not finite."""
-        row = wp.tid()
-        p = points[row]
-        at = occupancy.shape[0] - 1
-        if wp.isfinite(p):
-            rows = points.shape[0]
-            table = table_of(cloud_of(row, offsets, rows, clouds), offsets, rows, clouds)
-            per_unit = real(1.0) / width[0]
-            at = place_of(
-                table, axis_cell(p[0], per_unit), axis_cell(p[1], per_unit), axis_cell(p[2], per_unit)
-            )
-        placed[row, 0] = at
-        placed[row, 1] = wp.atomic_add(occupancy, at, 1)
+        """Place of each point and its rank of arrival there."""
+        i = wp.tid()
+        rows = points.shape[0]
+        per_unit = real(1.0) / width[0]
+        at = int(0)
+        if i < rows:
+            at = home(points[i], i, offsets, rows, clouds, 0, per_unit)
+        else:
+            row = i - rows
+            first_place = PLACES_PER_POINT * rows + clouds + 1
+            size = others.shape[0]
+            at = home(others[row], row, other_offsets, size, clouds, first_place, per_unit)
+        placed[i, 0] = at
+        placed[i, 1] = wp.atomic_add(occupancy, at, 1)
 
     return place
 
@@ -155,7 +188,9 @@ def wrapped_struct(dtype: torch.dtype) -> Any:
         width: real
         start: INTS
         points: wp.array2d(dtype=real)
-        offsets: INTS  # of the clouds whose points these are
+        first_place: int  # of the points searched, where the table is that of two clouds
+        rows: int  # of theirs
+        offsets: INTS
         clouds: int
 
     @wp.func
@@ -163,6 +198,8 @@ def wrapped_struct(dtype: torch.dtype) -> Any:
         width: wp.array(dtype=real),
         start: INTS,
         points: wp.array2d(dtype=real),
+        first_place: int,
+        rows: int,
         offsets: INTS,
         clouds: int,
     ):
@@ -170,6 +207,8 @@ def wrapped_struct(dtype: torch.dtype) -> Any:
         wrapped.width = width[0]
         wrapped.start = start
         wrapped.points = points
+        wrapped.first_place = first_place
+        wrapped.rows = rows
         wrapped.offsets = offsets
         wrapped.clouds = clouds
         return wrapped
@@ -200,7 +239,7 @@ def ball_search(
 
     @wp.func
     def search(state: state, q: vec3, wrapped: Wrapped, arrays: arrays, cloud: int, radius: real):
-        table = table_of(cloud, wrapped.offsets, wrapped.points.shape[0], wrapped.clouds)
+        table = table_of(cloud, wrapped.offsets, wrapped.rows, wrapped.clouds, wrapped.first_place)
         slack = real(unit) * (wp.max(wp.abs(q)) + radius)
         per_unit = real(1.0) / wrapped.width
         first = wp.vec3i()
