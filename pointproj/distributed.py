@@ -1,0 +1,208 @@
+"""Several processes that train one model: who they are, and what they tell each other.
+
+A launcher starts them (torchrun, srun, mpirun) and PhysicsNeMo's DistributedManager finds out which one this
+is. Gradients are summed by NCCL between GPUs and by gloo between CPUs; everything else (names, errors
+of meshes, the wish to stop) goes through gloo, which needs no device and waits as long as preparing data takes.
+
+Nothing heavy is imported before processes join: a program that runs alone never waits for it.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+# How launchers say how many processes they started for one program: torchrun, srun, mpirun.
+COUNTS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+# A process may prepare data, or draw pictures, for this long while the others wait for it.
+PATIENCE = timedelta(hours=12)
+
+
+class LaunchError(RuntimeError):
+    """Processes were started in a way that cannot work; the message says how to start them."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of one run, seen from one of them; the default is a process that runs alone.
+
+    Attributes
+    ----------
+    rank : int
+        Which one this is, from 0.
+    count : int
+        How many there are, on all machines.
+    on_this_machine : int
+        How many of them share this machine's cores.
+    host : ProcessGroup or None
+        Where tensors in host memory and objects travel; None where there is but one process.
+    """
+
+    rank: int = 0
+    count: int = 1
+    on_this_machine: int = 1
+    host: "ProcessGroup | None" = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes files and the log."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other process."""
+        return self.count == 1
+
+    def add_up(self, tensor: "Tensor") -> None:
+        """Replace ``tensor`` by its sum over all processes; on a GPU without waiting for it."""
+        import torch.distributed as dist
+
+        if not self.alone:
+            dist.all_reduce(tensor, group=None if tensor.is_cuda else self.host)
+
+    def broadcast(self, value: T) -> T:
+        """Return the first process's ``value``."""
+        import torch.distributed as dist
+
+        if self.alone:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.host)
+        return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Return everybody's ``value``, in the order of the ranks."""
+        import torch.distributed as dist
+
+        if self.alone:
+            return [value]
+        values = [None] * self.count
+        dist.all_gather_object(values, value, group=self.host)
+        return values
+
+    def wait(self) -> None:
+        """Return when every process has come here."""
+        self.gather(None)
+
+    @contextlib.contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first process through the block before the others: what it makes, they find."""
+        if not self.is_first:
+            self.wait()
+        yield
+        if self.is_first:
+            self.wait()
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Return this process's part of ``items``: every ``count``-th."""
+        return items[self.rank :: self.count]
+
+
+class StopTogether:
+    """Whether any process was asked to stop, answered alike in all of them after the same step.
+
+    Nobody waits: what the processes say after one step is known after the next.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._asked: tuple[Tensor, Any] | None = None
+
+    def __call__(self, asked_here: bool) -> bool:
+        """Say whether this process was asked to stop; return whether any had been a step earlier."""
+        if self._processes.alone:
+            return asked_here
+        import torch
+        import torch.distributed as dist
+
+        answer = self._answer()
+        flag = torch.tensor([int(asked_here)])
+        self._asked = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
+        return answer
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._answer()
+
+    def _answer(self) -> bool:
+        if self._asked is None:
+            return False
+        flag, work = self._asked
+        work.wait()
+        self._asked = None
+        return bool(flag.item())
+
+
+def started() -> int:
+    """Return how many processes a launcher started for this run; 1 without a launcher."""
+    return next((int(os.environ[name]) for name in COUNTS if name in os.environ), 1)
+
+
+@functools.cache
+def join() -> Processes:
+    """Meet the other processes of this run, if there are any; later calls return the same.
+
+    Raises
+    ------
+    LaunchError
+        If more processes were started on this machine than it has GPUs.
+    """
+    if started() == 1:
+        return Processes()
+    import torch
+    import torch.distributed as dist
+    from physicsnemo.distributed import DistributedManager
+
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", started())))
+    if torch.cuda.is_available() and local > torch.cuda.device_count():
+        raise LaunchError(
+            f"{local} processes were started on a machine with {torch.cuda.device_count()} GPU(s): start as "
+            "many as there are GPUs (torchrun --nproc_per_node), or hide them all (CUDA_VISIBLE_DEVICES=) to "
+            "run on the CPU"
+        )
+    if not DistributedManager.is_initialized():
+        DistributedManager.initialize()
+    manager = DistributedManager()
+    host = dist.new_group(backend="gloo", timeout=PATIENCE)
+    return Processes(manager.rank, manager.world_size, local, host)
+
+
+def leave() -> None:
+    """Part from the others when all are through; what was captured with NCCL has to be gone by then."""
+    if join().alone:
+        return
+    from physicsnemo.distributed import DistributedManager
+
+    join().wait()
+    join.cache_clear()
+    DistributedManager.cleanup()
+
+
+def silence(rank: int) -> None:
+    """Let a process that is not the first speak of errors only: one run has one log and one bar.
+
+    Parameters
+    ----------
+    rank : int
+        Named in what it says.
+    """
+    os.environ["TTY_COMPATIBLE"] = "0"  # rich then draws no bars
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.ERROR)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s process {rank}: %(message)s", "%H:%M:%S"))
+    root = logging.getLogger()
+    for other in list(root.handlers):
+        root.removeHandler(other)
+    root.addHandler(handler)
