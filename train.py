@@ -10,9 +10,9 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from pointproj import commandline, sweep
+from pointproj import commandline, distributed, sweep
 from pointproj.config import ConfigError, register_schema
-from pointproj.runs import run_token
+from pointproj.runs import run_name
 
 register_schema()
 
@@ -27,10 +27,10 @@ def train(composed: DictConfig) -> None:
 
 def main() -> None:
     """Check the command line, run the job or all jobs, and exit with 1 if one failed."""
-    os.environ["POINTPROJ_RUN_TOKEN"] = run_token()
     try:
         commandline.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
-    except ConfigError as error:
+        os.environ["POINTPROJ_RUN"] = distributed.agree_on_run(run_name(), sys.argv[1:])
+    except (ConfigError, distributed.LaunchError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:

@@ -1,6 +1,8 @@
 """Shapes to train on: where they come from, how they are sampled, and how they become batches."""
 
+import itertools
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,35 +16,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from pointproj.cache import Cache
 from pointproj.config import Config, DataConfig
+from pointproj.distributed import ALONE, Processes
 from pointproj.layout import EXPECTED_LAYOUT, SPLITS, DataError, MeshFile, find_meshes, layout_root
 from pointproj.meshes import MeshError, query_grid
 from pointproj.preparation import PreparedMesh, Recipe, prepare_meshes
-from pointproj.sampling import FixedCloud, PointSource, SurfaceSampler
+from pointproj.sampling import FixedCloud
+from pointproj.shapes import Entry, Shape, StoredShapes
 
 log = logging.getLogger(__name__)
 
 TEST_SEED = 0  # samples of test shapes do not depend on the run's seed, so that runs can be compared
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One shape: a source of reference points and the target on the query grid.
-
-    Attributes
-    ----------
-    name, class_name : str
-    identity : int
-        Known by content, so that equal shapes are sampled equally wherever their files lie.
-    source : PointSource
-    target : float32 tensor, shape (Q,)
-    """
-
-    name: str
-    class_name: str
-    identity: int
-    source: PointSource
-    target: Float[Tensor, " Q"]
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):
@@ -51,7 +36,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     Parameters
     ----------
     shapes
-        What to sample.
+        What to sample; may load each when it is asked for.
     query_points : float32 tensor, shape (Q, 3)
         The grid that all targets belong to.
     points
@@ -71,22 +56,23 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         seed: int,
         resample: bool,
     ) -> None:
-        self.shapes = list(shapes)
+        self.shapes = shapes
         self.query_points = query_points
         self.points = points
         self.seed = seed
         self.resample = resample
-        self._epoch = 0
 
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose whose points :meth:`__getitem__` draws; without effect unless ``resample``."""
-        self._epoch = epoch if self.resample else 0
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
         """Sample one shape.
+
+        Parameters
+        ----------
+        index
+            Of the shape; or (epoch, index), which draws other points in every epoch if ``resample``.
+            An index alone is of epoch 0.
 
         Returns
         -------
@@ -94,8 +80,9 @@ class ShapeDataset(Dataset[dict[str, Any]]):
             ``reference_points`` (N, 3) and ``normals`` (N, 3) float32, ``target`` (Q,) float32,
             ``name``, ``class_name``.
         """
+        epoch, index = index if isinstance(index, tuple) else (0, index)
         shape = self.shapes[index]
-        generator = np.random.default_rng([self.seed, self._epoch, shape.identity])
+        generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
         points, normals = shape.source.draw(self.points, generator)
         return {
             "reference_points": torch.from_numpy(points),
@@ -122,13 +109,15 @@ class PreparedData:
     left_out: list[tuple[str, str]]
 
 
-def prepare(config: Config) -> PreparedData:
-    """Find, prepare and load the data of a run.
+def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
+    """Find and prepare the data of a run; it stays on disk until it is sampled.
 
     Parameters
     ----------
     config
         Sections ``data`` and ``target``, and ``seed``.
+    processes
+        Who shares the work; all of them see the same folders.
 
     Returns
     -------
@@ -146,9 +135,11 @@ def prepare(config: Config) -> PreparedData:
     if config.data.name == "gaussian":
         return _gaussian(config)
     started = time.monotonic()
-    shapes, left_out = _prepared_shapes(config, _mesh_files(config.data))
+    with processes.first_alone():
+        files = _mesh_files(config.data)
+    entries, left_out = _prepared_entries(config, files, processes)
     for split in SPLITS:
-        if not shapes[split]:
+        if not entries[split]:
             first = f", such as {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
             raise DataError(
                 f"expected at least one usable mesh in split {split}, got none; {len(left_out)} were left "
@@ -156,16 +147,17 @@ def prepare(config: Config) -> PreparedData:
             )
     log.info(
         "%d training and %d test meshes ready after %.1f s, %d left out",
-        len(shapes["train"]),
-        len(shapes["test"]),
+        len(entries["train"]),
+        len(entries["test"]),
         time.monotonic() - started,
         len(left_out),
     )
     grid = torch.from_numpy(query_grid(config.data.grid))
     points = config.data.points
+    train, test = (StoredShapes(entries[split], Cache(Path(config.data.cache))) for split in SPLITS)
     return PreparedData(
-        ShapeDataset(shapes["train"], grid, points=points, seed=config.seed, resample=config.data.resample),
-        ShapeDataset(shapes["test"], grid, points=points, seed=TEST_SEED, resample=False),
+        ShapeDataset(train, grid, points=points, seed=config.seed, resample=config.data.resample),
+        ShapeDataset(test, grid, points=points, seed=TEST_SEED, resample=False),
         left_out,
     )
 
@@ -177,49 +169,67 @@ def batches(
     shuffle: bool = False,
     seed: int = 0,
     epoch: int = 0,
+    epochs: int = 1,
     start: int = 0,
     workers: int = 0,
+    processes: Processes = ALONE,
 ) -> Iterator[dict[str, Any]]:
-    """Batches of one epoch, the same for the same arguments, whatever ran before and however many workers.
+    """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
 
     Parameters
     ----------
     dataset
-        Set to ``epoch`` by this call.
     batch_size
-        Shapes a batch; the last batch may hold fewer.
+        Shapes a batch; the last batch of an epoch may hold fewer.
     shuffle
         Another order in every epoch, fixed by ``seed``.
     seed, epoch
         What the order depends on.
+    epochs
+        How many, one after the other: the workers go on where another call would start new ones.
     start
-        Batches to pass over: an epoch resumed at step ``start`` yields what it would have yielded.
+        Batches of the first epoch to pass over: resumed there, it yields what it would have yielded.
     workers
-        Processes that sample ahead; 0 samples in this one.
+        Helpers that sample ahead; 0 samples in this process.
+    processes
+        Each gets its own part of batches that are ``processes.count`` times as large. Where the last one is
+        too small for all, the others get a shape of it again, with the share 0.
 
     Yields
     ------
     dict
         ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
-        ``query_points`` (Q, 3), float32; ``name`` and ``class_name``, lists of B.
+        ``query_points`` (Q, 3), float32; ``name`` and ``class_name``, lists of B. Where there are several
+        processes also ``share`` (), float32: this part's share of the whole batch.
     """
-    dataset.set_epoch(epoch)
-    order = np.arange(len(dataset))
-    if shuffle:
-        order = np.random.default_rng([seed, epoch]).permutation(len(dataset))
-    chunks = [order[low : low + batch_size].tolist() for low in range(0, len(order), batch_size)][start:]
+
+    def parts() -> Iterator[tuple[float, list[tuple[int, int]]]]:
+        for number in range(epoch, epoch + epochs):
+            order = np.arange(len(dataset))
+            if shuffle:
+                order = np.random.default_rng([seed, number]).permutation(len(dataset))
+            whole = batch_size * processes.count
+            for low in range(start * whole if number == epoch else 0, len(order), whole):
+                batch = order[low : low + whole]
+                part = np.array_split(batch, processes.count)[processes.rank]
+                indices = part if len(part) else batch[:1]
+                yield len(part) / len(batch), [(number, int(index)) for index in indices]
+
+    ahead, behind = itertools.tee(parts())
+    chunks, shares = (chunk for _, chunk in ahead), (share for share, _ in behind)
     if workers == 0:
         stacked = (collate([dataset[index] for index in chunk]) for chunk in chunks)
     else:
         stacked = DataLoader(
             dataset,
             batch_sampler=chunks,
-            num_workers=min(workers, max(len(chunks), 1)),
+            num_workers=workers,
             collate_fn=collate,
             generator=torch.Generator(),  # else starting workers would advance torch's global random state
         )
-    for batch in stacked:
-        yield {**batch, "query_points": dataset.query_points}
+    for batch, share in zip(stacked, shares, strict=True):
+        shared = {} if processes.alone else {"share": torch.tensor(share)}
+        yield {**batch, "query_points": dataset.query_points, **shared}
 
 
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -260,35 +270,34 @@ def _furniture_files(data: DataConfig) -> list[MeshFile]:
     return [MeshFile(path, path.parents[1].name, path.parent.name) for path in files]
 
 
-def _prepared_shapes(
-    config: Config, files: Sequence[MeshFile]
-) -> tuple[dict[str, list[Shape]], list[tuple[str, str]]]:
-    """Shapes by split and what was left out, both in the order of the files."""
+def _prepared_entries(
+    config: Config, files: Sequence[MeshFile], processes: Processes
+) -> tuple[dict[str, list[Entry]], list[tuple[str, str]]]:
+    """What is known of the shapes of each split, and what was left out, both in the order of the files."""
     recipe = Recipe(config.data.grid, config.target.name)
     ready: dict[MeshFile, PreparedMesh] = {}
+    cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
+    meshes = prepare_meshes(processes.share(files), recipe, Path(config.data.cache), processes=cores)
     # Closed at once if this stops at a mesh, so that helper processes and bar end before the error shows.
-    with closing(prepare_meshes(files, recipe, Path(config.data.cache))) as prepared_meshes:
+    with closing(meshes) as prepared_meshes:
         for file, prepared in prepared_meshes:
             if prepared.reason is not None and config.data.strict:
                 hint = "data.strict=true stops here, false leaves it out"
                 raise MeshError(file.path, f"{prepared.reason} ({hint})")
             ready[file] = prepared
-    shapes: dict[str, list[Shape]] = {split: [] for split in SPLITS}
+    for others in processes.gather(ready):
+        ready |= others
+    entries: dict[str, list[Entry]] = {split: [] for split in SPLITS}
     left_out = []
     for file in files:
         prepared = ready[file]
         if prepared.reason is None:
-            shapes[file.split].append(_shape(file, prepared))
+            identity = int(prepared.digest[:16], 16)
+            entries[file.split].append(Entry(file.name, file.class_name, identity, prepared.key))
         else:
             log.warning("left out %s: %s", file.path, prepared.reason)
             left_out.append((str(file.path), prepared.reason))
-    return shapes, left_out
-
-
-def _shape(file: MeshFile, prepared: PreparedMesh) -> Shape:
-    sampler = SurfaceSampler(prepared.vertices, prepared.faces)
-    target = torch.from_numpy(prepared.target)
-    return Shape(file.name, file.class_name, int(prepared.digest[:16], 16), sampler, target)
+    return entries, left_out
 
 
 def _gaussian(config: Config) -> PreparedData:

@@ -1,7 +1,6 @@
 """Which device a run uses, and how data reaches it."""
 
 import random
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,13 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pointproj import distributed
+
 
 class DeviceError(RuntimeError):
     """The device asked for is not there; the message says what to write instead."""
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device to run on, as PhysicsNeMo's DistributedManager finds it.
+    """Return the device to run on: where several processes run on one machine, each has a GPU of its own.
 
     Parameters
     ----------
@@ -25,29 +26,17 @@ def choose_device(name: str) -> torch.device:
     Raises
     ------
     DeviceError
-        If a GPU is asked for and there is none, or this is one of several processes of one run.
+        If a GPU is asked for and there is none.
     """
     if name == "cuda" and not torch.cuda.is_available():
         built = "built without CUDA" if torch.version.cuda is None else "built for CUDA, which finds no GPU"
         raise DeviceError(
             f"device=cuda: torch {torch.__version__} is {built}; write device=cpu or device=auto"
         )
-    if name == "cpu":
+    if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    from physicsnemo.distributed import DistributedManager
-
-    if not DistributedManager.is_initialized():
-        with warnings.catch_warnings():
-            # It warns that it found no launcher and takes this for a single process, which it is.
-            warnings.filterwarnings("ignore", message="Could not initialize using")
-            DistributedManager.initialize()
-    manager = DistributedManager()
-    if manager.world_size > 1:
-        raise DeviceError(
-            f"training runs in one process, and this is one of {manager.world_size}: start it once, "
-            "without a distributed launcher"
-        )
-    return torch.device(manager.device)
+    distributed.join()  # which makes this process's GPU the current one
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def seed_everything(seed: int) -> None:

@@ -1,8 +1,8 @@
 """Several processes that train one model: who they are, and what they tell each other.
 
-A launcher starts them (torchrun, srun, mpirun) and PhysicsNeMo's DistributedManager finds out which one this
-is. Gradients are summed by NCCL between GPUs and by gloo between CPUs; everything else (names, errors
-of meshes, the wish to stop) goes through gloo, which needs no device and waits as long as preparing data takes.
+A launcher starts them (torchrun, srun, mpirun), and on GPUs PhysicsNeMo's DistributedManager finds out which
+one this is. NCCL sums gradients between GPUs, gloo between CPUs; everything else (names, errors of meshes,
+the wish to stop) goes through gloo, which needs no device and waits as long as preparing data takes.
 
 Nothing heavy is imported before processes join: a program that runs alone never waits for it.
 """
@@ -110,6 +110,9 @@ class Processes:
         return items[self.rank :: self.count]
 
 
+ALONE = Processes()
+
+
 class StopTogether:
     """Whether any process was asked to stop, answered alike in all of them after the same step.
 
@@ -160,10 +163,9 @@ def join() -> Processes:
         If more processes were started on this machine than it has GPUs.
     """
     if started() == 1:
-        return Processes()
+        return ALONE
     import torch
     import torch.distributed as dist
-    from physicsnemo.distributed import DistributedManager
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", started())))
     if torch.cuda.is_available() and local > torch.cuda.device_count():
@@ -172,22 +174,46 @@ def join() -> Processes:
             "many as there are GPUs (torchrun --nproc_per_node), or hide them all (CUDA_VISIBLE_DEVICES=) to "
             "run on the CPU"
         )
-    if not DistributedManager.is_initialized():
+    if torch.cuda.is_available():
+        from physicsnemo.distributed import DistributedManager
+
         DistributedManager.initialize()
-    manager = DistributedManager()
-    host = dist.new_group(backend="gloo", timeout=PATIENCE)
-    return Processes(manager.rank, manager.world_size, local, host)
+        host = dist.new_group(backend="gloo", timeout=PATIENCE)
+    else:  # there the manager names the CPU as gloo's device, which torch refuses
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        host = dist.group.WORLD
+    return Processes(dist.get_rank(), dist.get_world_size(), local, host)
+
+
+def agree_on_run(name: str, arguments: Sequence[str]) -> str:
+    """Return the run's name that the first process proposes, so that all of them share one folder.
+
+    Raises
+    ------
+    LaunchError
+        If several processes were started for a sweep, which starts its own.
+    """
+    if started() > 1 and {"-m", "--multirun"} & set(arguments):
+        raise LaunchError(
+            "a sweep starts the processes of its jobs itself: write python train.py -m ..., for jobs side by "
+            "side with hydra/launcher=joblib or hydra/launcher=submitit_slurm"
+        )
+    return join().broadcast(name)
 
 
 def leave() -> None:
     """Part from the others when all are through; what was captured with NCCL has to be gone by then."""
     if join().alone:
         return
-    from physicsnemo.distributed import DistributedManager
+    import torch.distributed as dist
 
     join().wait()
     join.cache_clear()
-    DistributedManager.cleanup()
+    manager = sys.modules.get("physicsnemo.distributed")
+    if manager is None:
+        dist.destroy_process_group()
+    else:
+        manager.DistributedManager.cleanup()
 
 
 def silence(rank: int) -> None:
@@ -201,7 +227,9 @@ def silence(rank: int) -> None:
     os.environ["TTY_COMPATIBLE"] = "0"  # rich then draws no bars
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.ERROR)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname).1s process {rank}: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(
+        logging.Formatter(f"%(asctime)s %(levelname).1s process {rank}: %(message)s", "%H:%M:%S")
+    )
     root = logging.getLogger()
     for other in list(root.handlers):
         root.removeHandler(other)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.distributed import ALONE, Processes
 from pointproj.ops import knn
 from pointproj.step import Batch
 
@@ -58,7 +59,9 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(predict: Predictor, batches: Iterable[dict[str, Any]], target_name: str) -> Evaluation:
+def evaluate(
+    predict: Predictor, batches: Iterable[dict[str, Any]], target_name: str, processes: Processes = ALONE
+) -> Evaluation:
     """Measure predictions on batches of meshes.
 
     Parameters
@@ -69,6 +72,8 @@ def evaluate(predict: Predictor, batches: Iterable[dict[str, Any]], target_name:
         With ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B), on the predictor's device.
     target_name : str
         A key of :data:`METRICS`.
+    processes : Processes
+        Each has its own part of the batches; all get the whole evaluation.
 
     Returns
     -------
@@ -81,14 +86,24 @@ def evaluate(predict: Predictor, batches: Iterable[dict[str, Any]], target_name:
     """
     names, measured = [], []
     for batch in batches:
+        if batch.get("share") == 0:  # nothing was left for this process, so it got what is another's
+            continue
         names += zip(batch["name"], batch["class_name"], strict=True)
         measured.append(field_errors(target_name, predict(batch), batch["target"]))
-    if not names:
+    parts = processes.gather(_mesh_errors(names, measured))
+    meshes = tuple(mesh for part in parts for mesh in part)
+    if not meshes:
         raise ValueError("expected at least one batch to evaluate, got none")
+    return Evaluation(METRICS[target_name][0], meshes)
+
+
+def _mesh_errors(names: list[tuple[str, str]], measured: list[dict[str, Tensor]]) -> list[MeshErrors]:
+    """One row a mesh; errors are read from the device here, all at once."""
+    if not names:
+        return []
     columns = {key: torch.cat([errors[key] for errors in measured]).tolist() for key in measured[0]}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    meshes = tuple(MeshErrors(*name, row) for name, row in zip(names, rows, strict=True))
-    return Evaluation(METRICS[target_name][0], meshes)
+    return [MeshErrors(*name, row) for name, row in zip(names, rows, strict=True)]
 
 
 def field_errors(

@@ -15,6 +15,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from pointproj import distributed
 from pointproj.config import Config, ConfigError, to_config
 from pointproj.runs import RunFolder, environment
 
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def run_job(composed: DictConfig) -> None:
-    """Run the job that Hydra has set up.
+    """Run the job that Hydra has set up; where several processes run it together, each calls this.
 
     Alone, a job's error ends the program. In a sweep it is recorded in the job's folder (``status.json``)
     and the jobs after it run.
@@ -37,6 +38,9 @@ def run_job(composed: DictConfig) -> None:
     CompactHydraException
         For the errors that pointproj words itself; Hydra shows the words without a traceback.
     """
+    processes = distributed.join()
+    if not processes.is_first:
+        distributed.silence(processes.rank)
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     facts = {"job": hydra_config.job.get("num"), "overrides": list(hydra_config.overrides.task)}
@@ -45,6 +49,8 @@ def run_job(composed: DictConfig) -> None:
             _run_in_sweep(composed, folder, facts)
         else:
             _run_alone(composed, folder, facts)
+        gc.collect()  # a captured step holds on to the connection that is closed now
+        distributed.leave()
     except Exception as error:
         if is_worded(error):
             raise CompactHydraException(f"{type(error).__name__}: {error}") from None
@@ -82,7 +88,7 @@ def _run_in_sweep(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> 
 
 
 def _claimed(composed: DictConfig, folder: Path) -> RunFolder:
-    run = RunFolder(folder)
+    run = RunFolder(folder, writes=distributed.join().is_first)
     run.claim(OmegaConf.to_yaml(composed), continues=composed.resume is not None)
     return run
 

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from pointproj.cache import Cache, entry_key
 from pointproj.layout import MeshFile
@@ -47,23 +46,21 @@ class Recipe:
 
 @dataclass(frozen=True)
 class PreparedMesh:
-    """A mesh in the query cube with its target field, or the reason why there is none.
+    """Where a mesh in the query cube and its target field are kept, or the reason why there is none.
 
     Attributes
     ----------
     digest : str
         SHA-256 of the file, hexadecimal: what the mesh is known by, wherever it lies.
-    vertices : float64 array, shape (V, 3)
-    faces : int32 array, shape (F, 3)
-    target : float32 array, shape (grid**3,)
+    key : str
+        Of the entry in the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32 and ``target``
+        (grid**3,) float32; empty arrays where there is a reason.
     reason : str or None
-        Why the mesh cannot be used; the arrays are empty then.
+        Why the mesh cannot be used.
     """
 
     digest: str
-    vertices: Float[np.ndarray, "V 3"]
-    faces: Int[np.ndarray, "F 3"]
-    target: Float[np.ndarray, " Q"]
+    key: str
     reason: str | None = None
 
 
@@ -86,7 +83,7 @@ def prepare_meshes(
     Yields
     ------
     MeshFile, PreparedMesh
-        In the order in which they get ready.
+        In the order in which they get ready. Nothing of a mesh stays in memory.
 
     Raises
     ------
@@ -96,7 +93,7 @@ def prepare_meshes(
     cached = Cache(cache_folder)
     missing = []
     for file in files:
-        prepared = _load(file.path, recipe, cached)
+        prepared = _look_up(file.path, recipe, cached)
         if prepared is None:
             missing.append(file)
         else:
@@ -121,18 +118,20 @@ def prepare_mesh(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh:
     try:
         content = read_content(path)
     except MeshError as error:  # of the moment, not of the content: nothing to keep
-        return _unusable("", error.reason)
+        return PreparedMesh("", "", error.reason)
     digest = hashlib.sha256(content).hexdigest()
+    reason = None
     try:
-        prepared = _make(path, content, digest, recipe)
+        arrays = _make(path, content, digest, recipe)
     except MeshError as error:
-        prepared = _unusable(digest, error.reason)
-    arrays = {"vertices": prepared.vertices, "faces": prepared.faces, "target": prepared.target}
-    cached.store(_key(digest, recipe), {**arrays, "reason": np.array(prepared.reason or "")})
-    return prepared
+        reason, empty = error.reason, np.empty((0, 3))
+        arrays = {"vertices": empty, "faces": empty.astype(np.int32), "target": np.empty(0, np.float32)}
+    key = _key(digest, recipe)
+    cached.store(key, {**arrays, "reason": np.array(reason or "")})
+    return PreparedMesh(digest, key, reason)
 
 
-def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> PreparedMesh:
+def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> dict[str, np.ndarray]:
     from pointproj.fields import target_field
     from pointproj.mesh_files import parse_mesh
     from pointproj.meshes import normalize
@@ -143,15 +142,10 @@ def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> PreparedMe
         target = generator.standard_normal(recipe.grid**3, dtype=np.float32)
     else:
         target = target_field(mesh, recipe.grid, recipe.target)
-    return PreparedMesh(digest, mesh.vertices, mesh.faces.astype(np.int32), target)
+    return {"vertices": mesh.vertices, "faces": mesh.faces.astype(np.int32), "target": target}
 
 
-def _unusable(digest: str, reason: str) -> PreparedMesh:
-    empty = np.empty((0, 3))
-    return PreparedMesh(digest, empty, empty.astype(np.int32), np.empty(0, np.float32), reason)
-
-
-def _load(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
+def _look_up(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
     from pointproj.mesh_files import read_content
     from pointproj.meshes import MeshError
 
@@ -159,11 +153,9 @@ def _load(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
         digest = hashlib.sha256(read_content(path)).hexdigest()
     except MeshError:
         return None
-    arrays = cached.load(_key(digest, recipe))
-    if arrays is None:
-        return None
-    reason = str(arrays.pop("reason")) or None
-    return PreparedMesh(digest, **arrays, reason=reason)
+    key = _key(digest, recipe)
+    arrays = cached.load(key)  # whole, so that a damaged entry is made again now
+    return None if arrays is None else PreparedMesh(digest, key, str(arrays["reason"]) or None)
 
 
 def _key(digest: str, recipe: Recipe) -> str:

@@ -38,10 +38,13 @@ class RunFolder:
     ----------
     path : Path
         The folder; made when it is missing.
+    writes : bool
+        False drops what is to be written: several processes have one folder, and one of them fills it.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, writes: bool = True) -> None:
         self.path = Path(path)
+        self._writes = writes
         self.path.mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
@@ -62,6 +65,8 @@ class RunFolder:
         RunError
             If the folder holds a run and this one does not continue it. Nothing is changed then.
         """
+        if not self._writes:
+            return
         target = self.path / "config.yaml"
         if continues:
             _replace(target, config_text)
@@ -83,12 +88,16 @@ class RunFolder:
         metrics : Mapping
             Names and values: numbers (also 0-d arrays and tensors), strings, lists, mappings.
         """
+        if not self._writes:
+            return
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write ``content`` as the JSON file ``name``, whole or not at all, and return its path."""
         target = self.path / name
+        if not self._writes:
+            return target
         _replace(target, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
         return target
 
@@ -133,6 +142,11 @@ def environment(device: str | None = None) -> dict[str, Any]:
         described["device"] = device
         described["device_name"] = _device_name(device)
     return described
+
+
+def run_name() -> str:
+    """Return the name of a run that begins now, ``DATE/TIME-TOKEN``: its folder below ``outputs/``."""
+    return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{run_token()}"
 
 
 def run_token() -> str:

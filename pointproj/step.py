@@ -3,6 +3,9 @@
 ``compile=true`` means: the model through ``torch.compile``, and on CUDA the whole step captured in one CUDA
 graph, which is then replayed with new inputs. Nothing here waits for the device: losses are summed there and
 read when somebody asks for them.
+
+Where several processes train together, each has its own part of the batch, and all gradients and the loss are
+summed as one tensor between backward and clipping. The sum is recorded in the graph like everything else.
 """
 
 import contextlib
@@ -14,12 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pointproj.distributed import ALONE, Processes
 from pointproj.optimization import Loss
 
 log = logging.getLogger(__name__)
 
 STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
-INPUTS = ("query_points", "reference_points", "features", "target")  # features where there are any
+INPUTS = ("query_points", "reference_points", "features", "target", "share")  # the last where several train
 
 Batch = Mapping[str, Tensor]
 
@@ -43,6 +47,8 @@ class TrainingStep:
     compile : bool
         Compile the model and, on CUDA, capture the step. Whatever prevents that is logged, and the steps
         go on without it; :attr:`mode` says how they run.
+    processes : Processes
+        Who trains together. All have the same weights, and take every step at the same time.
     """
 
     def __init__(
@@ -54,12 +60,14 @@ class TrainingStep:
         clip: float | None = None,
         amp: bool = False,
         compile: bool = False,
+        processes: Processes = ALONE,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.loss_function = loss_function
         self.clip = clip
         self.amp = amp
+        self.processes = processes
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.device = self.parameters[0].device
         self.compiled = compile
@@ -85,7 +93,8 @@ class TrainingStep:
         ----------
         batch : mapping
             On the model's device: ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and
-            ``target`` (B, Q); ``features`` (B, N, C) if the model takes any.
+            ``target`` (B, Q); ``features`` (B, N, C) if the model takes any. Where several processes train
+            together also ``share`` (), this part's share of all shapes of the step.
         """
         inputs = {name: batch[name] for name in INPUTS if name in batch}
         if self.captured:
@@ -121,6 +130,8 @@ class TrainingStep:
     def _take(self, inputs: Batch) -> None:
         """The step itself; in a capture this is what the graph records."""
         loss = self._backward(inputs)
+        if not self.processes.alone:
+            loss = self._add_up(loss)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
@@ -145,8 +156,20 @@ class TrainingStep:
     def _loss_with_gradients(self, inputs: Batch) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss_function(self.forward(inputs), inputs["target"])
+        if "share" in inputs:
+            loss = loss * inputs["share"]
         loss.backward()
         return loss.detach()
+
+    def _add_up(self, loss: Tensor) -> Tensor:
+        """Sum gradients and loss over all processes, as one tensor: a small model waits for latency alone."""
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        flat = torch.cat([loss.view(1), *(gradient.view(-1) for gradient in gradients)])
+        self.processes.add_up(flat)
+        loss, *sums = flat.split([1, *(gradient.numel() for gradient in gradients)])
+        pairs = zip(sums, gradients, strict=True)
+        torch._foreach_copy_(gradients, [total.view_as(gradient) for total, gradient in pairs])
+        return loss.view(())
 
     def _replay(self, inputs: Batch) -> None:
         """Replay the step for inputs of a known shape; take real steps first, then capture it."""

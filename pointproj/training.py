@@ -1,27 +1,31 @@
 """The training of a projector, readable from top to bottom: what to run on, the loop, the report."""
 
 import dataclasses
+import io
+import itertools
 import logging
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from pointproj import checkpoint, report
+from pointproj import checkpoint, distributed, report
 from pointproj.backends import resolve
 from pointproj.config import Config
 from pointproj.dataset import PreparedData, ShapeDataset, batches, collate, prepare
 from pointproj.devices import choose_device, seed_everything, to_device
 from pointproj.display import Pace, ProgressDisplay
+from pointproj.distributed import Processes, StopTogether
 from pointproj.evaluation import Evaluation, Predictor, evaluate, untrained_predictor
 from pointproj.interruption import StopRequest
-from pointproj.loggers import MetricLogger, open_logger
+from pointproj.loggers import MetricLogger, NoLogger, open_logger
 from pointproj.memory import peak_bytes, reset_peak
 from pointproj.model import Projector
 from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
@@ -43,6 +47,8 @@ class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
 
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
     """Train as the config says, and leave everything in the run's folder.
+
+    Where a launcher started several processes, each calls this, and they train one model together.
 
     Parameters
     ----------
@@ -67,16 +73,18 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     KeyboardInterrupt
         After Ctrl-C or SIGTERM; ``last.pt`` then holds the state after the last step.
     """
+    processes = distributed.join()
     device = choose_device(config.device)
     backend, why = resolve(config.backend.name, device.type, config.projector.kind)
     log.info("device %s, backend %s (%s)", device, backend, why)
-    run.write_json("environment.json", environment(str(device)))
-    continued = _checkpoint_to_continue(config, run)
-    logger = open_logger(config, run.path)
+    run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
+    continued = _checkpoint_to_continue(config, run, processes)
+    logger = open_logger(config, run.path) if processes.is_first else NoLogger()
     try:
         seed_everything(config.seed)
         reset_peak(device)
-        metrics = Training(config, run, prepare(config), device, backend, logger).run(continued)
+        data = prepare(config, processes)
+        metrics = Training(config, run, data, device, backend, logger, processes).run(continued)
     except BaseException:
         logger.close(failed=True)
         raise
@@ -125,6 +133,8 @@ class Training:
     backend : str
         Of the operators, resolved.
     logger : MetricLogger
+    processes : Processes
+        Who trains together; ``run`` and ``logger`` of all but the first drop what they are given.
     """
 
     def __init__(
@@ -135,6 +145,7 @@ class Training:
         device: torch.device,
         backend: str,
         logger: MetricLogger,
+        processes: Processes,
     ) -> None:
         self.config = config
         self.run_folder = run
@@ -142,6 +153,7 @@ class Training:
         self.device = device
         self.backend = backend
         self.logger = logger
+        self.processes = processes
         self.model = build_model(config, backend).to(device)
         captured = config.compile and device.type == "cuda"
         self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=captured)
@@ -152,8 +164,10 @@ class Training:
             clip=config.optimizer.clip,
             amp=config.training.amp,
             compile=config.compile,
+            processes=processes,
         )
-        self.steps_per_epoch = math.ceil(len(data.train) / config.training.batch_size)
+        self.shapes_a_step = config.training.batch_size * processes.count
+        self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
         self.total_steps = self.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.pace = Pace()
@@ -189,11 +203,20 @@ class Training:
             profiler = StepProfiler(config.profiler, self.run_folder.path)
             stack.callback(profiler.close)
             stop = stack.enter_context(StopRequest())
-            display = stack.enter_context(ProgressDisplay(self.total_steps, position.step))
+            stop_together = stack.enter_context(closing(StopTogether(self.processes)))
+            display = stack.enter_context(self._display())
+            # One stream of batches for all epochs: its workers go on sampling during validation.
+            stream = stack.enter_context(closing(self._training_batches()))
             profiler.start()
             while position.epoch < config.training.epochs:
+                batches_left = itertools.islice(stream, self.steps_per_epoch - position.step_in_epoch)
                 with self.pace.running():
-                    self._train_epoch(display, profiler, stop)
+                    for batch in batches_left:
+                        self._train_step(batch, display, profiler)
+                        if stop_together(stop.made):
+                            self._stop()
+                    if self.device.type == "cuda":
+                        torch.cuda.synchronize(self.device)  # steps still under way belong to this time
                 position.epoch, position.step_in_epoch = position.epoch + 1, 0
                 is_last = position.epoch == config.training.epochs
                 if position.epoch % config.training.validate_every == 0 or is_last:
@@ -201,23 +224,24 @@ class Training:
                 if position.epoch % config.training.checkpoint_every == 0 or is_last:
                     self._save(checkpoint.LAST)
 
-    def _train_epoch(self, display: ProgressDisplay, profiler: StepProfiler, stop: StopRequest) -> None:
+    def _train_step(self, batch: dict[str, Any], display: ProgressDisplay, profiler: StepProfiler) -> None:
         config, position = self.config, self.position
-        for batch in self._batches(self.data.train, epoch=position.epoch, start=position.step_in_epoch):
-            lr = learning_rate(config.optimizer, position.step, self.total_steps)
-            set_learning_rate(self.optimizer, lr)
-            self.step(batch)
-            profiler.step()
-            position.step += 1
-            position.step_in_epoch += 1
-            self.pace.count(len(batch["name"]))
-            display.advance(position.step)
-            if position.step % config.training.log_every == 0 or position.step == self.total_steps:
-                self._log_step(display, lr)
-            if stop.made:
-                self._stop()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # steps still under way belong to this epoch's time
+        lr = learning_rate(config.optimizer, position.step, self.total_steps)
+        set_learning_rate(self.optimizer, lr)
+        self.step(batch)
+        profiler.step()
+        self.pace.count(
+            min(self.shapes_a_step, len(self.data.train) - position.step_in_epoch * self.shapes_a_step)
+        )
+        position.step += 1
+        position.step_in_epoch += 1
+        display.advance(position.step)
+        if position.step % config.training.log_every == 0 or position.step == self.total_steps:
+            self._log_step(display, lr)
+
+    def _display(self) -> ProgressDisplay:
+        console = None if self.processes.is_first else Console(file=io.StringIO())
+        return ProgressDisplay(self.total_steps, self.position.step, console)
 
     def _log_step(self, display: ProgressDisplay, lr: float) -> None:
         position, training = self.position, self.config.training
@@ -255,17 +279,18 @@ class Training:
         return prediction.squeeze(-1).float()
 
     def _evaluate(self, predict: Predictor) -> Evaluation:
-        return evaluate(predict, self._batches(self.data.test), self.config.target.name)
+        return evaluate(predict, self._batches(self.data.test), self.config.target.name, self.processes)
 
-    def _batches(
-        self, dataset: ShapeDataset, *, epoch: int | None = None, start: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """Batches on the device: those of a training epoch, or without an epoch all in their order."""
-        config = self.config
-        order = {"shuffle": True, "seed": config.seed, "epoch": epoch, "start": start}
-        order = {} if epoch is None else order
-        size, workers = config.training.batch_size, config.data.workers
-        for batch in batches(dataset, size, workers=workers, **order):
+    def _training_batches(self) -> Iterator[dict[str, Any]]:
+        """All batches that are left of this run, in an order that follows from the seed and the epoch."""
+        position, config = self.position, self.config
+        left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
+        return self._batches(self.data.train, shuffle=True, seed=config.seed, epoch=position.epoch, **left)
+
+    def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
+        """This process's part of the batches, on the device; see :func:`pointproj.dataset.batches`."""
+        size, workers = self.config.training.batch_size, self.config.data.workers
+        for batch in batches(dataset, size, workers=workers, processes=self.processes, **order):
             yield self._on_device(batch)
 
     def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +307,10 @@ class Training:
         self.logger.metrics({f"{split}/{name}": value for name, value in values.items()}, position.step)
 
     def _save(self, name: str) -> None:
+        if not self.processes.is_first:
+            return
         state = {
+            "processes": self.processes.count,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step.state_dict(),
@@ -297,7 +325,7 @@ class Training:
         self.step.load_state_dict(content["step"])
         self.position = position = Position(**content["position"])
         best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
-        if best.exists() and best.resolve() != own.resolve():
+        if self.processes.is_first and best.exists() and best.resolve() != own.resolve():
             shutil.copyfile(best, own)
         nothing_left = ": nothing is left to train" if position.epoch >= self.config.training.epochs else ""
         log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
@@ -312,14 +340,18 @@ class Training:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         log.info("Projector(%s), %d parameters", self.model.extra_repr(), parameters)
         log.info(
-            "%s, %s; %d training and %d test meshes, batches of %d, %d steps an epoch",
+            "%s, %s; %d training and %d test meshes, batches of %s, %d steps an epoch",
             "bfloat16 autocast over float32" if self.config.training.amp else "float32",
             self.step.mode,
             len(self.data.train),
             len(self.data.test),
-            self.config.training.batch_size,
+            self._batch_in_words(),
             self.steps_per_epoch,
         )
+
+    def _batch_in_words(self) -> str:
+        size, count = self.config.training.batch_size, self.processes.count
+        return str(size) if count == 1 else f"{count} x {size} in {count} processes"
 
     def _report(self) -> dict[str, Any]:
         """Compare with the baseline, draw, time if asked to, and write ``metrics.json``."""
@@ -329,13 +361,15 @@ class Training:
         gaussian = config.data.name == "gaussian"
         measured_on = "the training cloud" if gaussian else f"{len(self.data.test)} unseen meshes"
         log.info("\n%s", report.text(compared, config.target.name, measured_on, bool(config.model.normals)))
-        self._draw()
+        if self.processes.is_first:
+            self._draw()
         timed = self._timed() if config.training.time_steps else {}
         metrics = {
             "status": "ok",
             "backend": self.backend,
             "device": str(self.device),
             "mode": self.step.mode,
+            "processes": self.processes.count,
             "loss": position.losses[-1][1],
             **compared,
             "best": position.best,
@@ -350,7 +384,7 @@ class Training:
         return metrics
 
     def _timed(self) -> dict[str, float]:
-        batch = next(self._batches(self.data.train, epoch=0))
+        batch = next(self._batches(self.data.train, shuffle=True))
         timed = time_step(self.step, batch, self.config.training.time_steps)
         log.info("backend %s, %s, on %s:", self.backend, self.step.mode, self.device)
         log.info("  forward       %10.3f ms", timed["forward_ms"])
@@ -389,8 +423,21 @@ class Training:
             self.logger.picture(path, position.step)
 
 
-def _checkpoint_to_continue(config: Config, run: RunFolder) -> Continued | None:
+def _checkpoint_to_continue(config: Config, run: RunFolder, processes: Processes) -> Continued | None:
     """Find and read what ``resume`` names, before any data is prepared."""
+    found = _named_checkpoint(config, run)
+    if found is not None:
+        path, content = found
+        wrote = content.get("processes", 1)
+        if wrote != processes.count:
+            raise checkpoint.CheckpointError(
+                f"{path} was written by {wrote} process(es), and {processes.count} would continue it with "
+                f"batches of another size: start {wrote}, or start anew without resume"
+            )
+    return found
+
+
+def _named_checkpoint(config: Config, run: RunFolder) -> Continued | None:
     if config.resume is None:
         return None
     if config.resume != "auto":

@@ -64,7 +64,7 @@ def config():
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
     made = PreparedData(spheres(5), spheres(3, resample=False), [("broken.off", "no faces")])
-    monkeypatch.setattr(training, "prepare", lambda config: made)
+    monkeypatch.setattr(training, "prepare", lambda config, processes: made)
     return made
 
 
@@ -172,7 +172,7 @@ def test_resume_auto_without_a_checkpoint_begins_anew(config, tmp_path):
     assert sorted(losses(run)) == list(range(1, 13))
 
 
-def refuses_to_prepare(config):
+def refuses_to_prepare(config, processes):
     raise AssertionError("data was touched")
 
 

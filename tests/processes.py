@@ -1,0 +1,46 @@
+"""Runs a function in several processes that have met each other, as a launcher would start them."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.multiprocessing as multiprocessing
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """What torchrun tells a process on one machine."""
+    return {
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)},
+        **{"LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
+        **{"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def run_together(function: Callable[..., None], *arguments: object, count: int = 2) -> None:
+    """Call ``function(processes, *arguments)`` in each of ``count`` processes; errors of any come out here.
+
+    Parameters
+    ----------
+    function
+        At the top level of a module.
+    arguments
+        Passed on; they must pickle.
+    """
+    multiprocessing.spawn(_in_one, args=(count, free_port(), function, arguments), nprocs=count)
+
+
+def _in_one(rank: int, count: int, port: int, function: Callable[..., None], arguments: tuple) -> None:
+    os.environ.update(environment(rank, count, port))
+    from pointproj import distributed
+
+    function(distributed.join(), *arguments)
+    distributed.leave()
