@@ -67,27 +67,28 @@ class Processes:
 
     def add_up(self, tensor: "Tensor") -> None:
         """Replace ``tensor`` by its sum over all processes; on a GPU without waiting for it."""
+        if self.alone:
+            return
         import torch.distributed as dist
 
-        if not self.alone:
-            dist.all_reduce(tensor, group=None if tensor.is_cuda else self.host)
+        dist.all_reduce(tensor, group=None if tensor.is_cuda else self.host)
 
     def broadcast(self, value: T) -> T:
         """Return the first process's ``value``."""
-        import torch.distributed as dist
-
         if self.alone:
             return value
+        import torch.distributed as dist
+
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.host)
         return box[0]
 
     def gather(self, value: T) -> list[T]:
         """Return everybody's ``value``, in the order of the ranks."""
-        import torch.distributed as dist
-
         if self.alone:
             return [value]
+        import torch.distributed as dist
+
         values = [None] * self.count
         dist.all_gather_object(values, value, group=self.host)
         return values
