@@ -23,7 +23,9 @@ CHOICES = {
     "model.name": ("projector",),
     "optimizer.name": ("adam", "adamw"),
     "optimizer.schedule": ("constant", "cosine"),
-    "allocator.name": ("torch",),
+    "allocator.name": ("torch", "rmm"),
+    "allocator.resource": ("pool", "async", "arena", "managed"),
+    "backend.algorithm": ("auto", "brute", "rbc"),
     "profiler.name": ("none", "torch", "line_profile"),
     "logger.name": ("none", "tensorboard", "mlflow"),
     "device": ("auto", "cpu", "cuda"),
@@ -51,7 +53,10 @@ MINIMA = {
     "seed": 0,
 }
 
-POSITIVE = ("projector.radius", "projector.sigma", "optimizer.lr", "optimizer.clip")
+POSITIVE = (
+    *("projector.radius", "projector.sigma", "optimizer.lr", "optimizer.clip"),
+    *("allocator.initial_gib", "allocator.maximum_gib"),
+)
 
 
 class ConfigError(ValueError):
@@ -63,6 +68,7 @@ class BackendConfig:
     """Which implementation of the operators runs (``conf/backend/``)."""
 
     name: str = MISSING  # a module of pointproj.backends, or auto
+    algorithm: str | None = None  # cuml only: auto | brute | rbc, how it searches
 
 
 @dataclass
@@ -146,8 +152,11 @@ class TrainingConfig:
 class AllocatorConfig:
     """Who owns GPU memory (``conf/allocator/``)."""
 
-    name: str = MISSING  # torch
-    expandable_segments: bool = False
+    name: str = MISSING  # torch | rmm
+    expandable_segments: bool = False  # torch only: reserved blocks grow
+    resource: str | None = None  # rmm only: pool | async | arena | managed
+    initial_gib: float | None = None  # rmm only: taken at the start; null: 1 (pool, async)
+    maximum_gib: float | None = None  # rmm only: never more; null: all there is (arena: half of it)
 
 
 @dataclass
@@ -250,7 +259,7 @@ def _value_problems(config: Config) -> Iterator[str]:
     """Yield what is wrong with single values."""
     for key, choices in CHOICES.items():
         value = _get(config, key)
-        if value not in choices:
+        if value is not None and value not in choices:
             yield f"{key}={value}: expected one of {', '.join(choices)}{nearest(value, choices)}"
     for key, least in MINIMA.items():
         value = _get(config, key)
@@ -292,7 +301,39 @@ def _combination_problems(config: Config) -> Iterator[str]:
             "profiler=line_profile times Python lines, and compile=true runs none of the model's: "
             "write compile=false, or profiler=torch"
         )
-    if config.allocator.expandable_segments and config.device == "cpu":
+    if config.backend.algorithm is not None and config.backend.name != "cuml":
+        yield (
+            f"backend.algorithm={config.backend.algorithm} is for backend=cuml; "
+            f"backend={config.backend.name} has none: leave it out"
+        )
+    yield from _allocator_problems(config.allocator, config.device)
+
+
+def _allocator_problems(allocator: AllocatorConfig, device: str) -> Iterator[str]:
+    of_rmm = ("resource", "initial_gib", "maximum_gib")
+    given = [key for key in of_rmm if getattr(allocator, key) is not None]
+    if allocator.name == "torch" and given:
+        key = given[0]
+        yield (
+            f"allocator.{key}={getattr(allocator, key)} is for allocator=rmm: write allocator=rmm, "
+            "or leave it out"
+        )
+    if allocator.name == "rmm":
+        if allocator.expandable_segments:
+            yield "allocator.expandable_segments=true is for allocator=torch: leave it out"
+        if allocator.initial_gib is not None and allocator.resource in ("arena", "managed"):
+            yield (
+                f"allocator.initial_gib={allocator.initial_gib} has no meaning for "
+                f"allocator.resource={allocator.resource}: write allocator.maximum_gib"
+            )
+        if allocator.initial_gib and allocator.maximum_gib and allocator.initial_gib > allocator.maximum_gib:
+            yield (
+                f"allocator.initial_gib={allocator.initial_gib} is above "
+                f"allocator.maximum_gib={allocator.maximum_gib}: expected at most that"
+            )
+    if device == "cpu" and allocator.name == "rmm":
+        yield "allocator=rmm manages GPU memory and device=cpu uses none: leave one of them out"
+    if device == "cpu" and allocator.expandable_segments:
         yield (
             "allocator.expandable_segments=true is about GPU memory and device=cpu uses none: leave one of "
             "them out"

@@ -130,10 +130,9 @@ def _forget_last_job() -> None:
         return
     import torch
 
-    from pointproj.memory import reset_peak
+    from pointproj.memory import empty_cache, reset_peak
 
     torch.compiler.reset()
     gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    empty_cache()
     reset_peak()

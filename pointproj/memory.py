@@ -5,9 +5,11 @@ import os
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from pointproj import rmm_memory
 from pointproj.config import AllocatorConfig
 
 log = logging.getLogger(__name__)
@@ -16,32 +18,40 @@ _expandable = False  # whether the last job asked for expandable segments
 
 
 def configure_allocator(allocator: AllocatorConfig) -> None:
-    """Set up torch's CUDA allocator; call it before the job's first tensor.
+    """Set up the allocator of GPU memory; call it before the job's first tensor.
 
     Parameters
     ----------
     allocator : AllocatorConfig
-        ``expandable_segments`` lets a block of reserved memory grow instead of being replaced by a larger
-        one, which saves memory where shapes vary. Settings in the environment variable
-        ``PYTORCH_ALLOC_CONF`` stay in force beside it.
+        ``torch``: ``expandable_segments`` lets a block of reserved memory grow instead of being replaced by
+        a larger one, which saves memory where shapes vary. Settings in the environment variable
+        ``PYTORCH_ALLOC_CONF`` stay in force beside it. ``rmm``: see :func:`pointproj.rmm_memory.take_over`.
+
+    Raises
+    ------
+    AllocatorUnavailable
+        If RMM cannot take over, or has taken over before for good.
     """
-    if not torch.cuda.is_available():
-        if allocator.expandable_segments:
-            log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
-        return
-    global _expandable
-    # Of a key given twice some versions of torch take the first, others the last.
-    given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
-    others = [s for s in given if not s.startswith("expandable_segments")]
-    if allocator.expandable_segments:
-        torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
-    elif _expandable:  # by an earlier job of this process
-        torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
-    _expandable = allocator.expandable_segments
+    if allocator.name == "rmm":
+        rmm_memory.take_over(allocator)
+    else:
+        rmm_memory.refuse_return()
+        _configure_torch(allocator)
+
+
+def graphs_unsupported() -> str | None:
+    """Why no CUDA graph can be captured with the allocator in use, or None."""
+    return "torch captures no CUDA graph while RMM owns the memory" if rmm_memory.in_use() else None
+
+
+def empty_cache() -> None:
+    """Give memory that is reserved and not used back to the GPU, where the allocator can."""
+    if torch.cuda.is_initialized() and not rmm_memory.in_use():
+        torch.cuda.empty_cache()
 
 
 def reset_peak(device: torch.device | str | None = None) -> None:
-    """Let :func:`peak_bytes` count from now on.
+    """Let :func:`peak_bytes` and :func:`statistics` count from now on.
 
     Parameters
     ----------
@@ -49,7 +59,10 @@ def reset_peak(device: torch.device | str | None = None) -> None:
         The device that the next job uses; None resets host and current GPU.
     """
     if torch.cuda.is_initialized() and (device is None or torch.device(device).type == "cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
+        if rmm_memory.in_use():
+            rmm_memory.reset_counters()
+        else:
+            torch.cuda.reset_peak_memory_stats(device)
     if device is None or torch.device(device).type == "cpu":
         _reset_host_peak()
 
@@ -60,13 +73,59 @@ def peak_bytes(device: torch.device | str) -> int:
     Parameters
     ----------
     device : torch.device or str
-        On a GPU, what torch's tensors held there. On the CPU, the resident memory of the whole process,
-        libraries included.
+        On a GPU, what torch's tensors held there; with RMM, what all libraries that use it held. On the CPU,
+        the resident memory of the whole process, libraries included.
     """
-    if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return _of(device)["peak_bytes"]
+
+
+def held_bytes(device: torch.device | str) -> int:
+    """Return what is held now, counted as :func:`peak_bytes` counts; 0 on the CPU, where nobody counts it."""
+    return _of(device).get("held_bytes", 0)
+
+
+def statistics(device: torch.device | str) -> dict[str, Any]:
+    """Say who owns the device's memory and what was asked of it since :func:`reset_peak`, for the report.
+
+    Returns
+    -------
+    dict
+        ``allocator`` and ``peak_bytes``; on a GPU also ``held_bytes``, ``reserved_bytes`` (None where
+        nobody knows) and ``allocations``, with RMM also ``resource``.
+    """
+    return _of(device)
+
+
+def _of(device: torch.device | str) -> dict[str, Any]:
+    if torch.device(device).type == "cpu":
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {"allocator": "host", "peak_bytes": peak if sys.platform == "darwin" else peak * 1024}
+    if rmm_memory.in_use():
+        return rmm_memory.counters()
+    counts = torch.cuda.memory_stats(device)
+    return {
+        "allocator": "torch",
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "held_bytes": torch.cuda.memory_allocated(device),
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "allocations": counts.get("allocation.all.allocated", 0),
+    }
+
+
+def _configure_torch(allocator: AllocatorConfig) -> None:
+    global _expandable
+    if not torch.cuda.is_available():
+        if allocator.expandable_segments:
+            log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
+        return
+    # Of a key given twice some versions of torch take the first, others the last.
+    given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
+    others = [s for s in given if not s.startswith("expandable_segments")]
+    if allocator.expandable_segments:
+        torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
+    elif _expandable:  # by an earlier job of this process
+        torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
+    _expandable = allocator.expandable_segments
 
 
 def _reset_host_peak() -> None:

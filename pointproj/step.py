@@ -17,7 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pointproj.backends import waits
 from pointproj.distributed import ALONE, Processes
+from pointproj.memory import graphs_unsupported
 from pointproj.optimization import Loss
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ class TrainingStep:
     compile : bool
         Compile the model and, on CUDA, capture the step. Whatever prevents that is logged, and the steps
         go on without it; :attr:`mode` says how they run.
+    capture : bool
+        False where :func:`capture_obstacle` knows beforehand that the step cannot be captured.
     processes : Processes
         Who trains together. All have the same weights, and take every step at the same time.
     """
@@ -60,6 +64,7 @@ class TrainingStep:
         clip: float | None = None,
         amp: bool = False,
         compile: bool = False,
+        capture: bool = True,
         processes: Processes = ALONE,
     ) -> None:
         self.model = model
@@ -71,7 +76,7 @@ class TrainingStep:
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.device = self.parameters[0].device
         self.compiled = compile
-        self.captured = compile and self.device.type == "cuda"
+        self.captured = compile and capture and self.device.type == "cuda"
         self._called = torch.compile(model, fullgraph=True) if compile else model
         self._loss_sum = torch.zeros((), device=self.device)
         self._steps_since_read = 0
@@ -226,6 +231,11 @@ class CapturedCall:
             kept.copy_(inputs[name], non_blocking=True)
         self._graph.replay()
         return self.result
+
+
+def capture_obstacle(backend: str) -> str | None:
+    """Why no step with this backend can be captured in a CUDA graph, or None."""
+    return graphs_unsupported() or waits(backend)
 
 
 @contextlib.contextmanager

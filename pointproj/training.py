@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from pointproj import checkpoint, distributed, report
-from pointproj.backends import resolve
+from pointproj.backends import resolve, use_options
 from pointproj.config import Config
 from pointproj.dataset import PreparedData, ShapeDataset, batches, collate, prepare
 from pointproj.devices import choose_device, seed_everything, to_device
@@ -26,12 +26,12 @@ from pointproj.distributed import Processes, StopTogether
 from pointproj.evaluation import Evaluation, Predictor, evaluate, untrained_predictor
 from pointproj.interruption import StopRequest
 from pointproj.loggers import MetricLogger, NoLogger, open_logger
-from pointproj.memory import peak_bytes, reset_peak
+from pointproj.memory import peak_bytes, reset_peak, statistics
 from pointproj.model import Projector
 from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.profiling import StepProfiler
 from pointproj.runs import RunFolder, environment
-from pointproj.step import Batch, TrainingStep
+from pointproj.step import Batch, TrainingStep, capture_obstacle
 from pointproj.timing import time_step
 
 log = logging.getLogger(__name__)
@@ -77,6 +77,10 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     device = choose_device(config.device)
     backend, why = resolve(config.backend.name, device.type, config.projector.kind)
     log.info("device %s, backend %s (%s)", device, backend, why)
+    use_options(config.backend)
+    obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
+    if obstacle:
+        log.warning("compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle)
     run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
     continued = _checkpoint_to_continue(config, run, processes)
     logger = open_logger(config, run.path) if processes.is_first else NoLogger()
@@ -155,8 +159,8 @@ class Training:
         self.logger = logger
         self.processes = processes
         self.model = build_model(config, backend).to(device)
-        captured = config.compile and device.type == "cuda"
-        self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=captured)
+        capture = config.compile and device.type == "cuda" and capture_obstacle(backend) is None
+        self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=capture)
         self.step = TrainingStep(
             self.model,
             self.optimizer,
@@ -164,6 +168,7 @@ class Training:
             clip=config.optimizer.clip,
             amp=config.training.amp,
             compile=config.compile,
+            capture=capture,
             processes=processes,
         )
         self.shapes_a_step = config.training.batch_size * processes.count
@@ -376,6 +381,7 @@ class Training:
             "ms_per_step": self.pace.ms_per_step,
             **timed,
             "peak_memory_bytes": peak_bytes(self.device),
+            "memory": statistics(self.device),
             "steps": position.step,
             "left_out": self.data.left_out,
         }

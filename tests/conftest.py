@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from pointproj.backends import BackendUnavailable, names, resolve
+from pointproj.backends import BackendUnavailable, names, resolve, waits
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
 
@@ -42,6 +42,15 @@ def where(request: pytest.FixtureRequest) -> Where:
 def on_gpu(request: pytest.FixtureRequest) -> Where:
     """Every backend, on a GPU only."""
     return request.param
+
+
+@pytest.fixture
+def waitless(request: pytest.FixtureRequest, on_gpu: Where) -> Where:
+    """Every backend, on a GPU; one that says it waits for the device must fail, which is what it says."""
+    reason = waits(on_gpu.backend)
+    if reason:
+        request.applymarker(pytest.mark.xfail(reason=f"{on_gpu.backend}: {reason}", strict=True))
+    return on_gpu
 
 
 @pytest.fixture

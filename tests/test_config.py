@@ -103,6 +103,17 @@ def test_an_experiment_gives_way_to_the_command_line():
         (["data.download=true"], ["data.download=true", "data=modelnet10"]),
         (["profiler=line_profile", "compile=true"], ["line_profile", "compile=false", "profiler=torch"]),
         (["device=cpu", "allocator.expandable_segments=true"], ["expandable_segments", "device=cpu"]),
+        (["device=cpu", "allocator=rmm"], ["allocator=rmm", "device=cpu"]),
+        (["allocator.maximum_gib=2"], ["allocator.maximum_gib=2.0", "write allocator=rmm"]),
+        (["allocator=rmm", "allocator.expandable_segments=true"], ["is for allocator=torch"]),
+        (["allocator=rmm", "allocator.resource=pol"], ["expected one of pool, async", "did you mean pool?"]),
+        (
+            ["allocator=rmm", "allocator.resource=arena", "allocator.initial_gib=1"],
+            ["write allocator.maximum_gib"],
+        ),
+        (["allocator=rmm", "allocator.initial_gib=2", "allocator.maximum_gib=1"], ["expected at most that"]),
+        (["backend=warp", "backend.algorithm=rbc"], ["backend.algorithm=rbc", "backend=cuml"]),
+        (["backend=cuml", "backend.algorithm=kd"], ["expected one of auto, brute, rbc"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and "=" in value[-1] else None,
 )
@@ -205,7 +216,7 @@ def test_help_is_about_this_program(tmp_path):
     ended = program("--help", cwd=tmp_path)
     assert ended.returncode == 0
     for word in (
-        "backend: auto, torch",
+        "backend: auto, ",
         "experiment=smoke",
         "-m backend=torch,warp",
         "epochs: 8",

@@ -30,11 +30,11 @@ def waiting_is_an_error() -> Iterator[None]:
 
 @operators
 @SHAPES
-def test_nothing_waits_for_the_device(operator: str, name: str, on_gpu: Where):
-    on_gpu.skip_unless(operator)
+def test_nothing_waits_for_the_device(operator: str, name: str, waitless: Where):
+    waitless.skip_unless(operator)
     case = by_id(name)
-    problem, at = _on_gpu(case)
-    function = _call(operator, case, on_gpu)
+    problem, at = _waitless(case)
+    function = _call(operator, case, waitless)
     warm = derivatives(function, problem, at)
     with waiting_is_an_error():
         got = derivatives(function, problem, at)
@@ -45,14 +45,14 @@ def test_nothing_waits_for_the_device(operator: str, name: str, on_gpu: Where):
 
 
 @SHAPES
-def test_neither_search_nor_index_waits(name: str, on_gpu: Where):
-    on_gpu.skip_unless("knn")
+def test_neither_search_nor_index_waits(name: str, waitless: Where):
+    waitless.skip_unless("knn")
     case = by_id(name)
-    problem, _ = _on_gpu(case)
+    problem, _ = _waitless(case)
 
     def function() -> tuple[Tensor, Tensor]:
         index = pointproj.build_index(
-            problem.reference_points, backend=on_gpu.backend, reference_offsets=problem.reference_offsets
+            problem.reference_points, backend=waitless.backend, reference_offsets=problem.reference_offsets
         )
         return pointproj.knn(*problem[:2], case.k, index=index, **problem.offsets)
 
@@ -63,12 +63,12 @@ def test_neither_search_nor_index_waits(name: str, on_gpu: Where):
 
 
 @operators
-def test_compiled_code_does_not_wait(operator: str, on_gpu: Where):
-    on_gpu.skip_unless(operator)
+def test_compiled_code_does_not_wait(operator: str, waitless: Where):
+    waitless.skip_unless(operator)
     case = by_id("odd-sizes")
-    problem, at = _on_gpu(case)
+    problem, at = _waitless(case)
     torch._dynamo.reset()
-    compiled = torch.compile(_call(operator, case, on_gpu), fullgraph=True)
+    compiled = torch.compile(_call(operator, case, waitless), fullgraph=True)
     leaves = [t.clone().requires_grad_() for t in (*problem[:3], at.sigma)]
     problem = problem._replace(**dict(zip(INPUTS[:3], leaves[:3], strict=True)))
 
@@ -84,12 +84,12 @@ def test_compiled_code_does_not_wait(operator: str, on_gpu: Where):
 
 @operators
 @SHAPES
-def test_captured_graph_replays_with_other_inputs(operator: str, name: str, on_gpu: Where):
+def test_captured_graph_replays_with_other_inputs(operator: str, name: str, waitless: Where):
     """Forward, backward and second backward in one graph; then other points, features and offsets."""
-    on_gpu.skip_unless(operator)
+    waitless.skip_unless(operator)
     case = by_id(name)
-    problem, at = _on_gpu(case)
-    function = _call(operator, case, on_gpu)
+    problem, at = _waitless(case)
+    function = _call(operator, case, waitless)
     replay, captured = _capture(lambda: derivatives(function, problem, at))
     for other in _others(case):
         for static, new in zip(problem, other, strict=True):
@@ -101,11 +101,11 @@ def test_captured_graph_replays_with_other_inputs(operator: str, name: str, on_g
 
 
 @operators
-def test_captured_graph_with_an_index(operator: str, on_gpu: Where):
-    on_gpu.skip_unless(operator)
+def test_captured_graph_with_an_index(operator: str, waitless: Where):
+    waitless.skip_unless(operator)
     case = by_id("odd-sizes")
-    problem, at = _on_gpu(case)
-    index = pointproj.build_index(problem.reference_points, backend=on_gpu.backend)
+    problem, at = _waitless(case)
+    index = pointproj.build_index(problem.reference_points, backend=waitless.backend)
 
     def function(p: Problem, sigma: Tensor) -> Tensor:
         return run(operator, p, case.neighborhood(operator), sigma, index=index)
@@ -119,12 +119,12 @@ def test_captured_graph_with_an_index(operator: str, on_gpu: Where):
 
 
 @operators
-def test_compiled_step_in_a_captured_graph(operator: str, on_gpu: Where):
-    on_gpu.skip_unless(operator)
+def test_compiled_step_in_a_captured_graph(operator: str, waitless: Where):
+    waitless.skip_unless(operator)
     case = by_id("odd-sizes")
-    problem, at = _on_gpu(case)
+    problem, at = _waitless(case)
     torch._dynamo.reset()
-    function = _call(operator, case, on_gpu)
+    function = _call(operator, case, waitless)
     compiled = torch.compile(function, fullgraph=True)
 
     def step(with_function: Callable) -> dict[str, Tensor]:

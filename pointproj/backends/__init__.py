@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, compiler
 
+from pointproj.config import BackendConfig
+
 log = logging.getLogger(__name__)
 
 Tables = tuple[Tensor, ...]
@@ -49,6 +51,7 @@ class Backend(Protocol):
 
     OPERATORS: frozenset[str]  # of {"knn", "radius"}
     RANK: dict[str, int]  # device type -> place in the choice of backend=auto, highest first, as measured
+    # Optional: WAITS: str, why calls wait for the device; see :func:`waits`.
 
     def unavailable(self) -> str | None:
         """None if this backend can run here, else one sentence: what is missing, and how to get it."""
@@ -113,12 +116,25 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
         if reason:
             raise BackendUnavailable(f"backend {name!r}: {reason}")
         return name, "asked for by name"
-    obstacles = {n: _obstacle(n, device_type, operator) for n in names()}
-    usable = [n for n, reason in obstacles.items() if reason is None]
-    best = max(usable, key=lambda n: load(n).RANK[device_type])
-    passed_over = "; ".join(f"{n}: {reason}" for n, reason in obstacles.items() if reason)
-    why = f"fastest of {', '.join(usable)} on {device_type} for {operator}"
-    return best, why + (f" (not usable: {passed_over})" if passed_over else "")
+    passed_over = []
+    for candidate in sorted(names(), key=lambda n: -load(n).RANK.get(device_type, -1)):
+        reason = _obstacle(candidate, device_type, operator)
+        if reason is None:  # those of lower rank are not asked: finding out can take seconds
+            break
+        passed_over.append(f"{candidate}: {reason}")
+    why = f"the fastest that runs on {device_type} for {operator}"
+    return candidate, why + (f" (not usable: {'; '.join(passed_over)})" if passed_over else "")
+
+
+def waits(name: str) -> str | None:
+    """Why a backend's calls wait for the device, so that no CUDA graph can hold them, or None."""
+    return getattr(load(name), "WAITS", None)
+
+
+def use_options(config: BackendConfig) -> None:
+    """Tell the backend asked for what its config says beyond its name."""
+    if config.algorithm is not None:
+        load(config.name).use_algorithm(config.algorithm)
 
 
 def _obstacle(name: str, device_type: str, operator: str) -> str | None:
