@@ -1,25 +1,47 @@
-"""Ctrl-C and SIGTERM as a request, so that a run stops between two steps and can be continued."""
+"""Ctrl-C, SIGTERM and SIGUSR1: between two steps as a request, elsewhere as an exception.
+
+SIGTERM is what schedulers and shutdowns send; SIGUSR1 is what SLURM sends ahead of time if asked to
+(``--signal=USR1@120``). All mean the same here: save what there is, say how to go on, and leave.
+"""
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
-class StopRequest:
-    """While it is entered, the first Ctrl-C or SIGTERM sets :attr:`made`; a second one acts as usual.
 
-    Outside of the main thread, where Python cannot handle signals, it does nothing.
+class Stopped(KeyboardInterrupt):
+    """A signal ended the run.
+
+    Attributes
+    ----------
+    number : signal.Signals
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.number = signal.Signals(number)
+
+    def __str__(self) -> str:
+        return f"stopped by {self.number.name}"
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell says of a program that this signal ended: 130, 143, 138 (on Linux)."""
+        return 128 + self.number
+
+
+class _Handling:
+    """Handles :data:`SIGNALS` while it is entered, if this is the main thread: Python cannot elsewhere."""
 
     def __init__(self) -> None:
-        self.made = False
-        self._previous: dict[signal.Signals, object] = {}
+        self._previous: dict[signal.Signals, Callable | int | None] = {}
 
-    def __enter__(self) -> "StopRequest":
+    def __enter__(self) -> "_Handling":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._on_signal) for number in self.SIGNALS}
+            self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -28,10 +50,34 @@ class StopRequest:
         self._restore()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.made = True
-        self._restore()
+        raise NotImplementedError
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
         self._previous = {}
+
+
+class StopAtOnce(_Handling):
+    """While it is entered, a signal raises :class:`Stopped` wherever the program is."""
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+
+class StopRequest(_Handling):
+    """While it is entered, the first signal is only noted; a second one acts as it did outside.
+
+    Attributes
+    ----------
+    made : signal.Signals or None
+        The signal that asked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: signal.Signals | None = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.made = signal.Signals(number)
+        self._restore()

@@ -1,0 +1,263 @@
+"""Files that nobody would write, for every reader: ``python -m tests.fuzzing --inputs 20000``.
+
+Each input is a valid file with one change or a few: bytes, numbers, counts, lines and whole passages altered,
+cut, repeated or taken from another file. A reader may return or raise its own error; everything else, and
+more than a few seconds or megabytes for a few kilobytes, is a finding, and its input is kept.
+"""
+
+import argparse
+import io
+import multiprocessing
+import re
+import resource
+import signal
+import struct
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pointproj import checkpoint
+from pointproj.checkpoint import CheckpointError
+from pointproj.mesh_files import parse_mesh
+from pointproj.meshes import MeshError
+from tests.test_mesh_files import OTHER_FORMATS, READABLE, STL_FILES
+
+SECONDS = 5  # that one input may take
+MEGABYTES = 1024  # of address space that a process of this may add to what it has
+
+NUMBERS = b"0 1 2 3 9 -1 255 256 65535 2147483647 4294967295 -9223372036854775808".split()
+NUMBERS += [*b"1e9 1e308 nan inf 0x10 1_0".split(), b"9" * 30, b"9" * 5000, "٣".encode()]
+WORDS = b"OFF COFF ply element face property list uchar int vertex end_header".split()
+WORDS += b"solid facet endfacet endsolid v f # \\".split()
+WORDS += [
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"\x00",
+    b"\x0b",
+    b" ",
+    "\u2028".encode(),
+    b"\xff\xfe",
+    b"ascii",
+    b"element vertex 0\n",
+]
+LARGEST = {"i": -1, "I": 2**32 - 1, "q": 2**63 - 1, "H": 65535, "f": np.inf, "d": np.nan}
+EXTREMES = [struct.pack(order + code, value) for order in "<>" for code, value in LARGEST.items()]
+
+
+@dataclass
+class Tally:
+    """What came of the inputs of one reader."""
+
+    inputs: int = 0
+    read: int = 0
+    refused: int = 0
+    slowest: float = 0.0  # seconds
+    grown: float = 0.0  # MiB of resident memory
+    findings: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader: files it understands, what it refuses with, and how an input is made of a changed file."""
+
+    seeds: list[bytes]
+    read: Callable[[bytes], object]
+    error: type[Exception]
+    wrap: Callable[[bytes], bytes] = lambda content: content
+
+
+class Slow(BaseException):
+    """An input took longer than :data:`SECONDS`."""
+
+
+def as_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def mesh_reader(suffix: str) -> Reader:
+    named = {f"{name}.off": text for name, text in READABLE.items()} | OTHER_FORMATS | STL_FILES
+    seeds = [as_bytes(content) for name, content in named.items() if name.lower().endswith(suffix)]
+
+    def read(content: bytes) -> None:
+        mesh = parse_mesh(content, f"input{suffix}")
+        assert np.isfinite(mesh.vertices).all()
+        assert 0 <= mesh.faces.min() <= mesh.faces.max() < len(mesh.vertices)
+
+    return Reader(seeds, read, MeshError)
+
+
+def checkpoint_content() -> bytes:
+    """A checkpoint, as bytes."""
+    model = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "position": {"losses": [[1, 0.5]]},
+    }
+    buffer = io.BytesIO()
+    torch.save({"format": checkpoint.FORMAT, "config": {"seed": 0, "data": {"root": None}}, **state}, buffer)
+    return buffer.getvalue()
+
+
+def pickle_of(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("archive/data.pkl")
+
+
+def checkpoint_reader(folder: Path, *, inside: bool) -> Reader:
+    """Of whole files, or with ``inside`` of files whose pickle is changed and whose checksums are right."""
+    whole = checkpoint_content()
+    path = folder / "last.pt"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        loaded = checkpoint.load(path)
+        assert isinstance(loaded["config"], dict)
+
+    def with_pickle(pickled: bytes) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(buffer, "w") as new:
+            for name in old.namelist():
+                new.writestr(name, pickled if name.endswith(".pkl") else old.read(name))
+        return buffer.getvalue()
+
+    if inside:
+        return Reader([pickle_of(whole)], read, CheckpointError, with_pickle)
+    return Reader([whole], read, CheckpointError)
+
+
+def readers(folder: Path) -> dict[str, Reader]:
+    """All readers by name; ``folder`` is theirs."""
+    meshes = {suffix: mesh_reader(suffix) for suffix in (".off", ".obj", ".ply", ".stl")}
+    return meshes | {
+        ".pt": checkpoint_reader(folder, inside=False),
+        ".pt, pickle": checkpoint_reader(folder, inside=True),
+    }
+
+
+def changed(content: bytes, seeds: list[bytes], rng: np.random.Generator) -> bytes:
+    """Return ``content`` with one change or a few."""
+    for _ in range(rng.geometric(0.5)):
+        content = _change(content, seeds, rng)
+    return content[: 1 << 16]
+
+
+def _change(content: bytes, seeds: list[bytes], rng: np.random.Generator) -> bytes:
+    low, high = sorted(rng.integers(0, len(content) + 1, 2).tolist())
+    high = min(high, low + int(rng.integers(1, 40)))
+    pick = lambda items: items[rng.integers(len(items))]  # noqa: E731
+    match rng.integers(10):
+        case 0:  # one byte
+            return content[:low] + bytes([rng.integers(256)]) + content[low + 1 :]
+        case 1:  # a passage gone
+            return content[:low] + content[high:]
+        case 2:  # cut short
+            return content[:low]
+        case 3:  # a passage many times over
+            return content[:low] + content[low:high] * int(rng.integers(2, 50)) + content[high:]
+        case 4:  # any bytes
+            return content[:low] + rng.bytes(int(rng.integers(1, 12))) + content[low:]
+        case 5:  # a word of some format
+            return content[:low] + pick(WORDS) + content[high if rng.integers(2) else low :]
+        case 6:  # another number
+            numbers = list(re.finditer(rb"[-+.\w]*\d[-+.\w]*", content))
+            span = pick(numbers).span() if numbers else (low, high)
+            return content[: span[0]] + pick(NUMBERS) + content[span[1] :]
+        case 7:  # another binary number
+            extreme = pick(EXTREMES)
+            return content[:low] + extreme + content[low + len(extreme) :]
+        case 8:  # lines in another order
+            lines = content.splitlines(keepends=True)
+            rng.shuffle(lines)
+            return b"".join(lines)
+        case _:  # the end of another file
+            other = pick(seeds)
+            return content[:low] + other[rng.integers(len(other) + 1) :]
+
+
+def fuzz(reader: Reader, count: int, seed: int) -> Tally:
+    """Give a reader ``count`` inputs, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    tally = Tally()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plain = signal.signal(signal.SIGALRM, _too_slow)
+    try:
+        for number in range(count):
+            content = reader.wrap(changed(reader.seeds[number % len(reader.seeds)], reader.seeds, rng))
+            _feed(reader, content, tally)
+    finally:
+        signal.signal(signal.SIGALRM, plain)
+    tally.grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return tally
+
+
+def _too_slow(*_: object) -> None:
+    raise Slow
+
+
+def _feed(reader: Reader, content: bytes, tally: Tally) -> None:
+    started = time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        reader.read(content)
+        tally.read += 1
+    except reader.error:
+        tally.refused += 1
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        tally.findings.append((f"{type(error).__name__}: {error}", content))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    tally.inputs += 1
+    tally.slowest = max(tally.slowest, time.perf_counter() - started)
+
+
+def _in_bounds(name: str, count: int, seed: int) -> Tally:
+    """In a process of its own, which may not take much more memory than it has."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20), resource.RLIM_INFINITY))
+    with tempfile.TemporaryDirectory() as folder:
+        return fuzz(readers(Path(folder))[name], count, seed)
+
+
+def main() -> None:
+    """Fuzz all readers, print what came of it, and keep the inputs of findings."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=20_000, help="for each reader")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--findings", type=Path, default=Path("outputs/fuzzing"))
+    given = parser.parse_args()
+    print(f"{'reader':<12} {'inputs':>8} {'read':>8} {'refused':>8} {'slowest':>9} {'memory':>9}  findings")
+    with tempfile.TemporaryDirectory() as folder:
+        names = list(readers(Path(folder)))
+    failed = False
+    for name in names:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            tally = pool.apply(_in_bounds, (name, given.inputs, given.seed))
+        print(
+            f"{name:<12} {tally.inputs:>8} {tally.read:>8} {tally.refused:>8} {tally.slowest * 1e3:>6.0f} ms "
+            f"{tally.grown:>5.0f} MiB  {len(tally.findings)}",
+            flush=True,
+        )
+        for number, (words, content) in enumerate(tally.findings):
+            given.findings.mkdir(parents=True, exist_ok=True)
+            path = given.findings / f"{number}{name.partition(',')[0]}"
+            path.write_bytes(content)
+            print(f"  {path}: {words[:200]}")
+            failed = True
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()
