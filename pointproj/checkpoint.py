@@ -42,6 +42,7 @@ FREE_KEYS = (
     "resume",
     "training.checkpoint_every",
     "training.log_every",
+    "training.on_nan",
     "training.pictures",
     "training.time_steps",
     "training.validate_every",

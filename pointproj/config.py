@@ -23,6 +23,7 @@ CHOICES = {
     "model.name": ("projector",),
     "optimizer.name": ("adam", "adamw"),
     "optimizer.schedule": ("constant", "cosine"),
+    "training.on_nan": ("stop", "skip"),
     "allocator.name": ("torch", "rmm"),
     "allocator.resource": ("pool", "async", "arena", "managed"),
     "backend.algorithm": ("auto", "brute", "rbc"),
@@ -145,6 +146,7 @@ class TrainingConfig:
     log_every: int = 10  # steps between progress lines
     pictures: int = 4  # test shapes drawn at the end
     checkpoint_every: int = 1  # epochs between writes of last.pt
+    on_nan: str = "stop"  # a step whose loss or gradient is not finite: stop there, or skip it and go on
     time_steps: int = 0  # repetitions when forward pass and step are timed after training; 0: not timed
 
 

@@ -4,17 +4,53 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pointproj import rmm_memory
-from pointproj.config import AllocatorConfig
+from pointproj.config import AllocatorConfig, Config
 
 log = logging.getLogger(__name__)
 
 _expandable = False  # whether the last job asked for expandable segments
+
+
+class OutOfMemory(RuntimeError):  # noqa: N818 - says what happened
+    """The device has not enough memory for this run; the message says what to lower."""
+
+
+@contextmanager
+def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[None]:
+    """Say of a failed allocation in the block which settings it follows from.
+
+    Raises
+    ------
+    OutOfMemory
+        In place of torch's, NumPy's and RMM's own errors.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise OutOfMemory(
+            f"{device} has not enough memory: {first_line} Lower training.batch_size (now "
+            f"{config.training.batch_size}), data.points ({config.data.points}), data.grid "
+            f"({config.data.grid}) or model.hidden_channels ({config.model.hidden_channels}); or write "
+            "training.amp=true"
+        ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def configure_allocator(allocator: AllocatorConfig) -> None:

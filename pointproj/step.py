@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pointproj.backends import waits
 from pointproj.distributed import ALONE, Processes
+from pointproj.divergence import FiniteGuard
 from pointproj.memory import graphs_unsupported
 from pointproj.optimization import Loss
 
@@ -78,6 +79,9 @@ class TrainingStep:
         self.compiled = compile
         self.captured = compile and capture and self.device.type == "cuda"
         self._called = torch.compile(model, fullgraph=True) if compile else model
+        self._guard = FiniteGuard(optimizer)
+        self._not_finite: list[int] = []  # numbers of calls that nobody has asked for yet
+        self._calls = 0
         self._loss_sum = torch.zeros((), device=self.device)
         self._steps_since_read = 0
         self._replays: dict[tuple, CapturedCall] = {}
@@ -106,6 +110,7 @@ class TrainingStep:
             self._replay(inputs)
         else:
             self._take(inputs)
+        self._calls += 1
         self._steps_since_read += 1
 
     def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
@@ -117,14 +122,27 @@ class TrainingStep:
         return prediction.squeeze(-1).float()
 
     def read_loss(self) -> float:
-        """Return the mean loss of the steps since the last read (NaN if there were none); waits for them."""
+        """Return the mean loss of the steps since the last read that were finite (NaN without any); waits."""
+        self._look()
         mean = self._loss_sum.item() / self._steps_since_read if self._steps_since_read else float("nan")
         self._loss_sum.zero_()
         self._steps_since_read = 0
         return mean
 
+    def read_not_finite(self) -> list[int]:
+        """Return how many steps ago each step was that changed nothing: loss or gradient was not finite.
+
+        Of those since the last call, oldest first; 0 is the step taken last. Waits for them. To be called at
+        least every 64 steps: older ones are forgotten.
+        """
+        self._look()
+        ages = [self._calls - 1 - call for call in self._not_finite]
+        self._not_finite.clear()
+        return ages
+
     def state_dict(self) -> dict[str, float | int]:
         """Losses that nobody has read yet, so that a resumed run reports them."""
+        self._look()
         return {"loss_sum": self._loss_sum.item(), "steps_since_read": self._steps_since_read}
 
     def load_state_dict(self, state: Mapping[str, float | int]) -> None:
@@ -137,16 +155,25 @@ class TrainingStep:
         loss = self._backward(inputs)
         if not self.processes.alone:
             loss = self._add_up(loss)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        loss = self._guard(loss, norm)
         if self.clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
         self.optimizer.step()
         self._loss_sum += loss
+
+    def _look(self) -> None:
+        """Learn from the device which steps were passed over; they do not count."""
+        ages = self._guard.read()
+        self._not_finite += [self._calls - 1 - age for age in ages]
+        self._steps_since_read -= len(ages)
 
     def _backward(self, inputs: Batch) -> Tensor:
         try:
             return self._loss_with_gradients(inputs)
         except Exception as error:
-            if not self.compiled or _is_capturing(self.device):
+            if not self.compiled or _is_capturing(self.device) or isinstance(error, torch.OutOfMemoryError):
                 raise
             failure = error
         loss = self._without_compile(inputs)  # raises what is wrong with the model itself, if anything is

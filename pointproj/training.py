@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -23,10 +24,11 @@ from pointproj.dataset import PreparedData, ShapeDataset, batches, collate, prep
 from pointproj.devices import choose_device, seed_everything, to_device
 from pointproj.display import Pace, ProgressDisplay
 from pointproj.distributed import Processes, StopTogether
+from pointproj.divergence import DivergenceWatch
 from pointproj.evaluation import Evaluation, Predictor, evaluate, untrained_predictor
-from pointproj.interruption import StopRequest
+from pointproj.interruption import Stopped, StopRequest
 from pointproj.loggers import MetricLogger, NoLogger, open_logger
-from pointproj.memory import peak_bytes, reset_peak, statistics
+from pointproj.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
 from pointproj.model import Projector
 from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.profiling import StepProfiler
@@ -39,10 +41,6 @@ log = logging.getLogger(__name__)
 PREDICTIONS = {"udf": "distance", "sdf": "signed_distance"}  # all other targets: value
 
 Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
-
-
-class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
-    """The loss is no longer a finite number; the message says when, and what to change."""
 
 
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
@@ -69,9 +67,11 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     DataError, MeshError
         From the preparation of the data.
     TrainingDiverged
-        If the loss stops being finite; the checkpoints are from before.
-    KeyboardInterrupt
-        After Ctrl-C or SIGTERM; ``last.pt`` then holds the state after the last step.
+        If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
+    OutOfMemory
+        If the device has not enough memory; says what to lower.
+    Stopped
+        After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
     """
     processes = distributed.join()
     device = choose_device(config.device)
@@ -88,7 +88,8 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         seed_everything(config.seed)
         reset_peak(device)
         data = prepare(config, processes)
-        metrics = Training(config, run, data, device, backend, logger, processes).run(continued)
+        with explained_out_of_memory(config, device):
+            metrics = Training(config, run, data, device, backend, logger, processes).run(continued)
     except BaseException:
         logger.close(failed=True)
         raise
@@ -175,6 +176,7 @@ class Training:
         self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
         self.total_steps = self.steps_per_epoch * config.training.epochs
         self.position = Position()
+        self.watch = DivergenceWatch(config, run.path)
         self.pace = Pace()
         untrained = untrained_predictor(config.target.name, backend, normals=bool(config.model.normals))
         self.baseline = self._evaluate(untrained)
@@ -219,9 +221,10 @@ class Training:
                     for batch in batches_left:
                         self._train_step(batch, display, profiler)
                         if stop_together(stop.made):
-                            self._stop()
+                            self._stop(stop)
                     if self.device.type == "cuda":
                         torch.cuda.synchronize(self.device)  # steps still under way belong to this time
+                self._check_finite()
                 position.epoch, position.step_in_epoch = position.epoch + 1, 0
                 is_last = position.epoch == config.training.epochs
                 if position.epoch % config.training.validate_every == 0 or is_last:
@@ -241,6 +244,8 @@ class Training:
         position.step += 1
         position.step_in_epoch += 1
         display.advance(position.step)
+        if self.watch.note(position.step, batch):
+            self._check_finite()
         if position.step % config.training.log_every == 0 or position.step == self.total_steps:
             self._log_step(display, lr)
 
@@ -250,17 +255,16 @@ class Training:
 
     def _log_step(self, display: ProgressDisplay, lr: float) -> None:
         position, training = self.position, self.config.training
+        self._check_finite()
         loss = self.step.read_loss()
-        if not math.isfinite(loss):
-            optimizer = self.config.optimizer
-            raise TrainingDiverged(
-                f"the loss is {loss} at step {position.step} of {self.total_steps}: write a lower "
-                f"optimizer.lr (now {optimizer.lr:g}) or a lower optimizer.clip (now {optimizer.clip})"
-            )
-        position.losses.append([position.step, loss])
+        if math.isfinite(loss):  # it is not if all these steps were passed over
+            position.losses.append([position.step, loss])
         pace, memory = self.pace.read(), peak_bytes(self.device)
         display.line(position.epoch + 1, training.epochs, position.step, loss, lr, pace, memory)
         self._record("train", loss=loss, lr=lr, **dataclasses.asdict(pace), memory_bytes=memory)
+
+    def _check_finite(self) -> None:
+        self.watch.check(self.step.read_not_finite())
 
     def _validate(self) -> None:
         """Measure the model on the test meshes, and keep it if it is the best so far."""
@@ -335,11 +339,12 @@ class Training:
         nothing_left = ": nothing is left to train" if position.epoch >= self.config.training.epochs else ""
         log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
 
-    def _stop(self) -> None:
+    def _stop(self, stop: StopRequest) -> None:
+        self._check_finite()
         self._save(checkpoint.LAST)
         path = self.run_folder.path / checkpoint.LAST
         log.warning("stopped after step %d; continue with resume=%s", self.position.step, path)
-        raise KeyboardInterrupt
+        raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
 
     def _log_header(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -375,7 +380,7 @@ class Training:
             "device": str(self.device),
             "mode": self.step.mode,
             "processes": self.processes.count,
-            "loss": position.losses[-1][1],
+            "loss": position.losses[-1][1] if position.losses else None,
             **compared,
             "best": position.best,
             "ms_per_step": self.pace.ms_per_step,

@@ -14,11 +14,12 @@ from pointproj.config import Config
 from pointproj.dataset import PreparedData, Shape, ShapeDataset
 from pointproj.devices import DeviceError
 from pointproj.display import Pace, ProgressDisplay, duration
+from pointproj.divergence import TrainingDiverged
 from pointproj.interruption import StopRequest
 from pointproj.loggers import LoggerUnavailable
 from pointproj.meshes import query_grid
 from pointproj.runs import RunFolder
-from pointproj.training import TrainingDiverged, train
+from pointproj.training import train
 
 GRID = 6
 

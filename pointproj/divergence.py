@@ -1,0 +1,143 @@
+"""Steps whose loss or gradient is not finite: they change nothing, and their batches are kept.
+
+The optimizer passes over such a step on the device, captured or not, without anybody waiting for it. The host
+looks every :data:`CHECK_EVERY` steps, and before anything is validated or saved, so that
+
+- no weight and no moment of the optimizer ever takes part in a step that is not finite;
+- no checkpoint hides one: it is written after the look;
+- the batch is known, and saved, at most :data:`CHECK_EVERY` steps later.
+"""
+
+import logging
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj import tensor_file
+from pointproj.config import Config
+
+log = logging.getLogger(__name__)
+
+CHECK_EVERY = 20
+MOST_SAVED = 5  # batches of one run
+
+_HISTORY_BITS = 64
+
+
+class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
+    """A loss or gradient is not finite; the message says when, with which batch, and what to change."""
+
+
+class FiniteGuard:
+    """On the device: lets an optimizer pass over steps that are not finite, and remembers which.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        A fused one: those read a flag on the device and leave weights and moments alone where it is set.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        device = optimizer.param_groups[0]["params"][0].device
+        self._passed_over = torch.zeros((), device=device)
+        self._history = torch.zeros((), dtype=torch.int64, device=device)  # a bit a step, the last is lowest
+        optimizer.grad_scale, optimizer.found_inf = None, self._passed_over
+
+    def __call__(self, loss: Float[Tensor, ""], gradient_norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """Decide about the step that the optimizer takes next; return its loss, or 0 if it is passed over."""
+        bad = (loss + gradient_norm) * 0 != 0  # NaN where either is not finite
+        self._passed_over.copy_(bad)
+        torch.add(bad, self._history, alpha=2, out=self._history)
+        return torch.where(bad, 0.0, loss)
+
+    def read(self) -> list[int]:
+        """Return how many steps ago each passed-over step was, oldest first, and forget them; waits.
+
+        Of the last 64 steps since the call before; 0 is the step taken last.
+        """
+        history = self._history.item() % 2**_HISTORY_BITS
+        self._history.zero_()
+        return [age for age in reversed(range(history.bit_length())) if history >> age & 1]
+
+
+class DivergenceWatch:
+    """Holds the batches of the last steps until these are known to be finite, and acts where one was not.
+
+    Parameters
+    ----------
+    config : Config
+        ``training.on_nan``: ``stop`` raises, ``skip`` warns and goes on, unless no step is finite any more.
+    folder : Path
+        Of the run; gets ``nonfinite_STEP.pt``.
+    """
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=CHECK_EVERY)
+        self._in_a_row = 0
+        self._saved = 0
+
+    def note(self, step: int, batch: dict[str, Any]) -> bool:
+        """Hold the batch of a step just taken; return whether it is time to :meth:`check`."""
+        self._recent.append((step, batch))
+        return len(self._recent) == CHECK_EVERY
+
+    def check(self, ages: list[int]) -> None:
+        """Act on what :meth:`FiniteGuard.read` returned.
+
+        Raises
+        ------
+        TrainingDiverged
+            For the first step that was not finite; if such steps are skipped, after :data:`CHECK_EVERY` in a
+            row.
+        """
+        bad = [self._recent[-1 - age] for age in ages if age < len(self._recent)]
+        finite_since = next((age for age in range(len(self._recent)) if age not in ages), None)
+        self._in_a_row = finite_since if finite_since is not None else self._in_a_row + len(self._recent)
+        self._recent.clear()
+        for step, batch in bad:
+            self._report(step, batch)
+        if self._in_a_row >= CHECK_EVERY:
+            raise TrainingDiverged(
+                f"none of the last {self._in_a_row} steps was finite, so that skipping them leads nowhere: "
+                + self._advice()
+            )
+
+    def _report(self, step: int, batch: dict[str, Any]) -> None:
+        words = f"step {step}: loss or gradient is not finite; {_described(batch)}{self._keep(step, batch)}"
+        if self.config.training.on_nan == "skip":
+            log.warning("%s; the step was passed over", words)
+            return
+        raise TrainingDiverged(
+            f"{words}. The step changed nothing: {self._advice()}, or training.on_nan=skip to pass over such "
+            "steps"
+        )
+
+    def _keep(self, step: int, batch: dict[str, Any]) -> str:
+        """Save a batch, and say where."""
+        self._saved += 1
+        if self._saved > MOST_SAVED:
+            return ""
+        path = self.folder / f"nonfinite_{step}.pt"
+        try:
+            tensor_file.save(path, {"step": step, **batch})
+        except OSError as error:
+            return f", which cannot be saved ({error.strerror})"
+        return f", saved in {path}"
+
+    def _advice(self) -> str:
+        lr, clip = self.config.optimizer.lr, self.config.optimizer.clip
+        return f"write a lower optimizer.lr (now {lr:g}), a lower optimizer.clip (now {clip})"
+
+
+def _described(batch: dict[str, Any]) -> str:
+    """Which shapes a batch holds, and whether they are the cause."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    odd = [name for name, value in tensors.items() if not value.isfinite().all()]
+    state = f"which holds NaN or infinity in {', '.join(odd)}" if odd else "whose numbers are all finite"
+    return f"the batch of {', '.join(batch.get('name', ['unnamed shapes']))}, {state}"
