@@ -19,10 +19,11 @@ class Lanes(NamedTuple):
     item: wp.Function  # (first of wp.tid()) -> what these lanes work on, in a launch of (items, count)
     lane: wp.Function  # () -> own number
     take: wp.Function  # (x, lane) -> that lane's x
+    previous: wp.Function  # (x) -> the x of the lane before this one; the first gets its own
     ballot: wp.Function  # (flag) -> one bit for each lane
     sum_before: wp.Function  # (x) -> sum over the lanes before this one
     owner: wp.Function  # (at, offset) -> last lane whose offset is at most ``at``
-    minimum: wp.Function  # (x) -> smallest over all lanes
+    minimum: wp.Function  # (x) -> smallest over all lanes; x is not negative
     total: wp.Function  # (x) -> sum over all lanes
 
 
@@ -49,6 +50,10 @@ def _one_lane() -> Lanes:
         return x
 
     @wp.func
+    def previous(x: Any):
+        return x
+
+    @wp.func
     def ballot(flag: bool):
         return wp.where(flag, 1, 0)
 
@@ -68,14 +73,21 @@ def _one_lane() -> Lanes:
     def total(x: Any):
         return x
 
-    return Lanes(1, item, lane, take, ballot, sum_before, owner, minimum, total)
+    return Lanes(1, item, lane, take, previous, ballot, sum_before, owner, minimum, total)
 
 
 def _several_lanes(count: int) -> Lanes:
     half = count // 2
     # The threads of this query, as the mask that every exchange between threads asks for.
     mask = f"const unsigned base = threadIdx.x & {32 - count}u, mask = {2**count - 1}u << base;"
+    previous_there = f"{mask} return __shfl_up_sync(mask, x, 1, {count});"
     take_there = f"{mask} return __shfl_sync(mask, x, source, {count});"
+    # Bits of floats that are not negative are ordered as the floats are; a whole warp compares in one go.
+    quick_least = """
+        #if __CUDA_ARCH__ >= 800
+            {back}(__reduce_min_sync(0xffffffffu, {bits}(x)));
+        #endif
+    """
     least = f"""{mask}
         for (int step = {half}; step > 0; step >>= 1) {{
             auto other = __shfl_xor_sync(mask, x, step);
@@ -102,6 +114,15 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(take_there)
     def take(x: wp.float64, source: int) -> wp.float64: ...
 
+    @wp.func_native(previous_there)
+    def previous(x: wp.int32) -> wp.int32: ...
+
+    @wp.func_native(previous_there)
+    def previous(x: wp.float32) -> wp.float32: ...
+
+    @wp.func_native(previous_there)
+    def previous(x: wp.float64) -> wp.float64: ...
+
     @wp.func_native(f"{mask} return (__ballot_sync(mask, flag) & mask) >> base;")
     def ballot(flag: bool) -> int: ...
 
@@ -123,10 +144,14 @@ def _several_lanes(count: int) -> Lanes:
         return found;""")
     def owner(at: int, offset: int) -> int: ...
 
-    @wp.func_native(least)
+    whole = count == 32
+    least_integer = quick_least.format(back="return", bits="") if whole else ""
+    least_float = quick_least.format(back="return __int_as_float", bits="__float_as_int") if whole else ""
+
+    @wp.func_native(least_integer + least)
     def minimum(x: wp.int32) -> wp.int32: ...
 
-    @wp.func_native(least)
+    @wp.func_native(least_float + least)
     def minimum(x: wp.float32) -> wp.float32: ...
 
     @wp.func_native(least)
@@ -138,7 +163,7 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(sum_up)
     def total(x: wp.float64) -> wp.float64: ...
 
-    return Lanes(count, item, lane, take, ballot, sum_before, owner, minimum, total)
+    return Lanes(count, item, lane, take, previous, ballot, sum_before, owner, minimum, total)
 
 
 _FLOOR_LOG2 = """

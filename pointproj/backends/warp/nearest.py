@@ -10,13 +10,12 @@ from torch import Tensor
 from pointproj.backends import Clouds
 from pointproj.backends.warp.cells import Cells
 from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of, packed_point
-from pointproj.backends.warp.lanes import lanes
+from pointproj.backends.warp.lanes import bit_count, lanes, lowest_bit
 from pointproj.backends.warp.rings import Visitor, grid_struct, ring_search
 from pointproj.warp_op import Launch, warp_op
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
-FEW_QUERIES = 2**18  # so few leave a GPU idle unless several lanes share each
-LANES_TOGETHER = 8
+FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
 LEFT_TO_DO = -2  # in place of the first neighbour
 
 
@@ -55,12 +54,16 @@ def _search(
     queries = rows.shape[0]
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
-    for into_crowds in (False, True):
-        shared = query_points.is_cuda and listed and queries <= FEW_QUERIES
-        width = LANES_TOGETHER if shared else 1
-        kernel = search_kernel(query_points.dtype, k if listed else None, width, into_crowds)
-        points = (query_points, query_offsets, itself, clouds, *cells)
-        launch(kernel, queries * width, *points, rows, heap, block_dim=128)
+    points = (query_points, query_offsets, itself, clouds, *cells)
+    few = queries <= FEW_QUERIES
+    together = query_points.is_cuda and listed
+    width = 32 if together and few else 1
+    kernel = search_kernel(query_points.dtype, k if listed else None, width, False)
+    launch(kernel, (queries, width), *points, 1, rows, heap, block_dim=128)
+    # Of the rest a warp takes one after another: such searches are long, and seldom alone.
+    width, each = (32, 8 if few else 32) if together else (1, 1)
+    kernel = search_kernel(query_points.dtype, k if listed else None, width, True)
+    launch(kernel, (-(-queries // each), width), *points, each, rows, heap, block_dim=128)
 
 
 @functools.cache
@@ -71,13 +74,41 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int, into_crowds: bo
     """
     real, vec3 = REALS[dtype]
     _, grid_of = grid_struct(dtype)
-    visitor, begin, finish = _in_memory(dtype) if k is None else _in_registers(dtype, k, width)
+    if k is None:
+        visitor, begin, finish = _in_memory(dtype)
+    else:
+        visitor, begin, finish = _in_registers(dtype, k) if width == 1 else _across_lanes(dtype, k)
     Arrays = visitor.arrays
     load_point, _, row_of = packed_point(dtype)
     search_cells = ring_search(dtype, lanes(width), visitor, into_crowds)
-    lane = lanes(width).lane
+    group = lanes(width)
+    item, lane, take, ballot = group.item, group.lane, group.take, group.ballot
+    Grid, _ = grid_struct(dtype)
+    bounds = {1: None, 32: (128, 6)}[width]
 
-    @wp.kernel(module="unique", module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST})
+    @wp.func
+    def search_one(
+        query: int,
+        query_points: wp.array(dtype=vec3),
+        query_offsets: wp.array(dtype=wp.int32),
+        clouds: int,
+        grid: Grid,
+        arrays: Arrays,
+    ):
+        q = query_points[query]
+        state = begin(query, arrays)
+        cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
+        if wp.isfinite(q) and grid.frames[cloud, 0] < real(wp.inf):
+            state = search_cells(state, q, grid, arrays, cloud)
+        if state.gave_up:
+            if lane() == 0:
+                arrays.rows[query, 0] = LEFT_TO_DO
+        else:
+            finish(state, query, arrays)
+
+    @wp.kernel(
+        module="unique", module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST}, launch_bounds=bounds
+    )
     def search_nearest(
         query_points: wp.array(dtype=vec3),
         query_offsets: wp.array(dtype=wp.int32),
@@ -91,28 +122,29 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int, into_crowds: bo
         shift: wp.array(dtype=wp.int32),
         start: wp.array(dtype=wp.int32),
         points: wp.array2d(dtype=real),
+        each: int,
         rows: wp.array2d(dtype=wp.int32),
         heap: wp.array2d(dtype=real),
     ):
-        query = wp.tid() / width
-        if itself:
-            query = row_of(load_point(points, query))
+        """Of ``each`` queries search for those left to do, one after another."""
+        number, _ = wp.tid()
         grid = grid_of(frames, dims, cut, subframes, subdims, shift, start, points)
         arrays = Arrays()
         arrays.rows = rows
         arrays.heap = heap
-        if wp.static(into_crowds) and rows[query, 0] != LEFT_TO_DO:
-            return
-        q = query_points[query]
-        state = begin(query, arrays)
-        cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
-        if wp.isfinite(q) and frames[cloud, 0] < real(wp.inf):
-            state = search_cells(state, q, grid, arrays, cloud)
-        if state.gave_up:
-            if lane() == 0:
-                rows[query, 0] = LEFT_TO_DO
+        query = item(number) * each + lane()
+        there = query < rows.shape[0] and lane() < each
+        if there and itself:
+            query = row_of(load_point(points, query))
+        if wp.static(into_crowds):
+            waiting = ballot(there and rows[query, 0] == LEFT_TO_DO)
+            while waiting != 0:
+                search_one(
+                    take(query, lowest_bit(waiting)), query_points, query_offsets, clouds, grid, arrays
+                )
+                waiting = waiting & (waiting - 1)
         else:
-            finish(state, query, arrays)
+            search_one(take(query, 0), query_points, query_offsets, clouds, grid, arrays)
 
     return search_nearest
 
@@ -145,22 +177,19 @@ def _squared_distance(dtype: torch.dtype) -> wp.Function:
     return squared_distance
 
 
-def _in_registers(dtype: torch.dtype, k: int, width: int) -> tuple:
-    """Up to a few dozen neighbours: each lane sorts those it meets, and settling leaves the best of all."""
+def _in_registers(dtype: torch.dtype, k: int) -> tuple:
+    """Up to a few dozen neighbours: a thread keeps them sorted."""
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
     Arrays = _arrays(dtype)
     squared_distance = _squared_distance(dtype)
     load_point, _, row_of = packed_point(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
-    lane, minimum = lanes(width).lane, lanes(width).minimum
-    last_row = 2**31 - 1
 
     @wp.struct
     class State:
         squared: Distances  # ascending
         rows: Rows
-        worst: real  # of the k-th best of all lanes when they last settled
         gave_up: bool
 
     @wp.func
@@ -169,24 +198,18 @@ def _in_registers(dtype: torch.dtype, k: int, width: int) -> tuple:
         for i in range(k):
             state.squared[i] = real(wp.inf)
             state.rows[i] = -1
-        state.worst = real(wp.inf)
         return state
 
     @wp.func
     def bound(state: State, arrays: Arrays):
-        if wp.static(width == 1):
-            return state.squared[k - 1]
-        return state.worst
+        return state.squared[k - 1]
 
     @wp.func
     def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
-        squared = real(wp.inf)
-        row = int(-1)
-        if exists:
-            point = load_point(grid.points, at)
-            squared = squared_distance(q, point)
+        point = load_point(grid.points, at)
+        squared = squared_distance(q, point)
+        if squared <= state.squared[k - 1] and squared < real(wp.inf):
             row = row_of(point)
-        if squared <= wp.min(state.squared[k - 1], state.worst) and squared < real(wp.inf):
             for i in range(k):  # the newcomer sinks to its place, each one behind it moves up
                 there = state.squared[i]
                 row_there = state.rows[i]
@@ -198,38 +221,81 @@ def _in_registers(dtype: torch.dtype, k: int, width: int) -> tuple:
         return state
 
     @wp.func
-    def settle(state: State):
-        """The k best of all lanes go to the first; the others begin anew, below the k-th distance."""
-        if wp.static(width > 1):
-            squared = Distances()
-            rows = Rows()
-            for i in range(k):
-                least = minimum(state.squared[0])
-                candidate = wp.where(
-                    state.squared[0] == least and state.rows[0] >= 0, state.rows[0], last_row
-                )
-                row = minimum(candidate)
-                squared[i] = least
-                rows[i] = wp.where(row == last_row, -1, row)
-                if candidate == row and row != last_row:  # its lane moves on to its next best
-                    for j in range(k - 1):
-                        state.squared[j] = state.squared[j + 1]
-                        state.rows[j] = state.rows[j + 1]
-                    state.squared[k - 1] = real(wp.inf)
-                    state.rows[k - 1] = -1
-            state.worst = squared[k - 1]
-            for i in range(k):
-                state.squared[i] = wp.where(lane() == 0, squared[i], real(wp.inf))
-                state.rows[i] = wp.where(lane() == 0, rows[i], -1)
+    def finish(state: State, query: int, arrays: Arrays):
+        for i in range(k):
+            arrays.rows[query, i] = state.rows[i]
+
+    return Visitor(State, Arrays, consider, bound, k), begin, finish
+
+
+def _across_lanes(dtype: torch.dtype, k: int) -> tuple:
+    """The same for the 32 lanes of a warp: lane i keeps the i-th nearest."""
+    real, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    Arrays = _arrays(dtype)
+    squared_distance = _squared_distance(dtype)
+    load_point, _, row_of = packed_point(dtype)
+    group = lanes(32)
+    lane, take, previous, ballot, minimum = (
+        group.lane,
+        group.take,
+        group.previous,
+        group.ballot,
+        group.minimum,
+    )
+    last_row = 2**31 - 1
+
+    @wp.struct
+    class State:
+        squared: real
+        row: int
+        worst: real  # squared distance of the k-th
+        gave_up: bool
+
+    @wp.func
+    def begin(query: int, arrays: Arrays):
+        state = State()
+        state.squared = real(wp.inf)
+        state.row = last_row
+        state.worst = real(wp.inf)
+        return state
+
+    @wp.func
+    def bound(state: State, arrays: Arrays):
+        return state.worst
+
+    @wp.func
+    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
+        squared = real(wp.inf)
+        row = int(last_row)
+        if exists:
+            point = load_point(grid.points, at)
+            squared = squared_distance(q, point)
+            row = row_of(point)
+        while ballot(squared <= state.worst and squared < real(wp.inf)) != 0:
+            least = minimum(squared)
+            first = minimum(wp.where(squared == least, row, last_row))
+            if squared == least and row == first:
+                squared = real(wp.inf)
+            before = state.squared < least or (state.squared == least and state.row < first)
+            place = bit_count(ballot(before))
+            squared_before = previous(state.squared)
+            row_before = previous(state.row)
+            if lane() == place:
+                state.squared = least
+                state.row = first
+            elif lane() > place:  # makes room
+                state.squared = squared_before
+                state.row = row_before
+            state.worst = take(state.squared, k - 1)
         return state
 
     @wp.func
     def finish(state: State, query: int, arrays: Arrays):
-        if lane() == 0:
-            for i in range(k):
-                arrays.rows[query, i] = state.rows[i]
+        if lane() < k:
+            arrays.rows[query, lane()] = wp.where(state.row == last_row, -1, state.row)
 
-    return Visitor(State, Arrays, consider, settle, bound, k), begin, finish
+    return Visitor(State, Arrays, consider, bound, k), begin, finish
 
 
 def _in_memory(dtype: torch.dtype) -> tuple:
@@ -310,8 +376,4 @@ def _in_memory(dtype: torch.dtype) -> tuple:
             arrays.rows[query, last] = row
             last -= 1
 
-    @wp.func
-    def settle(state: State):
-        return state
-
-    return Visitor(State, Arrays, consider, settle, bound, LARGEST_LIST), begin, finish
+    return Visitor(State, Arrays, consider, bound, LARGEST_LIST), begin, finish

@@ -23,10 +23,7 @@ class Visitor(NamedTuple):
     state: Any  # struct that travels through the search
     arrays: Any  # struct with arrays to read and write
     consider: wp.Function  # (state, q, grid, arrays, at, exists) -> state, one candidate a lane
-    settle: wp.Function  # (state) -> state: what the lanes found, put together
-    bound: (
-        wp.Function
-    )  # (state, arrays) -> squared distance beyond which nothing matters; settled in all lanes
+    bound: wp.Function  # (state, arrays) -> squared distance beyond which nothing matters
     wanted: int  # neighbours searched for
 
 
@@ -204,7 +201,7 @@ def _search_grid(
     Grid, _ = grid_struct(dtype)
     Frame, _, _, gap, beyond = _frames(dtype)
     _, axis_cell, _, _, cell_at, _ = cell_functions(dtype)
-    State, Arrays, _, settle, bound, wanted = visitor
+    State, Arrays, _, bound, wanted = visitor
     visits_crowds = visit_crowds is not None
     gives_up = not is_lowest and not visits_crowds
     lanes_count, lane, take, ballot = lanes.count, lanes.lane, lanes.take, lanes.ballot
@@ -273,8 +270,8 @@ def _search_grid(
         for part in range(parts):
             row_y = lane()
             row_z = int(0)
-            limit = bound(state, arrays)
             for _first in range(0, width * height, lanes_count):
+                limit = bound(state, arrays)
                 while row_y >= width:
                     row_y -= width
                     row_z += 1
@@ -298,8 +295,6 @@ def _search_grid(
                 first = int(0)
                 last = int(-1)
                 if not idle:
-                    if wp.static(lanes_count == 1):
-                        limit = bound(state, arrays)
                     first, last = reach(q, frame, y, z, x0, x1, limit)
                 if first <= last:
                     cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0]
@@ -322,12 +317,10 @@ def _search_grid(
                         last_crowd = take(last, source)
                         crowd_y = take(y, source)
                         crowd_z = take(z, source)
-                        state = settle(state)
                         state = visit_crowds(
                             state, q, grid, arrays, frame, first_crowd, last_crowd, crowd_y, crowd_z
                         )
-                        limit = bound(state, arrays)
-        return settle(state)
+        return state
 
     @wp.func
     def search(state: State, q: vec3, grid: Grid, arrays: Arrays, frame: Frame):
@@ -365,7 +358,7 @@ def _crowd_visitor(dtype: torch.dtype, visitor: Visitor, search_crowd: wp.Functi
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
     Frame, _, cell_frame, gap, _ = _frames(dtype)
-    State, Arrays, _, _, bound, _ = visitor
+    State, Arrays, _, bound, _ = visitor
 
     @wp.func
     def visit_crowds(

@@ -101,13 +101,14 @@ _ADD_ALL = """
     __syncwarp(mask);
     const int last = values.shape[1] - 1, channel = chunk * {held} * {count} + static_cast<int>(lane);
     const char* data = reinterpret_cast<const char*>(values.data);
-    const long long stride = values.strides[0];
+    const int stride = values.strides[0];
     #pragma unroll 1
     for (int first = 0; first < size; first += {ahead}) {{
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
             const Entry entry = list[first + j];
-            const {real}* from = reinterpret_cast<const {real}*>(data + entry.row * stride);
+            const long long offset = static_cast<long long>(entry.row) * stride;
+            const {real}* from = reinterpret_cast<const {real}*>(data + offset);
             #pragma unroll
             for (int i = 0; i < {held}; ++i) {{
                 const int there = channel + i * {count};

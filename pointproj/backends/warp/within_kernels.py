@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.backends.warp.common import OPTIONS, REALS, cloud_of, packed_point
+from pointproj.backends.warp.common import BLOCK, OPTIONS, REALS, cloud_of, packed_point
 from pointproj.backends.warp.lanes import lanes
 from pointproj.backends.warp.row_sums import row_sum, waiting_rows
 from pointproj.backends.warp.wrapped import ball_search, wrapped_struct
+
+AT_HAND = (BLOCK, 4)  # so many blocks at a time: latency is what these kernels wait for
 
 
 class WithinKernels(NamedTuple):
@@ -158,7 +160,7 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
 
     search = ball_search(positions, lanes(count), State, Arrays, consider)
 
-    @wp.kernel(**OPTIONS)
+    @wp.kernel(**OPTIONS, launch_bounds=AT_HAND)
     def aggregate(
         query_points: wp.array(dtype=vec3),
         query_offsets: wp.array(dtype=wp.int32),
@@ -259,7 +261,7 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
 
     search = ball_search(positions, lanes(count), State, Arrays, consider)
 
-    @wp.kernel(**OPTIONS)
+    @wp.kernel(**OPTIONS, launch_bounds=AT_HAND)
     def gather(
         reference_points: wp.array2d(dtype=place),
         references: int,
