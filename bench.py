@@ -21,11 +21,13 @@ def bench(composed: DictConfig) -> None:
     """Run the benchmark that was composed."""
     try:
         config = to_bench_config(composed)
+        from pointproj import distributed
         from pointproj.benchmark.run import run
         from pointproj.devices import DeviceError
 
         try:
             run(config)
+            distributed.leave()
         except DeviceError as error:
             raise ConfigError(str(error)) from None
     except ConfigError as error:

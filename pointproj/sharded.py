@@ -225,9 +225,7 @@ def _travel(tensor: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
     return _Exchange.apply(tensor.index_select(0, route.rows), route.sent, route.received, group)
 
 
-def _check_slabs(
-    slabs: Slabs, query_points: Tensor, reference_points: Tensor, radius: float, index: Any
-) -> None:
+def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: ops.Index | None) -> None:
     checks.check_radius(radius)
     if index is not None:
         raise ValueError("slabs build an index of their own; leave index out")

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from pointproj.config import ConfigError, nearest
 
-WORKLOADS = ("w1", "w2", "w2_wide", "scaling", "batches", "memory", "interop")
+WORKLOADS = ("w1", "w2", "w2_wide", "scaling", "batches", "memory", "interop", "large")
 MODES = ("build", "search", "knn", "aggregate", "operator", "forward", "step", "launch")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")

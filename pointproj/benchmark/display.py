@@ -14,10 +14,16 @@ COLOURS = {OK: "default", RED: "red", MISSING: "dim"}
 
 
 class Display:
-    """Lines on standard output; wide enough for a row also where that is no terminal."""
+    """Lines on standard output; wide enough for a row also where that is no terminal.
 
-    def __init__(self) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+    Parameters
+    ----------
+    shown : bool
+        False says nothing: of several processes that measure together one does.
+    """
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self.console = Console(highlight=False, soft_wrap=True, quiet=not shown)
         self._status = self.console.status("")
         self._done, self._expected = 0, 0
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pointproj.benchmark import interop
+from pointproj.benchmark import interop, large
 from pointproj.benchmark.calls import NOT_COMPILED
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import (
@@ -55,6 +55,12 @@ def ways(config: BenchConfig) -> Iterator[tuple[str, str]]:
         return iter(())
     peers_too = config.peers != []
     return ((name, kind) for name, (kind, _) in interop.WAYS.items() if kind == "backend" or peers_too)
+
+
+def large_modes(config: BenchConfig) -> tuple[str, ...]:
+    """What is called on the large cloud, eagerly."""
+    asked_for = "large" in config.workloads and "eager" in (config.execution or EXECUTIONS)
+    return tuple(mode for mode in large.MODES if asked_for and mode in config.modes)
 
 
 def _contenders(

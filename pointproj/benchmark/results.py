@@ -70,17 +70,21 @@ class ResultsFile:
     ----------
     path : Path
         Written when the first row is added; its folder is made.
+    writes : bool
+        False writes nothing: of several processes that measure together one does.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, writes: bool = True) -> None:
         self.path = Path(path)
+        self._writes = writes
         self._rows = {row.key: row for row in read_rows(self.path)} if self.path.exists() else {}
 
     def add(self, row: Row) -> None:
         """Keep ``row``, in place of an older one of the same measurement."""
         self._rows.pop(row.key, None)
         self._rows[row.key] = row
-        write_rows(self.path, self._rows.values())
+        if self._writes:
+            write_rows(self.path, self._rows.values())
 
 
 def write_rows(path: Path | str, rows: Iterable[Row]) -> None:

@@ -8,20 +8,28 @@ from typing import Any
 
 import torch
 
-from pointproj.benchmark import interop
+from pointproj import distributed
+from pointproj.benchmark import interop, large
 from pointproj.benchmark.calls import NetworkCalls, OperatorCalls, calls_for
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import OURS_MAY_ERR, Contender, backend_names, peer_names
+from pointproj.benchmark.contenders import (
+    OURS_MAY_ERR,
+    Contender,
+    backend_names,
+    missing_backend,
+    peer_names,
+)
 from pointproj.benchmark.display import Display
 from pointproj.benchmark.machine import device_name, machine_columns, package_version, slug
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import prepare_environment
-from pointproj.benchmark.plan import Entry, entries, executions, ways
+from pointproj.benchmark.plan import Entry, entries, executions, large_modes, ways
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.results import FAILED, MISSING, OK, RED, SKIPPED, ResultsFile, Row
 from pointproj.benchmark.timing import measure
 from pointproj.benchmark.workloads import ELEMENTS, NETWORK, Workload, workloads
 from pointproj.devices import choose_device
+from pointproj.distributed import Processes
 from pointproj.memory import peak_bytes, reset_peak
 from pointproj.step import first_line
 from tests.cases import Problem
@@ -62,9 +70,17 @@ def run(config: BenchConfig) -> list[Row]:
     prepare_environment()
     device = choose_device(config.device)
     backend_names(config.backends), peer_names(config.peers), executions(config, device.type)
-    output = config.output or f"benchmarks/{slug(device_name(device))}.csv"
-    with Display() as display:
-        return _Run(config, device, ResultsFile(output), display).run()
+    processes = distributed.join()
+    if not processes.alone and config.workloads != ["large"]:
+        raise ConfigError("several processes measure one workload together: write workloads=[large]")
+    output = config.output or f"benchmarks/{slug(_device_names(device, processes))}.csv"
+    with Display(shown=processes.is_first) as display:
+        return _Run(config, device, ResultsFile(output, writes=processes.is_first), display).run()
+
+
+def _device_names(device: torch.device, processes: Processes) -> str:
+    name = device_name(device)
+    return name if processes.alone else f"{processes.count} x {name}"
 
 
 class _Run:
@@ -77,7 +93,8 @@ class _Run:
         self.device = device
         self.file = file
         self.display = display
-        self.machine = machine_columns(device)
+        self.processes = distributed.join()
+        self.machine = {**machine_columns(device), "device": _device_names(device, self.processes)}
         self.projection = Projection(config, device)
         self.rows: list[Row] = []
 
@@ -86,12 +103,17 @@ class _Run:
         config, device_type = self.config, self.device.type
         planned = [(w, [*entries(config, w, device_type)]) for w in workloads(config, device_type)]
         launches = [*ways(config)]
-        self.display.expect(sum(entry.rows for _, of in planned for entry in of) + len(launches))
+        modes = large_modes(config)
+        on_large = [(name, mode) for name in backend_names(config.backends) for mode in modes]
+        counts = [entry.rows for _, of in planned for entry in of]
+        self.display.expect(sum(counts) + len(launches) + len(on_large))
         for workload, of in planned:
             if of:
                 _Clouds(self, workload).run(of)
         if launches:
             self._interop(launches)
+        for name, mode in on_large:
+            self._large(name, mode)
         self.display.footer(self.rows)
         return self.rows
 
@@ -114,12 +136,35 @@ class _Run:
             call = vectors.call(interop.WAYS[name][1])
             self.add(self.measured(blank, lambda call=call: call, vectors.error, OURS_MAY_ERR))
 
+    def _large(self, name: str, mode: str) -> None:
+        device_type = self.device.type
+        references, queries = large.SIZES[device_type]
+        blank = Row(
+            **{"workload": "large", "operator": "radius", "contender": name, "kind": "backend"},
+            **{"mode": mode, "execution": "eager", "queries": queries, "references": references},
+            **{"clouds": 1, "k": None, "radius": large.radius_for(references)},
+            **{"channels": large.CHANNELS, "dtype": "float32", "status": OK},
+            package=package_version("pointproj"),
+            **self.machine,
+        )
+        missing = missing_backend(name, device_type, "radius")
+        if missing is not None:
+            self.add(dataclasses.replace(blank, status=MISSING, note=missing))
+        elif name == "torch":
+            pairs = f"compares all {queries * references:.0e} pairs"
+            self.add(dataclasses.replace(blank, status=SKIPPED, note=pairs))
+        else:
+            cloud = large.LargeCloud(self.processes, self.device, name)
+            made = (lambda: cloud.call(mode)), cloud.error, OURS_MAY_ERR
+            self.add(self.measured(blank, *made, repetitions=large.REPETITIONS))
+
     def measured(
         self,
         blank: Row,
         make: Callable[[], Callable],
         error_of: Callable[[Any], float | None],
         allowed: float,
+        repetitions: int | None = None,
     ) -> Row:
         """``blank`` with a verdict and, where that is green, times and memory. It never raises errors."""
         self.display.doing(blank)
@@ -135,7 +180,7 @@ class _Run:
             del result
             if error is not None and not error <= allowed:
                 raise RedParity(f"{blank.mode} {blank.execution}", error, allowed)
-            timing = measure(call, self.device, self.config.budget_s)
+            timing = measure(call, self.device, self.config.budget_s, repetitions)
         except Exception as reason:
             return without_time(blank, reason)
         return dataclasses.replace(

@@ -57,6 +57,9 @@ def _device(rows: list[Row]) -> Iterator[str]:
     )
     yield from _section("Batches: forward with the features' gradient, milliseconds", _batches(rows))
     yield from _section("Peak memory of a W1 training step, eager, by number of points, MiB", _memory(rows))
+    yield from _section(
+        "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager", _large(rows)
+    )
     yield from _section("A Warp kernel on fresh tensors that require grad, milliseconds", _interop(rows))
     yield from _absent(rows)
 
@@ -117,6 +120,16 @@ def _batches(rows: list[Row]) -> list[str]:
         if any(cells):
             body.append([label, *cells])
     return _markdown("", head, body)
+
+
+def _large(rows: list[Row]) -> list[str]:
+    rows = [row for row in rows if row.workload == "large"]
+    body = []
+    for name, of in _by_contender(rows):
+        forward, both = (_only(of, mode=mode) for mode in ("aggregate", "operator"))
+        body.append([name, _time(forward), _time(both), _peak(both)])
+    head = ["forward, ms", "with the features' gradient, ms", "peak on each device, MiB"]
+    return _markdown("", head, [line for line in body if any(line[1:])])
 
 
 def _memory(rows: list[Row]) -> list[str]:

@@ -28,7 +28,9 @@ class Timing(NamedTuple):
     repetitions: int
 
 
-def measure(function: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
+def measure(
+    function: Callable[[], object], device: torch.device, budget_s: float, repetitions: int | None = None
+) -> Timing:
     """Time ``function``, which has run before at least once.
 
     Parameters
@@ -38,6 +40,8 @@ def measure(function: Callable[[], object], device: torch.device, budget_s: floa
     device : torch.device
     budget_s : float
         Seconds that the repetitions may take, about.
+    repetitions : int, optional
+        This many instead, where several processes have to make each call together.
 
     Returns
     -------
@@ -45,6 +49,8 @@ def measure(function: Callable[[], object], device: torch.device, budget_s: floa
     """
     sample = _sample_on_gpu if device.type == "cuda" else _sample_on_host
     function()
+    if repetitions is not None:
+        return percentiles(sample(function, device, 1, repetitions), 1)
     estimate = min(sample(function, device, 1, 2))  # seconds a call
     if estimate > LONG_CALL_S:
         return percentiles([estimate], 1)
