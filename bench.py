@@ -24,11 +24,12 @@ def bench(composed: DictConfig) -> None:
         from pointproj import distributed
         from pointproj.benchmark.run import run
         from pointproj.devices import DeviceError
+        from pointproj.rmm_memory import AllocatorUnavailable
 
         try:
             run(config)
             distributed.leave()
-        except DeviceError as error:
+        except (DeviceError, AllocatorUnavailable) as error:
             raise ConfigError(str(error)) from None
     except ConfigError as error:
         raise CompactHydraException(str(error)) from None

@@ -304,7 +304,7 @@ class TestTable:
 
     def test_every_line_of_a_table_has_as_many_cells(self):
         blocks = re.findall(r"(?:^\|.*\n?)+", table.tables([*self.ROWS]), re.MULTILINE)
-        assert len(blocks) == 3
+        assert len(blocks) == 4
         for block in blocks:
             assert len({line.count("|") for line in block.splitlines()}) == 1
 

@@ -14,6 +14,8 @@ WORKLOADS = ("w1", "w2", "w2_wide", "scaling", "batches", "memory", "interop", "
 MODES = ("build", "search", "knn", "aggregate", "operator", "forward", "step", "launch")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
+OWNERS = ("torch", "rmm")
+WITH_RMM = " + RMM"  # ends the name of a contender whose memory is RMM's
 
 
 @dataclass
@@ -26,6 +28,7 @@ class BenchConfig:
     backends: list[str] | None = None  # null: all of pointproj.backends
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
+    gpu_memory: str = "torch"  # torch | rmm: who owns it; with rmm, names end in "+ RMM"
     sizes: list[int] | None = None  # points of the scaling workload; null: 10^4 to 10^7 (CPU: 10^6)
     elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
     budget_s: float = 0.4  # seconds of repetitions a row
@@ -64,6 +67,9 @@ def _problems(config: BenchConfig) -> Iterator[str]:
     yield from _unknown("modes", config.modes, MODES)
     yield from _unknown("execution", config.execution or (), EXECUTIONS)
     yield from _unknown("device", [config.device], DEVICES)
+    yield from _unknown("gpu_memory", [config.gpu_memory], OWNERS)
+    if config.gpu_memory == "rmm" and "captured" in (config.execution or ()):
+        yield "execution: torch captures no CUDA graph while RMM owns the memory: leave captured or rmm out"
     for key in ("workloads", "modes", "execution", "backends", "sizes"):
         if getattr(config, key) == [] and not (key == "backends" and config.peers != []):
             yield f"{key}=[]: expected at least one"

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import pointproj
-from pointproj.backends import BackendUnavailable, Clouds, load, names, resolve
+from pointproj.backends import BackendUnavailable, Clouds, load, names, resolve, waits
 from pointproj.benchmark.config import EXECUTIONS
 from pointproj.benchmark.machine import package_version
 from pointproj.benchmark.peers import PEERS, Peer, gather_aggregate
@@ -92,7 +92,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         kind="backend",
         package=package_version("pointproj"),
         modes=tuple(m for m in workload.modes if not (brute_force and m in ("build", "search"))),
-        executions=EXECUTIONS,
+        executions=EXECUTIONS[:2] if waits(name) else EXECUTIONS,
         aggregate=aggregate,
         knn=knn if operator == "knn" else None,
         build=build,

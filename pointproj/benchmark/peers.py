@@ -177,21 +177,13 @@ def physicsnemo_radius(
 
 @_peer("cuML", "knn", "cuml", "cupy", "rmm", distribution="cuml-cu13")
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
-    """NearestNeighbors with its defaults, memory from an RMM pool."""
+    """NearestNeighbors with its defaults; gpu_memory=rmm gives it a pool."""
     import cupy
     from cuml.neighbors import NearestNeighbors
 
-    _use_rmm_pool()
     found = NearestNeighbors(n_neighbors=k, output_type="cupy").fit(cupy.from_dlpack(reference.detach()))
     rows = found.kneighbors(cupy.from_dlpack(query.detach()), return_distance=False)
     return torch.from_dlpack(rows).long()
-
-
-@functools.cache
-def _use_rmm_pool() -> None:
-    import rmm
-
-    rmm.reinitialize(pool_allocator=True, initial_pool_size=2**30)
 
 
 @_peer("cupyx KDTree", "knn", "cupyx.scipy.spatial", distribution="cupy-cuda13x")

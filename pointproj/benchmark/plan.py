@@ -1,11 +1,12 @@
 """Which rows a run will have, in order: fixed by the config, the device and what is registered."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pointproj.benchmark import interop, large
 from pointproj.benchmark.calls import NOT_COMPILED
-from pointproj.benchmark.config import EXECUTIONS, BenchConfig
+from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig
 from pointproj.benchmark.contenders import (
     Contender,
     backend_contender,
@@ -35,7 +36,7 @@ class Entry(NamedTuple):
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
     """The executions to time, cheapest set-up first."""
     if config.execution is None:
-        return EXECUTIONS if device_type == "cuda" else EXECUTIONS[:2]
+        return EXECUTIONS if device_type == "cuda" and config.gpu_memory == "torch" else EXECUTIONS[:2]
     if device_type != "cuda" and "captured" in config.execution:
         raise ConfigError(f"execution: captured needs a CUDA device, and this runs on {device_type}")
     return tuple(execution for execution in EXECUTIONS if execution in config.execution)
@@ -44,6 +45,8 @@ def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
     """Everybody who takes part in a workload, also those that cannot run here."""
     for contender, missing in _contenders(config, workload, device_type):
+        if config.gpu_memory == "rmm":
+            contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")
         measurements = tuple(_measurements(contender, config, device_type))
         if measurements:
             yield Entry(contender, missing, measurements)

@@ -28,9 +28,10 @@ from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.results import FAILED, MISSING, OK, RED, SKIPPED, ResultsFile, Row
 from pointproj.benchmark.timing import measure
 from pointproj.benchmark.workloads import ELEMENTS, NETWORK, Workload, workloads
+from pointproj.config import AllocatorConfig
 from pointproj.devices import choose_device
 from pointproj.distributed import Processes
-from pointproj.memory import peak_bytes, reset_peak
+from pointproj.memory import configure_allocator, empty_cache, held_bytes, peak_bytes, reset_peak
 from pointproj.step import first_line
 from tests.cases import Problem
 
@@ -62,12 +63,13 @@ def run(config: BenchConfig) -> list[Row]:
 
     Raises
     ------
-    ConfigError, DeviceError
+    ConfigError, DeviceError, AllocatorUnavailable
         Before anything is measured.
     KeyboardInterrupt
         After Ctrl-C; the file holds the rows up to then.
     """
     prepare_environment()
+    configure_allocator(AllocatorConfig(name=config.gpu_memory))
     device = choose_device(config.device)
     backend_names(config.backends), peer_names(config.peers), executions(config, device.type)
     processes = distributed.join()
@@ -195,10 +197,9 @@ class _Run:
         On the CPU nothing tells a process's own memory from its libraries', so there it is counted from 0.
         """
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache()
         reset_peak(self.device)
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+        return held_bytes(self.device)
 
 
 def without_time(blank: Row, reason: Exception) -> Row:

@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pointproj.benchmark.config import WITH_RMM
 from pointproj.benchmark.results import FAILED, MISSING, OK, OUT_OF_MINUTES, RED, SKIPPED, Row, read_rows
+from pointproj.benchmark.tutorial import LINES
 
 BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
@@ -47,6 +49,10 @@ def _device(rows: list[Row]) -> Iterator[str]:
         dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date) if row.commit)
     )
     yield f"**{newest.device}** ({', '.join(known)}; commit {commits}, {newest.date[:10]})"
+    yield from _section(
+        "The tutorial's table (W1), reproduced, and ours below it; each line in a process of its own",
+        _tutorial(rows),
+    )
     yield from _section("Network, milliseconds (median)", _network(rows))
     yield from _section(
         "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
@@ -67,6 +73,19 @@ def _device(rows: list[Row]) -> Iterator[str]:
 def _section(title: str, lines: list[str]) -> Iterator[str]:
     if len(lines) > 2:  # more than the head
         yield f"{title}:\n\n" + "\n".join(lines)
+
+
+def _tutorial(rows: list[Row]) -> list[str]:
+    rows = [row for row in rows if row.driver]  # of a GPU, as the tutorial's
+    body = []
+    for line in LINES:
+        name = line.contender + (WITH_RMM if line.gpu_memory == "rmm" else "")
+        of = [row for row in rows if row.contender == name and row.execution == line.execution]
+        forward, step = (_only(of, workload="w1", mode=mode) for mode in ("forward", "step"))
+        cells = [_time(forward), _time(step)]
+        if any(cells):
+            body.append([line.label, *cells, _peak(step)])
+    return _markdown("", ["forward, ms", "training step, ms", "step, peak MiB"], body)
 
 
 def _network(rows: list[Row]) -> list[str]:

@@ -1,0 +1,63 @@
+"""The table of the tutorial "Torch Compile and External Kernels" (its W1), and our lines below it.
+
+    python -m pointproj.benchmark.tutorial                 # into benchmarks/<device>.csv
+    python -m pointproj.benchmark.tutorial output=t.csv    # what follows goes to bench.py
+
+Each line is measured by a process of its own: who owns the memory is settled once in a process, and what one
+library leaves behind is not another's handicap.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+class Line(NamedTuple):
+    """A line of the table: who, how, and with whose memory."""
+
+    label: str
+    contender: str
+    execution: str
+    gpu_memory: str = "torch"
+    kind: str = "peers"  # peers | backends
+
+
+LINES = (
+    Line("torch", "tutorial torch", "eager"),
+    Line("torch.compile", "tutorial torch", "compiled"),
+    Line("cuML", "cuML", "eager"),
+    Line("cuML + torch.compile", "cuML", "compiled"),
+    Line("cuML + RMM", "cuML", "eager", "rmm"),
+    Line("cuML + RMM + torch.compile", "cuML", "compiled", "rmm"),
+    Line("**`backend=cuml`**", "cuml", "eager", kind="backends"),
+    Line("**`backend=cuml compile=true`**", "cuml", "compiled", kind="backends"),
+    Line("**`backend=cuml allocator=rmm`**", "cuml", "eager", "rmm", kind="backends"),
+    Line("**`backend=cuml allocator=rmm compile=true`**", "cuml", "compiled", "rmm", kind="backends"),
+    Line("**`backend=warp`**", "warp", "eager", kind="backends"),
+    Line("**`backend=warp compile=true`**", "warp", "captured", kind="backends"),
+)
+
+
+def command(line: Line, further: list[str]) -> list[str]:
+    """The command that measures one line."""
+    others = "backends" if line.kind == "peers" else "peers"
+    return [
+        *(sys.executable, str(PROJECT / "bench.py"), "workloads=[w1]", "modes=[forward,step]"),
+        *(f"execution=[{line.execution}]", f"gpu_memory={line.gpu_memory}"),
+        *(f"{line.kind}=['{line.contender}']", f"{others}=[]"),
+        *further,
+    ]
+
+
+def main() -> None:
+    """Measure line by line; a line that fails does not keep the others from their turn."""
+    failed = [line.label for line in LINES if subprocess.run(command(line, sys.argv[1:])).returncode]
+    if failed:
+        sys.exit(f"without result: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
