@@ -18,9 +18,10 @@ from omegaconf import MISSING, OmegaConf
 # file in conf/backend/, and nothing else.
 CHOICES = {
     "projector.kind": ("knn", "radius"),
-    "data.name": ("furniture", "modelnet10", "gaussian"),
+    "data.name": ("furniture", "modelnet10", "mixed", "gaussian"),
     "target.name": ("udf", "sdf", "occupancy", "random"),
-    "model.name": ("projector",),
+    "model.name": ("projector", "multiscale"),
+    "augmentation.turn": ("none", "right", "any"),
     "optimizer.name": ("adam", "adamw"),
     "optimizer.schedule": ("constant", "cosine"),
     "training.on_nan": ("stop", "skip"),
@@ -32,6 +33,8 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
 }
 
+LOSSES = ("absolute", "smooth", "squared", "cross_entropy")
+
 # Smallest whole number that makes sense.
 MINIMA = {
     "projector.k": 1,
@@ -40,8 +43,14 @@ MINIMA = {
     "data.test_meshes": 1,
     "data.points": 1,
     "data.grid": 2,
+    "data.queries": 0,
+    "data.pool": 1,
+    "data.repeats": 1,
     "data.workers": 0,
     "model.hidden_channels": 1,
+    "model.side": 1,
+    "model.levels": 1,
+    "model.neighbors": 1,
     "training.epochs": 1,
     "training.batch_size": 1,
     "training.validate_every": 1,
@@ -89,16 +98,19 @@ class ProjectorConfig:
 class ModelConfig:
     """Size of the network (``conf/model/``)."""
 
-    name: str = MISSING
+    name: str = MISSING  # projector | multiscale
     hidden_channels: int = 25
-    normals: bool | None = None  # show face normals to the first MLP; null: where they tell in from out
+    side: int = 32  # multiscale only: cells a side of the finest grid
+    levels: int = 3  # multiscale only: grids of halving sides
+    neighbors: int = 12  # multiscale only: reference points that a point attends to
+    normals: bool | None = None  # show face normals; null: to the projector, where they tell in from out
 
 
 @dataclass
 class DataConfig:
     """Where shapes come from and how they are sampled (``conf/data/``)."""
 
-    name: str = MISSING  # furniture | modelnet10 | gaussian
+    name: str = MISSING  # furniture | modelnet10 | mixed | gaussian
     root: str | None = None  # folder with <class>/{train,test}/*.off; null: data/<name>
     download: bool = False  # modelnet10 only: fetch the official archive into root
     strict: bool = False  # stop at the first unusable mesh instead of leaving it out
@@ -111,6 +123,9 @@ class DataConfig:
     points: int = 2048  # reference points a shape
     resample: bool = True  # fresh points every epoch; false: the same points
     grid: int = 30  # query points a side, on [-1, 1]^3
+    queries: int = 0  # random query points a shape and step in training, where target is no grid; 0: the grid
+    pool: int = 16384  # random points a shape that these are drawn from
+    repeats: int = 1  # mixed only: how often an epoch holds each real mesh, beside furniture once
     cache: str = "data/cache"  # prepared samples, by content and settings
     workers: int = 0  # processes that sample batches ahead
 
@@ -120,6 +135,22 @@ class TargetConfig:
     """What is learned on the query points (``conf/target/``)."""
 
     name: str = MISSING  # udf | sdf | occupancy | random
+    loss: str | None = None  # absolute | smooth | squared | cross_entropy; null: the target's own
+    eikonal: float = 0.0  # weight of (|gradient| - 1)^2 at the query points, for distances
+
+
+@dataclass
+class AugmentationConfig:
+    """How training shapes are changed on the device, clouds and queries alike (section ``augmentation``)."""
+
+    turn: str = (
+        "none"  # about the vertical: none | right (quarter turns) | any (half of the shapes by any angle)
+    )
+    mirror: bool = False  # left and right, front and back, each for half of the shapes
+    stretch: float = 0.0  # largest change of an axis' length, as a fraction; not for distances
+    shrink: float = 0.0  # largest loss of size, as a fraction
+    noise: float = 0.0  # largest standard deviation of noise on the points, in units of the query cube
+    drop: float = 0.0  # largest share of the points that is missing, in one region
 
 
 @dataclass
@@ -186,6 +217,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     allocator: AllocatorConfig = field(default_factory=AllocatorConfig)
@@ -231,8 +263,9 @@ def to_config(composed: Any) -> Config:
         raise ConfigError("this config cannot run: " + "\n".join(lines))
     if config.projector.context is None:
         config.projector.context = config.target.name != "random"
-    if config.model.normals is None:  # real meshes have faces of either orientation
-        config.model.normals = config.data.name == "furniture" and config.target.name in ("sdf", "occupancy")
+    if config.model.normals is None:  # real meshes have faces of either orientation; multiscale needs none
+        oriented = config.data.name == "furniture" and config.target.name in ("sdf", "occupancy")
+        config.model.normals = oriented and config.model.name == "projector"
     return config
 
 
@@ -271,6 +304,15 @@ def _value_problems(config: Config) -> Iterator[str]:
         value = _get(config, key)
         if value is not None and not (value > 0 and math.isfinite(value)):
             yield f"{key}={value}: expected a finite number above 0"
+    if config.target.loss not in (None, *LOSSES):
+        close = nearest(config.target.loss, LOSSES)
+        yield f"target.loss={config.target.loss}: expected one of {', '.join(LOSSES)}, or null{close}"
+    if not 0 <= config.target.eikonal < math.inf:
+        yield f"target.eikonal={config.target.eikonal}: expected a finite number of at least 0"
+    for name in ("stretch", "shrink", "noise", "drop"):
+        value = getattr(config.augmentation, name)
+        if not 0 <= value < 1:
+            yield f"augmentation.{name}={value}: expected a number from 0 to below 1"
     optimizer = config.optimizer
     if not 0 <= optimizer.weight_decay < math.inf:
         yield f"optimizer.weight_decay={optimizer.weight_decay}: expected a finite number of at least 0"
@@ -298,6 +340,11 @@ def _combination_problems(config: Config) -> Iterator[str]:
     for name in ("varied", "defects"):
         if getattr(config.data, name) and data in ("modelnet10", "gaussian"):
             yield f"data.{name}=true is for data=furniture; data={data} is taken as it is: leave it out"
+    if config.data.repeats > 1 and data != "mixed":
+        yield f"data.repeats={config.data.repeats} is for data=mixed: write training.epochs instead"
+    yield from _query_problems(config)
+    if config.model.name == "multiscale":
+        yield from _multiscale_problems(config)
     if config.profiler.name == "line_profile" and config.compile:
         yield (
             "profiler=line_profile times Python lines, and compile=true runs none of the model's: "
@@ -339,6 +386,43 @@ def _allocator_problems(allocator: AllocatorConfig, device: str) -> Iterator[str
         yield (
             "allocator.expandable_segments=true is about GPU memory and device=cpu uses none: leave one of "
             "them out"
+        )
+
+
+def _query_problems(config: Config) -> Iterator[str]:
+    """Yield what does not go with random queries, or needs them."""
+    target, augmentation = config.target, config.augmentation
+    if config.data.queries and target.name == "random":
+        yield "target=random has values on the grid alone: write data.queries=0"
+    moved = augmentation.turn != "none" or augmentation.mirror or augmentation.stretch or augmentation.shrink
+    if moved and not config.data.queries:
+        yield (
+            "augmentation moves the shapes, and targets on a fixed grid cannot follow: write "
+            "data.queries=2048 for random query points, or augmentation.turn=none and no mirror, stretch or "
+            "shrink"
+        )
+    distances = target.name in ("udf", "sdf")
+    if augmentation.stretch and distances:
+        yield f"augmentation.stretch changes distances unevenly, and target={target.name} is one: write 0"
+    if target.eikonal and not distances:
+        yield f"target.eikonal is for distances; target={target.name} is none: write target.eikonal=0"
+    if target.loss == "cross_entropy" and target.name != "occupancy":
+        yield f"target.loss=cross_entropy is for target=occupancy, got target={target.name}: write absolute"
+
+
+def _multiscale_problems(config: Config) -> Iterator[str]:
+    model = config.model
+    if model.side % 2 ** (model.levels - 1):
+        yield (
+            f"model.side={model.side} cannot be halved {model.levels - 1} times, as "
+            f"model.levels={model.levels} asks for: write a multiple of {2 ** (model.levels - 1)}"
+        )
+    if model.hidden_channels % 8:
+        yield f"model.hidden_channels={model.hidden_channels}: model=multiscale needs a multiple of 8"
+    if model.neighbors > config.data.points:
+        yield (
+            f"model.neighbors={model.neighbors} of data.points={config.data.points} reference points: "
+            f"expected at most {config.data.points}, or more points"
         )
 
 

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         Another seed draws other points.
     resample
         Draw other points in every epoch; otherwise always those of epoch 0.
+    queries
+        Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         points: int,
         seed: int,
         resample: bool,
+        queries: int = 0,
     ) -> None:
         self.shapes = shapes
         self.query_points = query_points
         self.points = points
         self.seed = seed
         self.resample = resample
+        self.queries = queries
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -78,16 +83,24 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         -------
         dict
             ``reference_points`` (N, 3) and ``normals`` (N, 3) float32, ``target`` (Q,) float32,
-            ``name``, ``class_name``.
+            ``name``, ``class_name``; with random queries also ``query_points`` (Q, 3) float32, where
+            ``target`` is.
         """
         epoch, index = index if isinstance(index, tuple) else (0, index)
         shape = self.shapes[index]
         generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
         points, normals = shape.source.draw(self.points, generator)
+        asked = {"target": shape.target}
+        if self.queries:
+            chosen = generator.integers(len(shape.pool_points), size=self.queries)
+            asked = {
+                "query_points": shape.pool_points[chosen],
+                "target": shape.pool_values[chosen],
+            }
         return {
             "reference_points": torch.from_numpy(points),
             "normals": torch.from_numpy(normals),
-            "target": shape.target,
+            **asked,
             "name": shape.name,
             "class_name": shape.class_name,
         }
@@ -153,11 +166,12 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
         len(left_out),
     )
     grid = torch.from_numpy(query_grid(config.data.grid))
-    points = config.data.points
-    train, test = (StoredShapes(entries[split], Cache(Path(config.data.cache))) for split in SPLITS)
+    data = config.data
+    shared = {"seed": config.seed, "resample": data.resample, "queries": data.queries}
+    train, test = (StoredShapes(entries[split], Cache(Path(data.cache))) for split in SPLITS)
     return PreparedData(
-        ShapeDataset(train, grid, points=points, seed=config.seed, resample=config.data.resample),
-        ShapeDataset(test, grid, points=points, seed=TEST_SEED, resample=False),
+        ShapeDataset(train, grid, points=data.points, **shared),
+        ShapeDataset(test, grid, points=data.points, seed=TEST_SEED, resample=False),
         left_out,
     )
 
@@ -199,8 +213,8 @@ def batches(
     ------
     dict
         ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
-        ``query_points`` (Q, 3), float32; ``name`` and ``class_name``, lists of B. Where there are several
-        processes also ``share`` (), float32: this part's share of the whole batch.
+        ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name`` and ``class_name``, lists of
+        B. Where there are several processes also ``share`` (), float32: this part's share of the whole batch.
     """
 
     def parts() -> Iterator[tuple[float, list[tuple[int, int]]]]:
@@ -229,7 +243,7 @@ def batches(
         )
     for batch, share in zip(stacked, shares, strict=True):
         shared = {} if processes.alone else {"share": torch.tensor(share)}
-        yield {**batch, "query_points": dataset.query_points, **shared}
+        yield {"query_points": dataset.query_points, **batch, **shared}
 
 
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -244,8 +258,16 @@ def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _mesh_files(data: DataConfig) -> list[MeshFile]:
     if data.name == "furniture":
-        return _furniture_files(data)
-    root = Path(data.root or f"data/{data.name}")
+        return _furniture_files(data, data.root, data.test_meshes)
+    if data.name == "mixed":
+        real = _real_files(data)
+        repeated = [file for file in real if file.split == "train"] * (data.repeats - 1)
+        return [*real, *repeated, *_furniture_files(data, None, 0)]
+    return _real_files(data)
+
+
+def _real_files(data: DataConfig) -> list[MeshFile]:
+    root = Path(data.root or "data/modelnet10")
     if data.download:
         from pointproj.download import download_modelnet10
 
@@ -259,14 +281,13 @@ def _mesh_files(data: DataConfig) -> list[MeshFile]:
     return find_meshes(root, data.classes, data.limit)
 
 
-def _furniture_files(data: DataConfig) -> list[MeshFile]:
+def _furniture_files(data: DataConfig, root: str | None, test_meshes: int) -> list[MeshFile]:
     from pointproj.furniture import CLASSES, write_furniture
 
     family = {"varied": data.varied, "defects": data.defects}
     folder = "-".join(["furniture", *(name for name, chosen in family.items() if chosen)])
-    root = Path(data.root or f"data/{folder}")
-    train, test = (min(count, data.limit or count) for count in (data.train_meshes, data.test_meshes))
-    files = write_furniture(root, data.classes or CLASSES, train, test, **family)
+    train, test = (min(count, data.limit or count) for count in (data.train_meshes, test_meshes))
+    files = write_furniture(root or f"data/{folder}", data.classes or CLASSES, train, test, **family)
     return [MeshFile(path, path.parents[1].name, path.parent.name) for path in files]
 
 
@@ -274,10 +295,12 @@ def _prepared_entries(
     config: Config, files: Sequence[MeshFile], processes: Processes
 ) -> tuple[dict[str, list[Entry]], list[tuple[str, str]]]:
     """What is known of the shapes of each split, and what was left out, both in the order of the files."""
-    recipe = Recipe(config.data.grid, config.target.name)
+    recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
     ready: dict[MeshFile, PreparedMesh] = {}
+    repeats = Counter(files)
+    once = list(repeats)
     cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
-    meshes = prepare_meshes(processes.share(files), recipe, Path(config.data.cache), processes=cores)
+    meshes = prepare_meshes(processes.share(once), recipe, Path(config.data.cache), processes=cores)
     # Closed at once if this stops at a mesh, so that helper processes and bar end before the error shows.
     with closing(meshes) as prepared_meshes:
         for file, prepared in prepared_meshes:
@@ -289,11 +312,14 @@ def _prepared_entries(
         ready |= others
     entries: dict[str, list[Entry]] = {split: [] for split in SPLITS}
     left_out = []
-    for file in files:
+    for file in once:
         prepared = ready[file]
         if prepared.reason is None:
             identity = int(prepared.digest[:16], 16)
-            entries[file.split].append(Entry(file.name, file.class_name, identity, prepared.key))
+            entries[file.split].extend(  # a repeated mesh is sampled each time anew
+                Entry(file.name, file.class_name, identity + copy, prepared.key)
+                for copy in range(repeats[file])
+            )
         else:
             log.warning("left out %s: %s", file.path, prepared.reason)
             left_out.append((str(file.path), prepared.reason))

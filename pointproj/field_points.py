@@ -1,19 +1,13 @@
-"""Target fields at any points, and the pool of points that training draws its queries from."""
+"""Target fields at any points of the query cube."""
 
 import numpy as np
 import warp as wp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from pointproj.fields import FLOOD_SIDE, Kind, inside_lattice, unsigned_distance
 from pointproj.meshes import Mesh
-from pointproj.sampling import SurfaceSampler
 
-MARGIN = 0.1
-"""How far beyond the shape's bounding box the pool's evenly spread points reach, in units of the cube."""
-
-NEAR = (0.015, 0.06)
-"""Standard deviations of the distances at which the pool's other points lie about the surface."""
-
+# Corners of a cell as bits of their axes, by distance from the first.
 _CORNERS = np.array([0b000, 0b001, 0b010, 0b100, 0b011, 0b101, 0b110, 0b111], dtype=np.int32)
 
 
@@ -85,33 +79,6 @@ def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cp
             outputs=[enclosed],
         )
         return enclosed.numpy().astype(bool)
-
-
-def pool_points(
-    vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"], count: int, seed: int
-) -> Float[np.ndarray, "count 3"]:
-    """Points to learn a field at: half evenly spread about the shape, half near its surface.
-
-    Parameters
-    ----------
-    vertices, faces : arrays, shapes (V, 3) and (F, 3)
-        Normalised.
-    count : int
-    seed : int
-        Equal arguments give equal points, so that values alone need to be kept.
-
-    Returns
-    -------
-    float32 array, shape (count, 3)
-        Within the query cube, in random order.
-    """
-    generator = np.random.default_rng(seed)
-    low, high = vertices.min(axis=0) - MARGIN, vertices.max(axis=0) + MARGIN
-    spread = generator.uniform(low, high, (count - count // 2, 3))
-    on_surface, _ = SurfaceSampler(vertices, faces).draw(count // 2, generator)
-    away = generator.choice(NEAR, (count // 2, 1)) * generator.standard_normal((count // 2, 3))
-    points = np.clip(np.concatenate([spread, on_surface + away]), -1, 1)
-    return generator.permutation(points).astype(np.float32)
 
 
 @wp.kernel

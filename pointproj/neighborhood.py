@@ -84,7 +84,8 @@ class NeighborAttention(nn.Module):
         if self.neighbor is not None:
             hidden = hidden + take_rows(self.neighbor(features), rows)
         hidden = self.hidden(hidden.relu()).relu()
-        weights = self.logit(hidden).float().softmax(dim=2)
+        logits = self.logit(hidden)
+        weights = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=2)
         values = self.value(hidden).unflatten(-1, (-1, HEAD_CHANNELS))
         return (weights[..., None].to(values.dtype) * values).sum(2).flatten(-2)
 

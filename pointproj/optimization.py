@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.config import OptimizerConfig
+from pointproj.config import OptimizerConfig, TargetConfig
+from pointproj.context import safe_sqrt
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -77,20 +79,43 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def loss_function(target_name: str) -> Loss:
-    """Return the loss for a target: ``loss(prediction, target)``, both (B, Q), as a scalar in float32.
+# The loss of a target that names none. Distances are compared by what the report measures too.
+OWN_LOSS = {"udf": "absolute", "sdf": "absolute", "occupancy": "cross_entropy", "random": "squared"}
 
-    Distances are compared by the mean absolute error, which is also what the report measures. Occupancy is
-    a logit, compared by binary cross-entropy; random numbers by the mean squared error.
+
+def loss_function(target: TargetConfig) -> Loss:
+    """Return the loss that a target asks for: ``loss(prediction, target)``, both (B, Q), as a scalar.
+
+    Parameters
+    ----------
+    target : TargetConfig
+        ``loss``: ``absolute`` is the mean absolute error; ``smooth`` is quadratic below 0.01 and absolute
+        beyond; ``squared`` is the mean squared error; ``cross_entropy`` compares a logit with a label. None
+        takes that of :data:`OWN_LOSS`. For ``occupancy`` the other losses compare the probability.
     """
-    return {
-        "udf": absolute_error,
-        "sdf": absolute_error,
-        "occupancy": nn.functional.binary_cross_entropy_with_logits,
-        "random": nn.functional.mse_loss,
-    }[target_name]
+    name = target.loss or OWN_LOSS[target.name]
+    compare = {
+        "absolute": nn.functional.l1_loss,
+        "smooth": partial(nn.functional.smooth_l1_loss, beta=0.01),
+        "squared": nn.functional.mse_loss,
+        "cross_entropy": nn.functional.binary_cross_entropy_with_logits,
+    }[name]
+    if target.name == "occupancy" and name != "cross_entropy":
+        return lambda prediction, label: compare(prediction.sigmoid(), label)
+    return compare
 
 
-def absolute_error(prediction: Float[Tensor, "b q"], target: Float[Tensor, "b q"]) -> Float[Tensor, ""]:
-    """Mean of |prediction - target|."""
-    return (prediction - target).abs().mean()
+def eikonal_penalty(
+    prediction: Float[Tensor, "b q"], query_points: Float[Tensor, "b q 3"]
+) -> Float[Tensor, ""]:
+    """Mean of (|gradient| - 1)^2: a distance has a gradient of length 1 (Gropp et al. 2020, equation 2).
+
+    Parameters
+    ----------
+    prediction : (B, Q) float tensor
+        Each made from its own query point alone.
+    query_points : (B, Q, 3) float tensor
+        Requires grad. The penalty is differentiable in the network's parameters.
+    """
+    (gradient,) = torch.autograd.grad(prediction.sum(), query_points, create_graph=True)
+    return (safe_sqrt(gradient.square().sum(-1)) - 1).square().mean()

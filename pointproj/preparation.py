@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import numpy as np
 from pointproj.cache import Cache, entry_key
 from pointproj.layout import MeshFile
 from pointproj.progress_bar import progress
+from pointproj.sampling import SurfaceSampler, pool_points
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ _MAKERS = (
     "pointproj.meshes",
     *(f"pointproj.mesh_files{part}" for part in ("", ".text", ".off", ".obj", ".ply", ".stl")),
     "pointproj.fields",
+    "pointproj.field_points",
+    "pointproj.sampling",
     "pointproj.preparation",
 )
 
@@ -42,6 +45,7 @@ class Recipe:
 
     grid: int  # query points a side
     target: str  # udf | sdf | occupancy | random
+    pool: int = 0  # random points with values, beside the grid
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,9 @@ class PreparedMesh:
     digest : str
         SHA-256 of the file, hexadecimal: what the mesh is known by, wherever it lies.
     key : str
-        Of the entry in the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32 and ``target``
-        (grid**3,) float32; empty arrays where there is a reason.
+        Of the entry in the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,)
+        and ``pool`` (pool,), the target at the points of :func:`pointproj.sampling.pool_points` with
+        :func:`pool_seed`. Both are float32, or bool for occupancy. Empty arrays where there is a reason.
     reason : str or None
         Why the mesh cannot be used.
     """
@@ -120,29 +125,42 @@ def prepare_mesh(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh:
     except MeshError as error:  # of the moment, not of the content: nothing to keep
         return PreparedMesh("", "", error.reason)
     digest = hashlib.sha256(content).hexdigest()
-    reason = None
+    key, reason = _key(digest, recipe), None
     try:
         arrays = _make(path, content, digest, recipe)
     except MeshError as error:
-        reason, empty = error.reason, np.empty((0, 3))
-        arrays = {"vertices": empty, "faces": empty.astype(np.int32), "target": np.empty(0, np.float32)}
-    key = _key(digest, recipe)
+        reason, empty, none = error.reason, np.empty((0, 3)), np.empty(0, np.float32)
+        arrays = {"vertices": empty, "faces": empty.astype(np.int32), "target": none, "pool": none}
     cached.store(key, {**arrays, "reason": np.array(reason or "")})
     return PreparedMesh(digest, key, reason)
 
 
+def pool_seed(key: str) -> int:
+    """Seed of the random points whose values an entry holds."""
+    return int(key[:16], 16)
+
+
 def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> dict[str, np.ndarray]:
+    from pointproj.field_points import field_at
     from pointproj.fields import target_field
     from pointproj.mesh_files import parse_mesh
     from pointproj.meshes import normalize
 
     mesh = normalize(parse_mesh(content, path))
+    pool = np.empty(0, np.float32)
     if recipe.target == "random":
         generator = np.random.default_rng(int(digest, 16))
         target = generator.standard_normal(recipe.grid**3, dtype=np.float32)
     else:
         target = target_field(mesh, recipe.grid, recipe.target)
-    return {"vertices": mesh.vertices, "faces": mesh.faces.astype(np.int32), "target": target}
+    if recipe.pool:
+        sampler = SurfaceSampler(mesh.vertices, mesh.faces)
+        points = pool_points(sampler, recipe.pool, pool_seed(_key(digest, recipe)))
+        pool = field_at(mesh, points, recipe.target)
+    if recipe.target == "occupancy":
+        target, pool = target > 0.5, pool > 0.5
+    faces = mesh.faces.astype(np.int32)
+    return {"vertices": mesh.vertices, "faces": faces, "target": target, "pool": pool}
 
 
 def _look_up(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
@@ -159,7 +177,7 @@ def _look_up(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
 
 
 def _key(digest: str, recipe: Recipe) -> str:
-    return entry_key(digest, {"grid": recipe.grid, "target": recipe.target, "code": _code_digest()})
+    return entry_key(digest, {**asdict(recipe), "code": _code_digest()})
 
 
 @cache

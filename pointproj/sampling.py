@@ -5,6 +5,12 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
+MARGIN = 0.1
+"""How far beyond a shape's bounding box the evenly spread points of a pool reach, in units of the cube."""
+
+NEAR = (0.015, 0.06)
+"""Standard deviations of the displacements of a pool's other points from the surface."""
+
 
 class PointSource(Protocol):
     """Something that reference points are drawn from."""
@@ -89,6 +95,33 @@ class FixedCloud:
     ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
         """Return the first ``count`` points; the generator is left alone."""
         return self.points[:count], np.zeros_like(self.points[:count])
+
+
+def pool_points(sampler: SurfaceSampler, count: int, seed: int) -> Float[np.ndarray, "count 3"]:
+    """Points to learn a field at: half near the surface, the others evenly about the shape or in the cube.
+
+    Parameters
+    ----------
+    sampler : SurfaceSampler
+        Of a normalised mesh.
+    count : int
+    seed : int
+        Equal arguments give equal points, so that only values need to be kept.
+
+    Returns
+    -------
+    float32 array, shape (count, 3)
+        Within the query cube, in random order.
+    """
+    generator = np.random.default_rng(seed)
+    low, high = sampler.vertices.min(axis=0) - MARGIN, sampler.vertices.max(axis=0) + MARGIN
+    far = count // 8
+    anywhere = generator.uniform(-1, 1, (far, 3))
+    spread = generator.uniform(low, high, (count - count // 2 - far, 3))
+    on_surface, _ = sampler.draw(count // 2, generator)
+    away = generator.choice(NEAR, (count // 2, 1)) * generator.standard_normal((count // 2, 3))
+    points = np.clip(np.concatenate([anywhere, spread, on_surface + away]), -1, 1)
+    return generator.permutation(points).astype(np.float32)
 
 
 def _corners(

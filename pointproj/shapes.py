@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from pointproj.cache import Cache
 from pointproj.layout import DataError
-from pointproj.sampling import PointSource, SurfaceSampler
+from pointproj.preparation import pool_seed
+from pointproj.sampling import PointSource, SurfaceSampler, pool_points
 
 KEPT_BYTES = 2**28  # of shapes that a process keeps in memory, those sampled last
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One shape: a source of reference points and the target on the query grid.
+    """One shape: a source of reference points, the target on the query grid, and at random points.
 
     Attributes
     ----------
@@ -27,6 +28,8 @@ class Shape:
         Known by content, so that equal shapes are sampled equally wherever their files lie.
     source : PointSource
     target : float32 tensor, shape (Q,)
+    pool_points, pool_values : float32 tensors, shapes (P, 3) and (P,), or None
+        Random points of the query cube and the target there.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Shape:
     identity: int
     source: PointSource
     target: Float[Tensor, " Q"]
+    pool_points: Float[Tensor, "P 3"] | None = None
+    pool_values: Float[Tensor, " P"] | None = None
 
 
 class Entry(NamedTuple):
@@ -41,7 +46,7 @@ class Entry(NamedTuple):
 
     name: str
     class_name: str
-    identity: int
+    identity: int  # a mesh that is there several times has one for each
     key: str  # in the cache
 
 
@@ -79,7 +84,7 @@ class StoredShapes(Sequence[Shape]):
         entry = self.entries[index]
         if entry.key in self._kept:
             self._kept.move_to_end(entry.key)
-            return self._kept[entry.key][0]
+            return replace(self._kept[entry.key][0], identity=entry.identity)
         shape, size = self._load(entry)
         self._kept[entry.key] = shape, size
         self._bytes += size
@@ -96,7 +101,12 @@ class StoredShapes(Sequence[Shape]):
                 "is gone or damaged now: leave data.cache alone while a run reads it. Started again, the run "
                 "prepares it anew; resume=auto continues"
             )
-        sampler = SurfaceSampler(arrays["vertices"], arrays["faces"])
-        target = torch.from_numpy(arrays["target"])
-        size = sum(array.nbytes for array in arrays.values()) + sampler.summed_areas.nbytes
-        return Shape(entry.name, entry.class_name, entry.identity, sampler, target), size
+        vertices, faces, count = arrays["vertices"], arrays["faces"], len(arrays["pool"])
+        sampler = SurfaceSampler(vertices, faces)
+        target, values = (torch.from_numpy(arrays[name]).float() for name in ("target", "pool"))
+        size = sum(array.nbytes for array in (vertices, faces, sampler.summed_areas))
+        size += 4 * (len(target) + 4 * count)
+        pool = None, None
+        if count:  # the points follow from the mesh, so the cache need not hold them
+            pool = torch.from_numpy(pool_points(sampler, count, pool_seed(entry.key))), values
+        return Shape(entry.name, entry.class_name, entry.identity, sampler, target, *pool), size

@@ -21,7 +21,7 @@ from pointproj.backends import waits
 from pointproj.distributed import ALONE, Processes
 from pointproj.divergence import FiniteGuard
 from pointproj.memory import graphs_unsupported
-from pointproj.optimization import Loss
+from pointproj.optimization import Loss, eikonal_penalty
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ class TrainingStep:
         Largest gradient norm; None leaves gradients as they are.
     amp : bool
         Run the model under bf16 autocast.
+    eikonal : float
+        Weight of :func:`pointproj.optimization.eikonal_penalty`. It needs second derivatives, which
+        torch.compile does not give: the model then runs uncompiled.
     compile : bool
         Compile the model and, on CUDA, capture the step. Whatever prevents that is logged, and the steps
         go on without it; :attr:`mode` says how they run.
@@ -64,6 +67,7 @@ class TrainingStep:
         *,
         clip: float | None = None,
         amp: bool = False,
+        eikonal: float = 0.0,
         compile: bool = False,
         capture: bool = True,
         processes: Processes = ALONE,
@@ -74,6 +78,7 @@ class TrainingStep:
         self.clip = clip
         self.amp = amp
         self.processes = processes
+        self.eikonal = eikonal
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.device = self.parameters[0].device
         self.compiled = compile
@@ -187,7 +192,14 @@ class TrainingStep:
 
     def _loss_with_gradients(self, inputs: Batch) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss_function(self.forward(inputs), inputs["target"])
+        if self.eikonal:
+            clouds = inputs["reference_points"].shape[0]
+            query_points = inputs["query_points"].expand(clouds, -1, -1).detach().requires_grad_()
+            inputs = {**inputs, "query_points": query_points}
+        prediction = self.forward(inputs)
+        loss = self.loss_function(prediction, inputs["target"])
+        if self.eikonal:
+            loss = loss + self.eikonal * eikonal_penalty(prediction, query_points)
         if "share" in inputs:
             loss = loss * inputs["share"]
         loss.backward()

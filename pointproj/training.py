@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 from pointproj import checkpoint, distributed, report
+from pointproj.augmentation import augment
 from pointproj.backends import resolve, use_options
 from pointproj.config import Config
 from pointproj.dataset import PreparedData, ShapeDataset, batches, collate, prepare
@@ -29,7 +30,7 @@ from pointproj.evaluation import Evaluation, Predictor, evaluate, untrained_pred
 from pointproj.interruption import Stopped, StopRequest
 from pointproj.loggers import MetricLogger, NoLogger, open_logger
 from pointproj.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
-from pointproj.model import Projector
+from pointproj.networks import build_model, cloud_features, operators_of
 from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.profiling import StepProfiler
 from pointproj.runs import RunFolder, environment
@@ -37,8 +38,6 @@ from pointproj.step import Batch, TrainingStep, capture_obstacle
 from pointproj.timing import time_step
 
 log = logging.getLogger(__name__)
-
-PREDICTIONS = {"udf": "distance", "sdf": "signed_distance"}  # all other targets: value
 
 Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 
@@ -75,7 +74,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     """
     processes = distributed.join()
     device = choose_device(config.device)
-    backend, why = resolve(config.backend.name, device.type, config.projector.kind)
+    backend, why = resolve(config.backend.name, device.type, operators_of(config))
     log.info("device %s, backend %s (%s)", device, backend, why)
     use_options(config.backend)
     obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
@@ -95,23 +94,6 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         raise
     logger.close()
     return metrics
-
-
-def build_model(config: Config, backend: str) -> Projector:
-    """Make the network the config describes, on the CPU, with the weights that the seed gives."""
-    projector = config.projector
-    torch.manual_seed(config.seed)
-    return Projector(
-        kind=projector.kind,
-        k=projector.k,
-        radius=projector.radius,
-        sigma=projector.sigma,
-        in_channels=6 if config.model.normals else 3,
-        hidden_channels=config.model.hidden_channels,
-        context=bool(projector.context),
-        predicts=PREDICTIONS.get(config.target.name, "value") if projector.context else "value",
-        backend=backend,
-    )
 
 
 @dataclass
@@ -165,9 +147,10 @@ class Training:
         self.step = TrainingStep(
             self.model,
             self.optimizer,
-            loss_function(config.target.name),
+            loss_function(config.target),
             clip=config.optimizer.clip,
             amp=config.training.amp,
+            eikonal=config.target.eikonal,
             compile=config.compile,
             capture=capture,
             processes=processes,
@@ -294,7 +277,16 @@ class Training:
         """All batches that are left of this run, in an order that follows from the seed and the epoch."""
         position, config = self.position, self.config
         left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
-        return self._batches(self.data.train, shuffle=True, seed=config.seed, epoch=position.epoch, **left)
+        order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
+        for batch in self._batches(self.data.train, **order):
+            yield self._augmented(batch)
+
+    def _augmented(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Change the shapes of the batch of this step, and of this process."""
+        step = self.position.step * self.processes.count + self.processes.rank
+        distances = self.config.target.name in ("udf", "sdf")
+        changed = augment(batch, self.config.augmentation, seed=(self.config.seed, step), distances=distances)
+        return cloud_features(changed, self.config.model)
 
     def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
         """This process's part of the batches, on the device; see :func:`pointproj.dataset.batches`."""
@@ -303,10 +295,7 @@ class Training:
             yield self._on_device(batch)
 
     def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
-        batch = to_device(batch, self.device)
-        if self.config.model.normals:
-            batch["features"] = torch.cat([batch["reference_points"], batch["normals"]], dim=-1)
-        return batch
+        return cloud_features(to_device(batch, self.device), self.config.model)
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
@@ -348,7 +337,8 @@ class Training:
 
     def _log_header(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        log.info("Projector(%s), %d parameters", self.model.extra_repr(), parameters)
+        name = type(self.model).__name__
+        log.info("%s(%s), %d parameters", name, self.model.extra_repr(), parameters)
         log.info(
             "%s, %s; %d training and %d test meshes, batches of %s, %d steps an epoch",
             "bfloat16 autocast over float32" if self.config.training.amp else "float32",

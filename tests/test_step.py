@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pointproj import Projector
-from pointproj.config import OptimizerConfig
+from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.step import TrainingStep
 from pointproj.timing import time_step
@@ -29,7 +29,7 @@ def make_step(device="cpu", *, settings=None, clip=0.1, capturable=False, **opti
     model = Projector(k=3, hidden_channels=8, context=True, backend="torch").to(device)
     settings = settings or OptimizerConfig("adamw", lr=1e-2, weight_decay=1e-3)
     optimizer = build_optimizer(settings, model.parameters(), capturable=capturable)
-    return TrainingStep(model, optimizer, loss_function("udf"), clip=clip, **options)
+    return TrainingStep(model, optimizer, loss_function(TargetConfig("udf")), clip=clip, **options)
 
 
 def losses(step, given):
@@ -147,11 +147,11 @@ def test_constant_rate_stays():
 
 def test_losses_are_those_the_targets_ask_for():
     prediction, target = torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0]])
-    assert loss_function("udf")(prediction, target).item() == 1.5
-    assert loss_function("sdf")(prediction, target).item() == 1.5
-    assert loss_function("random")(prediction, target).item() == 2.5
+    assert loss_function(TargetConfig("udf"))(prediction, target).item() == 1.5
+    assert loss_function(TargetConfig("sdf"))(prediction, target).item() == 1.5
+    assert loss_function(TargetConfig("random"))(prediction, target).item() == 2.5
     expected = (math.log(2) + math.log(1 + math.exp(2))) / 2
-    assert loss_function("occupancy")(prediction, target).item() == pytest.approx(expected)
+    assert loss_function(TargetConfig("occupancy"))(prediction, target).item() == pytest.approx(expected)
 
 
 @pytest.mark.gpu

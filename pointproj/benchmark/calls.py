@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pointproj.benchmark.contenders import SEED, Contender
 from pointproj.benchmark.workloads import NETWORK
-from pointproj.config import OptimizerConfig
+from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.optimization import build_optimizer, loss_function
 from pointproj.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, beside
 from tests.cases import Problem
@@ -102,7 +102,7 @@ class NetworkCalls:
             settings = OptimizerConfig(name="adam", lr=1e-3)
             capturable = compiled and self.device.type == "cuda"
             optimizer = build_optimizer(settings, model.parameters(), capturable=capturable)
-            loss = loss_function("random")
+            loss = loss_function(TargetConfig("random"))
             self._steps[compiled] = TrainingStep(model, optimizer, loss, compile=compiled)
         step = self._steps[compiled]
         step.captured = execution == "captured"
