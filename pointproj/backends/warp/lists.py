@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pointproj.backends.warp.common import OPTIONS, REALS
 from pointproj.backends.warp.lanes import lanes
-from pointproj.backends.warp.row_sums import divide, row_sum, waiting_rows
+from pointproj.backends.warp.row_sums import Division, divide, row_sum, waiting_rows
 from pointproj.neighbor_lists import listed_chunks
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_backward, fill_second_backward
 from pointproj.warp_op import Launch, warp_op
@@ -120,10 +120,11 @@ def _aggregate(
     aggregated: Tensor,
     weights: Tensor,
 ) -> None:
-    count, held, searches = divide(features.shape[1], features.device.type, most_lanes=8)
-    kernel = aggregate_kernel(query_points.dtype, features.dtype, count, held)
-    points = (query_points, reference_points, features, sigma, neighbor_indices, searches)
-    launch(kernel, (query_points.shape[0] * searches, count), *points, aggregated, weights)
+    division = divide(features.shape[1], features.device.type, most_lanes=8)
+    kernel = aggregate_kernel(query_points.dtype, features.dtype, division)
+    points = (query_points, reference_points, features, sigma, neighbor_indices)
+    shape = (query_points.shape[0] * division.searches, division.lanes)
+    launch(kernel, shape, *points, aggregated, weights)
 
 
 class ListKernels(NamedTuple):
@@ -148,8 +149,9 @@ def _distance(positions: torch.dtype, sums: torch.dtype) -> wp.Function:
 
 
 @functools.cache
-def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: int) -> wp.Kernel:
-    """Softmax over each list, and the weighted sum: ``count`` lanes a query, ``held`` channels a lane."""
+def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
+    """Softmax over each list, and the weighted sum."""
+    count, held, searches = division
     _, vec3 = REALS[positions]
     real, _ = REALS[sums]
     distance = _distance(positions, sums)
@@ -165,7 +167,6 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held
         features: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
         neighbor_indices: wp.array2d(dtype=wp.int32),
-        searches: int,
         aggregated: wp.array2d(dtype=real),
         weights: wp.array2d(dtype=real),
     ):

@@ -78,9 +78,9 @@ def row_sum(sums: torch.dtype, count: int, held: int) -> RowSum:
     return RowSum(Channels, channel_of, add_row)
 
 
-_ENTRY = "struct Entry {{ {real} number; int row; }}; Entry* list = reinterpret_cast<Entry*>(room);"
+_ENTRY = "struct Entry {{ {real} number; unsigned row; }}; Entry* list = reinterpret_cast<Entry*>(room);"
 _ROOM = """
-    struct Entry {{ {real} number; int row; }};
+    struct Entry {{ {real} number; unsigned row; }};
     __shared__ Entry all[{block} / {count} * {places}];
     return reinterpret_cast<unsigned long long>(all + threadIdx.x / {count} * {places});
 """
@@ -88,7 +88,7 @@ _PUT = """
     const unsigned lane = threadIdx.x & {last}u, base = threadIdx.x & {others}u;
     const unsigned mask = {mask}u << base;
     const unsigned present = (__ballot_sync(mask, exists) & mask) >> base;
-    if (exists) list[size + __popc(present & ((1u << lane) - 1u))] = {{number, row}};
+    if (exists) list[size + __popc(present & ((1u << lane) - 1u))] = {{number, static_cast<unsigned>(row)}};
     __syncwarp(mask);
     return size + __popc(present);
 """
@@ -99,20 +99,24 @@ _ADD_ALL = """
     if (size == 0) return total;
     if (lane < {ahead}) list[size + lane] = {{0, list[0].row}};
     __syncwarp(mask);
-    const int last = values.shape[1] - 1, channel = chunk * {held} * {count} + static_cast<int>(lane);
-    const char* data = reinterpret_cast<const char*>(values.data);
-    const int stride = values.strides[0];
+    const int last = values.shape[1] - 1;
+    const unsigned stride = values.strides[0];
+    const int channel = chunk * {held} * {count} + static_cast<int>(lane);
+    const char* columns[{held}];
+    #pragma unroll
+    for (int i = 0; i < {held}; ++i) {{
+        const int there = channel + i * {count};
+        columns[i] = reinterpret_cast<const char*>(values.data + (there < last ? there : last));
+    }}
     #pragma unroll 1
     for (int first = 0; first < size; first += {ahead}) {{
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
             const Entry entry = list[first + j];
-            const long long offset = static_cast<long long>(entry.row) * stride;
-            const {real}* from = reinterpret_cast<const {real}*>(data + offset);
+            const unsigned long long row = static_cast<unsigned long long>(entry.row) * stride;
             #pragma unroll
             for (int i = 0; i < {held}; ++i) {{
-                const int there = channel + i * {count};
-                total[i] += entry.number * from[there < last ? there : last];
+                total[i] = fma(entry.number, *reinterpret_cast<const {real}*>(columns[i] + row), total[i]);
             }}
         }}
     }}

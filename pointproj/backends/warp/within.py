@@ -82,7 +82,7 @@ def _backward(
         query_cells = (*table, first_place, query_points.shape[0], query_offsets)
     if d_features is not None:
         shape = (reference_points.shape[0] * searches, lanes)
-        known = (softmax, grad_aggregated, sigma, *limits, searches)
+        known = (softmax, grad_aggregated, sigma, *limits)
         in_order = (WrappedCells(*cells).points, reference_points.shape[0], reference_offsets, clouds)
         launch(kernels.gather, shape, *in_order, *query_cells, *known, d_features)
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
@@ -118,7 +118,7 @@ def largest_square_within(radius: float, dtype: torch.dtype) -> float:
 
 def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, Division]:
     division = divide(features.shape[1], features.device.type, most_lanes=32)
-    return within_kernels(query_points.dtype, features.dtype, division.lanes, division.held), division
+    return within_kernels(query_points.dtype, features.dtype, division), division
 
 
 def _second_backward(
@@ -170,6 +170,6 @@ def _aggregate(
     limits = (radius, largest_square_within(radius, query_points.dtype))
     shape = (query_points.shape[0] * searches, lanes)
     queries = (query_points, query_offsets, clouds)
-    known = (features, sigma, *limits, searches)
+    known = (features, sigma, *limits)
     searched = (*cells, 0, reference_points.shape[0], reference_offsets)
     launch(kernels.aggregate, shape, *queries, *searched, *known, aggregated, softmax)

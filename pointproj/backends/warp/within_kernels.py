@@ -14,7 +14,7 @@ import warp as wp
 
 from pointproj.backends.warp.common import BLOCK, OPTIONS, REALS, cloud_of, packed_point
 from pointproj.backends.warp.lanes import lanes
-from pointproj.backends.warp.row_sums import row_sum, waiting_rows
+from pointproj.backends.warp.row_sums import Division, row_sum, waiting_rows
 from pointproj.backends.warp.wrapped import ball_search, wrapped_struct
 
 AT_HAND = (BLOCK, 4)  # so many blocks at a time: latency is what these kernels wait for
@@ -28,13 +28,13 @@ class WithinKernels(NamedTuple):
 
 
 @functools.cache
-def within_kernels(positions: torch.dtype, sums: torch.dtype, lanes: int, held: int) -> WithinKernels:
+def within_kernels(positions: torch.dtype, sums: torch.dtype, division: Division) -> WithinKernels:
     """Kernels for positions of one dtype and sums in another, at least as wide."""
     return WithinKernels(
-        _aggregate_kernel(positions, sums, lanes, held),
-        _gather_kernel(positions, sums, lanes, held),
-        _pull_kernel(positions, sums, lanes),
-        _push_kernel(positions, sums, lanes),
+        _aggregate_kernel(positions, sums, *division),
+        _gather_kernel(positions, sums, *division),
+        _pull_kernel(positions, sums, division.lanes),
+        _push_kernel(positions, sums, division.lanes),
     )
 
 
@@ -92,7 +92,9 @@ def _shared(positions: torch.dtype, sums: torch.dtype) -> Any:
     return Arrays, arrays_of, meet
 
 
-def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: int) -> wp.Kernel:
+def _aggregate_kernel(
+    positions: torch.dtype, sums: torch.dtype, count: int, held: int, searches: int
+) -> wp.Kernel:
     """Running softmax over the reference points near a query."""
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
@@ -175,7 +177,6 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
         sigma: wp.array(dtype=real),
         radius: wp.float64,
         reach: wp.float64,
-        searches: int,
         aggregated: wp.array2d(dtype=real),
         softmax: wp.array2d(dtype=real),
     ):
@@ -210,7 +211,9 @@ def _aggregate_kernel(positions: torch.dtype, sums: torch.dtype, count: int, hel
     return aggregate
 
 
-def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: int) -> wp.Kernel:
+def _gather_kernel(
+    positions: torch.dtype, sums: torch.dtype, count: int, held: int, searches: int
+) -> wp.Kernel:
     """Gradient of the features: weighted sum of upstream gradients near a point."""
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
@@ -278,7 +281,6 @@ def _gather_kernel(positions: torch.dtype, sums: torch.dtype, count: int, held: 
         sigma: wp.array(dtype=real),
         radius: wp.float64,
         reach: wp.float64,
-        searches: int,
         d_features: wp.array2d(dtype=real),
     ):
         # In the order of the cells: threads side by side then read the same rows.
