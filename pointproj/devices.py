@@ -1,7 +1,12 @@
 """Which device a run uses, and how data reaches it."""
 
+import contextlib
+import fcntl
+import logging
 import random
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,8 @@ import torch
 from torch import Tensor
 
 from pointproj import distributed
+
+log = logging.getLogger(__name__)
 
 
 class DeviceError(RuntimeError):
@@ -37,6 +44,34 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     distributed.join()  # which makes this process's GPU the current one
     return torch.device("cuda", torch.cuda.current_device())
+
+
+@contextlib.contextmanager
+def own_gpu() -> Iterator[None]:
+    """For the block, make a GPU that no other such block holds the current one of this process.
+
+    Jobs of a sweep that run side by side on one machine take one GPU each; where there are more jobs than
+    GPUs, they share the first. A job that is killed gives its GPU back.
+    """
+    count = torch.cuda.device_count()
+    if count < 2:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            identity = torch.cuda.get_device_properties(number).uuid
+            try:
+                path = Path(tempfile.gettempdir()) / f"pointproj-gpu-{identity}.lock"
+                lock = stack.enter_context(path.open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # held, or another user's
+                continue
+            torch.cuda.set_device(number)
+            break
+        else:
+            log.warning("all %d GPUs are held by other jobs: this one shares the first", count)
+            torch.cuda.set_device(0)
+        yield
 
 
 def seed_everything(seed: int) -> None:

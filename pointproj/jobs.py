@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,10 @@ def _run_in_sweep(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> 
     run = _claimed(composed, folder)
     try:
         with _recorded_status(run, facts):
-            _train(to_config(composed), run)
+            _train(to_config(composed), run, beside_others=True)
     except (Exception, SystemExit) as error:
+        if not distributed.join().alone:  # the others wait for this process, unless it ends
+            raise
         if is_worded(error):
             log.error("job failed: %s: %s", type(error).__name__, error)
         else:
@@ -109,10 +111,14 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
         run.write_json("status.json", {**ended, "seconds": round(time.monotonic() - started, 2), **facts})
 
 
-def _train(config: Config, run: RunFolder) -> None:
-    """Do the work: everything that takes seconds to import is imported here."""
+def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> None:
+    """Do the work: everything that takes seconds to import is imported here.
+
+    ``beside_others``: other jobs may run on this machine at the same time, and want GPUs too.
+    """
     # Torch's tracer reads this when torch is loaded; unset, it prints a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from pointproj.devices import own_gpu
     from pointproj.memory import configure_allocator
     from pointproj.profiling import require_profiler
     from pointproj.training import train
@@ -121,7 +127,9 @@ def _train(config: Config, run: RunFolder) -> None:
     configure_allocator(config.allocator)
     log.info("run %s", run.path)
     run.write_json("environment.json", environment())
-    train(config, run)
+    takes_one = beside_others and config.device != "cpu" and distributed.join().alone
+    with own_gpu() if takes_one else nullcontext():
+        train(config, run)
 
 
 def _forget_last_job() -> None:

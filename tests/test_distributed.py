@@ -5,16 +5,19 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from pointproj import distributed
 from pointproj.checkpoint import CheckpointError
 from pointproj.config import register_schema, to_config
 from pointproj.dataset import ShapeDataset, batches
+from pointproj.devices import own_gpu
 from pointproj.distributed import ALONE, LaunchError, Processes, StopTogether, agree_on_run, silence
 from pointproj.runs import RunFolder
 from pointproj.training import train
@@ -193,3 +196,35 @@ def test_processes_beside_the_first_speak_of_errors_only(capsys, monkeypatch):
     logging.getLogger("pointproj.x").warning("not this")
     logging.getLogger("pointproj.x").error("but this")
     assert capsys.readouterr().err.endswith("process 3: but this\n")
+
+
+class Gpu:
+    def __init__(self, number):
+        self.uuid = f"test-{os.getpid()}-{number}"
+
+
+def test_jobs_side_by_side_take_a_gpu_each(monkeypatch, tmp_path, caplog):
+    taken = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", Gpu)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    with own_gpu():
+        with own_gpu(), own_gpu():
+            assert taken == [0, 1, 0]
+            assert "all 2 GPUs are held" in caplog.text
+        with own_gpu():
+            assert taken == [0, 1, 0, 1]
+    with own_gpu():
+        assert taken == [0, 1, 0, 1, 0]
+
+
+def test_slurm_is_asked_for_as_many_processes_as_gpus():
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
+    asked = [f"hydra.launcher.{key}_per_node=4" for key in ("gpus", "tasks")]
+    command = [sys.executable, "train.py", "hydra/launcher=submitit_slurm", *asked]
+    command += ["--cfg", "hydra", "-p", "hydra.launcher"]
+    answer = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    launcher = OmegaConf.create(answer.stdout)
+    assert (launcher.gpus_per_node, launcher.tasks_per_node, launcher.nodes) == (4, 4, 1)
+    assert launcher._target_.endswith("SlurmLauncher")
