@@ -239,7 +239,7 @@ class TrainingStep:
             cause = error.__context__ or error  # what ended the capture, not that it ended
             log.warning("no CUDA graph of the step, which runs %s: %s", self.mode, first_line(cause))
             return False
-        log.info("the training step is captured in a CUDA graph for %d shapes a batch", shapes[-1][0])
+        log.info("the training step is captured in a CUDA graph for %d shapes a batch", len(inputs["target"]))
         return True
 
 
