@@ -203,7 +203,7 @@ class Training:
                 with self.pace.running():
                     for batch in batches_left:
                         self._train_step(batch, display, profiler)
-                        if stop_together(stop.made):
+                        if stop_together(stop.made is not None):
                             self._stop(stop)
                     if self.device.type == "cuda":
                         torch.cuda.synchronize(self.device)  # steps still under way belong to this time
