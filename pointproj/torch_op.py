@@ -26,6 +26,16 @@ class Saved(NamedTuple):
     outputs: tuple[Tensor, ...]
 
 
+def opaque(name: str, function: Callable, fake: Callable) -> Any:
+    """Register a function as an operator that torch.compile does not look into."""
+    operator = torch.library.custom_op(name, function, mutates_args=())
+    operator.register_fake(fake)
+    return operator
+
+
+Register = Callable[[str, Callable, Callable], Any]
+
+
 def torch_op(
     name: str,
     forward: Callable[..., tuple[Tensor, ...]],
@@ -36,6 +46,7 @@ def torch_op(
     backward: Callable[[tuple[Tensor, ...], dict[str, bool], Saved], tuple[Tensor | None, ...]] | None = None,
     second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
     | None = None,
+    register: Register = opaque,
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
 
@@ -59,6 +70,9 @@ def torch_op(
     second_backward
         ``second_backward(directions, grads, saved)``: gradients of ``sum(direction * gradient)`` over the
         gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs.
+    register
+        ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
+        what has ``register_autograd``; by default they are opaque to torch.compile.
 
     Raises
     ------
@@ -72,8 +86,8 @@ def torch_op(
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
     count = len(inspect.signature(forward).return_annotation.__args__)
-    operator = _define(name, arguments.schema, count, lambda *args: tuple(forward(*args)), fake)
-    first = _backward_op(arguments, count, backward, second_backward)
+    operator = _define(name, arguments.parameters, count, forward, fake, register)
+    first = _backward_op(arguments, count, backward, second_backward, register)
 
     def save(ctx: Any, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         made = _all(output)
@@ -96,18 +110,9 @@ class _Arguments:
     """The forward's arguments, and where they stand in the flat argument lists of its derivatives."""
 
     def __init__(self, name: str, forward: Callable, differentiable: tuple[str, ...], grad_outputs: int):
-        kinds = {
-            Tensor: "Tensor",
-            Tensor | None: "Tensor?",
-            list[Tensor]: "Tensor[]",
-            int: "SymInt",
-            float: "float",
-            bool: "bool",
-        }
-        parameters = inspect.signature(forward).parameters.values()
         self.name = name
-        self.names = [p.name for p in parameters]
-        self.schema = ", ".join(f"{kinds[p.annotation]} {p.name}" for p in parameters)
+        self.parameters = {p.name: p.annotation for p in inspect.signature(forward).parameters.values()}
+        self.names = list(self.parameters)
         self.differentiable = differentiable
         self.grad_outputs = grad_outputs
         unknown = set(differentiable) - set(self.names)
@@ -128,7 +133,7 @@ class _Arguments:
 
 
 def _backward_op(
-    arguments: _Arguments, count: int, backward: Any, second_backward: Any
+    arguments: _Arguments, count: int, backward: Any, second_backward: Any, register: Register
 ) -> Callable[..., Any]:
     """The first derivative as an operator: (grads, needs, inputs, outputs) -> gradients."""
     if not arguments.differentiable:
@@ -136,8 +141,8 @@ def _backward_op(
     if backward is None:
         return _refuse(f"{arguments.name} was declared without a backward")
     heads = arguments.grad_outputs
-    grad_schema = "".join(f"Tensor grad_{i}, " for i in range(heads))
-    saved_schema = arguments.schema + "".join(f", Tensor output_{i}" for i in range(count))
+    grads = {f"grad_{i}": Tensor for i in range(heads)}
+    saved = arguments.parameters | {f"output_{i}": Tensor for i in range(count)}
 
     def run(*args: Any) -> tuple[Tensor, ...]:
         grads, needs, flat = args[:heads], args[heads], args[heads + 1 :]
@@ -150,9 +155,9 @@ def _backward_op(
         pairs = zip(inputs, args[heads], strict=True)
         return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
-    schema = f"{grad_schema}bool[] needs, {saved_schema}"
-    first = _define(f"{arguments.name}_backward", schema, len(arguments.differentiable), run, fake)
-    second = _second_backward_op(arguments, grad_schema + saved_schema, second_backward)
+    name, width = f"{arguments.name}_backward", len(arguments.differentiable)
+    first = _define(name, grads | {"needs": list[bool]} | saved, width, run, fake, register)
+    second = _second_backward_op(arguments, grads | saved, second_backward)
 
     def save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         ctx.needed = inputs[heads]
@@ -174,7 +179,9 @@ def _backward_op(
     return first
 
 
-def _second_backward_op(arguments: _Arguments, schema: str, second_backward: Any) -> Callable[..., Any]:
+def _second_backward_op(
+    arguments: _Arguments, parameters: dict[str, Any], second_backward: Any
+) -> Callable[..., Any]:
     """The second derivative as an operator: (directions, grads, inputs, outputs) -> gradients."""
     name = arguments.name
     if second_backward is None:
@@ -190,24 +197,32 @@ def _second_backward_op(arguments: _Arguments, schema: str, second_backward: Any
         grads, inputs = args[width : width + heads], arguments.differentiable_of(args[width + heads :])
         return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
 
-    directions = "".join(f"Tensor direction_{i}, " for i in range(width))
-    second = _define(f"{name}_second_backward", directions + schema, heads + width, run, fake)
+    directions = {f"direction_{i}": Tensor for i in range(width)}
+    second = _define(
+        f"{name}_second_backward", directions | parameters, heads + width, run, fake, opaque
+    )
     second.register_autograd(_refuse(f"{name} has no third derivative"), setup_context=lambda *_, **__: None)
     return second
 
 
-def _define(name: str, schema: str, count: int, body: Callable, fake: Callable) -> Any:
+def _define(
+    name: str, parameters: dict[str, Any], count: int, body: Callable, fake: Callable, register: Register
+) -> Any:
+    """Register an operator of these parameters with ``count`` results; torch reads them off a signature."""
+
     def detached(*args: Any) -> Any:
         # Inside an operator tensors still say requires_grad, which foreign libraries trip over.
         return single_or_all(body(*tree_map_only(Tensor, Tensor.detach, args)))
 
     def single_or_all(made: tuple[Tensor, ...]) -> Any:
-        return made if count > 1 else made[0]
+        return tuple(made) if count > 1 else made[0]
 
-    returns = "(" + ", ".join(["Tensor"] * count) + ")" if count > 1 else "Tensor"
-    operator = torch.library.custom_op(name, detached, mutates_args=(), schema=f"({schema}) -> {returns}")
-    operator.register_fake(lambda *args: single_or_all(fake(*args)))
-    return operator
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    detached.__signature__ = inspect.Signature(
+        [inspect.Parameter(n, kind, annotation=annotation) for n, annotation in parameters.items()],
+        return_annotation=tuple[(Tensor,) * count] if count > 1 else Tensor,
+    )
+    return register(name, detached, lambda *args: single_or_all(fake(*args)))
 
 
 def _all(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,0 +1,53 @@
+"""Triton kernels over a tree of boxes on CUDA; plain torch on CPU."""
+
+import importlib.util
+
+from torch import Tensor
+
+from pointproj.backends import Clouds, Tables
+
+OPERATORS = frozenset({"knn", "radius"})
+RANK = {"cpu": -1, "cuda": 5}
+
+
+def unavailable() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is missing; install it with: pip install triton"
+    return None
+
+
+def build_index(
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+) -> Tables:
+    from pointproj.backends.triton.operators import runs_kernels
+    from pointproj.backends.triton.tree import build_tree
+
+    if not runs_kernels(reference_points):
+        return ()
+    return build_tree(reference_points, reference_offsets, count)
+
+
+def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
+    from pointproj.backends.triton import nearest
+
+    return nearest.search(clouds, _query_tree(clouds), tables, k)
+
+
+def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+    from pointproj.backends.triton import lists
+
+    rows = search(clouds.detached(), tables, k)
+    return lists.aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+
+
+def radius_aggregate(
+    clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
+) -> Tensor:
+    from pointproj.backends.triton import within
+
+    return within.aggregate_within(clouds, _query_tree(clouds), tables, features, sigma, radius)
+
+
+def _query_tree(clouds: Clouds) -> Tables:
+    """Queries in the order of a tree: those side by side then meet the same points."""
+    return build_index(clouds.query_points.detach(), clouds.query_offsets, clouds.count, None)

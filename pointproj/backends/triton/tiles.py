@@ -1,0 +1,132 @@
+"""What all kernels share: tiles of points, the boxes around them, and who is near whom.
+
+Distances between boxes are computed with the operations, and in the order, of distances between points.
+Rounding is monotone, so a box is never farther away than a point in it, to the last bit: no slack is needed.
+"""
+
+import triton
+import triton.language as tl
+
+LEAF = 32  # points that share a box
+FANOUT = 64  # leaves that share a box
+GROUP = LEAF * FANOUT
+INTERPRETED = triton.knobs.runtime.interpret  # whether kernels run in Python, on CPU tensors
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+END = tl.constexpr(2**31 - 1)  # more than any leaf, row or cloud
+INFINITY = tl.constexpr(float("inf"))
+
+
+def tuned(configs: list[triton.Config], key: list[str]):
+    """``triton.autotune``; there is nothing to time where kernels are interpreted."""
+    return triton.autotune(configs=configs[:1] if INTERPRETED else configs, key=key)
+
+
+@triton.jit
+def square(x):
+    """x * x, rounded: the compiler must not fuse it with the addition that follows."""
+    if _INTERPRETED:
+        return x * x
+    if x.dtype == tl.float64:
+        return tl.inline_asm_elementwise("mul.rn.f64 $0, $1, $1;", "=d,d", [x], tl.float64, True, 1)
+    return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def squared_length(dx, dy, dz):
+    """Rounded in the order of :func:`pointproj.reference.squared_distances`."""
+    return square(dx) + square(dy) + square(dz)
+
+
+@triton.jit
+def load_points(points, padded, at):
+    """Sorted points: three rows of ``padded`` coordinates."""
+    return tl.load(points + at), tl.load(points + padded + at), tl.load(points + 2 * padded + at)
+
+
+@triton.jit
+def is_finite(x, y, z):
+    return (tl.abs(x) < INFINITY) & (tl.abs(y) < INFINITY) & (tl.abs(z) < INFINITY)
+
+
+@triton.jit
+def cloud_of(row, offsets, rows, clouds, exists, LAYOUT: tl.constexpr):
+    """Cloud of each packed row: of equal size (layout 1), or as offsets say (2)."""
+    if LAYOUT == 1:
+        return (row // tl.maximum(rows // clouds, 1)).to(tl.int32)
+    cloud = tl.zeros_like(row).to(tl.int32)
+    step = 1
+    while step < clouds:
+        step *= 2
+    while step > 0:
+        probe = cloud + step
+        begins = tl.load(offsets + probe, mask=exists & (probe < clouds), other=END)
+        cloud = tl.where(begins <= row, probe, cloud)
+        step = step // 2
+    return cloud
+
+
+@triton.jit
+def bounds(x, exists):
+    """Lowest and highest value of those that exist."""
+    return tl.min(tl.where(exists, x, INFINITY)), tl.max(tl.where(exists, x, -INFINITY))
+
+
+@triton.jit
+def axis_gap(boxes, stride, axis: tl.constexpr, node, exists, low, high):
+    """Distance along an axis between the nodes' boxes and the interval from low to high."""
+    node_low = tl.load(boxes + axis * stride + node, mask=exists, other=INFINITY)
+    node_high = tl.load(boxes + (axis + 3) * stride + node, mask=exists, other=-INFINITY)
+    return tl.maximum(tl.maximum(node_low - high, low - node_high), 0.0)
+
+
+@triton.jit
+def box_squares(
+    boxes, spans, stride, node, exists, x0, x1, y0, y1, z0, z1, c0, c1, MANY: tl.constexpr
+):
+    """Squared distances from nodes to the box [x0, x1] [y0, y1] [z0, z1]; inf where no cloud is shared."""
+    dx = axis_gap(boxes, stride, 0, node, exists, x0, x1)
+    dy = axis_gap(boxes, stride, 1, node, exists, y0, y1)
+    dz = axis_gap(boxes, stride, 2, node, exists, z0, z1)
+    squared = squared_length(dx, dy, dz)
+    if MANY:
+        first = tl.load(spans + node, mask=exists, other=END)
+        last = tl.load(spans + stride + node, mask=exists, other=-1)
+        squared = tl.where((first <= c1) & (last >= c0), squared, INFINITY)
+    return squared
+
+
+@triton.jit
+def next_leaf(
+    leaf, near, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, reach,
+    MANY: tl.constexpr, FANOUT: tl.constexpr,
+):  # fmt: skip
+    """The first leaf behind ``leaf`` within reach (END if none), and which leaves of its group are.
+
+    Begin with leaf -1 and a ``near`` that is false.
+    """
+    node = tl.arange(0, FANOUT)
+    groups = leaves // FANOUT
+    stride = leaves + groups
+    group = (leaf + FANOUT) // FANOUT - 1  # -1 stays -1
+    behind = near & (group * FANOUT + node > leaf)
+    following = tl.min(tl.where(behind, group * FANOUT + node, END))
+    while (following == END) & (group < groups):
+        first = group + 1
+        group = groups
+        while (first < groups) & (group == groups):
+            candidate = first + node
+            squared = box_squares(
+                boxes, spans, stride, leaves + candidate, candidate < groups,
+                x0, x1, y0, y1, z0, z1, c0, c1, MANY,
+            )  # fmt: skip
+            group = tl.minimum(tl.min(tl.where(squared <= reach, candidate, END)), groups)
+            first += FANOUT
+        if group < groups:
+            inside = group * FANOUT + node
+            squared = box_squares(
+                boxes, spans, stride, inside, node >= 0, x0, x1, y0, y1, z0, z1, c0, c1, MANY
+            )
+            near = squared <= reach
+            following = tl.min(tl.where(near, inside, END))
+    return following, near

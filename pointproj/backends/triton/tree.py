@@ -1,0 +1,231 @@
+"""Points sorted along a space-filling curve, in leaves of equal number, with boxes around them.
+
+Leaves follow the density of the points, whatever it is, and need neither cells nor counting. How well the
+points are sorted decides how tight the boxes are, never what is found. Sorting is stable, so a tree is the
+same, bit for bit, in every run. Every size follows from the number of points: nothing is read back, and the
+build can be captured in a CUDA graph.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import wrap_triton
+
+from pointproj.backends.triton.operators import kernel_op
+from pointproj.backends.triton.tiles import END, FANOUT, GROUP, INFINITY, LEAF, cloud_of, is_finite
+
+FEW_POINTS = 2**17  # up to here keys of 32 bits are fine enough, and sorted in half the time
+PARTS = 64  # in which the bounding box is found
+BLOCK = 1024
+
+
+class Tree(NamedTuple):
+    """A sorted cloud, or several, as tensors; padded with points that are not finite to whole groups."""
+
+    points: Tensor  # (3, padded) real
+    rows: Tensor  # (padded,) int32: row of each point in the cloud as given
+    clouds: Tensor  # (padded,) int32: which cloud it is of; empty for a single one
+    boxes: Tensor  # (6, leaves + groups) real: lowest, then highest corner
+    spans: Tensor  # (2, leaves + groups) int32: first and last cloud in there; empty for a single cloud
+    keys: Tensor  # (N,) int32 or int64: place on the curve, ascending
+    frame: Tensor  # (6,) real: lowest corner, and cells a unit of length, of the curve's grid
+
+
+def build_tree(points: Tensor, offsets: Tensor | None, clouds: int) -> Tree:
+    """Sort ``points`` (N, 3), packed clouds; points that are not finite come last, in no box."""
+    return Tree(*_build(points, offsets, clouds))
+
+
+def key_bits(rows: int, clouds: int) -> int:
+    """How many bits of a key an axis gets; what is left tells clouds apart."""
+    if rows > FEW_POINTS:
+        return 16
+    return 10 if clouds == 1 else 8
+
+
+def _specs(points: Tensor, offsets: Tensor | None, clouds: int) -> tuple:
+    rows, dtype = points.shape[0], points.dtype
+    groups = (rows + GROUP - 1) // GROUP
+    nodes = groups * (FANOUT + 1)
+    return (
+        ((3, groups * GROUP), dtype),
+        ((groups * GROUP,), torch.int32),
+        ((groups * GROUP if clouds != 1 else 0,), torch.int32),
+        ((6, nodes), dtype),
+        ((2, nodes if clouds != 1 else 0), torch.int32),
+        ((rows,), torch.int64 if rows > FEW_POINTS else torch.int32),
+        ((6,), dtype),
+    )
+
+
+def _body(
+    points: Tensor, offsets: Tensor | None, clouds: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows = points.shape[0]
+    made = [points.new_empty(shape, dtype=dtype) for shape, dtype in _specs(points, offsets, clouds)]
+    coordinates, row_of, cloud, boxes, spans, keys, frame = made
+    groups = boxes.shape[1] // (FANOUT + 1)
+    parts = points.new_empty(6, PARTS)
+    layout = 0 if clouds == 1 else 1 if offsets is None else 2
+    offsets = frame if offsets is None else offsets  # kernels take a tensor, and leave this one alone
+    wrap_triton(bound_kernel)[(PARTS,)](points, parts, rows, PARTS, BLOCK)
+    bits = key_bits(rows, clouds)
+    wrap_triton(encode_kernel)[(triton.cdiv(rows, BLOCK),)](
+        points, offsets, parts, frame, keys, rows, clouds, bits, layout, PARTS, BLOCK
+    )
+    keys, order = keys.sort(stable=True)
+    wrap_triton(arrange_kernel)[(groups,)](
+        points, offsets, order, coordinates, row_of, cloud, boxes, spans, rows, clouds,
+        layout, LEAF, FANOUT,
+    )  # fmt: skip
+    return coordinates, row_of, cloud, boxes, spans, keys, frame
+
+
+@triton.jit
+def bound_kernel(points, parts, rows, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Lowest and highest corner of the finite points, for every PARTS-th block of them."""
+    part = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    real: tl.constexpr = points.dtype.element_ty
+    x0 = tl.full([BLOCK], INFINITY, real)
+    y0 = tl.full([BLOCK], INFINITY, real)
+    z0 = tl.full([BLOCK], INFINITY, real)
+    x1 = tl.full([BLOCK], -INFINITY, real)
+    y1 = tl.full([BLOCK], -INFINITY, real)
+    z1 = tl.full([BLOCK], -INFINITY, real)
+    for first in range(part * BLOCK, rows, PARTS * BLOCK):
+        at = first + lane
+        from_here = points + 3 * at.to(tl.int64)
+        x = tl.load(from_here, mask=at < rows, other=INFINITY)
+        y = tl.load(from_here + 1, mask=at < rows, other=INFINITY)
+        z = tl.load(from_here + 2, mask=at < rows, other=INFINITY)
+        finite = is_finite(x, y, z)
+        x0 = tl.minimum(x0, tl.where(finite, x, INFINITY))
+        y0 = tl.minimum(y0, tl.where(finite, y, INFINITY))
+        z0 = tl.minimum(z0, tl.where(finite, z, INFINITY))
+        x1 = tl.maximum(x1, tl.where(finite, x, -INFINITY))
+        y1 = tl.maximum(y1, tl.where(finite, y, -INFINITY))
+        z1 = tl.maximum(z1, tl.where(finite, z, -INFINITY))
+    tl.store(parts + part, tl.min(x0))
+    tl.store(parts + PARTS + part, tl.min(y0))
+    tl.store(parts + 2 * PARTS + part, tl.min(z0))
+    tl.store(parts + 3 * PARTS + part, tl.max(x1))
+    tl.store(parts + 4 * PARTS + part, tl.max(y1))
+    tl.store(parts + 5 * PARTS + part, tl.max(z1))
+
+
+@triton.jit
+def key_along(x, low, per_unit, axis: tl.constexpr, BITS: tl.constexpr, KEY: tl.constexpr):
+    """The bits of a key that one axis gives: cell number, spread out to every third place."""
+    cell = tl.minimum(tl.maximum((x - low) * per_unit, 0.0), 2.0**BITS - 1)
+    cell = tl.where(cell == cell, cell, 0.0).to(KEY)
+    key = cell & 1
+    for bit in tl.static_range(1, BITS):
+        key |= ((cell >> bit) & 1) << (3 * bit)
+    return key << axis
+
+
+@triton.jit
+def key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS: tl.constexpr, KEY: tl.constexpr):
+    """Place of a point on the space-filling (Morton) curve."""
+    key = key_along(x, x0, per_x, 0, BITS, KEY) | key_along(y, y0, per_y, 1, BITS, KEY)
+    return key | key_along(z, z0, per_z, 2, BITS, KEY)
+
+
+@triton.jit
+def axis_frame(parts, frame, axis: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr):
+    """Lowest coordinate, and cells a unit of length; the first program writes them down."""
+    lane = tl.arange(0, PARTS)
+    low = tl.min(tl.load(parts + axis * PARTS + lane))
+    high = tl.max(tl.load(parts + (axis + 3) * PARTS + lane))
+    extent = tl.where(high > low, high - low, 1.0)
+    low = tl.where(high >= low, low, 0.0)
+    per_unit = 2.0**BITS / extent
+    if tl.program_id(0) == 0:
+        tl.store(frame + axis, low)
+        tl.store(frame + axis + 3, per_unit)
+    return low, per_unit
+
+
+@triton.jit
+def encode_kernel(
+    points, offsets, parts, frame, keys, rows, clouds,
+    BITS: tl.constexpr, LAYOUT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Key of each point: cloud, then place on the curve; the largest for points that are not finite."""
+    KEY: tl.constexpr = keys.dtype.element_ty
+    WIDTH: tl.constexpr = KEY.primitive_bitwidth
+    x0, per_x = axis_frame(parts, frame, 0, PARTS, BITS)
+    y0, per_y = axis_frame(parts, frame, 1, PARTS, BITS)
+    z0, per_z = axis_frame(parts, frame, 2, PARTS, BITS)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < rows
+    from_here = points + 3 * at.to(tl.int64)
+    x = tl.load(from_here, mask=inside, other=INFINITY)
+    y = tl.load(from_here + 1, mask=inside, other=INFINITY)
+    z = tl.load(from_here + 2, mask=inside, other=INFINITY)
+    key = key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS, KEY)
+    if LAYOUT > 0:
+        cloud = cloud_of(at, offsets, rows, clouds, inside, LAYOUT).to(KEY)
+        key |= (cloud & (2 ** (WIDTH - 1 - 3 * BITS) - 1)) << (3 * BITS)
+    last = tl.full([BLOCK], 2 ** (WIDTH - 1) - 1, KEY)
+    tl.store(keys + at, tl.where(is_finite(x, y, z), key, last), mask=inside)
+
+
+@triton.jit
+def store_bounds(
+    x, exists, boxes, axis: tl.constexpr, group, groups, LEAF: tl.constexpr, FANOUT: tl.constexpr
+):
+    """Lowest and highest value in each leaf of a group, and in the group."""
+    leaves = groups * FANOUT
+    stride = leaves + groups
+    leaf = group * FANOUT + tl.arange(0, FANOUT)
+    low = tl.min(tl.reshape(tl.where(exists, x, INFINITY), [FANOUT, LEAF]), 1)
+    high = tl.max(tl.reshape(tl.where(exists, x, -INFINITY), [FANOUT, LEAF]), 1)
+    tl.store(boxes + axis * stride + leaf, low)
+    tl.store(boxes + axis * stride + leaves + group, tl.min(low))
+    tl.store(boxes + (axis + 3) * stride + leaf, high)
+    tl.store(boxes + (axis + 3) * stride + leaves + group, tl.max(high))
+
+
+@triton.jit
+def arrange_kernel(
+    points, offsets, order, coordinates, row_of, cloud_at, boxes, spans, rows, clouds,
+    LAYOUT: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr,
+):  # fmt: skip
+    """Put a group of points in their order, and boxes around them."""
+    group = tl.program_id(0)
+    groups = tl.num_programs(0)
+    GROUP: tl.constexpr = LEAF * FANOUT
+    padded = groups * GROUP
+    at = group * GROUP + tl.arange(0, GROUP)
+    inside = at < rows
+    row = tl.load(order + at, mask=inside, other=0)
+    x = tl.load(points + 3 * row, mask=inside, other=INFINITY)
+    y = tl.load(points + 3 * row + 1, mask=inside, other=INFINITY)
+    z = tl.load(points + 3 * row + 2, mask=inside, other=INFINITY)
+    finite = is_finite(x, y, z)
+    tl.store(coordinates + at, x)
+    tl.store(coordinates + padded + at, y)
+    tl.store(coordinates + 2 * padded + at, z)
+    tl.store(row_of + at, tl.where(inside, row, -1).to(tl.int32))
+    store_bounds(x, finite, boxes, 0, group, groups, LEAF, FANOUT)
+    store_bounds(y, finite, boxes, 1, group, groups, LEAF, FANOUT)
+    store_bounds(z, finite, boxes, 2, group, groups, LEAF, FANOUT)
+    if LAYOUT > 0:
+        cloud = cloud_of(row, offsets, rows, clouds, inside, LAYOUT)
+        tl.store(cloud_at + at, cloud)
+        leaves = groups * FANOUT
+        leaf = group * FANOUT + tl.arange(0, FANOUT)
+        first = tl.min(tl.reshape(tl.where(finite, cloud, END), [FANOUT, LEAF]), 1)
+        last = tl.max(tl.reshape(tl.where(finite, cloud, -1), [FANOUT, LEAF]), 1)
+        tl.store(spans + leaf, first)
+        tl.store(spans + leaves + group, tl.min(first))
+        tl.store(spans + leaves + groups + leaf, last)
+        tl.store(spans + 2 * leaves + groups + group, tl.max(last))
+
+
+_build = kernel_op("pointproj::triton_build_tree", _body, _specs)
