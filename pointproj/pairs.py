@@ -1,11 +1,13 @@
 """Pairs of queries and reference points of one cloud, in chunks of bounded memory."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pointproj.pairwise import Block, Chunk, MaskedNeighbors
 from pointproj.reference import squared_distances
@@ -88,3 +90,16 @@ def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
             is_neighbor &= pairs.same_cloud
         block = Block(query, reference, inputs["sigma"], MaskedNeighbors(is_neighbor))
         yield Chunk(pairs.query, pairs.reference, block)
+
+
+@functools.cache
+def largest_square_within(radius: float, dtype: torch.dtype) -> float:
+    """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
+    with _disable_current_modes():  # real numbers, also when somebody is tracing
+        limit = torch.tensor(radius, dtype=dtype)
+        square = limit * limit
+        while square.sqrt() > limit:
+            square = torch.nextafter(square, torch.zeros_like(square))
+        while (following := torch.nextafter(square, torch.full_like(square, torch.inf))).sqrt() <= limit:
+            square = following
+        return square.item()

@@ -198,9 +198,7 @@ def _second_backward_op(
         return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
 
     directions = {f"direction_{i}": Tensor for i in range(width)}
-    second = _define(
-        f"{name}_second_backward", directions | parameters, heads + width, run, fake, opaque
-    )
+    second = _define(f"{name}_second_backward", directions | parameters, heads + width, run, fake, opaque)
     second.register_autograd(_refuse(f"{name} has no third derivative"), setup_context=lambda *_, **__: None)
     return second
 

@@ -27,13 +27,13 @@ def build_index(
     return build_tree(reference_points, reference_offsets, count)
 
 
-def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     from pointproj.backends.triton import nearest
 
-    return nearest.search(clouds, _query_tree(clouds), tables, k)
+    return nearest.search(clouds, *_trees(clouds, tables), k)
 
 
-def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
     from pointproj.backends.triton import lists
 
     rows = search(clouds.detached(), tables, k)
@@ -41,13 +41,15 @@ def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tenso
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     from pointproj.backends.triton import within
 
-    return within.aggregate_within(clouds, _query_tree(clouds), tables, features, sigma, radius)
+    return within.aggregate_within(clouds, *_trees(clouds.detached(), tables), features, sigma, radius)
 
 
-def _query_tree(clouds: Clouds) -> Tables:
-    """Queries in the order of a tree: those side by side then meet the same points."""
-    return build_index(clouds.query_points.detach(), clouds.query_offsets, clouds.count, None)
+def _trees(clouds: Clouds, tables: Tables | None) -> tuple[Tables, Tables]:
+    """Queries and reference points sorted: queries side by side then meet the same points."""
+    if tables is None:
+        tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
+    return build_index(clouds.query_points, clouds.query_offsets, clouds.count, None), tables

@@ -51,7 +51,8 @@ def _forward(
     block = channel_block(channels)
     aggregated = features.new_empty(queries, channels)
     weights = features.new_empty(queries, k)
-    wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(queries, meta["TILE"]), triton.cdiv(channels, block))](
+    blocks = triton.cdiv(channels, block)
+    wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(queries, meta["TILE"]), blocks)](
         query_points, reference_points, features, sigma, neighbor_indices, aggregated, weights,
         queries, k, channels, block,
     )  # fmt: skip
@@ -100,7 +101,9 @@ def _pull(inputs: dict[str, Any], weights: Tensor, grad: Tensor) -> dict[str, Te
     return {"query_points": d_query, "reference_points": d_reference, "sigma": d_sigma.sum()}
 
 
-CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((16, 4), (32, 4), (8, 1), (16, 2))]
+CONFIGS = [
+    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((16, 4), (32, 4), (8, 1), (16, 2))
+]
 SPREAD_TILE = 16
 PULL_TILE = 32
 
@@ -139,8 +142,8 @@ def aggregate_kernel(
         if tl.program_id(1) == 0:
             tl.store(weights + query * k + place, weight, mask=inside)
         total += weight
-        there = exists[:, None] & (channel < channels)[None]
-        values = tl.load(features + row[:, None] * channels + channel[None], mask=there, other=0.0)
+        there = exists[:, None] & (channel < channels)[None, :]
+        values = tl.load(features + row[:, None] * channels + channel[None, :], mask=there, other=0.0)
         sums += tl.where(there, weight[:, None] * values, 0.0)
     inverse = tl.where(total > 0, 1.0 / total, 0.0)
     if tl.program_id(1) == 0:
@@ -152,8 +155,8 @@ def aggregate_kernel(
     y = tl.load(query_points + 3 * query + 1, mask=inside, other=0.0)
     z = tl.load(query_points + 3 * query + 2, mask=inside, other=0.0)
     inverse = tl.where(is_finite(x, y, z), inverse, float("nan"))
-    out = inside[:, None] & (channel < channels)[None]
-    tl.store(aggregated + query[:, None] * channels + channel[None], sums * inverse[:, None], mask=out)
+    out = inside[:, None] & (channel < channels)[None, :]
+    tl.store(aggregated + query[:, None] * channels + channel[None, :], sums * inverse[:, None], mask=out)
 
 
 @triton.jit
@@ -165,13 +168,13 @@ def spread_kernel(
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = query < queries
-    there = inside[:, None] & (channel < channels)[None]
-    upstream = tl.load(grad + query[:, None] * channels + channel[None], mask=there, other=0.0)
+    there = inside[:, None] & (channel < channels)[None, :]
+    upstream = tl.load(grad + query[:, None] * channels + channel[None, :], mask=there, other=0.0)
     for place in range(k):
         row = tl.load(neighbor_indices + query * k + place, mask=inside, other=-1).to(tl.int64)
         weight = tl.load(weights + query * k + place, mask=inside, other=0.0)
         tl.atomic_add(
-            d_features + row[:, None] * channels + channel[None],
+            d_features + row[:, None] * channels + channel[None, :],
             weight[:, None] * upstream,
             mask=there & (row >= 0)[:, None],
             sem="relaxed",
@@ -195,9 +198,14 @@ def pull_kernel(
         weight = tl.load(weights + query * k + place, mask=inside, other=0.0)
         product = tl.zeros([TILE], real)
         for begin in range(0, channels, BLOCK):
-            exists = (row >= 0)[:, None] & (begin + channel < channels)[None]
-            upstream = tl.load(grad + query[:, None] * channels + begin + channel[None], mask=exists, other=0.0)
-            values = tl.load(features + row[:, None] * channels + begin + channel[None], mask=exists, other=0.0)
+            there = begin + channel[None, :]
+            exists = (row >= 0)[:, None] & (there < channels)
+            upstream = tl.load(
+                grad + query[:, None] * channels + begin + channel[None, :], mask=exists, other=0.0
+            )
+            values = tl.load(
+                features + row[:, None] * channels + begin + channel[None, :], mask=exists, other=0.0
+            )
             product += tl.sum(upstream * values, 1)
         mean += weight * product
         tl.store(products + query * k + place, product, mask=inside)

@@ -6,21 +6,22 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
-from pointproj.backends import Clouds, torch as plain
+from pointproj.backends import Clouds
+from pointproj.backends import torch as plain
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.backends.triton.tiles import (
     END,
     FANOUT,
     INFINITY,
     LEAF,
-    bounds,
     box_squares,
     is_finite,
     load_points,
     squared_length,
+    tile_box,
     tuned,
 )
-from pointproj.backends.triton.tree import Tree, key_of, key_bits
+from pointproj.backends.triton.tree import Tree, key_bits, key_of
 
 LARGEST_LIST = 32  # neighbours found in one search; more take several, each beyond the last
 
@@ -63,19 +64,21 @@ def _body(
 def insert(squared, rows, best, best_rows):
     """Let candidates (LEAF, TILE) take the places of the farthest in the lists (K, TILE)."""
     worst = tl.max(best, 0)
-    worst_row = tl.max(tl.where(best == worst[None], best_rows, -1), 0)
-    closer = (squared < worst[None]) | ((squared == worst[None]) & (rows < worst_row[None]))
+    worst_row = tl.max(tl.where(best == worst[None, :], best_rows, -1), 0)
+    closer = (squared < worst[None, :]) | ((squared == worst[None, :]) & (rows < worst_row[None, :]))
     squared = tl.where(closer, squared, INFINITY)
     while tl.min(squared) < INFINITY:
         nearest = tl.min(squared, 0)
-        nearest_row = tl.min(tl.where(squared == nearest[None], rows, END), 0)
-        gives_way = (best == worst[None]) & (best_rows == worst_row[None]) & (nearest < INFINITY)[None]
-        best = tl.where(gives_way, nearest[None], best)
-        best_rows = tl.where(gives_way, nearest_row[None], best_rows)
+        nearest_row = tl.min(tl.where(squared == nearest[None, :], rows, END), 0)
+        gives_way = (
+            (best == worst[None, :]) & (best_rows == worst_row[None, :]) & (nearest < INFINITY)[None, :]
+        )
+        best = tl.where(gives_way, nearest[None, :], best)
+        best_rows = tl.where(gives_way, nearest_row[None, :], best_rows)
         worst = tl.max(best, 0)
-        worst_row = tl.max(tl.where(best == worst[None], best_rows, -1), 0)
-        closer = (squared < worst[None]) | ((squared == worst[None]) & (rows < worst_row[None]))
-        closer &= (squared != nearest[None]) | (rows != nearest_row[None])
+        worst_row = tl.max(tl.where(best == worst[None, :], best_rows, -1), 0)
+        closer = (squared < worst[None, :]) | ((squared == worst[None, :]) & (rows < worst_row[None, :]))
+        closer &= (squared != nearest[None, :]) | (rows != nearest_row[None, :])
         squared = tl.where(closer, squared, INFINITY)
     return best, best_rows
 
@@ -88,13 +91,13 @@ def meet(
     """Consider the points of a leaf for all queries of the tile."""
     at = leaf * LEAF + tl.arange(0, LEAF)
     px, py, pz = load_points(points, padded, at)
-    squared = squared_length(x[None] - px[:, None], y[None] - py[:, None], z[None] - pz[:, None])
+    squared = squared_length(x[None, :] - px[:, None], y[None, :] - py[:, None], z[None, :] - pz[:, None])
     rows = tl.broadcast_to(tl.load(row_of + at)[:, None], squared.shape)
-    possible = squared <= limit[None]
+    possible = squared <= limit[None, :]
     if LATER:  # only beyond what earlier searches found
-        possible &= (squared > done[None]) | ((squared == done[None]) & (rows > done_row[None]))
+        possible &= (squared > done[None, :]) | ((squared == done[None, :]) & (rows > done_row[None, :]))
     if MANY:
-        possible &= tl.load(cloud_of + at)[:, None] == cloud[None]
+        possible &= tl.load(cloud_of + at)[:, None] == cloud[None, :]
     return insert(tl.where(possible, squared, INFINITY), rows, best, best_rows)
 
 
@@ -130,8 +133,8 @@ def search_kernel(
     queries, query_rows, query_clouds, queries_padded,
     points, row_of, cloud_of, padded, boxes, spans, keys, frame, points_as_given,
     found, query_count, point_count, k,
-    FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr, MANY: tl.constexpr, LEAF: tl.constexpr,
-    FANOUT: tl.constexpr, TILE: tl.constexpr,
+    FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
+    MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries meets leaf after leaf, near ones first, until the boxes are too far away."""
     real: tl.constexpr = points.dtype.element_ty
@@ -143,11 +146,7 @@ def search_kernel(
     cloud = tl.zeros_like(at)
     if MANY:
         cloud = tl.load(query_clouds + at, mask=exists, other=0)
-    c0 = tl.min(tl.where(active, cloud, END))
-    c1 = tl.max(tl.where(active, cloud, -1))
-    x0, x1 = bounds(x, active)
-    y0, y1 = bounds(y, active)
-    z0, z1 = bounds(z, active)
+    box = tile_box(x, y, z, cloud, active)
 
     # What earlier searches found ends at this distance and row.
     done = tl.full([TILE], -INFINITY, real)
@@ -171,6 +170,7 @@ def search_kernel(
     if groups > FANOUT:
         # Groups come in batches, the first of which may be far away: the leaves where the tile lies on the
         # curve tell first how near the neighbours are at least.
+        x0, _, y0, _, z0, _, c0, _ = box
         key = key_of(
             x0, y0, z0, tl.load(frame), tl.load(frame + 1), tl.load(frame + 2),
             tl.load(frame + 3), tl.load(frame + 4), tl.load(frame + 5), BITS, keys.dtype.element_ty,
@@ -190,18 +190,14 @@ def search_kernel(
     bound = tl.max(tl.minimum(limit, tl.max(best, 0)))
     for begin in range(0, groups, FANOUT):
         group = begin + node
-        group_squares = box_squares(
-            boxes, spans, stride, leaves + group, group < groups, x0, x1, y0, y1, z0, z1, c0, c1, MANY
-        )
+        group_squares = box_squares(boxes, spans, stride, leaves + group, group < groups, box, MANY)
         near_group = tl.min(group_squares)
         while (near_group <= bound) & (near_group < INFINITY):
             chosen = tl.min(tl.where(group_squares == near_group, group, END))
             group_squares = tl.where(group == chosen, INFINITY, group_squares)
             near_group = tl.min(group_squares)
             leaf = chosen * FANOUT + node
-            leaf_squares = box_squares(
-                boxes, spans, stride, leaf, node >= 0, x0, x1, y0, y1, z0, z1, c0, c1, MANY
-            )
+            leaf_squares = box_squares(boxes, spans, stride, leaf, node >= 0, box, MANY)
             near_leaf = tl.min(leaf_squares)
             while (near_leaf <= bound) & (near_leaf < INFINITY):
                 chosen_leaf = tl.min(tl.where(leaf_squares == near_leaf, leaf, END))
@@ -217,8 +213,8 @@ def search_kernel(
     best = tl.where(slot < K, best, INFINITY)
     for place in range(K):
         nearest = tl.min(best, 0)
-        row = tl.min(tl.where(best == nearest[None], best_rows, END), 0)
-        best = tl.where((best == nearest[None]) & (best_rows == row[None]), INFINITY, best)
+        row = tl.min(tl.where(best == nearest[None, :], best_rows, END), 0)
+        best = tl.where((best == nearest[None, :]) & (best_rows == row[None, :]), INFINITY, best)
         there = active & (nearest < INFINITY)
         tl.store(found + query * k + FIRST + place, tl.where(there, row, -1), mask=exists)
 

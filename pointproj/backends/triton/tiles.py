@@ -26,10 +26,12 @@ def tuned(configs: list[triton.Config], key: list[str]):
 def square(x):
     """x * x, rounded: the compiler must not fuse it with the addition that follows."""
     if _INTERPRETED:
-        return x * x
-    if x.dtype == tl.float64:
-        return tl.inline_asm_elementwise("mul.rn.f64 $0, $1, $1;", "=d,d", [x], tl.float64, True, 1)
-    return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $1;", "=f,f", [x], tl.float32, True, 1)
+        squared = x * x
+    elif x.dtype == tl.float64:
+        squared = tl.inline_asm_elementwise("mul.rn.f64 $0, $1, $1;", "=d,d", [x], tl.float64, True, 1)
+    else:
+        squared = tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $1;", "=f,f", [x], tl.float32, True, 1)
+    return squared
 
 
 @triton.jit
@@ -81,10 +83,18 @@ def axis_gap(boxes, stride, axis: tl.constexpr, node, exists, low, high):
 
 
 @triton.jit
-def box_squares(
-    boxes, spans, stride, node, exists, x0, x1, y0, y1, z0, z1, c0, c1, MANY: tl.constexpr
-):
-    """Squared distances from nodes to the box [x0, x1] [y0, y1] [z0, z1]; inf where no cloud is shared."""
+def tile_box(x, y, z, cloud, active):
+    """The box around the active points of a tile, and their first and last cloud."""
+    x0, x1 = bounds(x, active)
+    y0, y1 = bounds(y, active)
+    z0, z1 = bounds(z, active)
+    return x0, x1, y0, y1, z0, z1, tl.min(tl.where(active, cloud, END)), tl.max(tl.where(active, cloud, -1))
+
+
+@triton.jit
+def box_squares(boxes, spans, stride, node, exists, box, MANY: tl.constexpr):
+    """Squared distances from the boxes of nodes to a tile's box; inf where no cloud is shared."""
+    x0, x1, y0, y1, z0, z1, c0, c1 = box
     dx = axis_gap(boxes, stride, 0, node, exists, x0, x1)
     dy = axis_gap(boxes, stride, 1, node, exists, y0, y1)
     dz = axis_gap(boxes, stride, 2, node, exists, z0, z1)
@@ -97,18 +107,19 @@ def box_squares(
 
 
 @triton.jit
-def next_leaf(
-    leaf, near, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, reach,
-    MANY: tl.constexpr, FANOUT: tl.constexpr,
-):  # fmt: skip
-    """The first leaf behind ``leaf`` within reach (END if none), and which leaves of its group are.
+def first_leaf(boxes, spans, leaves, box, reach, MANY: tl.constexpr, FANOUT: tl.constexpr):
+    """The first leaf within reach of a tile's box (END if none), and which leaves of its group are."""
+    none = tl.arange(0, FANOUT) < 0
+    return next_leaf(-1, none, boxes, spans, leaves, box, reach, MANY, FANOUT)
 
-    Begin with leaf -1 and a ``near`` that is false.
-    """
+
+@triton.jit
+def next_leaf(leaf, near, boxes, spans, leaves, box, reach, MANY: tl.constexpr, FANOUT: tl.constexpr):
+    """The first leaf within reach behind ``leaf``; ``near`` is what came with that one."""
     node = tl.arange(0, FANOUT)
     groups = leaves // FANOUT
     stride = leaves + groups
-    group = (leaf + FANOUT) // FANOUT - 1  # -1 stays -1
+    group = (leaf + FANOUT) // FANOUT - 1  # of leaf -1 it is -1
     behind = near & (group * FANOUT + node > leaf)
     following = tl.min(tl.where(behind, group * FANOUT + node, END))
     while (following == END) & (group < groups):
@@ -116,17 +127,11 @@ def next_leaf(
         group = groups
         while (first < groups) & (group == groups):
             candidate = first + node
-            squared = box_squares(
-                boxes, spans, stride, leaves + candidate, candidate < groups,
-                x0, x1, y0, y1, z0, z1, c0, c1, MANY,
-            )  # fmt: skip
+            squared = box_squares(boxes, spans, stride, leaves + candidate, candidate < groups, box, MANY)
             group = tl.minimum(tl.min(tl.where(squared <= reach, candidate, END)), groups)
             first += FANOUT
         if group < groups:
             inside = group * FANOUT + node
-            squared = box_squares(
-                boxes, spans, stride, inside, node >= 0, x0, x1, y0, y1, z0, z1, c0, c1, MANY
-            )
-            near = squared <= reach
+            near = box_squares(boxes, spans, stride, inside, node >= 0, box, MANY) <= reach
             following = tl.min(tl.where(near, inside, END))
     return following, near

@@ -72,7 +72,8 @@ def _forward(
     block = channel_block(channels)
     aggregated = features.new_empty(count, channels)
     softmax = features.new_empty(count, 2)
-    wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), triton.cdiv(channels, block))](
+    blocks = triton.cdiv(channels, block)
+    wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), blocks)](
         *_side(query_tree), count, *_tree(reference_tree), features, sigma, _reach(radius, query_points),
         aggregated, softmax, channels, clouds != 1, LEAF, FANOUT, block,
     )  # fmt: skip
@@ -114,7 +115,8 @@ def _gather(inputs: dict, softmax: Tensor, grad: Tensor) -> Tensor:
     d_features = torch.empty_like(inputs["features"])
     count, channels = d_features.shape
     block = channel_block(channels)
-    wrap_triton(gather_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), triton.cdiv(channels, block))](
+    blocks = triton.cdiv(channels, block)
+    wrap_triton(gather_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), blocks)](
         *_side(inputs["reference_tree"]), count, *_tree(inputs["query_tree"]), softmax, grad,
         inputs["sigma"], _reach(inputs["radius"], inputs["query_points"]), d_features,
         channels, inputs["clouds"] != 1, LEAF, FANOUT, block,

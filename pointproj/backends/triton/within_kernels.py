@@ -11,15 +11,18 @@ import triton.language as tl
 from pointproj.backends.triton.tiles import (
     END,
     INFINITY,
-    bounds,
+    first_leaf,
     is_finite,
     load_points,
     next_leaf,
     squared_length,
+    tile_box,
     tuned,
 )
 
-CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((16, 1), (16, 2), (32, 2), (32, 4))]
+CONFIGS = [
+    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((16, 1), (16, 2), (32, 2), (32, 4))
+]
 
 
 @triton.jit
@@ -34,15 +37,6 @@ def load_tile(points, clouds, padded, size, TILE: tl.constexpr, MANY: tl.constex
 
 
 @triton.jit
-def tile_bounds(x, y, z, cloud, active):
-    """The box around a tile, and its first and last cloud."""
-    x0, x1 = bounds(x, active)
-    y0, y1 = bounds(y, active)
-    z0, z1 = bounds(z, active)
-    return x0, x1, y0, y1, z0, z1, tl.min(tl.where(active, cloud, END)), tl.max(tl.where(active, cloud, -1))
-
-
-@triton.jit
 def pairs(
     x, y, z, cloud, active, leaf, points, clouds, padded, reach,
     real: tl.constexpr, MANY: tl.constexpr, LEAF: tl.constexpr,
@@ -50,10 +44,10 @@ def pairs(
     """(TILE, LEAF): which pairs are within the radius, their differences and distances in ``real``."""
     at = leaf * LEAF + tl.arange(0, LEAF)
     px, py, pz = load_points(points, padded, at)
-    dx, dy, dz = x[:, None] - px[None], y[:, None] - py[None], z[:, None] - pz[None]
+    dx, dy, dz = x[:, None] - px[None, :], y[:, None] - py[None, :], z[:, None] - pz[None, :]
     hit = (squared_length(dx, dy, dz) <= reach) & active[:, None]
     if MANY:
-        hit &= cloud[:, None] == tl.load(clouds + at)[None]
+        hit &= cloud[:, None] == tl.load(clouds + at)[None, :]
     dx, dy, dz = dx.to(real), dy.to(real), dz.to(real)
     return at, hit, dx, dy, dz, tl.sqrt(dx * dx + dy * dy + dz * dz)
 
@@ -62,21 +56,23 @@ def pairs(
 def load_rows(values, row, exists, begin, channels, BLOCK: tl.constexpr):
     """Some channels of the rows of a matrix."""
     channel = begin + tl.arange(0, BLOCK)
-    at = values + row.to(tl.int64)[:, None] * channels + channel[None]
-    return tl.load(at, mask=exists[:, None] & (channel < channels)[None], other=0.0)
+    at = values + row.to(tl.int64)[:, None] * channels + channel[None, :]
+    return tl.load(at, mask=exists[:, None] & (channel < channels)[None, :], other=0.0)
 
 
 @triton.jit
 def product(left, right):
     """Matrix product with the precision of the operands; plain TF32 would round them."""
     if left.dtype == tl.float64:
-        return tl.dot(left, right, out_dtype=tl.float64)
-    return tl.dot(left, right, input_precision="tf32x3")
+        result = tl.dot(left, right, out_dtype=tl.float64)
+    else:
+        result = tl.dot(left, right, input_precision="tf32x3")
+    return result
 
 
 @triton.jit
 def add_weighted(sums, broken, weights, hit, values):
-    """Add weights times values. What is not finite goes to neighbours only, where a product would spread it."""
+    """Add weights times values. A product would spread what is not finite: see ``broken``."""
     finite = tl.abs(values) < INFINITY
     if tl.min(finite.to(tl.int32)) == 1:
         sums += product(weights, values)
@@ -101,7 +97,7 @@ def aggregate_kernel(
     """Running softmax over the reference points near a tile of queries."""
     real: tl.constexpr = features.dtype.element_ty
     at, x, y, z, cloud, active = load_tile(queries, query_clouds, queries_padded, query_count, TILE, MANY)
-    x0, x1, y0, y1, z0, z1, c0, c1 = tile_bounds(x, y, z, cloud, active)
+    box = tile_box(x, y, z, cloud, active)
     begin = tl.program_id(1) * BLOCK
     per_sigma = 1.0 / tl.load(sigma)
     limit = tl.load(reach)
@@ -110,9 +106,7 @@ def aggregate_kernel(
     sums = tl.zeros([TILE, BLOCK], real)
     broken = tl.zeros([TILE, BLOCK], real)
     leaves = padded // LEAF
-    leaf, near = next_leaf(
-        -1, tl.arange(0, FANOUT) < 0, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-    )
+    leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, _, _, _, far = pairs(
             x, y, z, cloud, active, leaf, points, clouds, padded, limit, real, MANY, LEAF
@@ -127,17 +121,15 @@ def aggregate_kernel(
             row = tl.load(row_of + there)
             values = load_rows(features, row, row >= 0, begin, channels, BLOCK)
             sums, broken = add_weighted(sums * rescale[:, None], broken, weights, hit, values)
-        leaf, near = next_leaf(
-            leaf, near, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-        )
+        leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, limit, MANY, FANOUT)
     inverse = tl.where(total > 0, 1.0 / total, 0.0)
     exists = at < query_count
     query = tl.load(query_rows + at, mask=exists, other=0).to(tl.int64)
     channel = begin + tl.arange(0, BLOCK)
     result = finish(sums, broken) * inverse[:, None]
     result = tl.where(active[:, None], result, float("nan"))
-    out = exists[:, None] & (channel < channels)[None]
-    tl.store(aggregated + query[:, None] * channels + channel[None], result, mask=out)
+    out = exists[:, None] & (channel < channels)[None, :]
+    tl.store(aggregated + query[:, None] * channels + channel[None, :], result, mask=out)
     if tl.program_id(1) == 0:
         tl.store(softmax + 2 * query, nearest, mask=exists)
         tl.store(softmax + 2 * query + 1, inverse, mask=exists)
@@ -155,16 +147,14 @@ def gather_kernel(
     at, x, y, z, cloud, active = load_tile(
         references, reference_clouds, references_padded, reference_count, TILE, MANY
     )
-    x0, x1, y0, y1, z0, z1, c0, c1 = tile_bounds(x, y, z, cloud, active)
+    box = tile_box(x, y, z, cloud, active)
     begin = tl.program_id(1) * BLOCK
     per_sigma = 1.0 / tl.load(sigma)
     limit = tl.load(reach)
     sums = tl.zeros([TILE, BLOCK], real)
     broken = tl.zeros([TILE, BLOCK], real)
     leaves = padded // LEAF
-    leaf, near = next_leaf(
-        -1, tl.arange(0, FANOUT) < 0, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-    )
+    leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, _, _, _, far = pairs(
             x, y, z, cloud, active, leaf, points, clouds, padded, limit, real, MANY, LEAF
@@ -173,17 +163,15 @@ def gather_kernel(
             query = tl.load(row_of + there)
             nearest = tl.load(softmax + 2 * query, mask=query >= 0, other=0.0)
             inverse = tl.load(softmax + 2 * query + 1, mask=query >= 0, other=0.0)
-            weights = tl.where(hit, tl.exp((nearest[None] - far) * per_sigma) * inverse[None], 0.0)
+            weights = tl.where(hit, tl.exp((nearest[None, :] - far) * per_sigma) * inverse[None, :], 0.0)
             upstream = load_rows(grad, query, query >= 0, begin, channels, BLOCK)
             sums, broken = add_weighted(sums, broken, weights, hit, upstream)
-        leaf, near = next_leaf(
-            leaf, near, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-        )
+        leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, limit, MANY, FANOUT)
     exists = at < reference_count
     reference = tl.load(reference_rows + at, mask=exists, other=0).to(tl.int64)
     channel = begin + tl.arange(0, BLOCK)
-    out = exists[:, None] & (channel < channels)[None]
-    tl.store(d_features + reference[:, None] * channels + channel[None], finish(sums, broken), mask=out)
+    out = exists[:, None] & (channel < channels)[None, :]
+    tl.store(d_features + reference[:, None] * channels + channel[None, :], finish(sums, broken), mask=out)
 
 
 @triton.jit
@@ -209,7 +197,7 @@ def pull_kernel(
     """Gradients of the query points and of sigma."""
     real: tl.constexpr = features.dtype.element_ty
     at, x, y, z, cloud, active = load_tile(queries, query_clouds, queries_padded, query_count, TILE, MANY)
-    x0, x1, y0, y1, z0, z1, c0, c1 = tile_bounds(x, y, z, cloud, active)
+    box = tile_box(x, y, z, cloud, active)
     query = tl.load(query_rows + at, mask=at < query_count, other=0)
     per_sigma = 1.0 / tl.load(sigma)
     limit = tl.load(reach)
@@ -218,15 +206,13 @@ def pull_kernel(
     # By the same operations as the products of pairs: a lone neighbour's product is then its mean exactly.
     own = paired_products(grad, query, active, aggregated, query, active, channels, BLOCK)
     lane = tl.arange(0, TILE)
-    mean = tl.sum(tl.where(lane[:, None] == lane[None], own, 0.0), 1)
+    mean = tl.sum(tl.where(lane[:, None] == lane[None, :], own, 0.0), 1)
     along_x = tl.zeros([TILE], real)
     along_y = tl.zeros([TILE], real)
     along_z = tl.zeros([TILE], real)
     spread = tl.zeros([TILE], real)
     leaves = padded // LEAF
-    leaf, near = next_leaf(
-        -1, tl.arange(0, FANOUT) < 0, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-    )
+    leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, dx, dy, dz, far = pairs(
             x, y, z, cloud, active, leaf, points, clouds, padded, limit, real, MANY, LEAF
@@ -241,9 +227,7 @@ def pull_kernel(
             along_x += tl.sum(tl.where(hit, scale * dx, 0.0), 1)
             along_y += tl.sum(tl.where(hit, scale * dy, 0.0), 1)
             along_z += tl.sum(tl.where(hit, scale * dz, 0.0), 1)
-        leaf, near = next_leaf(
-            leaf, near, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-        )
+        leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, limit, MANY, FANOUT)
     exists = at < query_count
     out = 3 * query.to(tl.int64)
     tl.store(d_query + out, -along_x, mask=exists)
@@ -265,7 +249,7 @@ def push_kernel(
     at, x, y, z, cloud, active = load_tile(
         references, reference_clouds, references_padded, reference_count, TILE, MANY
     )
-    x0, x1, y0, y1, z0, z1, c0, c1 = tile_bounds(x, y, z, cloud, active)
+    box = tile_box(x, y, z, cloud, active)
     reference = tl.load(reference_rows + at, mask=at < reference_count, other=0)
     per_sigma = 1.0 / tl.load(sigma)
     limit = tl.load(reach)
@@ -273,9 +257,7 @@ def push_kernel(
     along_y = tl.zeros([TILE], real)
     along_z = tl.zeros([TILE], real)
     leaves = padded // LEAF
-    leaf, near = next_leaf(
-        -1, tl.arange(0, FANOUT) < 0, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-    )
+    leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, dx, dy, dz, far = pairs(
             x, y, z, cloud, active, leaf, points, clouds, padded, limit, real, MANY, LEAF
@@ -287,15 +269,13 @@ def push_kernel(
             inverse = tl.load(softmax + 2 * query.to(tl.int64) + 1, mask=exists, other=0.0)
             mean = tl.load(means + query, mask=exists, other=0.0)
             products = paired_products(grad, query, exists, features, reference, active, channels, BLOCK)
-            weights = tl.exp((nearest[None] - far) * per_sigma) * inverse[None]
-            grad_logit = weights * (tl.trans(products) - mean[None])
+            weights = tl.exp((nearest[None, :] - far) * per_sigma) * inverse[None, :]
+            grad_logit = weights * (tl.trans(products) - mean[None, :])
             scale = tl.where(hit & (far > 0), grad_logit * per_sigma / far, 0.0)
             along_x -= tl.sum(tl.where(hit, scale * dx, 0.0), 1)
             along_y -= tl.sum(tl.where(hit, scale * dy, 0.0), 1)
             along_z -= tl.sum(tl.where(hit, scale * dz, 0.0), 1)
-        leaf, near = next_leaf(
-            leaf, near, boxes, spans, leaves, x0, x1, y0, y1, z0, z1, c0, c1, limit, MANY, FANOUT
-        )
+        leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, limit, MANY, FANOUT)
     exists = at < reference_count
     out = 3 * reference.to(tl.int64)
     tl.store(d_reference + out, along_x, mask=exists)

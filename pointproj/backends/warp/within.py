@@ -5,17 +5,15 @@ to reference points are gathered by the transposed search, over the queries near
 that no two threads ever add to one place.
 """
 
-import functools
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pointproj.backends import Clouds
 from pointproj.backends.warp.row_sums import Division, divide
 from pointproj.backends.warp.within_kernels import WithinKernels, within_kernels
 from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells, places_of
-from pointproj.pairs import chunks_within
+from pointproj.pairs import chunks_within, largest_square_within
 from pointproj.pairwise import DIFFERENTIABLE, fill_second_backward
 from pointproj.warp_op import Launch, warp_op
 
@@ -102,18 +100,6 @@ def _backward(
             shape = (reference_points.shape[0], lanes)
             launch(kernels.push, shape, *references, *query_cells, *known, own)
             d_reference_points.copy_(own)
-
-
-@functools.cache
-def largest_square_within(radius: float, dtype: torch.dtype) -> float:
-    """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
-    limit = torch.tensor(radius, dtype=dtype)
-    square = limit * limit
-    while square.sqrt() > limit:
-        square = torch.nextafter(square, torch.zeros_like(square))
-    while (following := torch.nextafter(square, torch.full_like(square, torch.inf))).sqrt() <= limit:
-        square = following
-    return square.item()
 
 
 def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, Division]:
