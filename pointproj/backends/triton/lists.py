@@ -1,5 +1,6 @@
 """Aggregation over neighbour lists, nearest first: forward and backward kernels for kNN."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from pointproj.backends.triton.flops import count_aggregation
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.backends.triton.tiles import is_finite, tuned
 from pointproj.neighbor_lists import listed_chunks
@@ -246,3 +248,4 @@ _aggregate = kernel_op(
         directions, grads[0], saved.inputs, listed_chunks
     ),
 )
+count_aggregation("triton_aggregate_neighbors", list(inspect.signature(_forward).parameters))

@@ -8,11 +8,11 @@ from torch.library import wrap_triton
 
 from pointproj.backends import Clouds
 from pointproj.backends import torch as plain
+from pointproj.backends.triton.flops import count_search
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.backends.triton.tiles import (
     END,
     FANOUT,
-    INFINITY,
     LEAF,
     box_squares,
     is_finite,
@@ -66,12 +66,12 @@ def insert(squared, rows, best, best_rows):
     worst = tl.max(best, 0)
     worst_row = tl.max(tl.where(best == worst[None, :], best_rows, -1), 0)
     closer = (squared < worst[None, :]) | ((squared == worst[None, :]) & (rows < worst_row[None, :]))
-    squared = tl.where(closer, squared, INFINITY)
-    while tl.min(squared) < INFINITY:
+    squared = tl.where(closer, squared, float("inf"))
+    while tl.min(squared) < float("inf"):
         nearest = tl.min(squared, 0)
         nearest_row = tl.min(tl.where(squared == nearest[None, :], rows, END), 0)
         gives_way = (
-            (best == worst[None, :]) & (best_rows == worst_row[None, :]) & (nearest < INFINITY)[None, :]
+            (best == worst[None, :]) & (best_rows == worst_row[None, :]) & (nearest < float("inf"))[None, :]
         )
         best = tl.where(gives_way, nearest[None, :], best)
         best_rows = tl.where(gives_way, nearest_row[None, :], best_rows)
@@ -79,7 +79,7 @@ def insert(squared, rows, best, best_rows):
         worst_row = tl.max(tl.where(best == worst[None, :], best_rows, -1), 0)
         closer = (squared < worst[None, :]) | ((squared == worst[None, :]) & (rows < worst_row[None, :]))
         closer &= (squared != nearest[None, :]) | (rows != nearest_row[None, :])
-        squared = tl.where(closer, squared, INFINITY)
+        squared = tl.where(closer, squared, float("inf"))
     return best, best_rows
 
 
@@ -98,14 +98,14 @@ def meet(
         possible &= (squared > done[None, :]) | ((squared == done[None, :]) & (rows > done_row[None, :]))
     if MANY:
         possible &= tl.load(cloud_of + at)[:, None] == cloud[None, :]
-    return insert(tl.where(possible, squared, INFINITY), rows, best, best_rows)
+    return insert(tl.where(possible, squared, float("inf")), rows, best, best_rows)
 
 
 @triton.jit
 def first_not_below(keys, count, key):
     """Place of a key among sorted keys."""
-    low = tl.zeros_like(count)
-    high = count
+    low = tl.full([], 0, tl.int32)
+    high = low + count
     while low < high:
         middle = (low + high) // 2
         below = tl.load(keys + middle) < key
@@ -118,7 +118,7 @@ def first_not_below(keys, count, key):
 def empty_lists(real: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr):
     """K places that anything may take, rows apart so that each newcomer takes one; the rest are taken."""
     slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
-    best = tl.where(slot < K, INFINITY, -INFINITY).to(real)
+    best = tl.where(slot < K, float("inf"), -float("inf")).to(real)
     return best, tl.where(slot < K, END - slot, -1)
 
 
@@ -149,7 +149,7 @@ def search_kernel(
     box = tile_box(x, y, z, cloud, active)
 
     # What earlier searches found ends at this distance and row.
-    done = tl.full([TILE], -INFINITY, real)
+    done = tl.full([TILE], -float("inf"), real)
     done_row = tl.full([TILE], -1, tl.int32)
     if FIRST > 0:
         done_row = tl.load(found + query * k + FIRST - 1, mask=active, other=-1)
@@ -161,7 +161,7 @@ def search_kernel(
             z - tl.load(last + 2, mask=active, other=0.0),
         )
 
-    limit = tl.where(active, INFINITY, -INFINITY).to(real)
+    limit = tl.where(active, float("inf"), -float("inf")).to(real)
     best, best_rows = empty_lists(real, K, SLOTS, TILE)
     leaves = padded // LEAF
     groups = leaves // FANOUT
@@ -192,16 +192,16 @@ def search_kernel(
         group = begin + node
         group_squares = box_squares(boxes, spans, stride, leaves + group, group < groups, box, MANY)
         near_group = tl.min(group_squares)
-        while (near_group <= bound) & (near_group < INFINITY):
+        while (near_group <= bound) & (near_group < float("inf")):
             chosen = tl.min(tl.where(group_squares == near_group, group, END))
-            group_squares = tl.where(group == chosen, INFINITY, group_squares)
+            group_squares = tl.where(group == chosen, float("inf"), group_squares)
             near_group = tl.min(group_squares)
             leaf = chosen * FANOUT + node
             leaf_squares = box_squares(boxes, spans, stride, leaf, node >= 0, box, MANY)
             near_leaf = tl.min(leaf_squares)
-            while (near_leaf <= bound) & (near_leaf < INFINITY):
+            while (near_leaf <= bound) & (near_leaf < float("inf")):
                 chosen_leaf = tl.min(tl.where(leaf_squares == near_leaf, leaf, END))
-                leaf_squares = tl.where(leaf == chosen_leaf, INFINITY, leaf_squares)
+                leaf_squares = tl.where(leaf == chosen_leaf, float("inf"), leaf_squares)
                 near_leaf = tl.min(leaf_squares)
                 best, best_rows = meet(
                     chosen_leaf, best, best_rows, x, y, z, cloud, limit, done, done_row,
@@ -210,12 +210,12 @@ def search_kernel(
                 bound = tl.max(tl.minimum(limit, tl.max(best, 0)))
 
     slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
-    best = tl.where(slot < K, best, INFINITY)
+    best = tl.where(slot < K, best, float("inf"))
     for place in range(K):
         nearest = tl.min(best, 0)
         row = tl.min(tl.where(best == nearest[None, :], best_rows, END), 0)
-        best = tl.where((best == nearest[None, :]) & (best_rows == row[None, :]), INFINITY, best)
-        there = active & (nearest < INFINITY)
+        best = tl.where((best == nearest[None, :]) & (best_rows == row[None, :]), float("inf"), best)
+        there = active & (nearest < float("inf"))
         tl.store(found + query * k + FIRST + place, tl.where(there, row, -1), mask=exists)
 
 
@@ -226,3 +226,4 @@ _search = kernel_op(
         ((query_points.shape[0], k), torch.int32),
     ),
 )
+count_search("triton_search")

@@ -14,7 +14,6 @@ INTERPRETED = triton.knobs.runtime.interpret  # whether kernels run in Python, o
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 END = tl.constexpr(2**31 - 1)  # more than any leaf, row or cloud
-INFINITY = tl.constexpr(float("inf"))
 
 
 def tuned(configs: list[triton.Config], key: list[str]):
@@ -48,7 +47,7 @@ def load_points(points, padded, at):
 
 @triton.jit
 def is_finite(x, y, z):
-    return (tl.abs(x) < INFINITY) & (tl.abs(y) < INFINITY) & (tl.abs(z) < INFINITY)
+    return (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf")) & (tl.abs(z) < float("inf"))
 
 
 @triton.jit
@@ -71,14 +70,14 @@ def cloud_of(row, offsets, rows, clouds, exists, LAYOUT: tl.constexpr):
 @triton.jit
 def bounds(x, exists):
     """Lowest and highest value of those that exist."""
-    return tl.min(tl.where(exists, x, INFINITY)), tl.max(tl.where(exists, x, -INFINITY))
+    return tl.min(tl.where(exists, x, float("inf"))), tl.max(tl.where(exists, x, -float("inf")))
 
 
 @triton.jit
 def axis_gap(boxes, stride, axis: tl.constexpr, node, exists, low, high):
     """Distance along an axis between the nodes' boxes and the interval from low to high."""
-    node_low = tl.load(boxes + axis * stride + node, mask=exists, other=INFINITY)
-    node_high = tl.load(boxes + (axis + 3) * stride + node, mask=exists, other=-INFINITY)
+    node_low = tl.load(boxes + axis * stride + node, mask=exists, other=float("inf"))
+    node_high = tl.load(boxes + (axis + 3) * stride + node, mask=exists, other=-float("inf"))
     return tl.maximum(tl.maximum(node_low - high, low - node_high), 0.0)
 
 
@@ -102,7 +101,7 @@ def box_squares(boxes, spans, stride, node, exists, box, MANY: tl.constexpr):
     if MANY:
         first = tl.load(spans + node, mask=exists, other=END)
         last = tl.load(spans + stride + node, mask=exists, other=-1)
-        squared = tl.where((first <= c1) & (last >= c0), squared, INFINITY)
+        squared = tl.where((first <= c1) & (last >= c0), squared, float("inf"))
     return squared
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from pointproj.backends.triton.operators import kernel_op
-from pointproj.backends.triton.tiles import END, FANOUT, GROUP, INFINITY, LEAF, cloud_of, is_finite
+from pointproj.backends.triton.tiles import END, FANOUT, GROUP, LEAF, cloud_of, is_finite
 
 FEW_POINTS = 2**17  # up to here keys of 32 bits are fine enough, and sorted in half the time
 PARTS = 64  # in which the bounding box is found
@@ -90,25 +90,25 @@ def bound_kernel(points, parts, rows, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     part = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     real: tl.constexpr = points.dtype.element_ty
-    x0 = tl.full([BLOCK], INFINITY, real)
-    y0 = tl.full([BLOCK], INFINITY, real)
-    z0 = tl.full([BLOCK], INFINITY, real)
-    x1 = tl.full([BLOCK], -INFINITY, real)
-    y1 = tl.full([BLOCK], -INFINITY, real)
-    z1 = tl.full([BLOCK], -INFINITY, real)
+    x0 = tl.full([BLOCK], float("inf"), real)
+    y0 = tl.full([BLOCK], float("inf"), real)
+    z0 = tl.full([BLOCK], float("inf"), real)
+    x1 = tl.full([BLOCK], -float("inf"), real)
+    y1 = tl.full([BLOCK], -float("inf"), real)
+    z1 = tl.full([BLOCK], -float("inf"), real)
     for first in range(part * BLOCK, rows, PARTS * BLOCK):
         at = first + lane
         from_here = points + 3 * at.to(tl.int64)
-        x = tl.load(from_here, mask=at < rows, other=INFINITY)
-        y = tl.load(from_here + 1, mask=at < rows, other=INFINITY)
-        z = tl.load(from_here + 2, mask=at < rows, other=INFINITY)
+        x = tl.load(from_here, mask=at < rows, other=float("inf"))
+        y = tl.load(from_here + 1, mask=at < rows, other=float("inf"))
+        z = tl.load(from_here + 2, mask=at < rows, other=float("inf"))
         finite = is_finite(x, y, z)
-        x0 = tl.minimum(x0, tl.where(finite, x, INFINITY))
-        y0 = tl.minimum(y0, tl.where(finite, y, INFINITY))
-        z0 = tl.minimum(z0, tl.where(finite, z, INFINITY))
-        x1 = tl.maximum(x1, tl.where(finite, x, -INFINITY))
-        y1 = tl.maximum(y1, tl.where(finite, y, -INFINITY))
-        z1 = tl.maximum(z1, tl.where(finite, z, -INFINITY))
+        x0 = tl.minimum(x0, tl.where(finite, x, float("inf")))
+        y0 = tl.minimum(y0, tl.where(finite, y, float("inf")))
+        z0 = tl.minimum(z0, tl.where(finite, z, float("inf")))
+        x1 = tl.maximum(x1, tl.where(finite, x, -float("inf")))
+        y1 = tl.maximum(y1, tl.where(finite, y, -float("inf")))
+        z1 = tl.maximum(z1, tl.where(finite, z, -float("inf")))
     tl.store(parts + part, tl.min(x0))
     tl.store(parts + PARTS + part, tl.min(y0))
     tl.store(parts + 2 * PARTS + part, tl.min(z0))
@@ -164,9 +164,9 @@ def encode_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < rows
     from_here = points + 3 * at.to(tl.int64)
-    x = tl.load(from_here, mask=inside, other=INFINITY)
-    y = tl.load(from_here + 1, mask=inside, other=INFINITY)
-    z = tl.load(from_here + 2, mask=inside, other=INFINITY)
+    x = tl.load(from_here, mask=inside, other=float("inf"))
+    y = tl.load(from_here + 1, mask=inside, other=float("inf"))
+    z = tl.load(from_here + 2, mask=inside, other=float("inf"))
     key = key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS, KEY)
     if LAYOUT > 0:
         cloud = cloud_of(at, offsets, rows, clouds, inside, LAYOUT).to(KEY)
@@ -183,8 +183,8 @@ def store_bounds(
     leaves = groups * FANOUT
     stride = leaves + groups
     leaf = group * FANOUT + tl.arange(0, FANOUT)
-    low = tl.min(tl.reshape(tl.where(exists, x, INFINITY), [FANOUT, LEAF]), 1)
-    high = tl.max(tl.reshape(tl.where(exists, x, -INFINITY), [FANOUT, LEAF]), 1)
+    low = tl.min(tl.reshape(tl.where(exists, x, float("inf")), [FANOUT, LEAF]), 1)
+    high = tl.max(tl.reshape(tl.where(exists, x, -float("inf")), [FANOUT, LEAF]), 1)
     tl.store(boxes + axis * stride + leaf, low)
     tl.store(boxes + axis * stride + leaves + group, tl.min(low))
     tl.store(boxes + (axis + 3) * stride + leaf, high)
@@ -204,9 +204,9 @@ def arrange_kernel(
     at = group * GROUP + tl.arange(0, GROUP)
     inside = at < rows
     row = tl.load(order + at, mask=inside, other=0)
-    x = tl.load(points + 3 * row, mask=inside, other=INFINITY)
-    y = tl.load(points + 3 * row + 1, mask=inside, other=INFINITY)
-    z = tl.load(points + 3 * row + 2, mask=inside, other=INFINITY)
+    x = tl.load(points + 3 * row, mask=inside, other=float("inf"))
+    y = tl.load(points + 3 * row + 1, mask=inside, other=float("inf"))
+    z = tl.load(points + 3 * row + 2, mask=inside, other=float("inf"))
     finite = is_finite(x, y, z)
     tl.store(coordinates + at, x)
     tl.store(coordinates + padded + at, y)

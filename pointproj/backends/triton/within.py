@@ -4,12 +4,15 @@ Gradients that belong to reference points are gathered by tiles of reference poi
 each, so nothing is ever added to one place by two programs: results are the same, bit for bit, in every run.
 """
 
+import inspect
+
 import torch
 import triton
 from torch import Tensor
 from torch.library import wrap_triton
 
 from pointproj.backends import Clouds
+from pointproj.backends.triton.flops import count_aggregation
 from pointproj.backends.triton.lists import channel_block
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.backends.triton.tiles import FANOUT, LEAF
@@ -159,3 +162,4 @@ _aggregate = kernel_op(
         directions, grads[0], saved.inputs, chunks_within
     ),
 )
+count_aggregation("triton_aggregate_within", list(inspect.signature(_forward).parameters))

@@ -10,7 +10,6 @@ import triton.language as tl
 
 from pointproj.backends.triton.tiles import (
     END,
-    INFINITY,
     first_leaf,
     is_finite,
     load_points,
@@ -71,9 +70,20 @@ def product(left, right):
 
 
 @triton.jit
+def quotient(x, y):
+    """x / y, rounded."""
+    x, y = tl.broadcast(x, y)
+    if x.dtype == tl.float64:
+        result = x / y
+    else:
+        result = tl.div_rn(x, y)
+    return result
+
+
+@triton.jit
 def add_weighted(sums, broken, weights, hit, values):
     """Add weights times values. A product would spread what is not finite: see ``broken``."""
-    finite = tl.abs(values) < INFINITY
+    finite = tl.abs(values) < float("inf")
     if tl.min(finite.to(tl.int32)) == 1:
         sums += product(weights, values)
     else:
@@ -101,8 +111,9 @@ def aggregate_kernel(
     begin = tl.program_id(1) * BLOCK
     per_sigma = 1.0 / tl.load(sigma)
     limit = tl.load(reach)
-    nearest = tl.full([TILE], INFINITY, real)
-    total = tl.zeros([TILE], real)
+    nearest = tl.full([TILE], float("inf"), real)
+    ones = tl.full([LEAF, 16], 1.0, real)
+    totals = tl.zeros([TILE, 16], real)  # every column is the sum of the weights
     sums = tl.zeros([TILE, BLOCK], real)
     broken = tl.zeros([TILE, BLOCK], real)
     leaves = padded // LEAF
@@ -111,28 +122,30 @@ def aggregate_kernel(
         there, hit, _, _, _, far = pairs(
             x, y, z, cloud, active, leaf, points, clouds, padded, limit, real, MANY, LEAF
         )
-        closest = tl.min(tl.where(hit, far, INFINITY), 1)
-        if tl.min(closest) < INFINITY:
+        closest = tl.min(tl.where(hit, far, float("inf")), 1)
+        if tl.min(closest) < float("inf"):
             closest = tl.minimum(closest, nearest)
-            rescale = tl.where(nearest < INFINITY, tl.exp((closest - nearest) * per_sigma), 0.0)
+            rescale = tl.where(nearest < float("inf"), tl.exp((closest - nearest) * per_sigma), 0.0)
             nearest = closest
             weights = tl.where(hit, tl.exp((nearest[:, None] - far) * per_sigma), 0.0)
-            total = total * rescale + tl.sum(weights, 1)
+            # Rounded as the features are, so that features that are all alike come out as they went in.
+            totals = totals * rescale[:, None] + product(weights, ones)
             row = tl.load(row_of + there)
             values = load_rows(features, row, row >= 0, begin, channels, BLOCK)
             sums, broken = add_weighted(sums * rescale[:, None], broken, weights, hit, values)
         leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, limit, MANY, FANOUT)
-    inverse = tl.where(total > 0, 1.0 / total, 0.0)
+    total = tl.max(totals, 1)
+    has_neighbor = total > 0
     exists = at < query_count
     query = tl.load(query_rows + at, mask=exists, other=0).to(tl.int64)
     channel = begin + tl.arange(0, BLOCK)
-    result = finish(sums, broken) * inverse[:, None]
+    result = quotient(finish(sums, broken), tl.where(has_neighbor, total, 1.0)[:, None])
     result = tl.where(active[:, None], result, float("nan"))
     out = exists[:, None] & (channel < channels)[None, :]
     tl.store(aggregated + query[:, None] * channels + channel[None, :], result, mask=out)
     if tl.program_id(1) == 0:
         tl.store(softmax + 2 * query, nearest, mask=exists)
-        tl.store(softmax + 2 * query + 1, inverse, mask=exists)
+        tl.store(softmax + 2 * query + 1, tl.where(has_neighbor, 1.0 / total, 0.0), mask=exists)
 
 
 @tuned(CONFIGS, key=["channels", "MANY"])
@@ -222,7 +235,8 @@ def pull_kernel(
             products = paired_products(grad, query, active, features, row, row >= 0, channels, BLOCK)
             weights = tl.exp((nearest[:, None] - far) * per_sigma) * inverse[:, None]
             grad_logit = tl.where(hit, weights * (products - mean[:, None]), 0.0)
-            spread += tl.sum(tl.where(hit, grad_logit * far, 0.0), 1)
+            # Gradients of a row's logits add up to 0: distances may be counted from the nearest.
+            spread += tl.sum(tl.where(hit, grad_logit * (far - nearest[:, None]), 0.0), 1)
             scale = tl.where(hit & (far > 0), grad_logit * per_sigma / far, 0.0)
             along_x += tl.sum(tl.where(hit, scale * dx, 0.0), 1)
             along_y += tl.sum(tl.where(hit, scale * dy, 0.0), 1)
