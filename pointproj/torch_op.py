@@ -98,7 +98,10 @@ def torch_op(
         needs = [ctx.needs_input_grad[arguments.names.index(n)] for n in arguments.differentiable]
         grads = tuple(g.contiguous() for g in grads[:grad_outputs])
         flat = _load(ctx)
-        made = _all(first(*grads, needs, *flat))
+        # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
+        # second backward would come back here once more, with gradients of zero.
+        inputs, outputs = flat[: len(arguments.names)], flat[len(arguments.names) :]
+        made = _all(first(*grads, needs, *inputs, *(o.detach() for o in outputs)))
         wanted = zip(arguments.differentiable, made, needs, strict=True)
         return arguments.gradients(flat, {n: g for n, g, need in wanted if need})
 

@@ -1,6 +1,6 @@
 """Kernels of the triton backend where its contract tests are too small: many groups of leaves, long lists.
 
-They run on a GPU, or on a CPU in Triton's interpreter: ``TRITON_INTERPRET=1 pytest tests/test_triton_kernels.py``.
+They run on a GPU, or on a CPU in Triton's interpreter, with ``TRITON_INTERPRET=1`` before ``pytest``.
 """
 
 import os

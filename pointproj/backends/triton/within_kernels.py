@@ -73,11 +73,7 @@ def product(left, right):
 def quotient(x, y):
     """x / y, rounded."""
     x, y = tl.broadcast(x, y)
-    if x.dtype == tl.float64:
-        result = x / y
-    else:
-        result = tl.div_rn(x, y)
-    return result
+    return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)
 
 
 @triton.jit
