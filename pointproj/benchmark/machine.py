@@ -21,7 +21,7 @@ def machine_columns(device: torch.device) -> dict[str, str]:
     versions = environment()["versions"]
     return {
         "device": device_name(device),
-        "driver": _driver() if device.type == "cuda" else "",
+        "driver": driver_version() if device.type == "cuda" else "",
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "warp": versions["warp-lang"] or "",
@@ -60,7 +60,7 @@ def _processor() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def _driver() -> str:
+def driver_version() -> str:
     """Version of the GPU's driver; nvidia-smi only reads here."""
     if shutil.which("nvidia-smi") is None:
         return "unknown"
