@@ -6,7 +6,13 @@ import torch
 
 from pointproj import Projector
 from pointproj.config import OptimizerConfig, TargetConfig
-from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
+from pointproj.optimization import (
+    build_optimizer,
+    eikonal_penalty,
+    learning_rate,
+    loss_function,
+    set_learning_rate,
+)
 from pointproj.step import TrainingStep
 from pointproj.timing import time_step
 
@@ -152,6 +158,43 @@ def test_losses_are_those_the_targets_ask_for():
     assert loss_function(TargetConfig("random"))(prediction, target).item() == 2.5
     expected = (math.log(2) + math.log(1 + math.exp(2))) / 2
     assert loss_function(TargetConfig("occupancy"))(prediction, target).item() == pytest.approx(expected)
+
+
+def test_losses_by_name():
+    prediction, target = torch.tensor([[0.0, 2.0]]), torch.tensor([[0.005, 0.0]])
+    losses = {
+        name: loss_function(TargetConfig("sdf", loss=name))(prediction, target).item()
+        for name in ("absolute", "smooth", "squared")
+    }
+    assert losses["absolute"] == pytest.approx(2.005 / 2)
+    assert losses["smooth"] == pytest.approx((0.005**2 / 0.02 + 2 - 0.005) / 2)
+    assert losses["squared"] == pytest.approx((0.005**2 + 4) / 2)
+    label = torch.tensor([[1.0, 0.0]])
+    of_probability = loss_function(TargetConfig("occupancy", loss="absolute"))(prediction, label).item()
+    assert of_probability == pytest.approx((0.5 + 1 / (1 + math.exp(-2))) / 2)
+
+
+def test_eikonal_penalty_of_a_field_with_a_known_gradient():
+    query_points = torch.randn(2, 5, 3, requires_grad=True)
+    slope = torch.tensor([1.0, 2.0, 2.0], requires_grad=True)  # of length 3
+    penalty = eikonal_penalty(query_points @ slope, query_points)
+    assert penalty.item() == pytest.approx(4.0)
+    penalty.backward()
+    torch.testing.assert_close(slope.grad, 2 * 2 * slope.detach() / 3)
+
+
+def test_a_step_with_eikonal_term_brings_gradients_nearer_to_length_1():
+    plain, regular = (make_step(eikonal=weight) for weight in (0.0, 10.0))
+    (given,) = batches(1)
+    for _ in range(20):
+        plain(given)
+        regular(given)
+    penalties = []
+    for step in (plain, regular):
+        query_points = given["query_points"].expand(3, -1, -1).clone().requires_grad_()
+        prediction = step.forward({**given, "query_points": query_points})
+        penalties.append(eikonal_penalty(prediction, query_points).item())
+    assert penalties[1] < 0.9 * penalties[0]
 
 
 @pytest.mark.gpu
