@@ -72,7 +72,9 @@ def test_mixed_data_is_real_meshes_repeated_beside_made_ones_in_training_alone(
     config, monkeypatch, tmp_path, furniture
 ):
     monkeypatch.chdir(tmp_path)
-    settings = config("occupancy", name="mixed", repeats=3, classes=["dresser"], train_meshes=2, varied=True)
+    settings = config(
+        "occupancy", name="mixed", repeats=3, classes=["dresser"], train_meshes=2, varied=True, grid=12
+    )
     data = prepare(settings)
     assert [shape.name for shape in data.test.shapes] == ["dresser_5001"]
     assert len(data.train) == 3 * 2 + 2
