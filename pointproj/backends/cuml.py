@@ -1,8 +1,8 @@
 """RAPIDS cuML's ``NearestNeighbors`` on CUDA, made exact by :mod:`pointproj.candidates`; kNN only.
 
 cuML waits for the device in every call, so this backend does too: clouds of a ragged batch are searched one
-after the other, their sizes read from the device, and no CUDA graph can hold a step. It works in fp32 on one
-device a process; positions in fp64 are searched in fp32 and ranked in fp64.
+after the other, their sizes read from the device, and no CUDA graph can hold a step. It works in fp32; positions
+in fp64 are searched in fp32 and ranked in fp64.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ import importlib
 import importlib.util
 import itertools
 import warnings
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,6 @@ FEWEST_FOR_RBC = 4096  # below, brute force is as fast, and rbc has too few land
 PACKAGES = ("cuml", "cupy")
 
 _algorithm = "auto"
-_device: torch.device | None = None  # of the first search: cuML keeps its resources there
 
 
 class CaptureImpossible(RuntimeError):  # noqa: N818 - says what happened
@@ -81,28 +81,39 @@ class _FittedCloud:
     """One cloud, fitted once."""
 
     def __init__(self, reference_points: Tensor) -> None:
-        import cupy
-        from cuml.neighbors import NearestNeighbors
-
         self.candidates: Candidates = candidates_of(reference_points)
-        count = len(self.candidates.rows)
-        algorithm = _algorithm
-        if algorithm == "auto":
-            algorithm = "rbc" if count >= FEWEST_FOR_RBC else "brute"
-        if count:
-            self._model = NearestNeighbors(algorithm=algorithm, metric="euclidean", output_type="cupy")
-            self._model.fit(cupy.from_dlpack(self.candidates.shifted))
+        self._model = self._by_cuml(self._fit) if len(self.candidates.rows) else None
 
     def search(self, query_points: Tensor, k: int) -> Tensor:
         """Rows of the k nearest, (Q, k)."""
         return exact_neighbors(query_points, self.candidates, self._propose, k)
 
+    def _fit(self) -> Any:
+        import cupy
+        from cuml.neighbors import NearestNeighbors
+
+        algorithm = _algorithm
+        if algorithm == "auto":
+            algorithm = "rbc" if len(self.candidates.rows) >= FEWEST_FOR_RBC else "brute"
+        model = NearestNeighbors(algorithm=algorithm, metric="euclidean", output_type="cupy")
+        return model.fit(cupy.from_dlpack(self.candidates.shifted))
+
     def _propose(self, shifted: Tensor, count: int) -> Tensor:
         import cupy
 
-        return torch.from_dlpack(
-            self._model.kneighbors(cupy.from_dlpack(shifted), count, return_distance=False)
-        )
+        def rows() -> Any:
+            return self._model.kneighbors(cupy.from_dlpack(shifted), count, return_distance=False)
+
+        return torch.from_dlpack(self._by_cuml(rows))
+
+    def _by_cuml(self, work: Callable[[], Any]) -> Any:
+        """Let cuML work on what the current stream has written by then.
+
+        cuML has a stream of its own and is done when it returns, so waiting for the current stream before is
+        all the order there must be. What it returned is read before a search ends, see ``candidates``.
+        """
+        torch.cuda.current_stream().synchronize()
+        return _thread_of(self.candidates.points.device).submit(work).result()
 
 
 class _Index(NamedTuple):
@@ -120,7 +131,7 @@ def _build_body(reference_points: Tensor, reference_offsets: Tensor | None, clou
     for address in [address for address, index in _indices.items() if index.token.expired()]:
         del _indices[address]
     token = reference_points.new_empty(1)
-    with _ready(reference_points.device):
+    with _on(reference_points.device):
         fitted = _fit(reference_points, _bounds(reference_offsets, len(reference_points), clouds))
     _indices[token.data_ptr()] = _Index(StorageWeakRef(token.untyped_storage()), fitted)
     return (token,)
@@ -137,7 +148,7 @@ def _search_body(
 ) -> tuple[Tensor]:
     index = None if token is None else _indices.get(token.data_ptr())
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
-    with _ready(query_points.device):
+    with _on(query_points.device):
         bounds = _bounds(reference_offsets, len(reference_points), clouds)
         queries = _bounds(query_offsets, len(query_points), clouds)
         fitted = _fit(reference_points, bounds) if index is None or index.token.expired() else index.clouds
@@ -153,23 +164,11 @@ def _fit(reference_points: Tensor, bounds: list[tuple[int, int]]) -> list[_Fitte
 
 
 @contextlib.contextmanager
-def _ready(device: torch.device) -> Iterator[None]:
-    """Refuse what cuML cannot do, and let it start when the inputs are written.
-
-    cuML runs on a stream of its own and returns when it is done, so waiting for the current stream first is
-    all the order there must be. What it returned has been read when a search ends, see ``candidates``.
-    """
-    global _device
+def _on(device: torch.device) -> Iterator[None]:
+    """Make a device the current one, where no CUDA graph is being recorded."""
     if torch.cuda.is_current_stream_capturing():
         raise CaptureImpossible(f"backend cuml cannot be recorded in a CUDA graph: {WAITS}")
-    _device = _device or device
-    if device != _device:
-        raise RuntimeError(
-            f"backend cuml works on one device a process, here {_device}, and these points are on {device}: "
-            "start one process a device"
-        )
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()
         yield
 
 
@@ -178,6 +177,12 @@ def _bounds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, i
     if offsets is None:
         return [(cloud * (size // clouds), (cloud + 1) * (size // clouds)) for cloud in range(clouds)]
     return [*itertools.pairwise(offsets.tolist())]
+
+
+@functools.cache
+def _thread_of(device: torch.device) -> ThreadPoolExecutor:
+    """A thread whose device is this one: cuML keeps what it needs of a device by thread."""
+    return ThreadPoolExecutor(1, "cuml", initializer=torch.cuda.set_device, initargs=(device,))
 
 
 @functools.cache
