@@ -1,0 +1,50 @@
+"""A C++ and CUDA extension over a cell list, on all cores of a CPU and on CUDA; built on first use."""
+
+from torch import Tensor
+
+from pointproj.backends import Clouds, Tables
+
+OPERATORS = frozenset({"knn", "radius"})
+RANK = {"cpu": 5, "cuda": 5}
+
+
+def unavailable() -> str | None:
+    from pointproj.backends.native.build import obstacle
+
+    return obstacle()
+
+
+def build_index(
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+) -> Tables:
+    from pointproj.backends.native import nearest, within
+
+    if radius is None:
+        return nearest.build_cells(reference_points, reference_offsets, count)
+    return within.build_wrapped_cells(reference_points, reference_offsets, count, radius)
+
+
+def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
+    from pointproj.backends.native import nearest
+
+    if not isinstance(tables, nearest.Cells):
+        tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
+    return nearest.search(clouds, tables, k)
+
+
+def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+    from pointproj.backends.native import nearest
+
+    rows = search(clouds.detached(), tables, k)
+    return nearest.aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+
+
+def radius_aggregate(
+    clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
+) -> Tensor:
+    from pointproj.backends.native import within
+
+    if not isinstance(tables, within.WrappedCells):
+        points = clouds.detached().reference_points
+        tables = build_index(points, clouds.reference_offsets, clouds.count, radius)
+    return within.aggregate_within(clouds, tables, features, sigma, radius)

@@ -1,0 +1,182 @@
+// What the .cu files share: all threads of a GPU as one machine, and the launches.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "build_cells.h"
+#include "launch.h"
+#include "one_lane.h"
+#include "warp_lanes.cuh"
+
+namespace pointproj {
+
+constexpr int kBuildThreads = 512;
+constexpr int kThreadsAlone = 128;
+
+// All threads of one cooperative launch. Loops are shared out; barriers stand where the next loop needs the last.
+struct Grid {
+  cooperative_groups::grid_group all = cooperative_groups::this_grid();
+  Scratch* scratch;
+
+  POINTPROJ_FN void barrier() const { all.sync(); }
+  POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
+  POINTPROJ_FN void raise(int* to, int value) const { atomicMax(to, value); }
+  POINTPROJ_FN unsigned thread() const { return blockIdx.x * kBuildThreads + threadIdx.x; }
+  POINTPROJ_FN unsigned threads() const { return gridDim.x * kBuildThreads; }
+
+  template <class Body>
+  POINTPROJ_FN void each(int size, Body body) const {
+    for (unsigned i = thread(); i < static_cast<unsigned>(size); i += threads()) body(static_cast<int>(i));
+  }
+  template <class Body>
+  POINTPROJ_FN void each_group(int size, Body body) const {
+    WarpLanes lanes(*scratch);
+    for (unsigned i = thread() / 32; i < static_cast<unsigned>(size); i += threads() / 32) {
+      body(lanes, static_cast<int>(i));
+    }
+  }
+  // Ranks in the order of arrival. Threads of a warp that meet in a cell count together: a dense cluster is one
+  // address for millions.
+  template <class SlotOf, class Crossing>
+  POINTPROJ_FN void count(int rows, int* occupancy, int* place, SlotOf slot_of, Crossing crossing) const {
+    for (unsigned row = thread(); row < static_cast<unsigned>(rows); row += threads()) {
+      const Slot slot = slot_of(static_cast<int>(row));
+      if (slot.counted) {
+        const unsigned same = __match_any_sync(__activemask(), slot.cell);
+        const int leader = __ffs(same) - 1, lane = threadIdx.x & 31, size = __popc(same);
+        int first = 0;
+        if (lane == leader) {
+          first = atomicAdd(occupancy + slot.cell, size);
+          if (first < kCrowd && first + size >= kCrowd) crossing(slot.cell);
+        }
+        first = __shfl_sync(same, first, leader);
+        reinterpret_cast<int2*>(place)[row] = make_int2(slot.cell, first + __popc(same & ((1u << lane) - 1u)));
+      } else {
+        place[2 * static_cast<int64_t>(row)] = slot.cell;
+      }
+    }
+  }
+  // Each block sums up its own part, then starts with what the blocks before it have.
+  POINTPROJ_FN void scan(const int* in, int* out, int size, int* partial) const {
+    __shared__ int sums[kBuildThreads / 32];
+    const int part = (size - 1) / static_cast<int>(gridDim.x) + 1;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * part;
+    const int64_t begin = lesser(first, int64_t(size)), end = lesser(first + part, int64_t(size));
+    int sum = 0;
+    for (int64_t i = begin + threadIdx.x; i < end; i += kBuildThreads) sum += in[i];
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    barrier();
+    int before = 0;
+    for (unsigned i = threadIdx.x; i < blockIdx.x; i += kBuildThreads) before += partial[i];
+    before = block_sum(before, sums);
+    for (int64_t tile = begin; tile < end; tile += kBuildThreads) {
+      const int64_t i = tile + threadIdx.x;
+      int x = i < end ? in[i] : 0;
+      for (int step = 1; step < 32; step <<= 1) {
+        const int other = __shfl_up_sync(kAll, x, step);
+        if ((threadIdx.x & 31) >= step) x += other;
+      }
+      __syncthreads();
+      if ((threadIdx.x & 31) == 31) sums[threadIdx.x / 32] = x;
+      __syncthreads();
+      int all_before = before, tile_sum = 0;
+      for (int warp = 0; warp < kBuildThreads / 32; ++warp) {
+        if (warp < static_cast<int>(threadIdx.x / 32)) all_before += sums[warp];
+        tile_sum += sums[warp];
+      }
+      if (i < end) out[i] = x + all_before;
+      before += tile_sum;
+    }
+  }
+  POINTPROJ_FN static int block_sum(int x, int* sums) {
+    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(kAll, x, step);
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    int sum = 0;
+    for (int warp = 0; warp < kBuildThreads / 32; ++warp) sum += sums[warp];
+    return sum;
+  }
+};
+
+template <class Task>
+__global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task) {
+  __shared__ Scratch scratch[kBuildThreads / 32];
+  Grid machine;
+  machine.scratch = &scratch[threadIdx.x / 32];
+  task(machine);
+}
+
+template <class Task>
+__global__ void __launch_bounds__(kThreadsAlone) each_thread_kernel(const Task task, int64_t items) {
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreadsAlone + threadIdx.x;
+  OneLane lanes;
+  if (item < items) task(lanes, item);
+}
+
+template <class Task>
+__global__ void __launch_bounds__(32 * kWarpsPerBlock) each_warp_kernel(const Task task, int64_t items) {
+  __shared__ Scratch scratch[kWarpsPerBlock];
+  WarpLanes lanes(scratch[threadIdx.x / 32]);
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
+  if (item < items) task(lanes, item);
+}
+
+namespace cuda {
+
+inline void check(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
+}
+
+// Blocks that a device can hold at once, which is what a cooperative launch may ask for.
+template <class Task>
+int blocks_at_once() {
+  constexpr int kMostDevices = 64;
+  static int known[kMostDevices] = {};
+  int device = 0;
+  check(cudaGetDevice(&device));
+  int& blocks = known[device % kMostDevices];
+  if (blocks == 0) {
+    int each = 0, processors = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, build_kernel<Task>, kBuildThreads, 0));
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    blocks = lesser(each * processors, kMostBlocks);
+  }
+  return blocks;
+}
+
+template <class Task>
+void build(const Task& task, int64_t largest_loop, void* stream) {
+  const int64_t wanted = (largest_loop + kBuildThreads - 1) / kBuildThreads;
+  const int blocks = static_cast<int>(greater(int64_t(1), lesser(wanted, int64_t(blocks_at_once<Task>()))));
+  void* arguments[] = {const_cast<Task*>(&task)};
+  check(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(build_kernel<Task>), blocks, kBuildThreads,
+                                    arguments, 0, static_cast<cudaStream_t>(stream)));
+}
+
+template <class Task>
+void each_thread(const Task& task, int64_t items, void* stream) {
+  if (items == 0) return;
+  const unsigned blocks = static_cast<unsigned>((items + kThreadsAlone - 1) / kThreadsAlone);
+  each_thread_kernel<<<blocks, kThreadsAlone, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
+  check(cudaGetLastError());
+}
+
+template <class Task>
+void each_warp(const Task& task, int64_t items, void* stream) {
+  if (items == 0) return;
+  const unsigned blocks = static_cast<unsigned>((items + kWarpsPerBlock - 1) / kWarpsPerBlock);
+  each_warp_kernel<<<blocks, 32 * kWarpsPerBlock, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
+  check(cudaGetLastError());
+}
+
+}  // namespace cuda
+}  // namespace pointproj
+
+#define BUILD(...) template void build(const __VA_ARGS__&, int64_t, void*);
+#define EACH_THREAD(...) template void each_thread(const __VA_ARGS__&, int64_t, void*);
+#define EACH_WARP(...) template void each_warp(const __VA_ARGS__&, int64_t, void*);

@@ -1,0 +1,204 @@
+// The k nearest reference points, exactly, ties by the lower row.
+#pragma once
+
+#include "rings.h"
+
+namespace pointproj {
+
+constexpr int kLongestList = 32;  // more neighbours than that wait in a heap in memory
+
+template <class Real>
+POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
+  return squared < other || (squared == other && row < other_row);
+}
+
+// One thread's k best in registers, in ascending order. Places that k leaves over lie in front, and stay.
+template <class Real, int kLength>
+struct SortedList {
+  Real squared[kLength];
+  int rows[kLength];
+
+  POINTPROJ_FN explicit SortedList(int k) {
+    POINTPROJ_UNROLL
+    for (int i = 0; i < kLength; ++i) {
+      squared[i] = i < kLength - k ? -kInfinity<Real> : kInfinity<Real>;
+      rows[i] = kNoRow;
+    }
+  }
+  POINTPROJ_FN Real limit() const { return squared[kLength - 1]; }
+  POINTPROJ_FN void insert(Real newcomer, int row) {
+    if (!is_before(newcomer, row, squared[kLength - 1], rows[kLength - 1])) return;
+    POINTPROJ_UNROLL
+    for (int i = 0; i < kLength; ++i) {  // the newcomer sinks to its place, each one behind it moves up
+      if (is_before(newcomer, row, squared[i], rows[i])) {
+        const Real squared_there = squared[i];
+        const int row_there = rows[i];
+        squared[i] = newcomer;
+        rows[i] = row;
+        newcomer = squared_there;
+        row = row_there;
+      }
+    }
+  }
+  POINTPROJ_FN void write(int k, int* to) {
+    POINTPROJ_UNROLL
+    for (int i = 0; i < kLength; ++i) {
+      if (i >= kLength - k) to[i - (kLength - k)] = rows[i] == kNoRow ? -1 : rows[i];
+    }
+  }
+};
+
+// Any number of neighbours: a heap in memory, in the output rows, its farthest neighbour on top.
+template <class Real>
+struct Heap {
+  Real* squared;
+  int* rows;
+  int size;
+
+  POINTPROJ_FN Heap(Real* squared, int* rows, int k) : squared(squared), rows(rows), size(k) {
+    for (int i = 0; i < k; ++i) {
+      squared[i] = kInfinity<Real>;
+      rows[i] = kNoRow;
+    }
+  }
+  POINTPROJ_FN Real limit() const { return squared[0]; }
+  POINTPROJ_FN void insert(Real newcomer, int row) {
+    if (is_before(newcomer, row, squared[0], rows[0])) sink(size, newcomer, row);
+  }
+  // Put a neighbour on top of the first `count` places and restore the heap.
+  POINTPROJ_FN void sink(int count, Real newcomer, int row) {
+    int at = 0, child = 1;
+    while (child < count) {
+      if (child + 1 < count && is_before(squared[child], rows[child], squared[child + 1], rows[child + 1])) {
+        ++child;
+      }
+      if (!is_before(newcomer, row, squared[child], rows[child])) break;
+      squared[at] = squared[child];
+      rows[at] = rows[child];
+      at = child;
+      child = 2 * at + 1;
+    }
+    squared[at] = newcomer;
+    rows[at] = row;
+  }
+  // Heap sort: take the farthest off the top, fill the rows from behind.
+  POINTPROJ_FN void write(int, int*) {
+    for (int last = size - 1; last > 0; --last) {
+      const Real farthest = squared[0];
+      const int row = rows[0];
+      sink(last, squared[last], rows[last]);
+      squared[last] = farthest;
+      rows[last] = row;
+    }
+    for (int i = 0; i < size; ++i) {
+      if (rows[i] == kNoRow) rows[i] = -1;
+    }
+  }
+};
+
+// Meets candidates and keeps the best: List is one of those above, or one that the lanes of a warp share.
+template <class Real, class List>
+struct NearestVisitor {
+  const Vec3<Real>& q;
+  List& list;
+  int k;
+
+  POINTPROJ_FN Real limit() const { return list.limit(); }
+  POINTPROJ_FN int wanted() const { return lesser(k, kLongestList); }
+  template <class Lanes>
+  POINTPROJ_FN void visit(Lanes& lanes, const Points<Real>& points, int begin, int count) {
+    lanes.meet(points, q, begin, count, [&]() { return list.limit(); },
+               [&](int, const Point<Real>& point, Real squared, bool exists) {
+                 lanes.insert(list, squared, point.row, exists && squared < kInfinity<Real>);
+               });
+  }
+};
+
+// What a search reads and writes.
+template <class Real>
+struct Search {
+  const Real* query_points;  // (Q, 3)
+  Batch queries;
+  Cells<Real> cells;
+  bool itself;  // the queries are the searched points: in the order of the cells threads share what they read
+  int k;
+  int* rows;      // (Q, k)
+  Real* heap;     // (Q, k) if k > kLongestList
+  int* left;        // (Q,) queries that have met a crowd, left for SearchLeft
+  int* left_count;  // ()
+
+  POINTPROJ_FN int query_at(int item) const { return itself ? cells.points.load(item).row : item; }
+
+  template <class Lanes>
+  POINTPROJ_FN void leave(Lanes& lanes, int query) const {
+    if (lanes.lane() == 0) left[lanes.fetch_add(left_count, 1)] = query;
+  }
+
+  template <Level level, class Lanes, class List>
+  POINTPROJ_FN bool find(Lanes& lanes, List& list, int query) const {
+    const Vec3<Real> q = load_row(query_points, query);
+    if (is_finite(q)) {
+      NearestVisitor<Real, List> visitor{q, list, k};
+      if (!search_rings<level>(cells, queries.cloud_of(query), q, lanes, visitor)) return false;
+    }
+    list.write(k, rows + static_cast<int64_t>(query) * k);
+    return true;
+  }
+};
+
+// One thread a query, the list in registers.
+template <class Real, int kLength, Level level>
+struct SearchAlone {
+  Search<Real> search;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
+    const int query = search.query_at(item);
+    SortedList<Real, kLength> list(search.k);
+    if (!search.template find<level>(lanes, list, query)) search.leave(lanes, query);
+  }
+};
+
+// One thread a query, the list in memory.
+template <class Real>
+struct SearchInMemory {
+  Search<Real> search;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
+    const int query = search.query_at(item);
+    const int64_t first = static_cast<int64_t>(query) * search.k;
+    Heap<Real> heap(search.heap + first, search.rows + first, search.k);
+    search.template find<Level::kBoth>(lanes, heap, query);
+  }
+};
+
+// A warp a query.
+template <class Real>
+struct SearchTogether {
+  Search<Real> search;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
+    const int query = search.query_at(item);
+    typename Lanes::template List<Real> list(search.k);
+    if (!search.template find<Level::kCells>(lanes, list, query)) search.leave(lanes, query);
+  }
+};
+
+// A warp for each of the queries that are left; there are `warps` of them in all.
+template <class Real>
+struct SearchLeft {
+  Search<Real> search;
+  int warps;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int warp) const {
+    for (int item = warp; item < *search.left_count; item += warps) {
+      typename Lanes::template List<Real> list(search.k);
+      search.template find<Level::kBoth>(lanes, list, search.left[item]);
+    }
+  }
+};
+
+}  // namespace pointproj

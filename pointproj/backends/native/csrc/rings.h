@@ -1,0 +1,215 @@
+// Searching outwards from a query, ring by ring of cells, until nothing closer can follow.
+#pragma once
+
+#include "cells.h"
+
+namespace pointproj {
+
+constexpr int kLargestFirstRing = 3;  // the first ring visited includes its inside
+constexpr int kPlenty = 3;            // it should hold so many times the neighbours wanted
+
+enum class Level {
+  kCells,      // gives up where it meets a crowd: most queries never do, and one thread needs few registers
+  kBoth,       // searches crowds by their sub-cells
+  kSubcells,   // inside of a crowd
+};
+
+// A visitor has
+//   limit()                             squared distance beyond which nothing matters, the same in all lanes
+//   wanted()                            neighbours searched for
+//   visit(lanes, points, begin, count)  meet a run of sorted points; each lane brings its own
+template <class Real, Level level, class Lanes, class Visitor>
+struct RingSearch {
+  const Cells<Real>& cells;
+  const Frame<Real>& frame;
+  const Vec3<Real>& q;
+  Lanes& lanes;
+  Visitor& visitor;
+
+  // False if it gave up.
+  POINTPROJ_FN bool operator()() {
+    int at[3];
+    POINTPROJ_UNROLL
+    for (int axis = 0; axis < 3; ++axis) at[axis] = frame.along(q[axis], axis);
+    int ring = first_ring(at), inner = -1;  // inner: the ring up to which all has been visited
+    while (true) {
+      int low[3], high[3];
+      bounds(at, ring, low, high);
+      if (!visit_box(at, low, high, inner)) return false;
+      const Real following = beyond(at, ring);
+      if (!(following < kInfinity<Real> && following <= visitor.limit())) return true;
+      inner = ring;
+      ring += 1 + ring / 2;
+    }
+  }
+
+  POINTPROJ_FN int subcell(int cell) const {
+    return level == Level::kSubcells ? cell : cell + cells.shift[cell];
+  }
+
+  // So wide that the points around the query, if they go on as in its row, are plenty.
+  POINTPROJ_FN int first_ring(const int* at) const {
+    const int row = frame.base + (at[2] * frame.shape[1] + at[1]) * frame.shape[0];
+    const int left = subcell(row + greater(at[0] - 1, 0));
+    const int right = subcell(row + lesser(at[0] + 2, frame.shape[0]));
+    const float points = static_cast<float>(cells.start[right] - cells.start[left]);
+    int ring = 1;
+    for (int larger = 2; larger <= kLargestFirstRing; ++larger) {
+      const float side = static_cast<float>(2 * ring + 1);
+      if (points * side * side * side < static_cast<float>(3 * kPlenty * visitor.wanted())) ring = larger;
+    }
+    return ring;
+  }
+
+  POINTPROJ_FN void bounds(const int* at, int ring, int* low, int* high) const {
+    const Real limit = visitor.limit();
+    POINTPROJ_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      low[axis] = greater(at[axis] - ring, 0);
+      high[axis] = lesser(at[axis] + ring, frame.shape[axis] - 1);
+      if (limit < kInfinity<Real>) {  // enough is found: what can still be closer
+        const Real far = sqrt(limit) + frame.slack;
+        low[axis] = greater(low[axis], frame.along(q[axis] - far, axis));
+        high[axis] = lesser(high[axis], frame.along(q[axis] + far, axis));
+      }
+    }
+  }
+
+  // Squared distance to the nearest cell outside a ring around `at`, never too large.
+  POINTPROJ_FN Real beyond(const int* at, int ring) const {
+    Real outside[3], nearest = kInfinity<Real>;
+    POINTPROJ_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const Real away = greater(frame.outer_low[axis] - q[axis], q[axis] - frame.outer_high[axis]);
+      outside[axis] = greater(away - frame.slack, Real(0));
+      outside[axis] *= outside[axis];
+    }
+    POINTPROJ_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const Real rest = outside[(axis + 1) % 3] + outside[(axis + 2) % 3];
+      if (at[axis] - ring > 0) {
+        const Real face = greater(q[axis] - frame.face(axis, at[axis] - ring) - frame.slack, Real(0));
+        nearest = lesser(nearest, rest + face * face);
+      }
+      if (at[axis] + ring < frame.shape[axis] - 1) {
+        const Real face = greater(frame.face(axis, at[axis] + ring + 1) - q[axis] - frame.slack, Real(0));
+        nearest = lesser(nearest, rest + face * face);
+      }
+    }
+    return nearest;
+  }
+
+  // The j-th of the numbers from low to high, those nearest `at` first.
+  POINTPROJ_FN static int nearest_first(int j, int at, int low, int high) {
+    const int left = greater(at - low, 0), both = lesser(left, greater(high - at, 0));
+    if (j <= 2 * both) return at + (j % 2 == 1 ? -(j + 1) / 2 : j / 2);
+    return left > both ? at - j + both : at + j - both;
+  }
+
+  // The part of a row of cells that the bound can reach.
+  POINTPROJ_FN void reach(int y, int z, int* first, int* last) const {
+    const Real limit = visitor.limit();
+    const Real across_y = frame.gap(q[1], 1, y), across_z = frame.gap(q[2], 2, z);
+    const Real along = limit - (across_y * across_y + across_z * across_z);
+    if (along < Real(0)) {
+      *last = *first - 1;
+    } else if (along < kInfinity<Real>) {
+      const Real far = sqrt(along) + frame.slack;
+      *first = greater(*first, frame.along(q[0] - far, 0));
+      *last = lesser(*last, frame.along(q[0] + far, 0));
+    }
+  }
+
+  // Visit the cells from `low` to `high`, but for those up to ring `inner`, within the bound.
+  POINTPROJ_FN bool visit_box(const int* at, const int* low, const int* high, int inner) {
+    const int width = high[1] - low[1] + 1;
+    const int height = width > 0 ? high[2] - low[2] + 1 : 0;
+    const int parts = inner < 0 ? 1 : 2;  // rows seen before have only their two new ends
+    for (int part = 0; part < parts; ++part) {
+      int row_y = lanes.lane(), row_z = 0;
+      for (int rows = 0; rows < width * height; rows += Lanes::width) {
+        while (row_y >= width) {
+          row_y -= width;
+          row_z += 1;
+        }
+        // The rows nearest the query first: they tighten the bound.
+        const int y = nearest_first(row_y, at[1], low[1], high[1]);
+        const int z = nearest_first(row_z, at[2], low[2], high[2]);
+        int first = low[0], last = high[0];
+        bool idle = row_z >= height;
+        row_y += Lanes::width;
+        if (abs(z - at[2]) <= inner && abs(y - at[1]) <= inner) {
+          if (part == 0) {
+            last = lesser(last, at[0] - inner - 1);
+          } else {
+            first = greater(first, at[0] + inner + 1);
+          }
+        } else if (part == 1) {
+          idle = true;
+        }
+        if (!idle) reach(y, z, &first, &last);
+        if (!visit_row(idle || first > last, y, z, first, last)) return false;
+      }
+    }
+    return true;
+  }
+
+  // Cells of one row, of each lane its own.
+  POINTPROJ_FN bool visit_row(bool idle, int y, int z, int first, int last) {
+    int begin = 0, count = 0;
+    bool crowded = false;
+    if (!idle) {
+      const int cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0];
+      const int begin_cell = subcell(cell + first), end_cell = subcell(cell + last + 1);
+      crowded = end_cell - begin_cell != last + 1 - first;
+      if (!crowded) {
+        begin = cells.start[begin_cell];
+        count = cells.start[end_cell] - begin;
+      }
+    }
+    visitor.visit(lanes, cells.points, begin, count);
+    if constexpr (level == Level::kCells) {
+      if (lanes.ballot(crowded)) return false;
+    }
+    if constexpr (level == Level::kBoth) {
+      unsigned waiting = lanes.ballot(crowded);
+      while (waiting) {
+        const int source = lanes.lowest_bit(waiting);
+        waiting &= waiting - 1;
+        visit_crowds(
+            lanes.take(first, source), lanes.take(last, source), lanes.take(y, source), lanes.take(z, source));
+      }
+    }
+    return true;
+  }
+
+  // A run of cells, some of them cut: all lanes go through it together, cell by cell.
+  POINTPROJ_FN void visit_crowds(int first, int last, int y, int z) {
+    const Real across_y = frame.gap(q[1], 1, y), across_z = frame.gap(q[2], 2, z);
+    for (int x = first; x <= last; ++x) {
+      const Real along = frame.gap(q[0], 0, x);
+      if (!(along * along + across_y * across_y + across_z * across_z <= visitor.limit())) continue;
+      const int cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0] + x;
+      const int begin_cell = subcell(cell), end_cell = subcell(cell + 1);
+      if (end_cell - begin_cell > 1) {
+        const Frame<Real> inside = cell_frame(cells, frame, cell, x, y, z);
+        RingSearch<Real, Level::kSubcells, Lanes, Visitor>{cells, inside, q, lanes, visitor}();
+      } else {
+        const int begin = cells.start[begin_cell], count = cells.start[end_cell] - begin;
+        visitor.visit(lanes, cells.points, begin, lanes.lane() == 0 ? count : 0);
+      }
+    }
+  }
+};
+
+// Search a cloud from a finite point; false if it gave up.
+template <Level level, class Real, class Lanes, class Visitor>
+POINTPROJ_FN bool search_rings(
+    const Cells<Real>& cells, int cloud, const Vec3<Real>& q, Lanes& lanes, Visitor& visitor) {
+  Frame<Real> frame = cloud_frame(cells, cloud);
+  if (!(frame.low[0] < kInfinity<Real>)) return true;  // the cloud has no finite point
+  frame.slack = slack_for(frame, q);
+  return RingSearch<Real, level, Lanes, Visitor>{cells, frame, q, lanes, visitor}();
+}
+
+}  // namespace pointproj

@@ -1,0 +1,17 @@
+// Kernels of the kNN search.
+#include "cuda.cuh"
+
+namespace pointproj::cuda {
+
+#define SEARCH(Real)                                   \
+  EACH_THREAD(SearchAlone<Real, 8, Level::kCells>)     \
+  EACH_THREAD(SearchAlone<Real, 16, Level::kCells>)    \
+  EACH_THREAD(SearchAlone<Real, 32, Level::kCells>)    \
+  EACH_THREAD(SearchInMemory<Real>)                    \
+  EACH_WARP(SearchTogether<Real>)                      \
+  EACH_WARP(SearchLeft<Real>)
+
+SEARCH(float)
+SEARCH(double)
+
+}  // namespace pointproj::cuda

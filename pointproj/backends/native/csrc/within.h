@@ -1,0 +1,186 @@
+// Aggregation over all points within a radius, and its gradients; formulas in pointproj/pairwise.py.
+//
+// Each group of lanes owns one point, meets the points of the other set within the radius, and writes its own
+// rows only. Gradients of reference points and features are gathered by the transposed search, over the queries
+// near each reference point. Weights are a_ij = exp((nearest_i - d_ij) / sigma) / total_i; the forward keeps
+// nearest_i and 1 / total_i apart, because their logarithm would round away what is small next to nearest_i /
+// sigma.
+#pragma once
+
+#include "softmax.h"
+#include "wrapped.h"
+
+namespace pointproj {
+
+template <class Sum>
+constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
+
+// One set of points and the other, which is searched.
+template <class Real, class Sum>
+struct Within {
+  Points<Real> own;  // in the order of their cells
+  Batch own_batch;
+  Wrapped<Real> others;
+  Real radius;
+  Real reach;  // largest squared distance that counts as within the radius
+  const Sum* sigma;
+  int channels;
+  int padded;  // channels of the sorted rows of values
+  int chunks;  // searches that it takes to hold all channels
+
+  template <class Lanes, class Body>
+  struct Visitor {
+    const Within& within;
+    const Vec3<Real>& q;
+    typename Lanes::template Queue<Sum>& queue;
+    Body& body;
+
+    POINTPROJ_FN void visit(Lanes& lanes, const Points<Real>& points, int begin, int count) {
+      lanes.meet(points, q, begin, count, [&]() { return within.reach; },
+                 [&](int at, const Point<Real>& point, Real squared, bool exists) {
+                   const bool hit = exists && squared <= within.reach;
+                   queue.push(lanes, hit, at, hit ? distance<Sum>(q, point.position) : Sum(0), body);
+                 });
+    }
+  };
+
+  // body(at, far, exists) for each point within the radius of a finite one.
+  template <class Lanes, class Body>
+  POINTPROJ_FN void each_neighbor(Lanes& lanes, const Point<Real>& point, Body body) const {
+    if (!is_finite(point.position)) return;
+    typename Lanes::template Queue<Sum> queue(lanes);
+    Visitor<Lanes, Body> visitor{*this, point.position, queue, body};
+    search_ball(others, own_batch.cloud_of(point.row), point.position, radius, lanes, visitor);
+    queue.drain(lanes, body);
+  }
+};
+
+// Forward. Own points are the queries.
+template <class Real, class Sum>
+struct AggregateWithin {
+  Within<Real, Sum> within;
+  const Sum* features;  // (N, padded) in the order of the searched points
+  Sum* aggregated;      // (Q, channels)
+  Sum* softmax;         // (Q, 2) in the order of own points: nearest_i and 1 / total_i
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
+    const int at = static_cast<int>(item / within.chunks), chunk = static_cast<int>(item % within.chunks);
+    const Point<Real> point = within.own.load(at);
+    Softmax<Sum, kVector<Sum>, Lanes> state(*within.sigma);
+    state.sums.begin(features, within.padded, within.channels, chunk,
+                     aggregated + static_cast<int64_t>(point.row) * within.channels);
+    within.each_neighbor(lanes, point,
+                         [&](int other, Sum far, bool exists) { state.add(lanes, other, far, exists); });
+    const Sum inverse = state.inverse(lanes);
+    state.sums.finish(lanes, is_finite(point.position) ? inverse : kNan<Sum>);
+    if (chunk == 0 && lanes.lane() == 0) {
+      softmax[2 * static_cast<int64_t>(at)] = state.nearest;
+      softmax[2 * static_cast<int64_t>(at) + 1] = inverse;
+    }
+  }
+};
+
+// Gradient of the features: own points are the references.
+template <class Real, class Sum>
+struct GatherWithin {
+  Within<Real, Sum> within;
+  const Sum* grad;     // (Q, padded) in the order of the searched points
+  const Sum* softmax;  // (Q, 2)
+  Sum* d_features;     // (N, channels)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
+    const int at = static_cast<int>(item / within.chunks), chunk = static_cast<int>(item % within.chunks);
+    const Point<Real> point = within.own.load(at);
+    const Sum per_sigma = Sum(1) / *within.sigma;
+    typename Lanes::template RowSum<Sum, kVector<Sum>> sums;
+    sums.begin(grad, within.padded, within.channels, chunk,
+               d_features + static_cast<int64_t>(point.row) * within.channels);
+    within.each_neighbor(lanes, point, [&](int query, Sum far, bool exists) {
+      const Sum* known = softmax + 2 * static_cast<int64_t>(exists ? query : 0);
+      sums.add(lanes, query, exists ? Sum(exp((known[0] - far) * per_sigma) * known[1]) : Sum(0), exists);
+    });
+    sums.finish(lanes, Sum(1));
+  }
+};
+
+// Gradients of the queries, and of sigma: own points are the queries.
+template <class Real, class Sum>
+struct PullWithin {
+  Within<Real, Sum> within;
+  const Sum* features;    // (N, padded) in the order of the searched points
+  const Sum* grad;        // (Q, padded) in the order of own points
+  const Sum* aggregated;  // (Q, channels)
+  const Sum* softmax;     // (Q, 2)
+  Sum* means;             // (Q,) in the order of own points: upstream gradient times result
+  Real* d_query_points;   // (Q, 3)
+  Sum* sigma_rows;        // (Q,)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    const Point<Real> point = within.own.load(at);
+    const Sum sigma = *within.sigma, per_sigma = Sum(1) / sigma;
+    const Sum* own_grad = grad + static_cast<int64_t>(at) * within.padded;
+    const Sum nearest = softmax[2 * static_cast<int64_t>(at)], inverse = softmax[2 * static_cast<int64_t>(at) + 1];
+    const Sum mean =
+        dot(own_grad, aggregated + static_cast<int64_t>(point.row) * within.channels, within.channels);
+    Sum spread = 0, along[3] = {0, 0, 0};
+    within.each_neighbor(lanes, point, [&](int other, Sum far, bool exists) {
+      if (!exists) return;
+      const Sum product = dot(own_grad, features + static_cast<int64_t>(other) * within.padded, within.channels);
+      const Sum grad_logit = Sum(exp((nearest - far) * per_sigma)) * inverse * (product - mean);
+      spread += grad_logit * far;
+      if (!(far > Sum(0))) return;
+      const Vec3<Real> there = within.others.points.load(other).position;
+      for (int axis = 0; axis < 3; ++axis) {
+        along[axis] += grad_logit * per_sigma / far * Sum(point.position[axis] - there[axis]);
+      }
+    });
+    spread = lanes.sum(spread);
+    for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
+    if (lanes.lane() != 0) return;
+    means[at] = mean;
+    sigma_rows[at] = spread * per_sigma * per_sigma;
+    for (int axis = 0; axis < 3; ++axis) {
+      d_query_points[3 * static_cast<int64_t>(point.row) + axis] = static_cast<Real>(-along[axis]);
+    }
+  }
+};
+
+// Gradient of the reference points, which are the own points.
+template <class Real, class Sum>
+struct PushWithin {
+  Within<Real, Sum> within;
+  const Sum* features;       // (N, padded) in the order of own points
+  const Sum* grad;           // (Q, padded) in the order of the searched points
+  const Sum* softmax;        // (Q, 2)
+  const Sum* means;          // (Q,)
+  Real* d_reference_points;  // (N, 3)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    const Point<Real> point = within.own.load(at);
+    const Sum per_sigma = Sum(1) / *within.sigma;
+    const Sum* own_features = features + static_cast<int64_t>(at) * within.padded;
+    Sum along[3] = {0, 0, 0};
+    within.each_neighbor(lanes, point, [&](int query, Sum far, bool exists) {
+      if (!exists || !(far > Sum(0))) return;
+      const Sum product = dot(own_features, grad + static_cast<int64_t>(query) * within.padded, within.channels);
+      const Sum* known = softmax + 2 * static_cast<int64_t>(query);
+      const Sum grad_logit = Sum(exp((known[0] - far) * per_sigma)) * known[1] * (product - means[query]);
+      const Vec3<Real> there = within.others.points.load(query).position;
+      for (int axis = 0; axis < 3; ++axis) {
+        along[axis] += grad_logit * per_sigma / far * Sum(there[axis] - point.position[axis]);
+      }
+    });
+    for (int axis = 0; axis < 3; ++axis) {
+      const Sum sum = lanes.sum(along[axis]);
+      if (lanes.lane() == 0) {
+        d_reference_points[3 * static_cast<int64_t>(point.row) + axis] = static_cast<Real>(sum);
+      }
+    }
+  }
+};
+
+}  // namespace pointproj

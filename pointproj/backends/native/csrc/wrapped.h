@@ -1,0 +1,176 @@
+// Cells for a known radius: a table of fixed size that the cells wrap around, again and again.
+//
+// Cells are `width` wide wherever the points are, so no bounding box is needed and one level does for every
+// density. Cells that share a place only cost a few distance tests in vain. Along x the table is contiguous:
+// a row of cells is one run of points, or two where it wraps.
+#pragma once
+
+#include "build_cells.h"
+
+namespace pointproj {
+
+constexpr int kCellsPerRadius = 2;
+constexpr int kPlacesPerPoint = 4;
+constexpr double kFarthest = 1 << 28;  // cells from the origin; what lies beyond counts as there
+
+POINTPROJ_FN int floor_log2(unsigned x) {
+#if defined(__CUDACC__)
+  return 31 - __clz(x);
+#else
+  return 31 - __builtin_clz(x);
+#endif
+}
+
+inline int64_t places_for(int64_t rows, int64_t clouds) { return kPlacesPerPoint * rows + clouds; }
+
+// One cloud's part of the table.
+struct Table {
+  int base;
+  int bits[3];  // places along x, y, z, as powers of two
+
+  POINTPROJ_FN int place_of(int x, int y, int z) const {
+    const int row = ((z & ((1 << bits[2]) - 1)) << bits[1]) | (y & ((1 << bits[1]) - 1));
+    return base + ((row << bits[0]) | (x & ((1 << bits[0]) - 1)));
+  }
+};
+
+template <class Real>
+struct Wrapped {
+  Real* width;  // () edge of the cells
+  int* start;   // (places + 2,) first sorted point of each place; then of points not finite
+  Points<Real> points;
+  Batch batch;
+
+  POINTPROJ_FN Table table_of(int cloud) const {
+    const int begin = batch.first_row(cloud), size = batch.first_row(cloud + 1) - begin;
+    const int bits = floor_log2(greater(kPlacesPerPoint * size, 1));
+    return {kPlacesPerPoint * begin + cloud, {(bits + 2) / 3, (bits + 1) / 3, bits / 3}};
+  }
+  POINTPROJ_FN static int cell_along(Real x, Real per_unit) {
+    return static_cast<int>(floor(lesser(greater(x * per_unit, Real(-kFarthest)), Real(kFarthest))));
+  }
+};
+
+// Rows of values in the order of sorted points, each padded with zeros: read in long words, next to each other.
+template <class Real, class Sum>
+struct SortRows {
+  Points<Real> points;
+  const Sum* values;  // (rows, channels)
+  int channels, padded;
+  Sum* sorted;  // (rows, padded)
+
+  POINTPROJ_FN void row(int at, int lane, int width) const {
+    const Sum* from = values + static_cast<int64_t>(points.load(at).row) * channels;
+    Sum* to = sorted + static_cast<int64_t>(at) * padded;
+    for (int c = lane; c < padded; c += width) to[c] = c < channels ? from[c] : Sum(0);
+  }
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    row(at, lanes.lane(), Lanes::width);
+  }
+};
+
+template <class Real>
+struct BuildWrapped {
+  const Real* positions;
+  Wrapped<Real> wrapped;
+  Real width;
+  int places;
+  int* occupancy;  // (places + 1,)
+  int* place;      // (rows, 2)
+  int* partial;
+
+  template <class Machine>
+  POINTPROJ_FN void operator()(Machine& machine) const {
+    const Batch& batch = wrapped.batch;
+    machine.each(places + 1, [&](int i) { occupancy[i] = 0; });
+    machine.barrier();
+    machine.count(
+        batch.rows, occupancy, place,
+        [&](int row) -> Slot {
+          const Vec3<Real> p = load_row(positions, row);
+          if (!is_finite(p)) return {places, true};
+          const Real per_unit = Real(1) / width;
+          return {wrapped.table_of(batch.cloud_of(row))
+                      .place_of(wrapped.cell_along(p[0], per_unit), wrapped.cell_along(p[1], per_unit),
+                                wrapped.cell_along(p[2], per_unit)),
+                  true};
+        },
+        [](int) {});
+    machine.each(1, [&](int) {
+      wrapped.start[0] = 0;
+      *wrapped.width = width;
+    });
+    machine.barrier();
+    machine.scan(occupancy, wrapped.start + 1, places + 1, partial);
+    machine.barrier();
+    machine.each(batch.rows, [&](int row) {
+      wrapped.points.store(wrapped.start[place[2 * row]] + place[2 * row + 1], load_row(positions, row), row);
+    });
+  }
+};
+
+// Meet everything within the radius, and some that is farther away.
+template <class Real, class Lanes, class Visitor>
+POINTPROJ_FN void search_ball(
+    const Wrapped<Real>& wrapped, int cloud, const Vec3<Real>& q, Real radius, Lanes& lanes, Visitor& visitor) {
+  const Table table = wrapped.table_of(cloud);
+  const Real width = *wrapped.width, per_unit = Real(1) / width;
+  const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
+  const Real slack = kEpsilon<Real> * Real(kRoundings) * (largest + radius);
+  const Real limit = (radius + slack) * (radius + slack);
+  int first[3], size[3];
+  bool whole = false;  // the ball reaches around the table: no row can be left out by its distance
+  POINTPROJ_UNROLL
+  for (int axis = 0; axis < 3; ++axis) {
+    first[axis] = wrapped.cell_along(q[axis] - radius - slack, per_unit);
+    size[axis] = wrapped.cell_along(q[axis] + radius + slack, per_unit) - first[axis] + 1;
+    if (size[axis] >= (1 << table.bits[axis])) {
+      size[axis] = 1 << table.bits[axis];
+      whole = true;
+    }
+  }
+  const auto gap = [&](Real x, int cell) {  // distance along an axis to a cell's slab, never too large
+    x = lesser(greater(x, Real(-kFarthest) * width), Real(kFarthest) * width);
+    const Real low = Real(cell) * width;
+    return greater(greater(low - x, x - (low + width)) - slack, Real(0));
+  };
+  const int along = 1 << table.bits[0];
+  const int begin_x = first[0] & (along - 1);
+  const int split = begin_x + size[0] > along ? 1 : 0;  // whether rows wrap, and come in two parts
+  const int parts = size[1] << split;
+  int part = lanes.lane(), row_z = 0;
+  for (int rows = 0; rows < parts * size[2]; rows += Lanes::width) {
+    while (part >= parts) {
+      part -= parts;
+      row_z += 1;
+    }
+    int begin = 0, count = 0;
+    if (row_z < size[2]) {
+      const int y = first[1] + (part >> split), z = first[2] + row_z;
+      const Real across_y = gap(q[1], y), across_z = gap(q[2], z);
+      const Real across = across_y * across_y + across_z * across_z;
+      int x0 = begin_x, x1 = begin_x + size[0];
+      if (!whole) {  // only what the ball reaches in this row
+        const Real half = Real(sqrt(greater(limit - across, Real(0)))) + slack;
+        x0 += greater(wrapped.cell_along(q[0] - half, per_unit) - first[0], 0);
+        x1 = lesser(x1, begin_x + wrapped.cell_along(q[0] + half, per_unit) - first[0] + 1);
+      }
+      if ((part & split) == 0) {
+        x1 = lesser(x1, along);
+      } else {
+        x0 = greater(x0 - along, 0);
+        x1 -= along;
+      }
+      if ((whole || across <= limit) && x0 < x1) {
+        const int place = table.place_of(0, y, z);
+        begin = wrapped.start[place + x0];
+        count = wrapped.start[place + x1] - begin;
+      }
+    }
+    part += Lanes::width;
+    visitor.visit(lanes, wrapped.points, begin, count);
+  }
+}
+
+}  // namespace pointproj
