@@ -63,7 +63,10 @@ struct BuildCells {
     machine.each(last_slot() + 1, [&](int i) { occupancy[i] = 0; });
     machine.each(static_cast<int>(sizes.cells()) + 1, [&](int i) { cells.shift[i] = 0; });
     machine.each(static_cast<int>(sizes.cuts()), [&](int i) {
-      for (int j = 0; j < 6; ++j) extent[6 * i + j] = 0;
+      for (int j = 0; j < 6; ++j) {
+        extent[6 * i + j] = 0;
+        cells.subframes[6 * i + j] = 0;  // the same points give the same tables, used or not
+      }
       if (i == 0) {
         *cut_count = 0;
         cells.start[0] = 0;

@@ -44,7 +44,7 @@ std::tuple<Tensor, Tensor, Tensor> build_cells(const Tensor& points, const Optio
   TORCH_CHECK(sizes.subcells() + 2 <= kLargestInt, "too many points for 32-bit cell numbers: ", points.size(0));
   Tensor reals = at::empty({sizes.reals()}, points.options());
   Tensor numbers = ints(sizes.numbers(), points);
-  Tensor sorted = at::empty(sorted_points_shape(points), points.options());
+  Tensor sorted = empty_sorted_points(points);
   Tensor place = at::empty({points.size(0), 2}, numbers.options());
   for_positions(points, [&](auto real) {
     using Real = decltype(real);

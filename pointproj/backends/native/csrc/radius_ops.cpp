@@ -15,6 +15,9 @@ namespace {
 
 // ---- tables
 
+// A CPU would rather test some points more than look up more rows of cells.
+int cells_per_radius(const Device& device) { return device.is_cuda ? 2 : 1; }
+
 template <class Real>
 Wrapped<Real> view_wrapped(const Batch& batch, at::TensorList tables) {
   return {const_cast<Real*>(tables[0].const_data_ptr<Real>()), const_cast<int*>(tables[1].const_data_ptr<int>()),
@@ -35,7 +38,7 @@ Tables build_tables(const Device& device, const Tensor& points, const Batch& bat
   const int64_t places = places_for(batch.rows, batch.clouds);
   const auto on = points.options().dtype(at::kInt);
   Tables tables{at::empty({}, points.options()), at::empty({places + 2}, on),
-                at::empty(sorted_points_shape(points), points.options())};
+                empty_sorted_points(points)};
   const Tensor place = at::empty({batch.rows, 2}, on);
   const Tensor scratch = at::empty({places + 1 + cuda::kMostBlocks}, on);
   for_positions(points, [&](auto real) {
@@ -43,7 +46,7 @@ Tables build_tables(const Device& device, const Tensor& points, const Batch& bat
     int* occupancy = scratch.mutable_data_ptr<int>();
     device.build(
         BuildWrapped<Real>{points.const_data_ptr<Real>(), view_wrapped<Real>(batch, tables),
-                           static_cast<Real>(radius / kCellsPerRadius), static_cast<int>(places), occupancy,
+                           static_cast<Real>(radius / cells_per_radius(device)), static_cast<int>(places), occupancy,
                            place.mutable_data_ptr<int>(), occupancy + places + 1},
         places + 1);
   });

@@ -143,6 +143,12 @@ inline std::array<int64_t, 2> sorted_points_shape(const Tensor& points) {
   return points.is_cuda() ? std::array<int64_t, 2>{rows, 4} : std::array<int64_t, 2>{4, rows + kReadAhead};
 }
 
+inline Tensor empty_sorted_points(const Tensor& points) {
+  Tensor sorted = at::empty(sorted_points_shape(points), points.options());
+  if (sorted.is_cpu()) sorted.slice(1, points.size(0)).zero_();
+  return sorted;
+}
+
 template <class Real>
 Points<Real> view_points(const Tensor& sorted) {
   const bool rows = sorted.is_cuda();

@@ -9,7 +9,6 @@
 
 namespace pointproj {
 
-constexpr int kCellsPerRadius = 2;
 constexpr int kPlacesPerPoint = 4;
 constexpr double kFarthest = 1 << 28;  // cells from the origin; what lies beyond counts as there
 
