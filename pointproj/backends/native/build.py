@@ -1,8 +1,8 @@
 """Building the extension: once for each version of its sources, of torch, and of the machine's kind.
 
-A build lies in a folder of its own, named by a hash of all that it depends on and by the GPU architectures it
-holds. It is whole once its mark is there, so a build that was interrupted is begun again. Several processes that
-start at once wait for the one that builds.
+A build lies in a folder of its own, named by a hash of all that it depends on and by the GPU architectures
+it holds. It is whole once its mark is there, so a build that was interrupted is begun again. Several
+processes that start at once wait for the one that builds.
 """
 
 import fcntl

@@ -79,7 +79,7 @@ Real largest_square_within(Real radius) {
 
 // Both sets of points, sorted, and what tasks need of them.
 struct Call {
-  Device device;
+  const Device& device;
   Batch queries, references;
   at::TensorList query_cells, reference_cells;
   const Tensor& sigma;
@@ -125,9 +125,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_within(
   const Batch queries = batch_of(query_points, query_offsets, clouds);
   const Batch references = batch_of(reference_points, reference_offsets, clouds);
   check_call(query_points, reference_points, references, cells, features, sigma, radius);
-  Device device(query_points);
+  const Device device(query_points);
   const Tables query_cells = build_tables(device, query_points, queries, radius);
-  const Call call{std::move(device), queries, references, query_cells, cells, sigma, radius,
+  const Call call{device, queries, references, query_cells, cells, sigma, radius,
                   static_cast<int>(features.size(1))};
   const Tensor aggregated = at::empty({query_points.size(0), features.size(1)}, features.options());
   const Tensor softmax = at::empty({query_points.size(0), 2}, features.options());
@@ -159,7 +159,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_within_backward(
   check_like("softmax", softmax, {query_count, 2}, features.scalar_type(), features);
   const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
   const bool pulls = of_queries || of_references || of_sigma;
-  const Call call{Device(query_points), queries, references, query_cells, cells, sigma, radius,
+  const Device device(query_points);
+  const Call call{device, queries, references, query_cells, cells, sigma, radius,
                   static_cast<int>(features.size(1))};
   const auto made = [](bool needed, const Tensor& like) {
     return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
