@@ -1,7 +1,7 @@
 """Building the extension: once for each version of its sources, of torch, and of the machine's kind.
 
 A build lies in a folder of its own, named by a hash of all that it depends on and by the GPU architectures
-it holds. It is whole once its mark is there, so a build that was interrupted is begun again. Several
+it holds. The library gets its name when it is whole, so a build that was interrupted is begun again. Several
 processes that start at once wait for the one that builds.
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 NAME = "pointproj_native"
-MARK = "complete"  # written last
+LIBRARY = f"{NAME}.so"
 BUILD_AHEAD = "python -m pointproj.backends.native"
 
 
@@ -54,7 +54,7 @@ def extension() -> Any:
         If it cannot be built; the message says why and what to do.
     """
     build = find_build() or make_build(architectures_here())
-    torch.ops.load_library(build / f"{NAME}.so")
+    torch.ops.load_library(build / LIBRARY)
     return torch.ops.pointproj
 
 
@@ -62,7 +62,7 @@ def find_build() -> Path | None:
     """The folder of a finished build for this machine, if there is one."""
     needed = set(architectures_here())
     for folder in sorted(_root().glob(f"{_fingerprint()}-*")):
-        if needed <= set(folder.name.split("-")[1:]) and (folder / MARK).exists():
+        if needed <= set(folder.name.split("-")[1:]) and (folder / LIBRARY).exists():
             return folder
     return None
 
@@ -80,16 +80,15 @@ def make_build(architectures: Iterable[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "process", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it if this process dies
-        if not (folder / MARK).exists():
+        if not (folder / LIBRARY).exists():
             reason = obstacle() or (_toolkit_obstacle() if architectures else None)
             if reason:
                 raise BackendUnavailable(f"backend 'native': {reason}")
-            _compile(folder, architectures)
-            (folder / MARK).touch()
+            os.replace(_compile(folder, architectures), folder / LIBRARY)
     return folder
 
 
-def _compile(folder: Path, architectures: tuple[str, ...]) -> None:
+def _compile(folder: Path, architectures: tuple[str, ...]) -> Path:
     devices = ", ".join(["the CPU", *(f"sm_{a}" for a in architectures)])
     hint = "one to three minutes" if architectures else "about half a minute"
     log.warning(f"building backend native for {devices}: takes {hint}, once (ahead of time: {BUILD_AHEAD})")
@@ -100,7 +99,7 @@ def _compile(folder: Path, architectures: tuple[str, ...]) -> None:
     patterns = ("*.cpp", "*.cu") if architectures else ("*.cpp",)
     try:
         cpp_extension.load(
-            NAME,
+            "building",
             [str(path) for pattern in patterns for path in sorted(SOURCES.glob(pattern))],
             extra_cflags=_cpp_flags(architectures),
             extra_cuda_cflags=_cuda_flags(architectures),
@@ -109,11 +108,13 @@ def _compile(folder: Path, architectures: tuple[str, ...]) -> None:
             with_cuda=bool(architectures),
             is_python_module=False,
         )
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         raise BackendUnavailable(
             f"backend 'native' does not compile; for all that the compiler says run: {BUILD_AHEAD}\n{error}"
         ) from error
     log.info(f"built backend native in {time.monotonic() - started:.0f} s: {folder}")
+    # torch numbers the names where a process builds twice.
+    return max(folder.glob("building*.so"), key=lambda path: path.stat().st_mtime)
 
 
 def _cpp_flags(architectures: tuple[str, ...]) -> list[str]:
@@ -158,6 +159,14 @@ def _compiler() -> str:
     return os.environ.get("CXX", "c++")
 
 
+def find_nvcc() -> str | None:
+    """The CUDA compiler that a build takes: that of CUDA_HOME, in the path, or at its usual place."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        return shutil.which("nvcc", path=str(Path(home) / "bin"))
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
 def _toolkit_obstacle() -> str | None:
     """None if there is an nvcc for the CUDA that torch was built with."""
     wanted = torch.version.cuda
@@ -165,10 +174,7 @@ def _toolkit_obstacle() -> str | None:
         return "this torch is built without CUDA; install one that is: https://pytorch.org/get-started"
     major, dashed = wanted.split(".")[0], wanted.replace(".", "-")
     mend = f"install it with: apt-get install cuda-toolkit-{dashed}, or set CUDA_HOME to where it is"
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    nvcc = shutil.which("nvcc", path=str(Path(home) / "bin") if home else None) or shutil.which(
-        "nvcc", path="/usr/local/cuda/bin"
-    )
+    nvcc = find_nvcc()
     if nvcc is None:
         return f"the CUDA toolkit {wanted} (nvcc) is missing; {mend}"
     said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pointproj.backends import Clouds
-from pointproj.backends.native.build import extension
+from pointproj.backends.native.cpp_op import cpp_op
 from pointproj.neighbor_lists import listed_chunks
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_second_backward
-from pointproj.torch_op import Spec, torch_op
+from pointproj.torch_op import Spec
 
 CROWD = 64  # as in csrc/cells.h, which says what the tables hold
 READ_AHEAD = 16  # as in csrc/common.h
@@ -59,22 +59,16 @@ def _cells_specs(points: Tensor, offsets: Tensor | None, clouds: int) -> tuple[S
     return ((12 * clouds + 6 * cuts,), points.dtype), ((numbers,), torch.int32), sorted_points_spec(points)
 
 
-operators = extension()
-_build_cells = torch_op("pointproj::native_build_cells", operators.native_build_cells.default, _cells_specs)
-_search = torch_op(
-    "pointproj::native_search",
-    operators.native_search.default,
+_build_cells = cpp_op("native_build_cells", _cells_specs)
+_search = cpp_op("native_search",
     lambda query_points, qo, reference_points, clouds, cells, k: (((query_points.shape[0], k), torch.int32),),
 )
-_aggregate = torch_op(
-    "pointproj::native_aggregate_neighbors",
-    operators.native_aggregate_neighbors.default,
+_aggregate = cpp_op("native_aggregate_neighbors",
     lambda query_points, reference_points, features, sigma, neighbor_indices: (
         ((query_points.shape[0], features.shape[1]), features.dtype),
         (tuple(neighbor_indices.shape), features.dtype),
     ),
     differentiable=DIFFERENTIABLE,
-    backward=operators.native_aggregate_neighbors_backward.default,
     second_backward=lambda directions, grads, saved: aggregate_second_backward(
         directions, grads[0], saved.inputs, listed_chunks
     ),

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from pointproj.backends import Clouds
-from pointproj.backends.native.build import extension
+from pointproj.backends.native.cpp_op import cpp_op
 from pointproj.backends.native.nearest import sorted_points_spec
 from pointproj.pairs import chunks_within
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_second_backward
-from pointproj.torch_op import Spec, torch_op
+from pointproj.torch_op import Spec
 
 PLACES_PER_POINT = 4  # as in csrc/wrapped.h, which says what the tables hold
 
@@ -59,14 +59,10 @@ def _specs(
     return aggregated, softmax, *_cells_specs(query_points, query_offsets, clouds, radius)
 
 
-operators = extension()
-_build = torch_op("pointproj::native_build_wrapped", operators.native_build_wrapped.default, _cells_specs)
-_aggregate = torch_op(
-    "pointproj::native_aggregate_within",
-    operators.native_aggregate_within.default,
+_build = cpp_op("native_build_wrapped", _cells_specs)
+_aggregate = cpp_op("native_aggregate_within",
     _specs,
     differentiable=DIFFERENTIABLE,
-    backward=operators.native_aggregate_within_backward.default,
     second_backward=lambda directions, grads, saved: aggregate_second_backward(
         directions, grads[0], saved.inputs, chunks_within
     ),
