@@ -1,4 +1,4 @@
-"""An operator that C++ has registered, with its schema, gets its fake kernel and its derivatives from Python."""
+"""An operator that C++ has registered gets its fake kernel and its derivatives from Python."""
 
 import inspect
 from collections.abc import Callable

@@ -60,10 +60,12 @@ def _cells_specs(points: Tensor, offsets: Tensor | None, clouds: int) -> tuple[S
 
 
 _build_cells = cpp_op("native_build_cells", _cells_specs)
-_search = cpp_op("native_search",
+_search = cpp_op(
+    "native_search",
     lambda query_points, qo, reference_points, clouds, cells, k: (((query_points.shape[0], k), torch.int32),),
 )
-_aggregate = cpp_op("native_aggregate_neighbors",
+_aggregate = cpp_op(
+    "native_aggregate_neighbors",
     lambda query_points, reference_points, features, sigma, neighbor_indices: (
         ((query_points.shape[0], features.shape[1]), features.dtype),
         (tuple(neighbor_indices.shape), features.dtype),

@@ -60,7 +60,8 @@ def _specs(
 
 
 _build = cpp_op("native_build_wrapped", _cells_specs)
-_aggregate = cpp_op("native_aggregate_within",
+_aggregate = cpp_op(
+    "native_aggregate_within",
     _specs,
     differentiable=DIFFERENTIABLE,
     second_backward=lambda directions, grads, saved: aggregate_second_backward(
