@@ -1,8 +1,8 @@
 """RAPIDS cuML's ``NearestNeighbors`` on CUDA, made exact by :mod:`pointproj.candidates`; kNN only.
 
 cuML waits for the device in every call, so this backend does too: clouds of a ragged batch are searched one
-after the other, their sizes read from the device, and no CUDA graph can hold a step. It works in fp32; positions
-in fp64 are searched in fp32 and ranked in fp64.
+after the other, their sizes read from the device, and no CUDA graph can hold a step. It works in fp32:
+positions in fp64 are searched in fp32 and ranked in fp64.
 """
 
 import contextlib
