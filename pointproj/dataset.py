@@ -149,7 +149,7 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
         return _gaussian(config)
     started = time.monotonic()
     with processes.first_alone():
-        files = _mesh_files(config.data)
+        files = mesh_files(config.data)
     entries, left_out = _prepared_entries(config, files, processes)
     for split in SPLITS:
         if not entries[split]:
@@ -256,7 +256,14 @@ def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _mesh_files(data: DataConfig) -> list[MeshFile]:
+def mesh_files(data: DataConfig) -> list[MeshFile]:
+    """List the meshes of both splits, made or downloaded first where the config says so.
+
+    Raises
+    ------
+    DataError
+        If there are none; says both ways forward.
+    """
     if data.name == "furniture":
         return _furniture_files(data, data.root, data.test_meshes)
     if data.name == "mixed":

@@ -66,7 +66,7 @@ def draw_shape(
     if target_name in SURFACE_LEVELS:
         for axis, values in ((axes[0], wanted), (axes[1], predicted)):
             _draw_surface(axis, values, SURFACE_LEVELS[target_name])
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_losses(
@@ -101,7 +101,7 @@ def draw_losses(
     right.legend()
     for axis in (left, right):
         axis.grid(alpha=0.3, which="both")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _middle_row(points: Float[np.ndarray, "n 3"], side: int) -> int:
@@ -155,7 +155,8 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG file; an older one is replaced whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     figure.savefig(temporary, format="png", dpi=110)  # a bare Figure draws with Agg: no display is needed
     os.replace(temporary, path)

@@ -39,9 +39,7 @@ class Reconstruction:
     inside: Inside
 
 
-def reconstruct(
-    field: Field, name: str, side: int = DEFAULT_SIDE, *, device: str = "cpu"
-) -> Reconstruction:
+def reconstruct(field: Field, name: str, side: int = DEFAULT_SIDE, *, device: str = "cpu") -> Reconstruction:
     """Make the solid where a field is below 0.
 
     Parameters

@@ -68,6 +68,17 @@ class Truth:
     surface: SurfacePoints
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What one method reached on one mesh; ``values`` has the keys of :data:`METRICS`."""
+
+    name: str
+    class_name: str
+    method: str
+    values: dict[str, float]
+    seconds: float
+
+
 def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, device: str = "cpu") -> Truth:
     """Find out what is true of a mesh.
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointproj import mesh_files
-from pointproj.mesh_files import read_mesh, write_off
+from pointproj.mesh_files import read_mesh, write_mesh
 from pointproj.meshes import LONGEST_SIDE, SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
 
 QUIRKS = Path(__file__).parents[2] / "shared" / "modelnet10" / "quirks"
@@ -326,7 +326,7 @@ def test_writing_then_reading_gives_the_same_bits(tmp_path_factory, vertices, da
     faces = data.draw(st.lists(st.tuples(index, index, index), min_size=1, max_size=8))
     path = tmp_path_factory.getbasetemp() / "round.off"
     written = Mesh(np.array(vertices), np.array(faces), "round")
-    write_off(written, path)
+    write_mesh(written, path)
     try:
         read = read_mesh(path)
     except MeshError:
@@ -349,7 +349,7 @@ def test_declared_counts_reserve_no_memory(tmp_path):
 
 def test_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     path = tmp_path / "made" / "table.off"
-    write_off(Mesh(SQUARE, [[0, 1, 2]], "table"), path)
+    write_mesh(Mesh(SQUARE, [[0, 1, 2]], "table"), path)
     before = path.read_bytes()
 
     def full_disk(*_):
@@ -357,7 +357,7 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        write_off(Mesh(2 * SQUARE, [[0, 1, 2]], "table"), path)
+        write_mesh(Mesh(2 * SQUARE, [[0, 1, 2]], "table"), path)
     assert [entry.name for entry in path.parent.iterdir()] == ["table.off"]
     assert path.read_bytes() == before
 

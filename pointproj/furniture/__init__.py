@@ -29,7 +29,7 @@ from pointproj.furniture.storage import dresser, night_stand, varied_dresser, va
 from pointproj.furniture.tables import table, varied_table
 from pointproj.furniture.toilets import toilet, varied_toilet
 from pointproj.layout import SPLITS, DataError
-from pointproj.mesh_files import write_off
+from pointproj.mesh_files import write_mesh
 from pointproj.meshes import Mesh
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ def write_furniture(
                 files.append(path)
                 if not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_off(make_furniture(class_name, (seed, split_index, number), **family), path)
+                    write_mesh(make_furniture(class_name, (seed, split_index, number), **family), path)
     return files
 
 

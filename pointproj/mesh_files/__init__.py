@@ -28,6 +28,8 @@ READERS: dict[str, Callable[[bytes], Surface]] = {
     ".stl": stl.parse,
 }
 
+WRITERS: dict[str, Callable[[np.ndarray, np.ndarray], bytes]] = {".off": off.dump, ".ply": ply.dump}
+
 MESH_SUFFIXES = tuple(READERS)
 
 
@@ -108,8 +110,8 @@ def _check_surface(mesh: Mesh, source: Path) -> None:
         raise MeshError(source, f"has no face with area among its {len(mesh.faces)} faces")
 
 
-def write_off(mesh: Mesh, path: str | Path) -> None:
-    """Write a mesh as an OFF file that reads back to the same bits.
+def write_mesh(mesh: Mesh, path: str | Path) -> None:
+    """Write a mesh as a file that reads back to the same bits.
 
     The file appears whole or not at all; folders are made as needed.
 
@@ -117,20 +119,23 @@ def write_off(mesh: Mesh, path: str | Path) -> None:
     ----------
     mesh : Mesh
     path : str or Path
+        The suffix says the format: one of :data:`WRITERS`.
 
     Raises
     ------
+    MeshError
+        For another suffix.
     OSError
         If the folder cannot be written to.
     """
     path = Path(path)
+    dump = WRITERS.get(path.suffix.lower())
+    if dump is None:
+        raise MeshError(path, f"cannot be written: expected {', '.join(WRITERS)}, got {path.suffix!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["OFF", f"{len(mesh.vertices)} {len(mesh.faces)} 0"]
-    lines += [f"{x!r} {y!r} {z!r}" for x, y, z in mesh.vertices.tolist()]
-    lines += [f"3 {a} {b} {c}" for a, b, c in mesh.faces.tolist()]
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        temporary.write_text("\n".join(lines) + "\n", encoding="ascii")
+        temporary.write_bytes(dump(mesh.vertices, mesh.faces))
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ Material files that a ``mtllib`` line names are not opened. Indices count from 1
 if they are negative; a line that ends in a backslash goes on in the next.
 """
 
-from pointproj.mesh_files.text import SHOWN, FormatError, Surface, coordinates, decode, fans, indices
+from pointproj.mesh_files.text import SHOWN, FormatError, Points, Surface, coordinates, decode, fans, indices
 
 
 def parse(content: bytes) -> Surface:
@@ -15,6 +15,23 @@ def parse(content: bytes) -> Surface:
     FormatError
         If it has no vertices or faces, or a line of them cannot be read.
     """
+    vertices, polygons = _rows(content)
+    return coordinates(vertices), fans(polygons)
+
+
+def parse_points(content: bytes) -> Points | None:
+    """Vertices of an OBJ file without faces; None if it has faces.
+
+    Raises
+    ------
+    FormatError
+        As :func:`parse`.
+    """
+    vertices, polygons = _rows(content)
+    return None if polygons else (coordinates(vertices), None)
+
+
+def _rows(content: bytes) -> tuple[list[str], list[list[int]]]:
     vertices: list[str] = []
     polygons: list[list[int]] = []
     text = decode(content).replace("\\\r\n", " ").replace("\\\n", " ")
@@ -26,7 +43,7 @@ def parse(content: bytes) -> Surface:
             polygons.append(_corners(*rest or [""], len(polygons), len(vertices)))
     if not vertices:
         raise FormatError("is not an OBJ file: expected lines that begin with v, got none")
-    return coordinates(vertices), fans(polygons)
+    return vertices, polygons
 
 
 def _corners(row: str, number: int, vertices_so_far: int) -> list[int]:

@@ -6,6 +6,9 @@ Understood are counts glued to the header (``OFF3514 3546 0``), any line ends, c
 
 import re
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from pointproj.mesh_files.text import SHOWN, FormatError, Surface, coordinates, decode, fans, indices
 
 _HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
@@ -62,3 +65,11 @@ def _corners(row: str, number: int) -> list[int]:
     if not 0 <= count <= len(words):
         raise FormatError(f"face {number} must list as many vertices as it declares, got {row[:SHOWN]!r}")
     return indices(words[:count], number, row)
+
+
+def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:
+    """Content of an OFF file, with as many digits as tell every number from all others."""
+    lines = ["OFF", f"{len(vertices)} {len(faces)} 0"]
+    lines += [f"{x!r} {y!r} {z!r}" for x, y, z in vertices.tolist()]
+    lines += [f"3 {a} {b} {c}" for a, b, c in faces.tolist()]
+    return ("\n".join(lines) + "\n").encode("ascii")

@@ -4,9 +4,9 @@ import struct
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
-from pointproj.mesh_files.text import SHOWN, FormatError, Surface, coordinates, decode, fans, indices
+from pointproj.mesh_files.text import SHOWN, FormatError, Points, Surface, coordinates, decode, fans, indices
 
 LARGEST_HEADER_BYTES = 1 << 16
 
@@ -22,6 +22,7 @@ _TYPES = {
     **dict.fromkeys(("double", "float64"), "d"),
 }
 _BYTE_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+NORMAL_NAMES = ("nx", "ny", "nz")
 _FACE_LISTS = ("vertex_indices", "vertex_index")
 
 
@@ -76,6 +77,35 @@ def parse(content: bytes) -> Surface:
     vertices = np.stack([np.asarray(columns["vertex"][axis], dtype=np.float64) for axis in axes], axis=-1)
     polygons = columns["face"][corners]
     return vertices, _array_fans(polygons) if isinstance(polygons, np.ndarray) else fans(polygons)
+
+
+def parse_points(content: bytes) -> Points | None:
+    """Vertices of a PLY file without faces, and their normals if it has them; None if it has faces.
+
+    Raises
+    ------
+    FormatError
+        If it is no complete PLY file.
+    """
+    lines, body = _split(content)
+    byte_order, elements = _header(lines)
+    if any(element.name == "face" and element.count for element in elements):
+        return None
+    vertex = _declared(elements, "vertex")
+    names = [prop.name for prop in vertex.properties]
+    places = [vertex.place(axis) for axis in "xyz"]
+    places += [names.index(name) for name in NORMAL_NAMES if set(NORMAL_NAMES) <= set(names)]
+    if byte_order:
+        columns = _binary_columns(elements, body, byte_order)["vertex"]
+        numbers = np.stack([np.asarray(columns[place], dtype=np.float64) for place in places], axis=-1)
+        return numbers[:, :3], numbers[:, 3:] if len(places) == 6 else None
+    rows = _text_rows(elements, body)["vertex"]
+    parts = [
+        coordinates([" ".join(_words(row, axes)) for row in rows])
+        for axes in (places[:3], places[3:])
+        if axes
+    ]
+    return parts[0], parts[1] if len(parts) == 2 else None
 
 
 def _split(content: bytes) -> tuple[list[str], bytes]:
@@ -234,3 +264,20 @@ def _array_fans(corners: Int[np.ndarray, "n k"]) -> Int[np.ndarray, "F 3"]:
 def _require(condition: bool, element: _Element, present: str) -> None:
     if not condition:
         raise FormatError(f"declares {element.count} of element {element.name}, but only {present}")
+
+
+def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:
+    """Content of a binary PLY file: coordinates in double precision, faces as lists of three."""
+    header = [
+        "ply",
+        "format binary_little_endian 1.0",
+        f"element vertex {len(vertices)}",
+        *(f"property double {axis}" for axis in "xyz"),
+        f"element face {len(faces)}",
+        "property list uchar int vertex_indices",
+        "end_header",
+    ]
+    rows = np.empty(len(faces), dtype=[("length", "u1"), ("corners", "<i4", 3)])
+    rows["length"], rows["corners"] = 3, faces
+    text = "\n".join(header) + "\n"
+    return text.encode("ascii") + np.ascontiguousarray(vertices, "<f8").tobytes() + rows.tobytes()

@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 
 Surface = tuple[Float[np.ndarray, "V 3"], Int[np.ndarray, "F 3"]]
 
+Points = tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"] | None]  # with normals, or without
+
 SHOWN = 40  # characters of a line that an error quotes
 
 

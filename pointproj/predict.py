@@ -1,0 +1,86 @@
+"""Reconstruct the solid behind any mesh or point file: ``python -m pointproj.predict CHECKPOINT FILE``."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from pointproj.jobs import is_worded
+from pointproj.layout import DataError
+from pointproj.mesh_files import write_mesh
+from pointproj.point_files import SUFFIXES, Cloud, read_cloud
+from pointproj.reconstruction import DEFAULT_SIDE, dense_values, extract_surface
+from pointproj.renderings import cloud_panel, draw_rows, surface_panel
+from pointproj.trained_model import TrainedModel, add_arguments, load_trained
+
+log = logging.getLogger(__name__)
+
+
+def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_SIDE) -> list[Path]:
+    """Reconstruct a cloud and write mesh and picture.
+
+    Parameters
+    ----------
+    trained : TrainedModel
+    cloud : Cloud
+        From :func:`pointproj.point_files.read_cloud`.
+    out : Path
+        Folder, made as needed.
+    side : int
+        Points a side of the grid that the surface is extracted from.
+
+    Returns
+    -------
+    list of Path
+        ``NAME-reconstruction.ply`` and ``.off``, in the coordinates of the cloud's file, and ``.png``.
+
+    Raises
+    ------
+    DataError
+        If the model needs normals that the cloud has not, or finds nothing inside; nothing is written then.
+    """
+    field = trained.field(cloud.points, cloud.normals)
+    mesh = extract_surface(dense_values(field, side), cloud.name, device=str(trained.device))
+    if not len(mesh.faces):
+        raise DataError(
+            f"{cloud.name}: the model finds nothing inside; give it more points, or a model trained longer"
+        )
+    files = [out / f"{cloud.name}-reconstruction{suffix}" for suffix in (".ply", ".off", ".png")]
+    for file in files[:2]:
+        write_mesh(cloud.placement.to_file(mesh), file)
+    panels = [
+        cloud_panel(f"{len(cloud.points):,} points", cloud.points),
+        surface_panel("reconstruction", mesh),
+    ]
+    draw_rows(files[2], [(cloud.name, panels)])
+    return files
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj.predict",
+        description="Reconstruct the solid behind a mesh or a cloud of points; z points up.",
+    )
+    add_arguments(parser)
+    parser.add_argument("file", type=Path, help=f"what to reconstruct: {', '.join(SUFFIXES)}")
+    parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help="folder of the results")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Reconstruct the file named on the command line."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments = _arguments()
+    try:
+        trained = load_trained(arguments.checkpoint, arguments.device)
+        cloud = read_cloud(arguments.file, trained.points)
+        for file in predict(trained, cloud, arguments.out, arguments.side):
+            print(file)
+    except Exception as error:
+        if is_worded(error):
+            sys.exit(f"{type(error).__name__}: {error}")
+        raise
+
+
+if __name__ == "__main__":
+    main()
