@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import warp as wp
 from jaxtyping import Bool, Float
 from scipy import ndimage
 from scipy.spatial import cKDTree
 
-from pointproj.field_points import inside_at
 from pointproj.meshes import Mesh
 from pointproj.reconstruction import Reconstruction, grid_field, in_parts, reconstruct
 
@@ -29,9 +29,6 @@ largest hole. Of the values tried, these gave the best overlap on training meshe
 NORMAL_NEIGHBORS = 12
 POISSON_DEPTH = 7
 """Depth of the octree: cells of 1/128 of the cloud's extent."""
-
-LARGEST = 0.99
-"""Reconstructed vertices are moved into the cube up to here."""
 
 
 class BaselineUnavailable(RuntimeError):  # noqa: N818  says what is true of it
@@ -135,11 +132,30 @@ def poisson_reconstruction(points: Points) -> Reconstruction:
     workspace.add_mesh(cloud)
     workspace.generate_surface_reconstruction_screened_poisson(depth=POISSON_DEPTH, threads=1)
     made = workspace.current_mesh()
-    # A surface that the solver leaves open at its box is closed there by the cube's wall.
-    vertices = np.clip(made.vertex_matrix(), -LARGEST, LARGEST)
-    mesh = Mesh(vertices, made.face_matrix(), "poisson")
-    return Reconstruction(mesh, partial(_side_of, mesh))
+    mesh = Mesh(made.vertex_matrix(), made.face_matrix(), "poisson")
+    return Reconstruction(mesh, partial(_winds_around, mesh))
 
 
-def _side_of(mesh: Mesh, points: Points) -> Bool[np.ndarray, " n"]:
-    return inside_at(mesh, points) if len(mesh.faces) else np.zeros(len(points), dtype=bool)
+def _winds_around(mesh: Mesh, points: Points) -> Bool[np.ndarray, " n"]:
+    """Whether the surface winds around each point, also where the solver's box has cut it open."""
+    if not len(mesh.faces):
+        return np.zeros(len(points), dtype=bool)
+    with wp.ScopedDevice("cpu"):
+        search_mesh = wp.Mesh(
+            points=wp.array(mesh.vertices, dtype=wp.vec3),
+            indices=wp.array(mesh.faces.reshape(-1), dtype=wp.int32),
+            support_winding_number=True,
+        )
+        inside = wp.empty(len(points), dtype=wp.uint8)
+        asked = wp.array(np.ascontiguousarray(points, dtype=np.float32), dtype=wp.vec3)
+        wp.launch(_winding_kernel, len(points), inputs=[search_mesh.id, asked], outputs=[inside])
+        return inside.numpy().astype(bool)
+
+
+@wp.kernel
+def _winding_kernel(
+    search_mesh: wp.uint64, points: wp.array(dtype=wp.vec3), inside: wp.array(dtype=wp.uint8)
+):
+    i = wp.tid()
+    query = wp.mesh_query_point_sign_winding_number(search_mesh, points[i], 10.0)
+    inside[i] = wp.uint8(query.result and query.sign < 0.0)

@@ -1,7 +1,7 @@
 """Measure how well a trained model reconstructs unseen meshes: ``python -m pointproj.evaluate CHECKPOINT``.
 
 Every test mesh is sampled, reconstructed by the model and by baselines that need no training, and compared
-with the truth (:mod:`pointproj.shape_metrics`). Left behind are a table, a CSV file, the reconstructions and a
+with the truth (:mod:`pointproj.shape_metrics`). Left behind are a table, a CSV file, reconstructions and a
 page of pictures, worst first.
 """
 

@@ -148,7 +148,7 @@ def _xyz(content: bytes) -> Points:
     if widths - {3} and widths - {6}:
         raise FormatError("must have x y z, or x y z nx ny nz, on every line")
     try:
-        return _columns(np.array(rows, dtype=np.float64).reshape(len(rows), -1))
+        return _columns(np.array(rows, dtype=np.float64))
     except ValueError as error:
         raise FormatError(f"must hold numbers ({error})") from None
 
