@@ -17,8 +17,9 @@ from pointproj import checkpoint
 from pointproj.backends import resolve
 from pointproj.config import Config
 from pointproj.devices import choose_device
+from pointproj.layout import DataError
+from pointproj.networks import build_model, cloud_features, operators_of
 from pointproj.reconstruction import DEFAULT_SIDE, Field
-from pointproj.training import build_model
 
 SOLID_TARGETS = ("sdf", "occupancy")
 
@@ -71,15 +72,16 @@ class TrainedModel:
         DataError
             If the model needs normals and there are none.
         """
-        reference_points = self._tensor(points)
-        features = None
+        shown = {"reference_points": self._tensor(points)}
         if self.config.model.normals:
             if normals is None:
-                raise MeshError(
-                    "the cloud", "has no normals, and this model was trained with model.normals=true"
+                raise DataError(
+                    "the cloud has no normals, and this model was trained with them: give a mesh, or points "
+                    "with normals, or train with model.normals=false"
                 )
-            features = torch.cat([reference_points, self._tensor(normals)], dim=-1)
-        encoding = self.model.encode(reference_points, features)
+            shown["normals"] = self._tensor(normals)
+        features = cloud_features(shown, self.config.model).get("features")
+        encoding = self.model.encode(shown["reference_points"], features)
         sign = 1 if self.config.target.name == "sdf" else -1
 
         @torch.inference_mode()
@@ -125,7 +127,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
             f"with target={' or target='.join(SOLID_TARGETS)}"
         )
     chosen = choose_device(device)
-    backend, _ = resolve(backend, chosen.type, config.projector.kind)
+    backend, _ = resolve(backend, chosen.type, operators_of(config))
     model = build_model(config, backend)
     try:
         model.load_state_dict(content["model"])

@@ -13,15 +13,15 @@ from pointproj import checkpoint, evaluate, predict
 from pointproj.config import register_schema, to_config
 from pointproj.furniture import write_furniture
 from pointproj.mesh_files import read_mesh
+from pointproj.networks import build_model
 from pointproj.reconstruction import dense_values
 from pointproj.trained_model import load_trained
-from pointproj.training import build_model
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
 def write_checkpoint(path, *overrides, shift=-0.15):
-    """A checkpoint of a model that is not trained: signed distances that are ``shift`` off the unsigned ones."""
+    """A checkpoint of a model that is not trained: distances to the cloud, off by ``shift``."""
     register_schema()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = to_config(compose("train", overrides=["experiment=smoke", *overrides]))
@@ -119,7 +119,7 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
     ]:
         with pytest.raises(SystemExit, match=reason):
             call(monkeypatch, predict.main, path, file, "--out", out)
-    with pytest.raises(SystemExit, match="expected.*class.*test"):
+    with pytest.raises(SystemExit, match=r"expected.*class.*test"):
         call(monkeypatch, evaluate.main, trained, "--meshes", tmp_path / "nowhere", "--out", out)
     with pytest.raises(SystemExit, match="2"):
         call(monkeypatch, evaluate.main, trained, "--side", "1")
