@@ -31,7 +31,7 @@ def drawn_slices(monkeypatch, **settings):
     monkeypatch.setattr(
         pictures, "_draw_slice", lambda axis, title, values, *colours: drawn.update({title: values})
     )
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: None)
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: None)
     pictures.draw_shape(None, name="x", **settings)
     return drawn
 
