@@ -21,7 +21,7 @@ from pointproj import checkpoint, distributed, report
 from pointproj.augmentation import augment
 from pointproj.backends import resolve, use_options
 from pointproj.config import Config
-from pointproj.dataset import PreparedData, ShapeDataset, batches, collate, prepare
+from pointproj.dataset import PreparedData, ShapeDataset, batches, prepare
 from pointproj.devices import choose_device, seed_everything, to_device
 from pointproj.display import Pace, ProgressDisplay
 from pointproj.distributed import Processes, StopTogether
@@ -33,13 +33,12 @@ from pointproj.memory import explained_out_of_memory, peak_bytes, reset_peak, st
 from pointproj.networks import build_model, cloud_features, operators_of
 from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.profiling import StepProfiler
+from pointproj.resuming import Continued, checkpoint_to_continue
 from pointproj.runs import RunFolder, environment
 from pointproj.step import Batch, TrainingStep, capture_obstacle
 from pointproj.timing import time_step
 
 log = logging.getLogger(__name__)
-
-Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 
 
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
@@ -81,7 +80,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     if obstacle:
         log.warning("compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle)
     run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
-    continued = _checkpoint_to_continue(config, run, processes)
+    continued = checkpoint_to_continue(config, run, processes)
     logger = open_logger(config, run.path) if processes.is_first else NoLogger()
     try:
         seed_everything(config.seed)
@@ -392,62 +391,17 @@ class Training:
         log.info("  training step %10.3f ms", timed["step_ms"])
         return timed
 
-    @torch.no_grad()
     def _draw(self) -> None:
-        """Draw some test shapes, from the first to the last, and the losses."""
-        from pointproj import pictures
+        from pointproj.gallery import draw_run
 
-        config, position, test = self.config, self.position, self.data.test
-        paths = [self.run_folder.picture_path("losses")]
-        pictures.draw_losses(
-            paths[0],
-            loss_name=f"{config.target.name} loss",
-            losses=position.losses,
-            metric_name=self.baseline.metric.replace("_", " "),
-            errors=position.errors,
-            baseline=self.baseline.error,
+        paths = draw_run(
+            self.run_folder,
+            self.config,
+            losses=self.position.losses,
+            errors=self.position.errors,
+            baseline=self.baseline,
+            test=self.data.test,
+            predict=lambda batch: self._predict(self._on_device(batch)),
         )
-        count = min(config.training.pictures, len(test))
-        for place in range(count):
-            sample = test[place * len(test) // count]
-            batch = {**collate([sample]), "query_points": test.query_points}
-            paths.append(self.run_folder.picture_path(sample["name"]))
-            pictures.draw_shape(
-                paths[-1],
-                name=sample["name"],
-                target_name=config.target.name,
-                reference_points=sample["reference_points"].numpy(),
-                target=sample["target"].numpy(),
-                prediction=self._predict(self._on_device(batch))[0].cpu().numpy(),
-            )
         for path in paths:
-            self.logger.picture(path, position.step)
-
-
-def _checkpoint_to_continue(config: Config, run: RunFolder, processes: Processes) -> Continued | None:
-    """Find and read what ``resume`` names, before any data is prepared."""
-    found = _named_checkpoint(config, run)
-    if found is not None:
-        path, content = found
-        wrote = content.get("processes", 1)
-        if wrote != processes.count:
-            raise checkpoint.CheckpointError(
-                f"{path} was written by {wrote} process(es), and {processes.count} would continue it with "
-                f"batches of another size: start {wrote}, or start anew without resume"
-            )
-    return found
-
-
-def _named_checkpoint(config: Config, run: RunFolder) -> Continued | None:
-    if config.resume is None:
-        return None
-    if config.resume != "auto":
-        path = Path(config.resume)
-        path = path / checkpoint.LAST if path.is_dir() else path
-        return path, checkpoint.read(path, config)
-    outputs = next((folder for folder in run.path.parents if folder.name == "outputs"), run.path.parent)
-    path = checkpoint.find_newest(outputs, config)
-    if path is None:
-        log.info("resume=auto: no checkpoint of this config below %s; training from the beginning", outputs)
-        return None
-    return path, checkpoint.read(path, config)
+            self.logger.picture(path, self.position.step)
