@@ -24,7 +24,7 @@ def build_index(
     return within.build_wrapped_cells(reference_points, reference_offsets, count, radius)
 
 
-def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     from pointproj.backends.native import nearest
 
     if not isinstance(tables, nearest.Cells):
@@ -32,7 +32,7 @@ def search(clouds: Clouds, tables: Tables, k: int) -> Tensor:
     return nearest.search(clouds, tables, k)
 
 
-def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
     from pointproj.backends.native import nearest
 
     rows = search(clouds.detached(), tables, k)
@@ -40,11 +40,9 @@ def knn_aggregate(clouds: Clouds, tables: Tables, features: Tensor, sigma: Tenso
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     from pointproj.backends.native import within
 
-    if not isinstance(tables, within.WrappedCells):
-        points = clouds.detached().reference_points
-        tables = build_index(points, clouds.reference_offsets, clouds.count, radius)
-    return within.aggregate_within(clouds, tables, features, sigma, radius)
+    cells = tables if isinstance(tables, within.WrappedCells) else None  # not those for kNN
+    return within.aggregate_within(clouds, cells, features, sigma, radius)

@@ -32,15 +32,34 @@ def build_wrapped_cells(points: Tensor, offsets: Tensor | None, clouds: int, rad
 
 
 def aggregate_within(
-    clouds: Clouds, cells: WrappedCells, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds, cells: WrappedCells | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype."""
-    return _aggregate(*clouds, list(cells), features, sigma, radius)[0]
+    points = clouds.detached()
+    if cells is None:
+        tables = _build_pair(*points, radius)
+        query_cells, reference_cells = tables[:3], tables[3:]
+    else:
+        query_cells = _build(points.query_points, points.query_offsets, points.count, radius)
+        reference_cells = cells
+    return _aggregate(*clouds, list(query_cells), list(reference_cells), features, sigma, radius)[0]
 
 
 def _cells_specs(points: Tensor, offsets: Tensor | None, clouds: int, radius: float) -> tuple[Spec, ...]:
     places = PLACES_PER_POINT * points.shape[0] + clouds
     return ((), points.dtype), ((places + 2,), torch.int32), sorted_points_spec(points)
+
+
+def _pair_specs(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    radius: float,
+) -> tuple[Spec, ...]:
+    queries = _cells_specs(query_points, query_offsets, clouds, radius)
+    return queries + _cells_specs(reference_points, reference_offsets, clouds, radius)
 
 
 def _specs(
@@ -49,17 +68,18 @@ def _specs(
     reference_points: Tensor,
     reference_offsets: Tensor | None,
     clouds: int,
-    cells: list[Tensor],
+    query_cells: list[Tensor],
+    reference_cells: list[Tensor],
     features: Tensor,
     sigma: Tensor,
     radius: float,
 ) -> tuple[Spec, ...]:
     queries = query_points.shape[0]
-    aggregated, softmax = ((queries, features.shape[1]), features.dtype), ((queries, 2), features.dtype)
-    return aggregated, softmax, *_cells_specs(query_points, query_offsets, clouds, radius)
+    return ((queries, features.shape[1]), features.dtype), ((queries, 2), features.dtype)
 
 
 _build = cpp_op("native_build_wrapped", _cells_specs)
+_build_pair = cpp_op("native_build_wrapped_pair", _pair_specs)
 _aggregate = cpp_op(
     "native_aggregate_within",
     _specs,

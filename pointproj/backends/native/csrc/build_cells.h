@@ -51,10 +51,12 @@ struct BuildCells {
     machine.barrier();
     const bool crowded = *cut_count > 0;
     if (crowded) cut_crowds(machine);
-    machine.scan(crowded ? suboccupancy : occupancy, cells.start + 1, last_slot() + 1, partial);
+    machine.scan(crowded ? suboccupancy : occupancy, last_slot() + 1, partial,
+                 [&](int64_t slot, int sum) { cells.start[slot + 1] = sum; });
     machine.barrier();
     machine.each(batch.rows, [&](int row) {
-      cells.points.store(cells.start[place[2 * row]] + place[2 * row + 1], load_row(positions, row), row);
+      const int* slot = place + 2 * static_cast<int64_t>(row);
+      cells.points.store(cells.start[slot[0]] + slot[1], load_row(positions, row), row);
     });
   }
 
@@ -210,7 +212,7 @@ struct BuildCells {
     machine.barrier();
     machine.each(*cut_count, [&](int crowd) { cut(crowd); });
     machine.barrier();
-    machine.scan(extra, cells.shift + 1, all_cells, partial);
+    machine.scan(extra, all_cells, partial, [&](int64_t cell, int sum) { cells.shift[cell + 1] = sum; });
     machine.barrier();
     machine.each(all_cells, [&](int cell) {
       if (occupancy[cell] < kCrowd) suboccupancy[cell + cells.shift[cell]] = occupancy[cell];
@@ -219,7 +221,7 @@ struct BuildCells {
     machine.count(
         batch.rows, suboccupancy, place,
         [&](int row) -> Slot {
-          const int cell = place[2 * row];
+          const int cell = place[2 * static_cast<int64_t>(row)];
           if (cell == last_slot()) return {cell, false};
           const int subcell = cell + cells.shift[cell];
           if (occupancy[cell] < kCrowd) return {subcell, false};
@@ -236,7 +238,7 @@ struct BuildCells {
   template <class Machine>
   POINTPROJ_FN void sample(Machine& machine) const {
     machine.each(batch.rows, [&](int row) {
-      const int cell = place[2 * row];
+      const int cell = place[2 * static_cast<int64_t>(row)];
       if (cell == last_slot() || occupancy[cell] < kCrowd) return;
       // By row, not by arrival: the same points give the same cells.
       const unsigned scattered = (static_cast<unsigned>(row) * 1640531527u) >> 8;

@@ -56,9 +56,11 @@ struct Cores {
       if (rank + 1 == kCrowd) crossing(cell);
     }
   }
-  void scan(const int* in, int* out, int size, int*) const {
+  // store(i, sum of the first i + 1)
+  template <class Store>
+  void scan(const int* in, int size, int*, Store store) const {
     int sum = 0;
-    for (int i = 0; i < size; ++i) out[i] = sum += in[i];
+    for (int64_t i = 0; i < size; ++i) store(i, sum += in[i]);
   }
 };
 

@@ -59,8 +59,9 @@ struct Grid {
       }
     }
   }
-  // Each block sums up its own part, then starts with what the blocks before it have.
-  POINTPROJ_FN void scan(const int* in, int* out, int size, int* partial) const {
+  // store(i, sum of the first i + 1): each block sums up its own part, then starts with what those before it have.
+  template <class Store>
+  POINTPROJ_FN void scan(const int* in, int size, int* partial, Store store) const {
     __shared__ int sums[kBuildThreads / 32];
     const int part = (size - 1) / static_cast<int>(gridDim.x) + 1;
     const int64_t first = static_cast<int64_t>(blockIdx.x) * part;
@@ -88,7 +89,7 @@ struct Grid {
         if (warp < static_cast<int>(threadIdx.x / 32)) all_before += sums[warp];
         tile_sum += sums[warp];
       }
-      if (i < end) out[i] = x + all_before;
+      if (i < end) store(i, x + all_before);
       before += tile_sum;
     }
   }

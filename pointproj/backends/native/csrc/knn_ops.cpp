@@ -222,12 +222,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_neighbors_backward(
   const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
   const Device device(query_points);
   const int channels = static_cast<int>(features.size(1)), chunks = device.chunks(channels, 1);
-  const auto made = [](bool needed, const Tensor& like) {
-    return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
-  };
   const bool pulls = of_queries || of_references || of_sigma;
-  Tensor d_query = made(pulls, query_points), d_reference = made(of_references, reference_points);
-  Tensor d_features = made(of_features, features), d_sigma = made(false, sigma);
+  Tensor d_query = empty_if(pulls, query_points), d_reference = empty_if(of_references, reference_points);
+  Tensor d_features = empty_if(of_features, features), d_sigma = empty_if(false, sigma);
   const Inverted inverted = of_references || of_features ? invert(device, lists, references) : Inverted{};
   for_dtypes(query_points, features, [&](auto real, auto sum) {
     using Real = decltype(real);
@@ -255,7 +252,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_neighbors_backward(
           references);
     }
   });
-  return {of_queries ? d_query : made(false, query_points), d_reference, d_features, d_sigma};
+  return {of_queries ? d_query : empty_if(false, query_points), d_reference, d_features, d_sigma};
 }
 
 }  // namespace

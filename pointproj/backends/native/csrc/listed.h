@@ -75,9 +75,12 @@ struct InvertLists {
         pairs, occupancy, place,
         [&](int pair) -> Slot { return {rows[pair] < 0 ? references : rows[pair], true}; }, [](int) {});
     machine.barrier();
-    machine.scan(occupancy, start + 1, references + 1, partial);
+    machine.scan(occupancy, references + 1, partial, [&](int64_t row, int sum) { start[row + 1] = sum; });
     machine.barrier();
-    machine.each(pairs, [&](int pair) { order[start[place[2 * pair]] + place[2 * pair + 1]] = pair; });
+    machine.each(pairs, [&](int pair) {
+      const int* slot = place + 2 * static_cast<int64_t>(pair);
+      order[start[slot[0]] + slot[1]] = pair;
+    });
   }
 };
 

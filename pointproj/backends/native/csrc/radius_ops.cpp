@@ -24,43 +24,79 @@ Wrapped<Real> view_wrapped(const Batch& batch, at::TensorList tables) {
           view_points<Real>(tables[2]), batch};
 }
 
-void check_wrapped(const Tensor& points, const Batch& batch, at::TensorList tables) {
-  TORCH_CHECK(tables.size() == 3, "cells must be the 3 tables of build_wrapped; got ", tables.size());
-  check_like("cells[0]", tables[0], {}, points.scalar_type(), points);
-  check_like("cells[1]", tables[1], {places_for(batch.rows, batch.clouds) + 2}, at::kInt, points);
-  check_like("cells[2]", tables[2], sorted_points_shape(points), points.scalar_type(), points);
+void check_wrapped(const char* name, const Tensor& points, const Batch& batch, at::TensorList tables) {
+  TORCH_CHECK(tables.size() == 3, name, " must be the 3 tables of build_wrapped; got ", tables.size());
+  check_like(name, tables[0], {}, points.scalar_type(), points);
+  check_like(name, tables[1], {places_for(batch.rows, batch.clouds) + 2}, at::kInt, points);
+  check_like(name, tables[2], sorted_points_shape(points), points.scalar_type(), points);
 }
 
 using Tables = std::array<Tensor, 3>;
 
-Tables build_tables(const Device& device, const Tensor& points, const Batch& batch, double radius) {
+struct Cloud {
+  const Tensor& points;
+  Batch batch;
+};
+
+// Tables of one set of points, or of two, built in one launch.
+template <size_t kCount>
+std::array<Tables, kCount> build_tables(const std::array<Cloud, kCount>& clouds, double radius) {
   TORCH_CHECK(radius > 0 && std::isfinite(radius), "radius must be positive and finite; got ", radius);
-  const int64_t places = places_for(batch.rows, batch.clouds);
-  const auto on = points.options().dtype(at::kInt);
-  Tables tables{at::empty({}, points.options()), at::empty({places + 2}, on),
-                empty_sorted_points(points)};
-  const Tensor place = at::empty({batch.rows, 2}, on);
-  const Tensor scratch = at::empty({places + 1 + cuda::kMostBlocks}, on);
-  for_positions(points, [&](auto real) {
+  const Tensor& like = clouds[0].points;
+  const Device device(like);
+  const auto on = like.options().dtype(at::kInt);
+  std::array<Tables, kCount> made;
+  int64_t slots = 0, rows = 0;
+  for (size_t i = 0; i < kCount; ++i) {
+    const int64_t places = places_for(clouds[i].batch.rows, clouds[i].batch.clouds);
+    made[i] = {at::empty({}, like.options()), at::empty({places + 2}, on), empty_sorted_points(clouds[i].points)};
+    slots += places + 1;
+    rows += clouds[i].batch.rows;
+  }
+  TORCH_CHECK(slots <= kLargestInt, "too many points for 32-bit cell numbers: ", rows);
+  const Tensor place = at::empty({rows, 2}, on);
+  const Tensor scratch = at::empty({slots + cuda::kMostBlocks}, on);
+  for_positions(like, [&](auto real) {
     using Real = decltype(real);
-    int* occupancy = scratch.mutable_data_ptr<int>();
-    device.build(
-        BuildWrapped<Real>{points.const_data_ptr<Real>(), view_wrapped<Real>(batch, tables),
-                           static_cast<Real>(radius / cells_per_radius(device)), static_cast<int>(places), occupancy,
-                           place.mutable_data_ptr<int>(), occupancy + places + 1},
-        places + 1);
+    BuildWrapped<Real> task{};
+    task.count = kCount;
+    task.width = static_cast<Real>(radius / cells_per_radius(device));
+    task.occupancy = scratch.mutable_data_ptr<int>();
+    task.place = place.mutable_data_ptr<int>();
+    task.partial = task.occupancy + slots;
+    for (size_t i = 0; i < kCount; ++i) {
+      const Batch& batch = clouds[i].batch;
+      task.sides[i] = {clouds[i].points.template const_data_ptr<Real>(), view_wrapped<Real>(batch, made[i]),
+                       static_cast<int>(places_for(batch.rows, batch.clouds))};
+    }
+    device.build(task, slots);
   });
-  if (in_fixed_order(device)) sort_stably(points, place, tables[2]);
-  return tables;
+  if (in_fixed_order(device)) {
+    int64_t first = 0;
+    for (size_t i = 0; i < kCount; ++i) {
+      const int64_t size = clouds[i].batch.rows;
+      sort_stably(clouds[i].points, place.slice(0, first, first + size), made[i][2]);
+      first += size;
+    }
+  }
+  return made;
 }
 
 std::tuple<Tensor, Tensor, Tensor> build_wrapped(
     const Tensor& points, const OptionalTensor& offsets, int64_t clouds, double radius) {
   check_points("points", points);
-  const Batch batch = batch_of(points, offsets, clouds);
-  const Device device(points);
-  const Tables tables = build_tables(device, points, batch, radius);
+  const auto [tables] = build_tables<1>({{{points, batch_of(points, offsets, clouds)}}}, radius);
   return {tables[0], tables[1], tables[2]};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> build_wrapped_pair(
+    const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
+    const OptionalTensor& reference_offsets, int64_t clouds, double radius) {
+  check_pair(query_points, reference_points);
+  const Batch queries = batch_of(query_points, query_offsets, clouds);
+  const Batch references = batch_of(reference_points, reference_offsets, clouds);
+  const auto [q, r] = build_tables<2>({{{query_points, queries}, {reference_points, references}}}, radius);
+  return {q[0], q[1], q[2], r[0], r[1], r[2]};
 }
 
 // ---- aggregation
@@ -110,63 +146,70 @@ struct Call {
   }
 };
 
-void check_call(const Tensor& query_points, const Tensor& reference_points, const Batch& references,
-                at::TensorList cells, const Tensor& features, const Tensor& sigma, double radius) {
-  check_pair(query_points, reference_points);
-  check_wrapped(reference_points, references, cells);
-  check_features(features, sigma, reference_points);
-  TORCH_CHECK(radius > 0 && std::isfinite(radius), "radius must be positive and finite; got ", radius);
-}
+// What forward and backward are called with.
+struct Inputs {
+  const Tensor& query_points;
+  const OptionalTensor& query_offsets;
+  const Tensor& reference_points;
+  const OptionalTensor& reference_offsets;
+  int64_t clouds;
+  at::TensorList query_cells, reference_cells;
+  const Tensor& features;
+  const Tensor& sigma;
+  double radius;
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> aggregate_within(
+  Call check(const Device& device) const {
+    check_pair(query_points, reference_points);
+    const Batch queries = batch_of(query_points, query_offsets, clouds);
+    const Batch references = batch_of(reference_points, reference_offsets, clouds);
+    check_wrapped("query_cells", query_points, queries, query_cells);
+    check_wrapped("reference_cells", reference_points, references, reference_cells);
+    check_features(features, sigma, reference_points);
+    TORCH_CHECK(radius > 0 && std::isfinite(radius), "radius must be positive and finite; got ", radius);
+    return {device, queries, references, query_cells, reference_cells, sigma, radius,
+            static_cast<int>(features.size(1))};
+  }
+};
+
+std::tuple<Tensor, Tensor> aggregate_within(
     const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
-    const OptionalTensor& reference_offsets, int64_t clouds, at::TensorList cells, const Tensor& features,
-    const Tensor& sigma, double radius) {
-  const Batch queries = batch_of(query_points, query_offsets, clouds);
-  const Batch references = batch_of(reference_points, reference_offsets, clouds);
-  check_call(query_points, reference_points, references, cells, features, sigma, radius);
+    const OptionalTensor& reference_offsets, int64_t clouds, at::TensorList query_cells,
+    at::TensorList reference_cells, const Tensor& features, const Tensor& sigma, double radius) {
   const Device device(query_points);
-  const Tables query_cells = build_tables(device, query_points, queries, radius);
-  const Call call{device, queries, references, query_cells, cells, sigma, radius,
-                  static_cast<int>(features.size(1))};
+  const Call call = Inputs{query_points,    query_offsets, reference_points, reference_offsets, clouds, query_cells,
+                           reference_cells, features,      sigma,            radius}
+                        .check(device);
   const Tensor aggregated = at::empty({query_points.size(0), features.size(1)}, features.options());
   const Tensor softmax = at::empty({query_points.size(0), 2}, features.options());
   for_dtypes(query_points, features, [&](auto real, auto sum) {
     using Real = decltype(real);
     using Sum = decltype(sum);
-    const Tensor sorted = call.sort_rows<Real, Sum>(features, cells);
+    const Tensor sorted = call.sort_rows<Real, Sum>(features, reference_cells);
     const auto within = call.within<Real, Sum>(true, true);
-    call.device.each(AggregateWithin<Real, Sum>{within, sorted.const_data_ptr<Sum>(),
-                                                aggregated.mutable_data_ptr<Sum>(), softmax.mutable_data_ptr<Sum>()},
-                     query_points.size(0) * within.chunks);
+    device.each(AggregateWithin<Real, Sum>{within, sorted.const_data_ptr<Sum>(), aggregated.mutable_data_ptr<Sum>(),
+                                           softmax.mutable_data_ptr<Sum>()},
+                query_points.size(0) * within.chunks);
   });
-  return {aggregated, softmax, query_cells[0], query_cells[1], query_cells[2]};
+  return {aggregated, softmax};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_within_backward(
     const Tensor& grad, std::array<bool, 4> needs, const Tensor& query_points, const OptionalTensor& query_offsets,
-    const Tensor& reference_points, const OptionalTensor& reference_offsets, int64_t clouds, at::TensorList cells,
-    const Tensor& features, const Tensor& sigma, double radius, const Tensor& aggregated, const Tensor& softmax,
-    const Tensor& query_width, const Tensor& query_start, const Tensor& sorted_queries) {
-  const Batch queries = batch_of(query_points, query_offsets, clouds);
-  const Batch references = batch_of(reference_points, reference_offsets, clouds);
-  check_call(query_points, reference_points, references, cells, features, sigma, radius);
-  const Tables query_cells{query_width, query_start, sorted_queries};
-  check_wrapped(query_points, queries, query_cells);
-  const int64_t query_count = query_points.size(0), reference_count = reference_points.size(0);
-  check_like("aggregated", aggregated, {query_count, features.size(1)}, features.scalar_type(), features);
+    const Tensor& reference_points, const OptionalTensor& reference_offsets, int64_t clouds,
+    at::TensorList query_cells, at::TensorList reference_cells, const Tensor& features, const Tensor& sigma,
+    double radius, const Tensor& aggregated, const Tensor& softmax) {
+  const Device device(query_points);
+  const Call call = Inputs{query_points,    query_offsets, reference_points, reference_offsets, clouds, query_cells,
+                           reference_cells, features,      sigma,            radius}
+                        .check(device);
+  const int64_t queries = query_points.size(0), references = reference_points.size(0);
+  check_like("aggregated", aggregated, {queries, features.size(1)}, features.scalar_type(), features);
   check_like("grad", grad, aggregated.sizes(), features.scalar_type(), features);
-  check_like("softmax", softmax, {query_count, 2}, features.scalar_type(), features);
+  check_like("softmax", softmax, {queries, 2}, features.scalar_type(), features);
   const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
   const bool pulls = of_queries || of_references || of_sigma;
-  const Device device(query_points);
-  const Call call{device, queries, references, query_cells, cells, sigma, radius,
-                  static_cast<int>(features.size(1))};
-  const auto made = [](bool needed, const Tensor& like) {
-    return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
-  };
-  Tensor d_query = made(pulls, query_points), d_reference = made(of_references, reference_points);
-  Tensor d_features = made(of_features, features), d_sigma = made(false, sigma);
+  Tensor d_query = empty_if(pulls, query_points), d_reference = empty_if(of_references, reference_points);
+  Tensor d_features = empty_if(of_features, features), d_sigma = empty_if(false, sigma);
   for_dtypes(query_points, features, [&](auto real, auto sum) {
     using Real = decltype(real);
     using Sum = decltype(sum);
@@ -174,29 +217,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_within_backward(
     const Sum* known = softmax.const_data_ptr<Sum>();
     if (of_features) {
       const auto within = call.within<Real, Sum>(false, true);
-      call.device.each(GatherWithin<Real, Sum>{within, sorted_grad.const_data_ptr<Sum>(), known,
-                                               d_features.mutable_data_ptr<Sum>()},
-                       reference_count * within.chunks);
+      device.each(GatherWithin<Real, Sum>{within, sorted_grad.const_data_ptr<Sum>(), known,
+                                          d_features.mutable_data_ptr<Sum>()},
+                  references * within.chunks);
     }
     if (!pulls) return;
-    const Tensor sorted_features = call.sort_rows<Real, Sum>(features, cells);
-    const Tensor means = at::empty({query_count}, features.options()), sigma_rows = at::empty_like(means);
-    call.device.each(
-        PullWithin<Real, Sum>{call.within<Real, Sum>(true, false), sorted_features.const_data_ptr<Sum>(),
-                              sorted_grad.const_data_ptr<Sum>(), aggregated.const_data_ptr<Sum>(), known,
-                              means.mutable_data_ptr<Sum>(), d_query.mutable_data_ptr<Real>(),
-                              sigma_rows.mutable_data_ptr<Sum>()},
-        query_count);
+    const Tensor sorted_features = call.sort_rows<Real, Sum>(features, reference_cells);
+    const Tensor means = at::empty({queries}, features.options()), sigma_rows = at::empty_like(means);
+    device.each(PullWithin<Real, Sum>{call.within<Real, Sum>(true, false), sorted_features.const_data_ptr<Sum>(),
+                                      sorted_grad.const_data_ptr<Sum>(), aggregated.const_data_ptr<Sum>(), known,
+                                      means.mutable_data_ptr<Sum>(), d_query.mutable_data_ptr<Real>(),
+                                      sigma_rows.mutable_data_ptr<Sum>()},
+                queries);
     if (of_sigma) d_sigma = sigma_rows.sum();
     if (of_references) {
-      call.device.each(
-          PushWithin<Real, Sum>{call.within<Real, Sum>(false, false), sorted_features.const_data_ptr<Sum>(),
-                                sorted_grad.const_data_ptr<Sum>(), known, means.const_data_ptr<Sum>(),
-                                d_reference.mutable_data_ptr<Real>()},
-          reference_count);
+      device.each(PushWithin<Real, Sum>{call.within<Real, Sum>(false, false), sorted_features.const_data_ptr<Sum>(),
+                                        sorted_grad.const_data_ptr<Sum>(), known, means.const_data_ptr<Sum>(),
+                                        d_reference.mutable_data_ptr<Real>()},
+                  references);
     }
   });
-  return {of_queries ? d_query : made(false, query_points), d_reference, d_features, d_sigma};
+  return {of_queries ? d_query : empty_if(false, query_points), d_reference, d_features, d_sigma};
 }
 
 }  // namespace
@@ -206,15 +247,20 @@ TORCH_LIBRARY_FRAGMENT(pointproj, library) {
       "native_build_wrapped(Tensor points, Tensor? offsets, SymInt clouds, float radius) -> "
       "(Tensor, Tensor, Tensor)");
   library.def(
+      "native_build_wrapped_pair(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "
+      "Tensor? reference_offsets, SymInt clouds, float radius) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def(
       "native_aggregate_within(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "
-      "Tensor? reference_offsets, SymInt clouds, Tensor[] cells, Tensor features, Tensor sigma, float radius) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? reference_offsets, SymInt clouds, Tensor[] query_cells, Tensor[] reference_cells, Tensor features, "
+      "Tensor sigma, float radius) -> (Tensor, Tensor)");
   library.def(
       "native_aggregate_within_backward(Tensor grad_0, bool[4] needs, Tensor query_points, Tensor? query_offsets, "
-      "Tensor reference_points, Tensor? reference_offsets, SymInt clouds, Tensor[] cells, Tensor features, "
-      "Tensor sigma, float radius, Tensor output_0, Tensor output_1, Tensor output_2, Tensor output_3, "
-      "Tensor output_4) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor reference_points, Tensor? reference_offsets, SymInt clouds, Tensor[] query_cells, "
+      "Tensor[] reference_cells, Tensor features, Tensor sigma, float radius, Tensor output_0, Tensor output_1) -> "
+      "(Tensor, Tensor, Tensor, Tensor)");
   POINTPROJ_REGISTER("native_build_wrapped", build_wrapped)
+  POINTPROJ_REGISTER("native_build_wrapped_pair", build_wrapped_pair)
   POINTPROJ_REGISTER("native_aggregate_within", aggregate_within)
   POINTPROJ_REGISTER("native_aggregate_within_backward", aggregate_within_backward)
 }

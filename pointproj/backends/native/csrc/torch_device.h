@@ -159,6 +159,10 @@ Points<Real> view_points(const Tensor& sorted) {
 
 inline Tensor ints(int64_t count, const Tensor& like) { return at::empty({count}, like.options().dtype(at::kInt)); }
 
+inline Tensor empty_if(bool needed, const Tensor& like) {
+  return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
+}
+
 inline bool in_fixed_order(const Device& device) {
   return device.is_cuda && at::globalContext().deterministicAlgorithms();
 }

@@ -69,42 +69,70 @@ struct SortRows {
   }
 };
 
+// One set of points that is sorted.
 template <class Real>
-struct BuildWrapped {
+struct Side {
   const Real* positions;
   Wrapped<Real> wrapped;
-  Real width;
   int places;
-  int* occupancy;  // (places + 1,)
+
+  // Place of a point; the last is for points that are not finite.
+  POINTPROJ_FN int place_of(int row, Real per_unit) const {
+    const Vec3<Real> p = load_row(positions, row);
+    if (!is_finite(p)) return places;
+    const Table table = wrapped.table_of(wrapped.batch.cloud_of(row));
+    return table.place_of(Wrapped<Real>::cell_along(p[0], per_unit), Wrapped<Real>::cell_along(p[1], per_unit),
+                          Wrapped<Real>::cell_along(p[2], per_unit));
+  }
+};
+
+// Sorts one set of points, or two at once: what is counted and scanned lies one behind the other.
+template <class Real>
+struct BuildWrapped {
+  Side<Real> sides[2];
+  int count;  // of the sides
+  Real width;
+  int* occupancy;  // (slots,)
   int* place;      // (rows, 2)
   int* partial;
 
+  POINTPROJ_EVERYWHERE int rows() const {
+    return sides[0].wrapped.batch.rows + (count > 1 ? sides[1].wrapped.batch.rows : 0);
+  }
+  POINTPROJ_EVERYWHERE int slots() const { return sides[0].places + 1 + (count > 1 ? sides[1].places + 1 : 0); }
+
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
-    const Batch& batch = wrapped.batch;
-    machine.each(places + 1, [&](int i) { occupancy[i] = 0; });
-    machine.barrier();
-    machine.count(
-        batch.rows, occupancy, place,
-        [&](int row) -> Slot {
-          const Vec3<Real> p = load_row(positions, row);
-          if (!is_finite(p)) return {places, true};
-          const Real per_unit = Real(1) / width;
-          return {wrapped.table_of(batch.cloud_of(row))
-                      .place_of(wrapped.cell_along(p[0], per_unit), wrapped.cell_along(p[1], per_unit),
-                                wrapped.cell_along(p[2], per_unit)),
-                  true};
-        },
-        [](int) {});
-    machine.each(1, [&](int) {
-      wrapped.start[0] = 0;
-      *wrapped.width = width;
+    const int first_rows = sides[0].wrapped.batch.rows, first_slots = sides[0].places + 1;
+    machine.each(slots(), [&](int i) { occupancy[i] = 0; });
+    machine.each(count, [&](int side) {
+      sides[side].wrapped.start[0] = 0;
+      *sides[side].wrapped.width = width;
     });
     machine.barrier();
-    machine.scan(occupancy, wrapped.start + 1, places + 1, partial);
+    const Real per_unit = Real(1) / width;
+    machine.count(
+        rows(), occupancy, place,
+        [&](int row) -> Slot {
+          if (row < first_rows) return {sides[0].place_of(row, per_unit), true};
+          return {first_slots + sides[1].place_of(row - first_rows, per_unit), true};
+        },
+        [](int) {});
     machine.barrier();
-    machine.each(batch.rows, [&](int row) {
-      wrapped.points.store(wrapped.start[place[2 * row]] + place[2 * row + 1], load_row(positions, row), row);
+    machine.scan(occupancy, slots(), partial, [&](int64_t slot, int before_next) {
+      if (slot < first_slots) {
+        sides[0].wrapped.start[slot + 1] = before_next;
+      } else {
+        sides[1].wrapped.start[slot - first_slots + 1] = before_next - first_rows;
+      }
+    });
+    machine.barrier();
+    machine.each(rows(), [&](int row) {
+      const Side<Real>& side = sides[row < first_rows ? 0 : 1];
+      const int slot = place[2 * static_cast<int64_t>(row)] - (row < first_rows ? 0 : first_slots);
+      const int at = side.wrapped.start[slot] + place[2 * static_cast<int64_t>(row) + 1];
+      const int own = row - (row < first_rows ? 0 : first_rows);
+      side.wrapped.points.store(at, load_row(side.positions, own), own);
     });
   }
 };
