@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 from manifold3d import Manifold
 
+from pointproj.furniture.cabinets import boarded_cabinet
 from pointproj.furniture.parts import HANDLE_STYLES, LEG_STYLES, chance, drawer_fronts, four_legs, pick
 from pointproj.furniture.solids import (
     box,
@@ -143,7 +144,8 @@ def _mirror(rng: np.random.Generator, half_x: float, half_y: float, height: floa
 def varied_dresser(rng: np.random.Generator) -> list[Manifold]:
     """Wardrobe, chest, shelf or sideboard of any proportions."""
     half_x, half_y, height = rng.uniform(0.25, 0.9), rng.uniform(0.15, 0.35), rng.uniform(0.6, 2.0)
-    parts = _cabinet(rng, half_x, half_y, height)
+    make = boarded_cabinet if chance(rng, 0.4) else _cabinet
+    parts = make(rng, half_x, half_y, height)
     if chance(rng, 0.2):
         parts += _mirror(rng, half_x, half_y, height)
     if chance(rng, 0.2):  # a narrower cabinet on top
@@ -158,7 +160,8 @@ def varied_night_stand(rng: np.random.Generator) -> list[Manifold]:
     """Small cabinet or table of any proportions."""
     half_x, half_y, height = rng.uniform(0.15, 0.35), rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.8)
     if chance(rng, 0.6):
-        return _cabinet(rng, half_x, half_y, height)
+        make = boarded_cabinet if chance(rng, 0.4) else _cabinet
+        return make(rng, half_x, half_y, height)
     board = rng.uniform(0.01, 0.04)
     box_low = height - rng.uniform(0.1, 0.6) * height
     parts = [box((-half_x, half_x), (-half_y, half_y), (height - board, height))]
