@@ -158,8 +158,8 @@ def _resource(allocator: AllocatorConfig) -> Any:
     """The memory resource that the config describes, on the current device."""
     from rmm import mr
 
-    initial = int((allocator.initial_gib or INITIAL_GIB) * GIB)
-    maximum = None if allocator.maximum_gib is None else int(allocator.maximum_gib * GIB)
+    initial = _bytes(allocator.initial_gib or INITIAL_GIB)
+    maximum = None if allocator.maximum_gib is None else _bytes(allocator.maximum_gib)
     if maximum is not None:
         initial = min(initial, maximum)
     match allocator.resource:
@@ -172,6 +172,11 @@ def _resource(allocator: AllocatorConfig) -> Any:
         case _:
             return mr.PoolMemoryResource(mr.CudaMemoryResource(), initial, maximum)
     return resource if maximum is None else mr.LimitingResourceAdaptor(resource, maximum)
+
+
+def _bytes(gib: float) -> int:
+    """A size as RMM takes it: a multiple of 256 bytes, and not none."""
+    return max(1, round(gib * GIB / 256)) * 256
 
 
 def _described(allocator: AllocatorConfig) -> str:

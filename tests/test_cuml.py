@@ -101,7 +101,8 @@ def test_an_index_ends_with_its_last_user(fits: list[int]):
     copied = index._replace(tables=(index.tables[0].clone(),))  # of another address: fitted again
     expected = pointproj.knn(points, points, 3, index=index)[1]
     del index
-    pointproj.build_index(points + 1, backend="cuml")
+    later = pointproj.build_index(points + 1, backend="cuml")
+    assert later.tables[0].data_ptr() in cuml._indices
     assert all(not kept.token.expired() for kept in cuml._indices.values())
     assert torch.equal(pointproj.knn(points, points, 3, index=copied)[1], expected)
 

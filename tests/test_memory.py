@@ -175,8 +175,15 @@ except rmm_memory.AllocatorUnavailable as error:
 @pytest.mark.parametrize("backend", ["torch", "warp", "cuml"])
 def test_training_step_is_compiled_and_not_captured(backend: str, tmp_path: Path):
     folder = tmp_path / "run"
-    command = [sys.executable, "train.py", "experiment=smoke", "allocator=rmm", "compile=true", "device=cuda"]
-    command += [f"backend={backend}", f"hydra.run.dir={folder}", f"data.cache={tmp_path / 'cache'}"]
+    command = [sys.executable, "train.py", "allocator=rmm", "compile=true", "device=cuda", "data=gaussian"]
+    command += [
+        "target=random",
+        "data.points=500",
+        "data.grid=8",
+        "training.epochs=3",
+        "training.batch_size=1",
+    ]
+    command += [f"backend={backend}", f"hydra.run.dir={folder}"]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
     metrics = json.loads((folder / "metrics.json").read_text())
