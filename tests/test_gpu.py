@@ -259,3 +259,16 @@ def _capture(function: Callable[[], dict[str, Tensor]]) -> tuple[Callable[[], No
         graph.replay()
 
     return replay, results
+
+
+def test_many_queries_in_and_beside_a_cluster(on_gpu: Where):
+    """More queries than share warps; those beside the cluster search longest."""
+    on_gpu.skip_unless("knn")
+    points = clustered(2**18 + 77)(torch.Generator().manual_seed(4)).float().cuda()
+    rows = pointproj.knn(points, points, 8, backend=on_gpu.backend)[1]
+    from_centre = (points - points.median(0).values).norm(dim=1)
+    checked = torch.cat([torch.arange(0, len(points), 997, device="cuda"), from_centre.argsort()[-500:]])
+    beside = ((from_centre > 2e-3) & (from_centre < 0.1)).nonzero()[:500, 0]
+    checked = torch.cat([checked, beside])
+    expected = pointproj.knn(points[checked], points, 8, backend="torch")[1]
+    assert torch.equal(rows[checked], expected)

@@ -1,7 +1,7 @@
 """The k nearest reference points, exactly, ties by the lower index."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -16,6 +16,7 @@ from pointproj.warp_op import Launch, warp_op
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
 FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
+PATIENCE = 4096
 LEFT_TO_DO = -2  # in place of the first neighbour
 
 
@@ -55,23 +56,35 @@ def _search(
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
     points = (query_points, query_offsets, itself, clouds, *cells)
-    few = queries <= FEW_QUERIES
-    together = query_points.is_cuda and listed
-    width = 32 if together and few else 1
-    kernel = search_kernel(query_points.dtype, k if listed else None, width, False)
-    launch(kernel, (queries, width), *points, 1, rows, heap, block_dim=128)
-    # Of the rest a warp takes one after another: such searches are long, and seldom alone.
-    width, each = (32, 8 if few else 32) if together else (1, 1)
-    kernel = search_kernel(query_points.dtype, k if listed else None, width, True)
-    launch(kernel, (-(-queries // each), width), *points, each, rows, heap, block_dim=128)
+    for width, each, into_crowds, patience in _stages(queries, query_points.is_cuda and listed):
+        kernel = search_kernel(query_points.dtype, k if listed else None, width, into_crowds, patience)
+        launch(kernel, (-(-queries // each), width), *points, each, rows, heap, block_dim=128)
+
+
+class Stage(NamedTuple):
+    """One kernel over all queries; it leaves to the next what would take it too long."""
+
+    width: int  # lanes a query
+    each: int  # queries that these lanes take, one after another
+    into_crowds: bool
+    patience: int  # rows of cells that a query may look at; 0 for no limit
+
+
+def _stages(queries: int, together: bool) -> tuple[Stage, ...]:
+    """The kernels of a search: without crowds, which most queries never meet, then into them."""
+    if not together:
+        return Stage(1, 1, False, 0), Stage(1, 1, True, 0)
+    if queries <= FEW_QUERIES:
+        return Stage(32, 1, False, 0), Stage(32, 8, True, 0)
+    # Beside a cluster a few searches are a thousand times as long as the others.
+    return Stage(1, 1, False, 0), Stage(1, 1, True, PATIENCE), Stage(32, 32, True, 0)
 
 
 @functools.cache
-def search_kernel(dtype: torch.dtype, k: int | None, width: int, into_crowds: bool) -> wp.Kernel:
-    """``width`` lanes a query. With k None the neighbours wait in memory, else in registers.
-
-    The kernel with ``into_crowds`` false leaves queries that meet a crowded cell to the other one.
-    """
+def search_kernel(
+    dtype: torch.dtype, k: int | None, width: int, into_crowds: bool, patience: int
+) -> wp.Kernel:
+    """The kernel of a stage. With k None the neighbours wait in memory, else in registers."""
     real, vec3 = REALS[dtype]
     _, grid_of = grid_struct(dtype)
     if k is None:
@@ -80,7 +93,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, width: int, into_crowds: bo
         visitor, begin, finish = _in_registers(dtype, k) if width == 1 else _across_lanes(dtype, k)
     Arrays = visitor.arrays
     load_point, _, row_of = packed_point(dtype)
-    search_cells = ring_search(dtype, lanes(width), visitor, into_crowds)
+    search_cells = ring_search(dtype, lanes(width), visitor, into_crowds, patience)
     group = lanes(width)
     item, lane, take, ballot = group.item, group.lane, group.take, group.ballot
     Grid, _ = grid_struct(dtype)
@@ -190,6 +203,7 @@ def _in_registers(dtype: torch.dtype, k: int) -> tuple:
     class State:
         squared: Distances  # ascending
         rows: Rows
+        effort: int
         gave_up: bool
 
     @wp.func
@@ -250,6 +264,7 @@ def _across_lanes(dtype: torch.dtype, k: int) -> tuple:
         squared: real
         row: int
         worst: real  # squared distance of the k-th
+        effort: int
         gave_up: bool
 
     @wp.func
@@ -309,6 +324,7 @@ def _in_memory(dtype: torch.dtype) -> tuple:
     @wp.struct
     class State:
         query: int
+        effort: int
         gave_up: bool
 
     @wp.func

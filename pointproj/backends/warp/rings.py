@@ -20,7 +20,7 @@ PLENTY = 3  # it should hold so many times the neighbours wanted
 class Visitor(NamedTuple):
     """What a search does with the points it meets."""
 
-    state: Any  # struct that travels through the search
+    state: Any  # struct that travels through the search, with ``effort`` (int) and ``gave_up`` (bool)
     arrays: Any  # struct with arrays to read and write
     consider: wp.Function  # (state, q, grid, arrays, at, exists) -> state, one candidate a lane
     bound: wp.Function  # (state, arrays) -> squared distance beyond which nothing matters
@@ -165,11 +165,14 @@ def _frames(dtype: torch.dtype) -> Any:
     return Frame, cloud_frame, cell_frame, gap, beyond
 
 
-def ring_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor, into_crowds: bool) -> wp.Function:
+def ring_search(
+    dtype: torch.dtype, lanes: Lanes, visitor: Visitor, into_crowds: bool, patience: int
+) -> wp.Function:
     """``search(state, q, grid, arrays, cloud) -> state`` through both levels of the cell list.
 
     With ``into_crowds`` false it sets ``state.gave_up`` where it meets a crowded cell: most queries never
-    do, and without the second level a thread needs far fewer registers.
+    do, and without the second level a thread needs far fewer registers. So it does after looking at
+    ``patience`` rows of cells, unless that is 0.
     """
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
@@ -178,8 +181,9 @@ def ring_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor, into_crowds:
     visit_runs = run_visitor(lanes, vec3, State, Grid, Arrays, consider)
     visit_crowds = None
     if into_crowds:
-        visit_crowds = _crowd_visitor(dtype, visitor, _search_grid(dtype, lanes, visitor, visit_runs, True))
-    search_cloud = _search_grid(dtype, lanes, visitor, visit_runs, False, visit_crowds)
+        search_crowd = _search_grid(dtype, lanes, visitor, visit_runs, patience, True)
+        visit_crowds = _crowd_visitor(dtype, visitor, search_crowd)
+    search_cloud = _search_grid(dtype, lanes, visitor, visit_runs, patience, False, visit_crowds)
 
     @wp.func
     def search(state: State, q: vec3, grid: Grid, arrays: Arrays, cloud: int):
@@ -193,6 +197,7 @@ def _search_grid(
     lanes: Lanes,
     visitor: Visitor,
     visit_runs: wp.Function,
+    patience: int,
     is_lowest: bool,
     visit_crowds: wp.Function | None = None,
 ) -> wp.Function:
@@ -342,7 +347,11 @@ def _search_grid(
                     farthest = axis_cell(q[axis] + far, frame.low[axis], unit, frame.shape[axis])
                     low[axis] = wp.max(low[axis], nearest)
                     high[axis] = wp.min(high[axis], farthest)
-            state = visit_box(state, q, grid, arrays, frame, at, low, high, inner)
+            if wp.static(patience > 0):
+                state.effort += wp.max(high[1] - low[1] + 1, 0) * wp.max(high[2] - low[2] + 1, 0)
+                state.gave_up = state.gave_up or state.effort > patience
+            if not state.gave_up:
+                state = visit_box(state, q, grid, arrays, frame, at, low, high, inner)
             following = beyond(q, frame, at, ring)
             searching = following < real(wp.inf) and following <= bound(state, arrays)
             searching = searching and not state.gave_up
