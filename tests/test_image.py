@@ -1,5 +1,6 @@
 """The Dockerfile is read, linted and compared with the project; ``tests/image_steps.py`` runs its steps."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -81,6 +82,9 @@ def test_arguments_go_to_train_and_health_is_the_doctors():
     assert of("ENTRYPOINT") == ['["python", "train.py"]']
     (health,) = of("HEALTHCHECK")
     assert '"-m", "pointproj.doctor"' in health
+    modules = re.findall(r"-m (pointproj[\w.]*)", " ".join(of("RUN", stage=2)))
+    assert modules == ["pointproj.backends.native"]
+    assert all(importlib.util.find_spec(module) for module in modules)
 
 
 def test_what_the_build_stage_makes_is_taken_over():
