@@ -112,12 +112,12 @@ def peak_bytes(device: torch.device | str) -> int:
         On a GPU, what torch's tensors held there; with RMM, what all libraries that use it held. On the CPU,
         the resident memory of the whole process, libraries included.
     """
-    return _of(device)["peak_bytes"]
+    return statistics(device)["peak_bytes"]
 
 
 def held_bytes(device: torch.device | str) -> int:
     """Return what is held now, counted as :func:`peak_bytes` counts; 0 on the CPU, where nobody counts it."""
-    return _of(device).get("held_bytes", 0)
+    return statistics(device).get("held_bytes", 0)
 
 
 def statistics(device: torch.device | str) -> dict[str, Any]:
@@ -129,10 +129,6 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
         ``allocator`` and ``peak_bytes``; on a GPU also ``held_bytes``, ``reserved_bytes`` (None where
         nobody knows) and ``allocations``, with RMM also ``resource``.
     """
-    return _of(device)
-
-
-def _of(device: torch.device | str) -> dict[str, Any]:
     if torch.device(device).type == "cpu":
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"allocator": "host", "peak_bytes": peak if sys.platform == "darwin" else peak * 1024}

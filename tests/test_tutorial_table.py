@@ -53,7 +53,7 @@ def test_lines_stand_in_the_tutorials_order():
         row(contender="cuML + RMM", kind="peer", execution="eager", mode="step", p50_ms=10.5, peak_mib=77.0),
     ]
     text = table.tables(rows)
-    section = text.partition("each line in a process of its own:")[2].partition("\n\nNetwork")[0]
+    section = text.partition("reproduced, and ours below it:")[2].partition("\n\nNetwork")[0]
     lines = section.strip().splitlines()[2:]
     assert lines == [
         "| cuML | 9.9 |  |  |",

@@ -49,10 +49,7 @@ def _device(rows: list[Row]) -> Iterator[str]:
         dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date) if row.commit)
     )
     yield f"**{newest.device}** ({', '.join(known)}; commit {commits}, {newest.date[:10]})"
-    yield from _section(
-        "The tutorial's table (W1), reproduced, and ours below it; each line in a process of its own",
-        _tutorial(rows),
-    )
+    yield from _section("The tutorial's table (W1), reproduced, and ours below it", _tutorial(rows))
     yield from _section("Network, milliseconds (median)", _network(rows))
     yield from _section(
         "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
