@@ -4,8 +4,8 @@ Every process calls the operator with queries of its own and gets their results.
 
 - replicated: every process holds all reference points and features, and an index over them; or
 - in slabs: every process holds rows of its own, in any division, and :func:`cut_slabs` says which slab of
-  space each process searches. Queries travel to their slab and results back; reference points travel to
-  their slab and to those they reach into within the radius, the halo.
+  space each process searches. Queries travel to their slab and results back; reference points also travel
+  to all slabs of others that they reach into within the radius: the halo, if they lie in their slab already.
 
 Values and gradients are those of one device with all rows, for a loss that is summed over the processes. What
 is replicated has its whole gradient in every process. All calls are collective: every process of the group
@@ -41,7 +41,7 @@ class Slabs(NamedTuple):
     axis: int
     bounds: Tensor  # (processes - 1,): slab i ends where slab i + 1 begins
     queries: Route
-    references: Route  # halo included
+    references: Route  # what others lack; the rows of a process stay where they are as well
     back: Tensor  # for each query of this process, the place of its result among those that return
     group: ProcessGroup | None
 
@@ -133,11 +133,12 @@ def radius_aggregate(
     _check_slabs(slabs, query_points, radius, index)
     checks.check_features(features, reference_points)
     group = slabs.group
-    queries = _travel(query_points, slabs.queries, group)
-    cloud = (_travel(tensor, slabs.references, group) for tensor in (reference_points, features))
+    there = slabs.queries
+    queries = _Exchange.apply(query_points.index_select(0, there.rows), there.sent, there.received, group)
+    cloud = (_Complete.apply(tensor, slabs.references, group) for tensor in (reference_points, features))
     sigma = _replicated_sigma(sigma, group)
     results = ops.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
-    returned = _Exchange.apply(results, slabs.queries.received, slabs.queries.sent, group)
+    returned = _Exchange.apply(results, there.received, there.sent, group)
     return returned.index_select(0, slabs.back)
 
 
@@ -157,8 +158,8 @@ def cut_slabs(
     Parameters
     ----------
     query_points, reference_points
-        Rows of this process, float32 or float64; in any division, though rows that lie in their slab already
-        do not travel between machines.
+        Rows of this process, float32 or float64; in any division, though rows that do not lie in their slab
+        are held, and searched, in both places.
     radius
         The largest that will be asked for.
     group
@@ -180,6 +181,7 @@ def cut_slabs(
     first, last = (torch.searchsorted(bounds, along + way, right=True) for way in (-reach, reach))
     places = range(dist.get_world_size(group))
     near = [torch.nonzero(finite & (first <= place) & (place <= last)).squeeze(1) for place in places]
+    near[dist.get_rank(group)] = near[0][:0]  # its own rows it has
     owner = torch.searchsorted(bounds, query_points[:, axis].contiguous(), right=True)
     own = [torch.nonzero(owner == place).squeeze(1) for place in places]
     queries = _route(own, group)
@@ -219,10 +221,6 @@ def _gathered(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, tensor, group=group)
     return torch.stack(parts)
-
-
-def _travel(tensor: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
-    return _Exchange.apply(tensor.index_select(0, route.rows), route.sent, route.received, group)
 
 
 def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: ops.Index | None) -> None:
@@ -284,3 +282,46 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _Exchange.apply(grad, *ctx.way_back), None, None, None
+
+
+class _Complete(torch.autograd.Function):
+    """A process's rows, and after them those of others that it lacks; backward what these got is sent back.
+
+    A cloud that fills the device is held once more in forward, and its gradient once in backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
+        ctx.size, ctx.route, ctx.group = len(rows), route, group
+        whole = rows.new_empty(len(rows) + sum(route.received), *rows.shape[1:])
+        whole[: len(rows)] = rows
+        sent = rows.index_select(0, route.rows)
+        dist.all_to_all_single(whole[len(rows) :], sent, route.received, route.sent, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            return _Divide.apply(grad, ctx.size, ctx.route, ctx.group), None, None
+        # Nobody else has this gradient: the operator has just made it, for a tensor that only it was given.
+        return _divide(grad.contiguous(), ctx.size, ctx.route, ctx.group), None, None
+
+
+class _Divide(torch.autograd.Function):
+    """The derivative of :class:`_Complete`; its own derivative is that again."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, size: int, route: Route, group: ProcessGroup | None) -> Tensor:
+        ctx.route, ctx.group = route, group
+        return _divide(whole.clone(memory_format=torch.contiguous_format), size, route, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Complete.apply(grad, ctx.route, ctx.group), None, None, None
+
+
+def _divide(whole: Tensor, size: int, route: Route, group: ProcessGroup | None) -> Tensor:
+    """Send what follows the first ``size`` rows back to where it came from, and add it there, in place."""
+    back = whole.new_empty(len(route.rows), *whole.shape[1:])
+    dist.all_to_all_single(back, whole[size:], route.sent, route.received, group=group)
+    return whole[:size].index_add_(0, route.rows, back)

@@ -43,9 +43,10 @@ class Contender:
     bytes_a_pair: float  # memory that grows so as well; 0 if bounded
 
 
-def backend_names(asked_for: list[str] | None) -> tuple[str, ...]:
-    """The backends to measure, or the error that says which there are."""
-    return _chosen("backends", asked_for, names())
+def backend_names(asked_for: list[str] | None, operator: str | None = None) -> tuple[str, ...]:
+    """The backends to measure, of those that have ``operator``, or the error that says which there are."""
+    chosen = _chosen("backends", asked_for, names())
+    return tuple(name for name in chosen if operator is None or operator in load(name).OPERATORS)
 
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def _contenders(
     config: BenchConfig, workload: Workload, device_type: str
 ) -> Iterator[tuple[Contender, str | None]]:
     """Each with the reason why it cannot run here, if there is one."""
-    for name in backend_names(config.backends):
+    for name in backend_names(config.backends, workload.operator):
         missing = missing_backend(name, device_type, workload.operator)
         yield backend_contender(name, workload), missing
     chosen = peer_names(config.peers) if workload.single else ()

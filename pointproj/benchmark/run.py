@@ -106,7 +106,7 @@ class _Run:
         planned = [(w, [*entries(config, w, device_type)]) for w in workloads(config, device_type)]
         launches = [*ways(config)]
         modes = large_modes(config)
-        on_large = [(name, mode) for name in backend_names(config.backends) for mode in modes]
+        on_large = [(name, mode) for name in backend_names(config.backends, "radius") for mode in modes]
         counts = [entry.rows for _, of in planned for entry in of]
         self.display.expect(sum(counts) + len(launches) + len(on_large))
         for workload, of in planned:
