@@ -5,13 +5,17 @@ to reference points are gathered by the transposed search, over the queries near
 that no two threads ever add to one place.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
+import torch
+import warp as wp
 from torch import Tensor
 
 from pointproj.backends import Clouds
 from pointproj.backends.warp.row_sums import Division, divide
-from pointproj.backends.warp.within_kernels import WithinKernels, within_kernels
+from pointproj.backends.warp.within_positions import pull_kernel, push_kernel
+from pointproj.backends.warp.within_sums import aggregate_kernel, gather_kernel
 from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells, places_of
 from pointproj.pairs import chunks_within, largest_square_within
 from pointproj.pairwise import DIFFERENTIABLE, fill_second_backward
@@ -102,9 +106,27 @@ def _backward(
             d_reference_points.copy_(own)
 
 
-def _kernels(query_points: Tensor, features: Tensor) -> tuple[WithinKernels, Division]:
+class Kernels(NamedTuple):
+    aggregate: wp.Kernel
+    gather: wp.Kernel
+    pull: wp.Kernel
+    push: wp.Kernel
+
+
+@functools.cache
+def kernels_for(positions: torch.dtype, sums: torch.dtype, division: Division) -> Kernels:
+    """Kernels for positions of one dtype and sums in another, at least as wide."""
+    return Kernels(
+        aggregate_kernel(positions, sums, *division),
+        gather_kernel(positions, sums, *division),
+        pull_kernel(positions, sums, division.lanes),
+        push_kernel(positions, sums, division.lanes),
+    )
+
+
+def _kernels(query_points: Tensor, features: Tensor) -> tuple[Kernels, Division]:
     division = divide(features.shape[1], features.device.type, most_lanes=32)
-    return within_kernels(query_points.dtype, features.dtype, division), division
+    return kernels_for(query_points.dtype, features.dtype, division), division
 
 
 def _second_backward(
