@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 from pointproj import commandline, distributed, sweep
 from pointproj.config import ConfigError, register_schema
-from pointproj.runs import run_name
+from pointproj.interruption import Stopped
+from pointproj.runs import RunError, run_name
 
 register_schema()
 
@@ -26,18 +27,20 @@ def train(composed: DictConfig) -> None:
 
 
 def main() -> None:
-    """Check the command line, run the job or all jobs, and exit with 1 if one failed."""
+    """Check the command line, run the job or all jobs; exit with 1 if one failed, 128 + N after signal N."""
     try:
         commandline.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
+        commandline.check_output(sys.argv[1:])
         os.environ["POINTPROJ_RUN"] = distributed.agree_on_run(run_name(), sys.argv[1:])
-    except (ConfigError, distributed.LaunchError) as error:
+    except (ConfigError, RunError, distributed.LaunchError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
         train()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        stopped = error if isinstance(error, Stopped) else Stopped()
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
     finally:
         succeeded = sweep.report_started()
     sys.exit(0 if succeeded else 1)

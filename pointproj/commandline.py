@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from hydra.errors import OverrideParseException
 
 from pointproj.config import Config, ConfigError, nearest
+from pointproj.runs import require_writable
 
 
 def check_arguments(
@@ -49,6 +50,29 @@ def check_arguments(
     problems = [problem for override in overrides for problem in _problems(override, groups, keys, program)]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def check_output(arguments: list[str]) -> None:
+    """Refuse a folder for runs or sweeps that cannot be written to.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The command line without the program's name, already through :func:`check_arguments`.
+
+    Raises
+    ------
+    RunError
+        From :func:`pointproj.runs.require_writable`.
+    """
+    parsed = get_args_parser().parse_args(arguments)
+    if any(getattr(parsed, option) for option in ("help", "hydra_help", "cfg", "info", "shell_completion")):
+        return
+    kind = "hydra.sweep.dir" if parsed.multirun else "hydra.run.dir"
+    overrides = OverridesParser.create().parse_overrides(parsed.overrides)
+    named = [override.value() for override in overrides if override.key_or_group == kind]
+    folder = str(named[-1]) if named else "outputs"
+    require_writable(Path(folder.partition("${")[0]))  # what comes after is made up when the run begins
 
 
 def _groups(conf: Path) -> dict[str, list[str]]:

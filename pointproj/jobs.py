@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from pointproj import distributed
 from pointproj.config import Config, ConfigError, to_config
-from pointproj.runs import RunFolder, environment
+from pointproj.failures import ending_together
+from pointproj.interruption import StopAtOnce
+from pointproj.runs import RunError, RunFolder, environment, require_writable
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +47,11 @@ def run_job(composed: DictConfig) -> None:
     folder = Path(hydra_config.runtime.output_dir)
     facts = {"job": hydra_config.job.get("num"), "overrides": list(hydra_config.overrides.task)}
     try:
-        if hydra_config.mode == RunMode.MULTIRUN:
-            _run_in_sweep(composed, folder, facts)
-        else:
-            _run_alone(composed, folder, facts)
+        with StopAtOnce(), ending_together(folder, processes):
+            if hydra_config.mode == RunMode.MULTIRUN:
+                _run_in_sweep(composed, folder, facts)
+            else:
+                _run_alone(composed, folder, facts)
         gc.collect()  # a captured step holds on to the connection that is closed now
         distributed.leave()
     except Exception as error:
@@ -91,24 +94,41 @@ def _run_in_sweep(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> 
 
 def _claimed(composed: DictConfig, folder: Path) -> RunFolder:
     run = RunFolder(folder, writes=distributed.join().is_first)
-    run.claim(OmegaConf.to_yaml(composed), continues=composed.resume is not None)
+    run.claim(OmegaConf.to_yaml(composed), continues=_is_continued(composed, folder))
     return run
+
+
+def _is_continued(composed: DictConfig, folder: Path) -> bool:
+    """Whether the run that the folder may hold is the one that goes on, not another one to be kept."""
+    earlier = folder / "config.yaml"
+    if composed.resume is None or not earlier.exists():
+        return False
+    if composed.resume != "auto":
+        return Path(composed.resume).resolve().is_relative_to(folder.resolve())
+    from pointproj.checkpoint import config_differences
+
+    plain = [OmegaConf.to_container(config) for config in (OmegaConf.load(earlier), composed)]
+    return not config_differences(*plain)
 
 
 @contextmanager
 def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
-    """Keep ``status.json`` true: running, then ok or failed with the error. A killed job stays running."""
+    """Keep ``status.json`` true: running, then ok, stopped or failed. That of a killed job stays running."""
     started = time.monotonic()
-    run.write_json("status.json", {"status": "running", **facts})
+
+    def note(status: str, **more: Any) -> None:
+        seconds = round(time.monotonic() - started, 2)
+        run.write_json("status.json", {"status": status, **more, "seconds": seconds, **facts})
+
+    note("running")
     try:
         yield
     except BaseException as error:
-        ended = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        with suppress(RunError):  # which would hide the error that came first
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            note(status, error=f"{type(error).__name__}: {error}")
         raise
-    else:
-        ended = {"status": "ok"}
-    finally:
-        run.write_json("status.json", {**ended, "seconds": round(time.monotonic() - started, 2), **facts})
+    note("ok")
 
 
 def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> None:
@@ -123,6 +143,8 @@ def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> No
     from pointproj.profiling import require_profiler
     from pointproj.training import train
 
+    for folder in _folders_to_fill(config):
+        require_writable(folder)
     require_profiler(config.profiler)
     configure_allocator(config.allocator)
     log.info("run %s", run.path)
@@ -130,6 +152,15 @@ def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> No
     takes_one = beside_others and config.device != "cpu" and distributed.join().alone
     with own_gpu() if takes_one else nullcontext():
         train(config, run)
+
+
+def _folders_to_fill(config: Config) -> list[Path]:
+    """Folders beside its own that the run writes to."""
+    data = config.data
+    if data.name == "gaussian":
+        return []
+    makes_meshes = data.name != "modelnet10" or data.download
+    return [Path(data.cache), *([Path(data.root or "data")] if makes_meshes else [])]
 
 
 def _forget_last_job() -> None:

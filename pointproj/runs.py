@@ -5,9 +5,11 @@ import math
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +27,10 @@ RECORDED_PACKAGES = (
     "hydra-core",
     "omegaconf",
 )
+
+
+LEAST_FREE_BYTES = 16 << 20
+"""What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks."""
 
 
 class RunError(RuntimeError):
@@ -45,7 +51,8 @@ class RunFolder:
     def __init__(self, path: Path | str, *, writes: bool = True) -> None:
         self.path = Path(path)
         self._writes = writes
-        self.path.mkdir(parents=True, exist_ok=True)
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -71,14 +78,16 @@ class RunFolder:
         if continues:
             _replace(target, config_text)
             return
-        try:
-            with target.open("x", encoding="utf-8") as file:
-                file.write(config_text)
-        except FileExistsError:
-            raise RunError(
-                f"{self.path} holds a run already and nothing in it was touched. Name another folder with "
-                f"hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with resume=PATH."
-            ) from None
+        with _writing(target):
+            try:
+                with target.open("x", encoding="utf-8") as file:
+                    file.write(config_text)
+            except FileExistsError:
+                raise RunError(
+                    f"{self.path} holds a run already and nothing in it was touched. Name another folder "
+                    "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with "
+                    f"resume={self.path}"
+                ) from None
 
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``; numbers that are not finite become null.
@@ -90,8 +99,25 @@ class RunFolder:
         """
         if not self._writes:
             return
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with _writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of ``metrics.jsonl`` that a run killed in this folder wrote after its checkpoint.
+
+        Parameters
+        ----------
+        step : int
+            Of the checkpoint; lines of later steps, and one that was cut short, go.
+        """
+        path = self.path / "metrics.jsonl"
+        if not self._writes or not path.exists():
+            return
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if _is_until(step, line)]
+        if len(kept) < len(lines):
+            _replace(path, "".join(kept))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write ``content`` as the JSON file ``name``, whole or not at all, and return its path."""
@@ -113,6 +139,33 @@ class RunFolder:
         folder = self.path / "pictures"
         folder.mkdir(exist_ok=True)
         return folder / (name if name.endswith(".png") else f"{name}.png")
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before any work is done for it.
+
+    Parameters
+    ----------
+    folder : Path
+        There or not; nothing is made.
+
+    Raises
+    ------
+    RunError
+        If it lies below a file, belongs to somebody else, or its disk has less than
+        :data:`LEAST_FREE_BYTES` left.
+    """
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise RunError(f"{folder} cannot be made: {nearest} is a file; name another folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunError(f"{folder} cannot be written to: {nearest} is read-only here; name another folder")
+    free = shutil.disk_usage(nearest).free
+    if free < LEAST_FREE_BYTES:
+        raise RunError(
+            f"{folder} has {free / 2**20:.1f} MiB left, expected at least {LEAST_FREE_BYTES >> 20} MiB: make "
+            "room there or name another folder"
+        )
 
 
 def environment(device: str | None = None) -> dict[str, Any]:
@@ -200,8 +253,33 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _is_until(step: int, line: str) -> bool:
+    """Whether a line of ``metrics.jsonl`` is whole and of no later step."""
+    try:
+        return line.endswith("\n") and json.loads(line).get("step", 0) <= step
+    except ValueError:
+        return False
+
+
 def _replace(target: Path, text: str) -> None:
     """Write through a temporary name, so that a reader sees the old file or the new one."""
     temporary = target.with_name(f".{target.name}.{run_token()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, target)
+    with _writing(target):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Word what the system says when ``path`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror or error}): make room there, or name another folder "
+            "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep). A checkpoint that is there "
+            "already is whole, and resume=FOLDER continues it"
+        ) from error

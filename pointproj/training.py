@@ -27,6 +27,7 @@ from pointproj.display import Pace, ProgressDisplay
 from pointproj.distributed import Processes, StopTogether
 from pointproj.divergence import DivergenceWatch
 from pointproj.evaluation import Evaluation, Predictor, evaluate, untrained_predictor
+from pointproj.failures import explained_dead_helper
 from pointproj.interruption import Stopped, StopRequest
 from pointproj.loggers import MetricLogger, NoLogger, open_logger
 from pointproj.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
@@ -68,6 +69,8 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
     OutOfMemory
         If the device has not enough memory; says what to lower.
+    HelperDied
+        If a process that samples batches has died.
     Stopped
         After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
     """
@@ -86,7 +89,8 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         seed_everything(config.seed)
         reset_peak(device)
         data = prepare(config, processes)
-        with explained_out_of_memory(config, device):
+        last = run.path / checkpoint.LAST
+        with explained_out_of_memory(config, device), explained_dead_helper(config.data.workers, last):
             metrics = Training(config, run, data, device, backend, logger, processes).run(continued)
     except BaseException:
         logger.close(failed=True)
@@ -321,6 +325,7 @@ class Training:
         checkpoint.restore_random_states(content["random"])
         self.step.load_state_dict(content["step"])
         self.position = position = Position(**content["position"])
+        self.run_folder.forget_after(position.step)
         best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
         if self.processes.is_first and best.exists() and best.resolve() != own.resolve():
             shutil.copyfile(best, own)

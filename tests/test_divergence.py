@@ -11,7 +11,12 @@ from pointproj.divergence import CHECK_EVERY, TrainingDiverged
 from pointproj.runs import RunFolder
 from pointproj.training import train
 from tests.test_step import batches, make_step
-from tests.test_training import config, losses, spheres, weights  # noqa: F401 - config is a fixture
+from tests.test_training import losses, small_config, spheres, weights
+
+
+@pytest.fixture
+def config():
+    return small_config()
 
 
 def spoiled(batch, name="target", value=float("nan")):
@@ -60,7 +65,7 @@ def with_a_bad_shape(place=2, value=float("nan")):
 
 
 @pytest.mark.parametrize("log_every", [1, 7])
-def test_a_run_stops_at_a_batch_that_is_not_finite_and_keeps_it(config, tmp_path, monkeypatch, log_every):  # noqa: F811
+def test_a_run_stops_at_a_batch_that_is_not_finite_and_keeps_it(config, tmp_path, monkeypatch, log_every):
     monkeypatch.setattr("pointproj.training.prepare", lambda *_: with_a_bad_shape())
     config.training.log_every = log_every
     run = RunFolder(tmp_path)
@@ -74,7 +79,7 @@ def test_a_run_stops_at_a_batch_that_is_not_finite_and_keeps_it(config, tmp_path
     assert not (tmp_path / "last.pt").exists()  # the first epoch did not end
 
 
-def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, caplog):  # noqa: F811
+def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("pointproj.training.prepare", lambda *_: with_a_bad_shape())
     config.training.on_nan = "skip"
     config.training.epochs = 7
@@ -88,7 +93,7 @@ def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, 
     assert all(tensor.isfinite().all() for tensor in weights(run).values())
 
 
-def test_a_run_that_skips_every_step_ends(config, tmp_path, monkeypatch):  # noqa: F811
+def test_a_run_that_skips_every_step_ends(config, tmp_path, monkeypatch):
     data = with_a_bad_shape()
     data.train.shapes[:] = [data.train.shapes[2]]
     monkeypatch.setattr("pointproj.training.prepare", lambda *_: data)
@@ -98,7 +103,7 @@ def test_a_run_that_skips_every_step_ends(config, tmp_path, monkeypatch):  # noq
         train(config, RunFolder(tmp_path))
 
 
-def test_unknown_losses_are_null_in_the_metrics_and_the_report(config, tmp_path, monkeypatch):  # noqa: F811
+def test_unknown_losses_are_null_in_the_metrics_and_the_report(config, tmp_path, monkeypatch):
     data = with_a_bad_shape()
     data.train.shapes[:] = [data.train.shapes[2]]
     monkeypatch.setattr("pointproj.training.prepare", lambda *_: data)

@@ -1,6 +1,8 @@
 """A run's folder: claimed by one run, metrics line by line, JSON files whole."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from pointproj.runs import RunError, RunFolder, environment, run_token
+from pointproj import runs
+from pointproj.runs import RunError, RunFolder, environment, require_writable, run_token
 
 
 def test_metrics_are_appended_as_json_lines(tmp_path):
@@ -49,7 +52,7 @@ def test_pictures_have_a_folder(tmp_path):
 def test_a_folder_is_claimed_once(tmp_path):
     run = RunFolder(tmp_path)
     run.claim("seed: 1\n")
-    with pytest.raises(RunError, match=r"holds a run already.*hydra\.run\.dir=FOLDER.*resume=PATH"):
+    with pytest.raises(RunError, match=r"holds a run already.*hydra\.run\.dir=FOLDER.*resume="):
         RunFolder(tmp_path).claim("seed: 2\n")
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
     RunFolder(tmp_path).claim("seed: 3\n", continues=True)
@@ -85,3 +88,57 @@ def test_environment_names_versions_commit_and_device():
     assert described["device"] == "cpu"
     assert described["git"] is None or len(described["git"]["commit"]) == 40
     json.dumps(described)
+
+
+def test_metrics_after_a_checkpoint_are_forgotten_and_a_line_cut_short_too(tmp_path):
+    run = RunFolder(tmp_path)
+    run.forget_after(3)
+    for step in (1, 2, 3, 4):
+        run.log_metrics({"step": step})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": ')
+    run.forget_after(3)
+    run.log_metrics({"step": 4, "again": True})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"step": n} for n in (1, 2, 3)] + [
+        {"step": 4, "again": True}
+    ]
+
+
+@pytest.mark.parametrize("below", ["file", "file/new/folder"])
+def test_a_folder_below_a_file_is_refused_before_it_is_made(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"file is a file; name another folder"):
+        require_writable(tmp_path / below)
+    with pytest.raises(RunError, match="cannot be written"):
+        RunFolder(tmp_path / below)
+
+
+def test_a_folder_without_permission_or_space_is_refused(tmp_path, monkeypatch):
+    require_writable(tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(runs, "LEAST_FREE_BYTES", 1 << 60)
+    with pytest.raises(RunError, match=r"MiB left, expected at least \d+ MiB: make room"):
+        require_writable(tmp_path / "new")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(RunError, match="read-only here"):
+        require_writable(tmp_path / "new")
+
+
+def test_a_full_disk_is_worded_and_leaves_the_old_file(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path)
+    run.write_json("status.json", {"status": "running"})
+
+    def full_disk(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full_disk)
+        with pytest.raises(RunError, match=r"status\.json cannot be written \(No space left on device\)"):
+            run.write_json("status.json", {"status": "ok"})
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full_disk)
+        with pytest.raises(RunError, match=r"metrics\.jsonl cannot be written"):
+            run.log_metrics({"step": 1})
+    assert run.read_json("status.json") == {"status": "running"}
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]

@@ -46,8 +46,8 @@ def spheres(count, points=60, seed=0, resample=True):
     return ShapeDataset(shapes, grid, points=points, seed=seed, resample=resample)
 
 
-@pytest.fixture
-def config():
+def small_config():
+    """A run of 12 steps in a second."""
     made = Config()
     made.backend.name, made.target.name, made.model.name = "torch", "udf", "projector"
     made.projector.kind, made.projector.k, made.projector.sigma, made.projector.context = "knn", 5, 0.05, True
@@ -60,6 +60,11 @@ def config():
     made.training.epochs, made.training.batch_size = 4, 2
     made.training.log_every, made.training.validate_every, made.training.pictures = 1, 2, 1
     return made
+
+
+@pytest.fixture
+def config():
+    return small_config()
 
 
 @pytest.fixture(autouse=True)
