@@ -90,7 +90,8 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
         return
     notes = _Notes(folder, processes)
     done = threading.Event()
-    threading.Thread(target=_watch, args=(notes, done), daemon=True).start()
+    watch = threading.Thread(target=_watch, args=(notes, done), daemon=True)
+    watch.start()
     try:
         yield
     except Exception as error:
@@ -101,6 +102,7 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
         raise
     finally:
         done.set()
+        watch.join()
 
 
 class _Notes:
