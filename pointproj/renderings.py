@@ -38,7 +38,7 @@ def surface_panel(title: str, mesh: Mesh) -> Panel:
     facing = normals @ _view()
     facing *= np.where(facing[:, 2:] < 0, -1, 1)
     shade = 0.25 + 0.75 * np.clip(facing @ LIGHT, 0, 1)
-    return Panel(title, _drawn(points, shade[:, None] * COLOUR, spread=1))
+    return Panel(title, _drawn(points, shade[:, None] * COLOUR, spread=2))
 
 
 def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
