@@ -33,7 +33,7 @@ def waiting_is_an_error() -> Iterator[None]:
 def test_nothing_waits_for_the_device(operator: str, name: str, waitless: Where):
     waitless.skip_unless(operator)
     case = by_id(name)
-    problem, at = _waitless(case)
+    problem, at = _on_gpu(case)
     function = _call(operator, case, waitless)
     warm = derivatives(function, problem, at)
     with waiting_is_an_error():
@@ -48,7 +48,7 @@ def test_nothing_waits_for_the_device(operator: str, name: str, waitless: Where)
 def test_neither_search_nor_index_waits(name: str, waitless: Where):
     waitless.skip_unless("knn")
     case = by_id(name)
-    problem, _ = _waitless(case)
+    problem, _ = _on_gpu(case)
 
     def function() -> tuple[Tensor, Tensor]:
         index = pointproj.build_index(
@@ -66,7 +66,7 @@ def test_neither_search_nor_index_waits(name: str, waitless: Where):
 def test_compiled_code_does_not_wait(operator: str, waitless: Where):
     waitless.skip_unless(operator)
     case = by_id("odd-sizes")
-    problem, at = _waitless(case)
+    problem, at = _on_gpu(case)
     torch._dynamo.reset()
     compiled = torch.compile(_call(operator, case, waitless), fullgraph=True)
     leaves = [t.clone().requires_grad_() for t in (*problem[:3], at.sigma)]
@@ -88,7 +88,7 @@ def test_captured_graph_replays_with_other_inputs(operator: str, name: str, wait
     """Forward, backward and second backward in one graph; then other points, features and offsets."""
     waitless.skip_unless(operator)
     case = by_id(name)
-    problem, at = _waitless(case)
+    problem, at = _on_gpu(case)
     function = _call(operator, case, waitless)
     replay, captured = _capture(lambda: derivatives(function, problem, at))
     for other in _others(case):
@@ -104,7 +104,7 @@ def test_captured_graph_replays_with_other_inputs(operator: str, name: str, wait
 def test_captured_graph_with_an_index(operator: str, waitless: Where):
     waitless.skip_unless(operator)
     case = by_id("odd-sizes")
-    problem, at = _waitless(case)
+    problem, at = _on_gpu(case)
     index = pointproj.build_index(problem.reference_points, backend=waitless.backend)
 
     def function(p: Problem, sigma: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_captured_graph_with_an_index(operator: str, waitless: Where):
 def test_compiled_step_in_a_captured_graph(operator: str, waitless: Where):
     waitless.skip_unless(operator)
     case = by_id("odd-sizes")
-    problem, at = _waitless(case)
+    problem, at = _on_gpu(case)
     torch._dynamo.reset()
     function = _call(operator, case, waitless)
     compiled = torch.compile(function, fullgraph=True)

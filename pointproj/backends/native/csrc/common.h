@@ -174,6 +174,15 @@ POINTPROJ_FN void Points<double>::store(int at, const Vec3<double>& p, int row) 
 }
 #endif
 
+// An item is a row of the result, or one of several chunks of its channels.
+struct RowAndChunk {
+  int row, chunk;
+};
+POINTPROJ_FN RowAndChunk split_item(int64_t item, int chunks) {
+  if (chunks == 1) return {static_cast<int>(item), 0};  // spares a long division
+  return {static_cast<int>(item / chunks), static_cast<int>(item % chunks)};
+}
+
 // Clouds packed one after another: of equal size, or between offsets.
 struct Batch {
   const int* offsets;  // (clouds + 1,), or null

@@ -19,7 +19,7 @@ constexpr int kThreadsAlone = 128;
 // All threads of one cooperative launch. Loops are shared out; barriers stand where the next loop needs the last.
 struct Grid {
   cooperative_groups::grid_group all = cooperative_groups::this_grid();
-  Scratch* scratch;
+  Scratch<32>* scratch;
 
   POINTPROJ_FN void barrier() const { all.sync(); }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
@@ -33,7 +33,7 @@ struct Grid {
   }
   template <class Body>
   POINTPROJ_FN void each_group(int size, Body body) const {
-    WarpLanes lanes(*scratch);
+    WarpLanes<32> lanes(*scratch);
     for (unsigned i = thread() / 32; i < static_cast<unsigned>(size); i += threads() / 32) {
       body(lanes, static_cast<int>(i));
     }
@@ -106,7 +106,7 @@ struct Grid {
 
 template <class Task>
 __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task) {
-  __shared__ Scratch scratch[kBuildThreads / 32];
+  __shared__ Scratch<32> scratch[kBuildThreads / 32];
   Grid machine;
   machine.scratch = &scratch[threadIdx.x / 32];
   task(machine);
@@ -119,12 +119,15 @@ __global__ void __launch_bounds__(kThreadsAlone) each_thread_kernel(const Task t
   if (item < items) task(lanes, item);
 }
 
+// Lanes without an item of their own repeat the last one: all of a warp go on together.
 template <class Task>
 __global__ void __launch_bounds__(32 * kWarpsPerBlock) each_warp_kernel(const Task task, int64_t items) {
-  __shared__ Scratch scratch[kWarpsPerBlock];
-  WarpLanes lanes(scratch[threadIdx.x / 32]);
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / 32;
-  if (item < items) task(lanes, item);
+  constexpr int kLanes = Task::kLanes, kGroups = 32 * kWarpsPerBlock / kLanes;
+  __shared__ Scratch<kLanes> scratch[kGroups];
+  WarpLanes<kLanes> lanes(scratch[threadIdx.x / kLanes]);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups;
+  if (first + threadIdx.x / 32 * (32 / kLanes) >= items) return;
+  task(lanes, lesser(first + threadIdx.x / kLanes, items - 1));
 }
 
 namespace cuda {
@@ -170,7 +173,8 @@ void each_thread(const Task& task, int64_t items, void* stream) {
 template <class Task>
 void each_warp(const Task& task, int64_t items, void* stream) {
   if (items == 0) return;
-  const unsigned blocks = static_cast<unsigned>((items + kWarpsPerBlock - 1) / kWarpsPerBlock);
+  constexpr int kGroups = 32 * kWarpsPerBlock / Task::kLanes;
+  const unsigned blocks = static_cast<unsigned>((items + kGroups - 1) / kGroups);
   each_warp_kernel<<<blocks, 32 * kWarpsPerBlock, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
   check(cudaGetLastError());
 }

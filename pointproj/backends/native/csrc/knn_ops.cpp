@@ -163,7 +163,7 @@ std::tuple<Tensor, Tensor> aggregate_neighbors(const Tensor& query_points, const
   const int64_t queries = query_points.size(0), channels = features.size(1);
   Tensor aggregated = at::empty({queries, channels}, features.options());
   Tensor weights = at::empty(lists.sizes(), features.options());
-  const int chunks = device.chunks(channels, 1);
+  const int chunks = device.chunks(channels, GatherListed<float>::kLanes);
   for_dtypes(query_points, features, [&](auto real, auto sum) {
     using Real = decltype(real);
     using Sum = decltype(sum);
@@ -221,7 +221,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_neighbors_backward(
   check_like("weights", weights, lists.sizes(), features.scalar_type(), features);
   const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
   const Device device(query_points);
-  const int channels = static_cast<int>(features.size(1)), chunks = device.chunks(channels, 1);
+  const int channels = static_cast<int>(features.size(1)), chunks = device.chunks(channels, GatherListed<float>::kLanes);
   const bool pulls = of_queries || of_references || of_sigma;
   Tensor d_query = empty_if(pulls, query_points), d_reference = empty_if(of_references, reference_points);
   Tensor d_features = empty_if(of_features, features), d_sigma = empty_if(false, sigma);

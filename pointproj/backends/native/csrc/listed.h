@@ -16,6 +16,8 @@ struct Lists {
 
 template <class Real, class Sum>
 struct AggregateListed {
+  static constexpr int kLanes = 32;
+
   const Real* query_points;
   const Real* reference_points;
   const Sum* features;  // (N, channels)
@@ -27,7 +29,8 @@ struct AggregateListed {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const int query = static_cast<int>(item / chunks), chunk = static_cast<int>(item % chunks), k = lists.k;
+    const auto [query, chunk] = split_item(item, chunks);
+    const int k = lists.k;
     const int64_t first = static_cast<int64_t>(query) * k;
     const Vec3<Real> p = load_row(query_points, query);
     const Sum per_sigma = Sum(1) / *sigma;
@@ -93,6 +96,8 @@ struct InvertedLists {
 // Gradient of the features.
 template <class Sum>
 struct GatherListed {
+  static constexpr int kLanes = 32;
+
   InvertedLists inverted;
   const Sum* weights;  // (Q, k)
   const Sum* grad;     // (Q, channels)
@@ -101,7 +106,7 @@ struct GatherListed {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const int reference = static_cast<int>(item / chunks), chunk = static_cast<int>(item % chunks);
+    const auto [reference, chunk] = split_item(item, chunks);
     typename Lanes::template RowSum<Sum, 1> sums;
     sums.begin(grad, channels, channels, chunk, d_features + static_cast<int64_t>(reference) * channels);
     const int end = inverted.start[reference + 1];
@@ -117,6 +122,8 @@ struct GatherListed {
 // Gradients of the queries and of sigma, and what each pair does to its reference point.
 template <class Real, class Sum>
 struct PullListed {
+  static constexpr int kLanes = 32;
+
   const Real* query_points;
   const Real* reference_points;
   const Sum* features;
@@ -171,6 +178,8 @@ struct PullListed {
 // Gradient of the reference points.
 template <class Real, class Sum>
 struct PushListed {
+  static constexpr int kLanes = 32;
+
   const Real* query_points;
   const Real* reference_points;
   InvertedLists inverted;

@@ -176,6 +176,8 @@ struct SearchInMemory {
 // A warp a query.
 template <class Real>
 struct SearchTogether {
+  static constexpr int kLanes = 32;
+
   Search<Real> search;
 
   template <class Lanes>
@@ -189,6 +191,8 @@ struct SearchTogether {
 // A warp for each of the queries that are left; there are `warps` of them in all.
 template <class Real>
 struct SearchLeft {
+  static constexpr int kLanes = 32;
+
   Search<Real> search;
   int warps;
 

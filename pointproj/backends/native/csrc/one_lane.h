@@ -9,6 +9,7 @@ struct OneLane {
   static constexpr int width = 1;
 
   POINTPROJ_FN int lane() const { return 0; }
+  POINTPROJ_FN bool anywhere(bool flag) const { return flag; }
   POINTPROJ_FN unsigned ballot(bool flag) const { return flag ? 1u : 0u; }
   POINTPROJ_FN int lowest_bit(unsigned) const { return 0; }
   template <class T>

@@ -25,12 +25,21 @@ struct RingSearch {
   const Vec3<Real>& q;
   Lanes& lanes;
   Visitor& visitor;
+  int home = -1;  // a crowd that has been searched
 
   // False if it gave up.
   POINTPROJ_FN bool operator()() {
     int at[3];
     POINTPROJ_UNROLL
     for (int axis = 0; axis < 3; ++axis) at[axis] = frame.along(q[axis], axis);
+    if constexpr (level == Level::kBoth) {
+      // In its own crowd a query finds a bound that leaves little of the others.
+      const int cell = frame.cell_at(q);
+      if (subcell(cell + 1) - subcell(cell) > 1) {
+        visit_crowd(cell, at[0], at[1], at[2]);
+        home = cell;
+      }
+    }
     int ring = first_ring(at), inner = -1;  // inner: the ring up to which all has been visited
     while (true) {
       int low[3], high[3];
@@ -183,6 +192,11 @@ struct RingSearch {
     return true;
   }
 
+  POINTPROJ_FN void visit_crowd(int cell, int x, int y, int z) {
+    const Frame<Real> inside = cell_frame(cells, frame, cell, x, y, z);
+    RingSearch<Real, Level::kSubcells, Lanes, Visitor>{cells, inside, q, lanes, visitor}();
+  }
+
   // A run of cells, some of them cut: all lanes go through it together, cell by cell.
   POINTPROJ_FN void visit_crowds(int first, int last, int y, int z) {
     const Real across_y = frame.gap(q[1], 1, y), across_z = frame.gap(q[2], 2, z);
@@ -191,9 +205,9 @@ struct RingSearch {
       if (!(along * along + across_y * across_y + across_z * across_z <= visitor.limit())) continue;
       const int cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0] + x;
       const int begin_cell = subcell(cell), end_cell = subcell(cell + 1);
+      if (cell == home) continue;
       if (end_cell - begin_cell > 1) {
-        const Frame<Real> inside = cell_frame(cells, frame, cell, x, y, z);
-        RingSearch<Real, Level::kSubcells, Lanes, Visitor>{cells, inside, q, lanes, visitor}();
+        visit_crowd(cell, x, y, z);
       } else {
         const int begin = cells.start[begin_cell], count = cells.start[end_cell] - begin;
         visitor.visit(lanes, cells.points, begin, lanes.lane() == 0 ? count : 0);

@@ -16,9 +16,9 @@ struct Softmax {
   POINTPROJ_FN explicit Softmax(Sum sigma) : per_sigma(Sum(1) / sigma), nearest(kInfinity<Sum>), total(Sum(0)) {}
   // One neighbour a lane; those that exist are in the first lanes.
   POINTPROJ_FN void add(Lanes& lanes, int at, Sum far, bool exists) {
-    if (lanes.ballot(exists && far < nearest)) {
+    if (lanes.anywhere(exists && far < nearest)) {
       const Sum now = lanes.minimum(exists ? lesser(far, nearest) : nearest);
-      const Sum rescale = exp((now - nearest) * per_sigma);  // 0 at first, when nearest is infinite
+      const Sum rescale = now < nearest ? Sum(exp((now - nearest) * per_sigma)) : Sum(1);  // 0 at first
       total *= rescale;
       sums.scale(rescale);
       nearest = now;

@@ -24,7 +24,6 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kLargestInt = 0x7fffffff;
-constexpr int kLanes = 32;
 
 #ifdef POINTPROJ_CUDA
 #define POINTPROJ_REGISTER(name, function)                       \
@@ -70,9 +69,9 @@ struct Device {
 #endif
     cpu::each(task, items);
   }
-  // Searches that it takes to hold all channels, `vector` in each lane.
-  int chunks(int64_t channels, int vector) const {
-    return is_cuda ? static_cast<int>((channels + kLanes * vector - 1) / (kLanes * vector)) : 1;
+  // Searches that it takes to hold all channels, so many in the lanes of one.
+  int chunks(int64_t channels, int at_once) const {
+    return is_cuda ? static_cast<int>((channels + at_once - 1) / at_once) : 1;
   }
 };
 

@@ -1,4 +1,7 @@
-// The 32 threads of a GPU warp that work on one point together. All must call these functions together.
+// The threads of a GPU warp that work on one point together: all 32, or 16 beside 16 others with a point of theirs.
+//
+// All 32 threads must call these functions together, also where two points are at work: loops go on until both
+// are done.
 #pragma once
 
 #include "nearest.h"
@@ -8,72 +11,76 @@ namespace pointproj {
 constexpr int kWarpsPerBlock = 8;
 constexpr unsigned kAll = 0xffffffffu;
 
-// Shared memory of one warp.
+// Shared memory of the threads of one point. The sums' dtype decides what the doubles hold.
+template <int kWidth>
 struct Scratch {
-  int run[32];         // where the points of a run of candidates lie
-  int queued[64];      // neighbours found, not yet summed up
-  double queued_far[64];
-  int row[32];         // of the neighbours that are being summed up, with their weights
-  double weight[32];
+  double queued_far[2 * kWidth];
+  double weight[kWidth];
+  int queued[2 * kWidth];  // neighbours found, not yet summed up, with their distances
+  int row[kWidth];         // of the neighbours that are being summed up, with their weights
+  int run[kWidth];         // where the points of a run of candidates lie
 };
 
+template <int kWidth>
 struct WarpLanes {
-  static constexpr int width = 32;
-  Scratch& scratch;
+  static constexpr int width = kWidth;
+  static constexpr unsigned kMask = kWidth == 32 ? kAll : (1u << (kWidth & 31)) - 1u;
+  Scratch<kWidth>& scratch;
 
-  POINTPROJ_FN explicit WarpLanes(Scratch& scratch) : scratch(scratch) {}
-  POINTPROJ_FN int lane() const { return threadIdx.x & 31; }
+  POINTPROJ_FN explicit WarpLanes(Scratch<kWidth>& scratch) : scratch(scratch) {}
+  POINTPROJ_FN int lane() const { return threadIdx.x & (kWidth - 1); }
+  POINTPROJ_FN int base() const { return threadIdx.x & 31 & ~(kWidth - 1); }
   POINTPROJ_FN unsigned before() const { return (1u << lane()) - 1u; }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
-  POINTPROJ_FN unsigned ballot(bool flag) const { return __ballot_sync(kAll, flag); }
+  POINTPROJ_FN bool anywhere(bool flag) const { return __any_sync(kAll, flag); }
+  POINTPROJ_FN unsigned ballot(bool flag) const { return (__ballot_sync(kAll, flag) >> base()) & kMask; }
   POINTPROJ_FN int lowest_bit(unsigned bits) const { return __ffs(bits) - 1; }
   template <class T>
   POINTPROJ_FN T take(T x, int source) const {
-    return __shfl_sync(kAll, x, source);
+    return __shfl_sync(kAll, x, source, kWidth);
   }
   template <class T>
   POINTPROJ_FN T minimum(T x) const {
-    for (int step = 16; step > 0; step >>= 1) x = lesser(x, __shfl_xor_sync(kAll, x, step));
+    POINTPROJ_UNROLL
+    for (int step = kWidth / 2; step > 0; step >>= 1) x = lesser(x, __shfl_xor_sync(kAll, x, step));
     return x;
   }
   template <class T>
   POINTPROJ_FN T sum(T x) const {
-    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(kAll, x, step);
+    POINTPROJ_UNROLL
+    for (int step = kWidth / 2; step > 0; step >>= 1) x += __shfl_xor_sync(kAll, x, step);
     return x;
   }
-  // Of numbers that are not negative: their bits are in the order of the numbers.
-  POINTPROJ_FN float smallest_square(float x) const {
-    return __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(x)));
-  }
-  POINTPROJ_FN double smallest_square(double x) const { return minimum(x); }
 
   // Each lane brings a run of points; the lanes go through all of them together, one candidate a lane.
   template <class Real, class Limit, class Body>
-  POINTPROJ_FN void meet(
-      const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit, Body body) {
-    const unsigned runs = ballot(count > 0);
-    if (runs == 0u) return;
+  POINTPROJ_FN void meet(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit, Body body) {
+    if (!anywhere(count > 0)) return;
     int end = count;  // of this lane's run among all candidates
     POINTPROJ_UNROLL
-    for (int step = 1; step < 32; step <<= 1) {
-      const int other = __shfl_up_sync(kAll, end, step);
+    for (int step = 1; step < kWidth; step <<= 1) {
+      const int other = __shfl_up_sync(kAll, end, step, kWidth);
       if (lane() >= step) end += other;
     }
-    const int candidates = take(end, 31), first = end - count;
+    const int candidates = take(end, kWidth - 1), first = end - count;
+    const unsigned runs = ballot(count > 0);
     if (count > 0) scratch.run[__popc(runs & before())] = begin - first;
     __syncwarp();
     int runs_before = -1;
-    for (int start = 0; start < candidates; start += 32) {
+    for (int start = 0; anywhere(start < candidates); start += kWidth) {
       // One bit for each candidate of these that is the first of its run: so many runs come before it.
-      const bool starts = count > 0 && first >= start && first < start + 32;
-      const unsigned heads = __reduce_or_sync(kAll, starts ? 1u << (first - start) : 0u);
+      const bool starts = count > 0 && first >= start && first < start + kWidth;
+      const unsigned bit = starts ? 1u << (first - start + base()) : 0u;
+      const unsigned heads = (__reduce_or_sync(kAll, bit) >> base()) & kMask;
       const int run = runs_before + __popc(heads & (before() | (1u << lane())));
       runs_before += __popc(heads);
-      const int candidate = start + lane(), at = scratch.run[run] + candidate;
+      const int candidate = start + lane();
       const bool exists = candidate < candidates;
+      int at = 0;
       Point<Real> point;
       Real squared = kInfinity<Real>;
       if (exists) {
+        at = scratch.run[run] + candidate;
         point = points.load(at);
         squared = squared_distance(q, point.position);
       }
@@ -98,9 +105,16 @@ struct WarpLanes {
     }
   };
 
+  // Of numbers that are not negative: their bits are in the order of the numbers.
+  POINTPROJ_FN float smallest_square(float x) const {
+    return __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(x)));
+  }
+  POINTPROJ_FN double smallest_square(double x) const { return minimum(x); }
+
   // One candidate a lane: the best of them goes to its place, until the best left is too far.
   template <class Real>
   POINTPROJ_FN void insert(List<Real>& list, Real squared, int row, bool exists) const {
+    static_assert(kWidth == 32);
     bool hit = exists && squared <= list.worst;
     while (ballot(hit)) {
       const Real least = smallest_square(hit ? squared : kInfinity<Real>);
@@ -134,56 +148,62 @@ struct WarpLanes {
     POINTPROJ_FN explicit Queue(WarpLanes&) : size(0) {}
     template <class Body>
     POINTPROJ_FN void push(WarpLanes& lanes, bool hit, int at, Sum far, Body& body) {
-      Scratch& scratch = lanes.scratch;
+      if (!lanes.anywhere(hit)) return;
+      int* queued = lanes.scratch.queued;
+      Sum* queued_far = reinterpret_cast<Sum*>(lanes.scratch.queued_far);
       const unsigned hits = lanes.ballot(hit);
-      if (hits == 0u) return;
+      const int lane = lanes.lane();
       if (hit) {
         const int place = size + __popc(hits & lanes.before());
-        scratch.queued[place] = at;
-        scratch.queued_far[place] = far;
+        queued[place] = at;
+        queued_far[place] = far;
       }
       size += __popc(hits);
       __syncwarp();
-      if (size < 32) return;
-      const int lane = lanes.lane();
-      body(scratch.queued[lane], static_cast<Sum>(scratch.queued_far[lane]), true);
-      size -= 32;
-      const int rest = scratch.queued[32 + lane];
-      const double rest_far = scratch.queued_far[32 + lane];
+      if (!lanes.anywhere(size >= kWidth)) return;
+      const bool full = size >= kWidth;
+      body(full ? queued[lane] : 0, full ? queued_far[lane] : Sum(0), full);
+      size -= full ? kWidth : 0;
+      const int from = kWidth + lane;
+      const bool moves = full && lane < size;
+      const int rest = moves ? queued[from] : 0;
+      const Sum rest_far = moves ? queued_far[from] : Sum(0);
       __syncwarp();
-      if (lane < size) {
-        scratch.queued[lane] = rest;
-        scratch.queued_far[lane] = rest_far;
+      if (moves) {
+        queued[lane] = rest;
+        queued_far[lane] = rest_far;
       }
       __syncwarp();
     }
     template <class Body>
     POINTPROJ_FN void drain(WarpLanes& lanes, Body& body) {
-      if (size == 0) return;
-      const bool exists = lanes.lane() < size;
-      const int at = exists ? lanes.scratch.queued[lanes.lane()] : 0;
-      body(at, exists ? static_cast<Sum>(lanes.scratch.queued_far[lanes.lane()]) : Sum(0), exists);
+      if (!lanes.anywhere(size > 0)) return;
+      const int lane = lanes.lane();
+      const bool exists = lane < size;
+      const Sum* queued_far = reinterpret_cast<const Sum*>(lanes.scratch.queued_far);
+      body(exists ? lanes.scratch.queued[lane] : 0, exists ? queued_far[lane] : Sum(0), exists);
     }
   };
 
-  // Some lanes side by side over the channels of a row, and as many rows at a time as then fit into a warp.
+  // Some lanes side by side over the channels of a row, and as many rows at a time as there are lanes for.
   template <class Sum, int kVector>
   struct RowSum {
     const Sum* values;
     Sum* row;
     int stride, channels;
-    int column;          // first channel of this lane
-    int lanes_log;       // lanes a row, as a power of two
+    int column;     // first channel of this lane
+    int lanes_log;  // lanes a row, as a power of two
     Sum sums[kVector];
 
     POINTPROJ_FN void begin(const Sum* values_, int stride_, int channels_, int chunk, Sum* row_) {
-      const int lane = threadIdx.x & 31, words = (channels_ + kVector - 1) / kVector;
+      const int words = (channels_ + kVector - 1) / kVector;
       values = values_;
       row = row_;
       stride = stride_;
       channels = channels_;
-      lanes_log = words > 16 ? 5 : words > 8 ? 4 : words > 4 ? 3 : words > 2 ? 2 : words > 1 ? 1 : 0;
-      column = (chunk * 32 + (lane & ((1 << lanes_log) - 1))) * kVector;
+      lanes_log = words > 1 ? 32 - __clz(words - 1) : 0;
+      lanes_log = lesser(lanes_log, kWidth == 32 ? 5 : 4);
+      column = (chunk * kWidth + (threadIdx.x & ((1 << lanes_log) - 1))) * kVector;
       POINTPROJ_UNROLL
       for (int i = 0; i < kVector; ++i) sums[i] = Sum(0);
     }
@@ -196,19 +216,19 @@ struct WarpLanes {
     }
     // One row and weight a lane; those that exist are in the first lanes.
     POINTPROJ_FN void add(WarpLanes& lanes, int at, Sum weight, bool exists) {
-      Scratch& scratch = lanes.scratch;
-      const int size = __popc(lanes.ballot(exists)), lane = lanes.lane(), rows = 32 >> lanes_log;
-      scratch.row[lane] = at;
-      scratch.weight[lane] = weight;
+      int* rows = lanes.scratch.row;
+      Sum* weights = reinterpret_cast<Sum*>(lanes.scratch.weight);
+      const int size = __popc(lanes.ballot(exists)), lane = lanes.lane();
+      rows[lane] = at;
+      weights[lane] = weight;
       __syncwarp();
+      if (column < channels) {
 #pragma unroll 4
-      for (int i = lane >> lanes_log; i < size; i += rows) {
-        if (column < channels) {
+        for (int i = lane >> lanes_log; i < size; i += kWidth >> lanes_log) {
           alignas(16) Sum value[kVector];
-          load(static_cast<int64_t>(scratch.row[i]) * stride + column, value);
-          const Sum scale = static_cast<Sum>(scratch.weight[i]);
+          load(static_cast<int64_t>(rows[i]) * stride + column, value);
           POINTPROJ_UNROLL
-          for (int j = 0; j < kVector; ++j) sums[j] = multiply_add(scale, value[j], sums[j]);
+          for (int j = 0; j < kVector; ++j) sums[j] = multiply_add(weights[i], value[j], sums[j]);
         }
       }
       __syncwarp();
@@ -218,9 +238,9 @@ struct WarpLanes {
       for (int i = 0; i < kVector; ++i) sums[i] *= factor;
     }
     POINTPROJ_FN void finish(WarpLanes& lanes, Sum factor) {
-      POINTPROJ_UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        for (int step = 1 << lanes_log; step < 32; step <<= 1) sums[i] += __shfl_xor_sync(kAll, sums[i], step);
+      for (int step = 1 << lanes_log; step < kWidth; step <<= 1) {
+        POINTPROJ_UNROLL
+        for (int i = 0; i < kVector; ++i) sums[i] += __shfl_xor_sync(kAll, sums[i], step);
       }
       if (lanes.lane() >> lanes_log != 0) return;
       POINTPROJ_UNROLL

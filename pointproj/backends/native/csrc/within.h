@@ -12,6 +12,8 @@
 
 namespace pointproj {
 
+constexpr int kRadiusLanes = 16;  // of a GPU warp that work on one point
+
 template <class Sum>
 constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
 
@@ -47,10 +49,12 @@ struct Within {
   // body(at, far, exists) for each point within the radius of a finite one.
   template <class Lanes, class Body>
   POINTPROJ_FN void each_neighbor(Lanes& lanes, const Point<Real>& point, Body body) const {
-    if (!is_finite(point.position)) return;
+    const bool searches = is_finite(point.position);
+    if (!lanes.anywhere(searches)) return;
+    const Vec3<Real> q = searches ? point.position : Vec3<Real>{{0, 0, 0}};
     typename Lanes::template Queue<Sum> queue(lanes);
-    Visitor<Lanes, Body> visitor{*this, point.position, queue, body};
-    search_ball(others, own_batch.cloud_of(point.row), point.position, radius, lanes, visitor);
+    Visitor<Lanes, Body> visitor{*this, q, queue, body};
+    search_ball(others, own_batch.cloud_of(point.row), q, searches, radius, lanes, visitor);
     queue.drain(lanes, body);
   }
 };
@@ -58,6 +62,8 @@ struct Within {
 // Forward. Own points are the queries.
 template <class Real, class Sum>
 struct AggregateWithin {
+  static constexpr int kLanes = kRadiusLanes;
+
   Within<Real, Sum> within;
   const Sum* features;  // (N, padded) in the order of the searched points
   Sum* aggregated;      // (Q, channels)
@@ -65,7 +71,7 @@ struct AggregateWithin {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const int at = static_cast<int>(item / within.chunks), chunk = static_cast<int>(item % within.chunks);
+    const auto [at, chunk] = split_item(item, within.chunks);
     const Point<Real> point = within.own.load(at);
     Softmax<Sum, kVector<Sum>, Lanes> state(*within.sigma);
     state.sums.begin(features, within.padded, within.channels, chunk,
@@ -84,6 +90,8 @@ struct AggregateWithin {
 // Gradient of the features: own points are the references.
 template <class Real, class Sum>
 struct GatherWithin {
+  static constexpr int kLanes = kRadiusLanes;
+
   Within<Real, Sum> within;
   const Sum* grad;     // (Q, padded) in the order of the searched points
   const Sum* softmax;  // (Q, 2)
@@ -91,7 +99,7 @@ struct GatherWithin {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const int at = static_cast<int>(item / within.chunks), chunk = static_cast<int>(item % within.chunks);
+    const auto [at, chunk] = split_item(item, within.chunks);
     const Point<Real> point = within.own.load(at);
     const Sum per_sigma = Sum(1) / *within.sigma;
     typename Lanes::template RowSum<Sum, kVector<Sum>> sums;
@@ -108,6 +116,8 @@ struct GatherWithin {
 // Gradients of the queries, and of sigma: own points are the queries.
 template <class Real, class Sum>
 struct PullWithin {
+  static constexpr int kLanes = kRadiusLanes;
+
   Within<Real, Sum> within;
   const Sum* features;    // (N, padded) in the order of the searched points
   const Sum* grad;        // (Q, padded) in the order of own points
@@ -151,6 +161,8 @@ struct PullWithin {
 // Gradient of the reference points, which are the own points.
 template <class Real, class Sum>
 struct PushWithin {
+  static constexpr int kLanes = kRadiusLanes;
+
   Within<Real, Sum> within;
   const Sum* features;       // (N, padded) in the order of own points
   const Sum* grad;           // (Q, padded) in the order of the searched points

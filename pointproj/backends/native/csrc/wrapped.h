@@ -53,6 +53,8 @@ struct Wrapped {
 // Rows of values in the order of sorted points, each padded with zeros: read in long words, next to each other.
 template <class Real, class Sum>
 struct SortRows {
+  static constexpr int kLanes = 32;
+
   Points<Real> points;
   const Sum* values;  // (rows, channels)
   int channels, padded;
@@ -137,10 +139,11 @@ struct BuildWrapped {
   }
 };
 
-// Meet everything within the radius, and some that is farther away.
+// Meet everything within the radius, and some that is farther away; nothing unless `searches`.
 template <class Real, class Lanes, class Visitor>
 POINTPROJ_FN void search_ball(
-    const Wrapped<Real>& wrapped, int cloud, const Vec3<Real>& q, Real radius, Lanes& lanes, Visitor& visitor) {
+    const Wrapped<Real>& wrapped, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
+    Visitor& visitor) {
   const Table table = wrapped.table_of(cloud);
   const Real width = *wrapped.width, per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
@@ -165,15 +168,15 @@ POINTPROJ_FN void search_ball(
   const int along = 1 << table.bits[0];
   const int begin_x = first[0] & (along - 1);
   const int split = begin_x + size[0] > along ? 1 : 0;  // whether rows wrap, and come in two parts
-  const int parts = size[1] << split;
+  const int parts = size[1] << split, rows = searches ? parts * size[2] : 0;
   int part = lanes.lane(), row_z = 0;
-  for (int rows = 0; rows < parts * size[2]; rows += Lanes::width) {
+  for (int begin_row = 0; lanes.anywhere(begin_row < rows); begin_row += Lanes::width) {
     while (part >= parts) {
       part -= parts;
       row_z += 1;
     }
     int begin = 0, count = 0;
-    if (row_z < size[2]) {
+    if (searches && row_z < size[2]) {
       const int y = first[1] + (part >> split), z = first[2] + row_z;
       const Real across_y = gap(q[1], y), across_z = gap(q[2], z);
       const Real across = across_y * across_y + across_z * across_z;
