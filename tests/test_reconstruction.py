@@ -79,3 +79,11 @@ def test_grid_field_interpolates():
     field = grid_field(dense_values(lambda points: points @ np.array([1.0, 2.0, -3.0]), 9))
     points = np.random.default_rng(2).uniform(-1, 1, (50, 3))
     assert np.allclose(field(points), points @ [1.0, 2.0, -3.0], atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_the_surface_is_the_same_on_a_gpu():
+    solid = reconstruct(ball, "ball", side=48, device="cuda")
+    surface = as_trimesh(solid.mesh)
+    assert surface.is_watertight
+    assert surface.volume == pytest.approx(4 / 3 * np.pi * RADIUS**3, rel=5e-3)
