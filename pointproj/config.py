@@ -33,7 +33,7 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
 }
 
-LOSSES = ("absolute", "smooth", "squared", "cross_entropy")
+LOSSES = ("absolute", "smooth", "squared", "cross_entropy", "overlap")
 
 # Smallest whole number that makes sense.
 MINIMA = {
@@ -48,6 +48,7 @@ MINIMA = {
     "data.repeats": 1,
     "data.workers": 0,
     "model.hidden_channels": 1,
+    "model.grid_channels": 1,
     "model.side": 1,
     "model.levels": 1,
     "model.neighbors": 1,
@@ -100,6 +101,7 @@ class ModelConfig:
 
     name: str = MISSING  # projector | multiscale
     hidden_channels: int = 25
+    grid_channels: int = 16  # multiscale only: width of the finest grid
     side: int = 32  # multiscale only: cells a side of the finest grid
     levels: int = 3  # multiscale only: grids of halving sides
     neighbors: int = 12  # multiscale only: reference points that a point attends to
@@ -135,7 +137,7 @@ class TargetConfig:
     """What is learned on the query points (``conf/target/``)."""
 
     name: str = MISSING  # udf | sdf | occupancy | random
-    loss: str | None = None  # absolute | smooth | squared | cross_entropy; null: the target's own
+    loss: str | None = None  # absolute | smooth | squared | cross_entropy | overlap; null: the target's own
     eikonal: float = 0.0  # weight of (|gradient| - 1)^2 at the query points, for distances
 
 
@@ -406,8 +408,8 @@ def _query_problems(config: Config) -> Iterator[str]:
         yield f"augmentation.stretch changes distances unevenly, and target={target.name} is one: write 0"
     if target.eikonal and not distances:
         yield f"target.eikonal is for distances; target={target.name} is none: write target.eikonal=0"
-    if target.loss == "cross_entropy" and target.name != "occupancy":
-        yield f"target.loss=cross_entropy is for target=occupancy, got target={target.name}: write absolute"
+    if target.loss in ("cross_entropy", "overlap") and target.name != "occupancy":
+        yield f"target.loss={target.loss} is for target=occupancy, got target={target.name}: write absolute"
 
 
 def _multiscale_problems(config: Config) -> Iterator[str]:
@@ -417,8 +419,9 @@ def _multiscale_problems(config: Config) -> Iterator[str]:
             f"model.side={model.side} cannot be halved {model.levels - 1} times, as "
             f"model.levels={model.levels} asks for: write a multiple of {2 ** (model.levels - 1)}"
         )
-    if model.hidden_channels % 8:
-        yield f"model.hidden_channels={model.hidden_channels}: model=multiscale needs a multiple of 8"
+    for name in ("hidden_channels", "grid_channels"):
+        if getattr(model, name) % 8:
+            yield f"model.{name}={getattr(model, name)}: model=multiscale needs a multiple of 8"
     if model.neighbors > config.data.points:
         yield (
             f"model.neighbors={model.neighbors} of data.points={config.data.points} reference points: "

@@ -25,7 +25,7 @@ class GridEncoding(NamedTuple):
 
     reference_points: Float[Tensor, "b n 3"]
     features: Float[Tensor, "b n channels"]  # of the reference points, with what the grid knows there
-    grid: Float[Tensor, "b side**3 channels"]
+    grid: Float[Tensor, "b side**3 grid_channels"]
     index: Index
     batched: bool
 
@@ -50,7 +50,9 @@ class Multiscale(nn.Module):
     levels : int
         Grids; the side of each is half of that before.
     channels : int
-        Width, a multiple of 8; coarser levels have twice that of the one before.
+        Width of everything at points, a multiple of 8.
+    grid_channels : int
+        Width of the finest grid, a multiple of 8; each coarser one has twice that of the one before.
     k : int
         Neighbours that a point attends to.
     feature_channels : int
@@ -74,6 +76,7 @@ class Multiscale(nn.Module):
         side: int = 64,
         levels: int = 4,
         channels: int = 32,
+        grid_channels: int = 16,
         k: int = 16,
         feature_channels: int = 0,
         out_channels: int = 1,
@@ -91,19 +94,22 @@ class Multiscale(nn.Module):
         self.backend = backend
         shared = {"k": k, "unit": UNIT, "backend": backend}
         self.surface = NeighborAttention(feature_channels, channels, **shared)
-        projected = channels + CONTEXT_CHANNELS
-        self.by_radius = nn.ModuleList(nn.Linear(projected, channels) for _ in self.sides)
-        self.by_nearest = nn.Linear(projected, channels)
+        self.carried = nn.Linear(channels, grid_channels)
+        projected = grid_channels + CONTEXT_CHANNELS
+        self.by_radius = nn.ModuleList(nn.Linear(projected, grid_channels) for _ in self.sides)
+        self.by_nearest = nn.Linear(projected, grid_channels)
         self.radius_log_sigma = nn.Parameter(
             torch.tensor([math.log(self._cell(side)) for side in self.sides])
         )
         self.nearest_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT)))
         self.query_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT / 4)))
-        self.refine = GridRefinement(channels, channels, levels)
-        self.reference_mlp = MLP(2 * channels, channels, channels)
+        self.refine = GridRefinement(grid_channels, grid_channels, levels)
+        self.reference_mlp = MLP(channels + grid_channels, channels, channels)
         self.near = NeighborAttention(channels, channels, **shared)
         predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
-        self.query_mlp = MLP(3 * channels + CONTEXT_CHANNELS, 2 * channels, predicted_channels)
+        self.query_mlp = MLP(
+            grid_channels + 2 * channels + CONTEXT_CHANNELS, 2 * channels, predicted_channels
+        )
         if predicts != "value":
             begin_at_soft_distance(self.query_mlp)
         for level, cells in enumerate(self.sides):
@@ -141,7 +147,8 @@ class Multiscale(nn.Module):
             radius = REACH * self._cell(self.sides[0])
             index = build_index(reference_points, radius=radius, backend=self.backend)
         surface = self.surface(reference_points, reference_points, features, index)
-        levels = [self._project(level, reference_points, surface, index) for level in range(len(self.sides))]
+        carried = self.carried(surface)
+        levels = [self._project(level, reference_points, carried, index) for level in range(len(self.sides))]
         grid = self.refine(levels).flatten(2).mT
         seen = trilinear(grid, reference_points, self.sides[0])
         hidden = self.reference_mlp(torch.cat([surface, seen.to(surface.dtype)], dim=-1))
@@ -189,8 +196,8 @@ class Multiscale(nn.Module):
         return self.decode(query_points, self.encode(reference_points, features, index=index))
 
     def _project(
-        self, level: int, reference_points: Tensor, surface: Tensor, index: Index
-    ) -> Float[Tensor, "b channels s s s"]:
+        self, level: int, reference_points: Tensor, features: Tensor, index: Index
+    ) -> Float[Tensor, "b grid_channels s s s"]:
         """Carry the reference points' features onto the cells of one level."""
         side = self.sides[level]
         cell = self._cell(side)
@@ -199,12 +206,12 @@ class Multiscale(nn.Module):
         where = centres, reference_points
         sigma = self.radius_log_sigma[level].exp()
         aggregate = partial(self._aggregate_within, *where, index, REACH * cell, sigma)
-        carried, *context = aggregate_with_context(aggregate, *where, surface)
+        carried, *context = aggregate_with_context(aggregate, *where, features)
         projected = self.by_radius[level](torch.cat([carried, *_scaled(context, cell)], dim=-1))
         if level == min(NEAREST_LEVEL, len(self.sides) - 1):
             sigma = self.nearest_log_sigma.exp()
             aggregate = partial(self._aggregate_nearest, *where, index, NEAREST, sigma)
-            carried, *context = aggregate_with_context(aggregate, *where, surface)
+            carried, *context = aggregate_with_context(aggregate, *where, features)
             projected = projected + self.by_nearest(torch.cat([carried, *_scaled(context, cell)], dim=-1))
         return projected.mT.unflatten(-1, (side,) * 3)
 

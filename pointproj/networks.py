@@ -37,6 +37,7 @@ def build_model(config: Config, backend: str) -> nn.Module:
             side=model.side,
             levels=model.levels,
             channels=model.hidden_channels,
+            grid_channels=model.grid_channels,
             k=model.neighbors,
             feature_channels=6 if model.normals else 0,
             predicts=predicts,

@@ -90,8 +90,9 @@ def loss_function(target: TargetConfig) -> Loss:
     ----------
     target : TargetConfig
         ``loss``: ``absolute`` is the mean absolute error; ``smooth`` is quadratic below 0.01 and absolute
-        beyond; ``squared`` is the mean squared error; ``cross_entropy`` compares a logit with a label. None
-        takes that of :data:`OWN_LOSS`. For ``occupancy`` the other losses compare the probability.
+        beyond; ``squared`` is the mean squared error; ``cross_entropy`` compares a logit with a label;
+        ``overlap`` is :func:`overlap_loss`. None takes that of :data:`OWN_LOSS`. For ``occupancy`` the first
+        three compare the probability.
     """
     name = target.loss or OWN_LOSS[target.name]
     compare = {
@@ -99,10 +100,24 @@ def loss_function(target: TargetConfig) -> Loss:
         "smooth": partial(nn.functional.smooth_l1_loss, beta=0.01),
         "squared": nn.functional.mse_loss,
         "cross_entropy": nn.functional.binary_cross_entropy_with_logits,
+        "overlap": overlap_loss,
     }[name]
-    if target.name == "occupancy" and name != "cross_entropy":
+    if target.name == "occupancy" and name in ("absolute", "smooth", "squared"):
         return lambda prediction, label: compare(prediction.sigmoid(), label)
     return compare
+
+
+def overlap_loss(logit: Float[Tensor, "b q"], label: Float[Tensor, "b q"]) -> Float[Tensor, ""]:
+    """Cross-entropy, plus 1 - IoU of the probabilities with the labels, averaged over the shapes.
+
+    In the cross-entropy a shape counts as much as it has doubtful points. In the second term every shape
+    counts the same, so that the few points inside thin ones do too.
+    """
+    probability = logit.sigmoid()
+    both = (probability * label).sum(1)
+    either = (probability + label).sum(1) - both
+    overlap = (both + 1) / (either + 1)  # 1 where nothing is inside and nothing is said to be
+    return nn.functional.binary_cross_entropy_with_logits(logit, label) + (1 - overlap).mean()
 
 
 def eikonal_penalty(

@@ -17,7 +17,15 @@ def cloud(clouds=2, points=40, queries=9, seed=0):
 
 def multiscale(**settings):
     torch.manual_seed(0)
-    settings = {"side": 8, "levels": 2, "channels": 8, "k": 5, "backend": "torch", **settings}
+    settings = {
+        "side": 8,
+        "levels": 2,
+        "channels": 16,
+        "grid_channels": 8,
+        "k": 5,
+        "backend": "torch",
+        **settings,
+    }
     return Multiscale(**settings).double()
 
 
