@@ -46,6 +46,7 @@ MINIMA = {
     "data.queries": 0,
     "data.pool": 1,
     "data.repeats": 1,
+    "data.variants": 0,
     "data.workers": 0,
     "model.hidden_channels": 1,
     "model.grid_channels": 1,
@@ -128,6 +129,9 @@ class DataConfig:
     queries: int = 0  # random query points a shape and step in training, where target is no grid; 0: the grid
     pool: int = 16384  # random points a shape that these are drawn from
     repeats: int = 1  # mixed only: how often an epoch holds each real mesh, beside furniture once
+    variants: int = (
+        0  # mixed only: opened variants of each real training mesh; above 0, one of each made piece
+    )
     cache: str = "data/cache"  # prepared samples, by content and settings
     workers: int = 0  # processes that sample batches ahead
 
@@ -344,6 +348,8 @@ def _combination_problems(config: Config) -> Iterator[str]:
             yield f"data.{name}=true is for data=furniture; data={data} is taken as it is: leave it out"
     if config.data.repeats > 1 and data != "mixed":
         yield f"data.repeats={config.data.repeats} is for data=mixed: write training.epochs instead"
+    if config.data.variants and data != "mixed":
+        yield f"data.variants={config.data.variants} is for data=mixed: leave it out"
     yield from _query_problems(config)
     if config.model.name == "multiscale":
         yield from _multiscale_problems(config)

@@ -267,9 +267,7 @@ def mesh_files(data: DataConfig) -> list[MeshFile]:
     if data.name == "furniture":
         return _furniture_files(data, data.root, data.test_meshes)
     if data.name == "mixed":
-        real = _real_files(data)
-        repeated = [file for file in real if file.split == "train"] * (data.repeats - 1)
-        return [*real, *repeated, *_furniture_files(data, None, 0)]
+        return _mixed_files(data)
     return _real_files(data)
 
 
@@ -286,6 +284,18 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
             "data=furniture needs neither."
         )
     return find_meshes(root, data.classes, data.limit)
+
+
+def _mixed_files(data: DataConfig) -> list[MeshFile]:
+    """Real meshes of both splits; for training these again, made pieces, and opened variants of both."""
+    from pointproj.openings import write_variants
+
+    real = _real_files(data)
+    train = [file for file in real if file.split == "train"]
+    made = _furniture_files(data, None, 0)
+    opened = write_variants(train, "data/variants", data.variants)
+    opened += write_variants(made, "data/variants", min(data.variants, 1))
+    return [*real, *train * (data.repeats - 1), *made, *opened]
 
 
 def _furniture_files(data: DataConfig, root: str | None, test_meshes: int) -> list[MeshFile]:
