@@ -174,6 +174,18 @@ def test_losses_by_name():
     assert of_probability == pytest.approx((0.5 + 1 / (1 + math.exp(-2))) / 2)
 
 
+def test_overlap_loss_counts_every_shape_the_same():
+    label = torch.zeros(2, 100)
+    label[0, :50] = label[1, :2] = 1
+    wrong = torch.where(label > 0.5, 20.0, -20.0)
+    wrong[0, 25:50] = wrong[1, 1] = -20.0  # half of what is inside is missed, in both
+    loss = loss_function(TargetConfig("occupancy", loss="overlap"))
+    cross_entropy = 20.0 * 26 / 200
+    overlap = ((25 + 1) / (50 + 1) + (1 + 1) / (2 + 1)) / 2
+    assert loss(wrong, label).item() == pytest.approx(cross_entropy + 1 - overlap, rel=1e-5)
+    assert loss(torch.full((1, 9), -20.0), torch.zeros(1, 9)).item() == pytest.approx(0.0, abs=1e-5)
+
+
 def test_eikonal_penalty_of_a_field_with_a_known_gradient():
     query_points = torch.randn(2, 5, 3, requires_grad=True)
     slope = torch.tensor([1.0, 2.0, 2.0], requires_grad=True)  # of length 3
