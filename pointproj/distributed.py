@@ -29,6 +29,9 @@ COUNTS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 # A process may prepare data, or draw pictures, for this long while the others wait for it.
 PATIENCE = timedelta(hours=12)
 
+# All have to be there after this long: whoever has failed before will not come.
+ARRIVAL = timedelta(minutes=10)
+
 
 class LaunchError(RuntimeError):
     """Processes were started in a way that cannot work; the message says how to start them."""
@@ -161,7 +164,7 @@ def join() -> Processes:
     Raises
     ------
     LaunchError
-        If more processes were started on this machine than it has GPUs.
+        If more processes were started on this machine than it has GPUs, or not all of them come.
     """
     if started() == 1:
         return ALONE
@@ -181,8 +184,14 @@ def join() -> Processes:
         DistributedManager.initialize()
         host = dist.new_group(backend="gloo", timeout=PATIENCE)
     else:  # there the manager names the CPU as gloo's device, which torch refuses
-        dist.init_process_group("gloo", timeout=PATIENCE)
-        host = dist.group.WORLD
+        try:
+            dist.init_process_group("gloo", timeout=ARRIVAL)
+        except dist.DistError as error:
+            raise LaunchError(
+                f"the {started()} processes of this run did not meet within {ARRIVAL}: look at the errors of "
+                f"the others, and at MASTER_ADDR and MASTER_PORT ({str(error).splitlines()[0]})"
+            ) from error
+        host = dist.new_group(backend="gloo", timeout=PATIENCE)
     return Processes(dist.get_rank(), dist.get_world_size(), local, host)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -212,3 +213,19 @@ def test_one_process_that_fails_ends_all_soon_and_with_its_error(tmp_path, how):
             "PeerFailed: process 1 of this run has failed, and this one ended with it: ValueError: this batch"
         )
         assert (tmp_path / "raised in 0").read_text().startswith(words)
+
+
+def waits_for_nobody(port: int, folder: Path) -> None:
+    os.environ.update(environment(0, 2, port))
+    distributed.ARRIVAL = timedelta(seconds=1)
+    try:
+        distributed.join()
+    except distributed.LaunchError as error:
+        (folder / "words").write_text(str(error))
+
+
+def test_a_process_that_never_comes_is_not_waited_for_for_ever(tmp_path):
+    process = FORKS.Process(target=waits_for_nobody, args=(free_port(), tmp_path))
+    process.start()
+    process.join(60)
+    assert "the 2 processes of this run did not meet within 0:00:01" in (tmp_path / "words").read_text()
