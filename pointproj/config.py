@@ -65,6 +65,15 @@ MINIMA = {
     "seed": 0,
 }
 
+# Largest that anything here was made for; a config may come with a checkpoint from anybody.
+MAXIMA = {
+    "data.points": 1_000_000_000,
+    "data.grid": 1024,
+    "model.hidden_channels": 65_536,
+    "model.side": 256,
+    "model.levels": 10,
+}
+
 POSITIVE = (
     *("projector.radius", "projector.sigma", "optimizer.lr", "optimizer.clip"),
     *("allocator.initial_gib", "allocator.maximum_gib"),
@@ -306,6 +315,9 @@ def _value_problems(config: Config) -> Iterator[str]:
         value = _get(config, key)
         if value is not None and value < least:
             yield f"{key}={value}: expected a whole number of at least {least}"
+    for key, most in MAXIMA.items():
+        if _get(config, key) > most:
+            yield f"{key}={_get(config, key)}: expected a whole number of at most {most}"
     for key in POSITIVE:
         value = _get(config, key)
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -351,7 +363,7 @@ def _combination_problems(config: Config) -> Iterator[str]:
     if config.data.variants and data != "mixed":
         yield f"data.variants={config.data.variants} is for data=mixed: leave it out"
     yield from _query_problems(config)
-    if config.model.name == "multiscale":
+    if config.model.name == "multiscale" and config.model.levels <= MAXIMA["model.levels"]:
         yield from _multiscale_problems(config)
     if config.profiler.name == "line_profile" and config.compile:
         yield (

@@ -125,7 +125,7 @@ def prepare_mesh(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh:
     except MeshError as error:  # of the moment, not of the content: nothing to keep
         return PreparedMesh("", "", error.reason)
     digest = hashlib.sha256(content).hexdigest()
-    key, reason = _key(digest, recipe), None
+    key, reason = _key(digest, path, recipe), None
     try:
         arrays = _make(path, content, digest, recipe)
     except MeshError as error:
@@ -155,7 +155,7 @@ def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> dict[str, 
         target = target_field(mesh, recipe.grid, recipe.target)
     if recipe.pool:
         sampler = SurfaceSampler(mesh.vertices, mesh.faces)
-        points = pool_points(sampler, recipe.pool, pool_seed(_key(digest, recipe)))
+        points = pool_points(sampler, recipe.pool, pool_seed(_key(digest, path, recipe)))
         pool = field_at(mesh, points, recipe.target)
     if recipe.target == "occupancy":
         target, pool = target > 0.5, pool > 0.5
@@ -171,13 +171,14 @@ def _look_up(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
         digest = hashlib.sha256(read_content(path)).hexdigest()
     except MeshError:
         return None
-    key = _key(digest, recipe)
+    key = _key(digest, path, recipe)
     arrays = cached.load(key)  # whole, so that a damaged entry is made again now
     return None if arrays is None else PreparedMesh(digest, key, str(arrays["reason"]) or None)
 
 
-def _key(digest: str, recipe: Recipe) -> str:
-    return entry_key(digest, {**asdict(recipe), "code": _code_digest()})
+def _key(digest: str, path: Path, recipe: Recipe) -> str:
+    # The suffix says how the content is read.
+    return entry_key(digest, {**asdict(recipe), "suffix": path.suffix.lower(), "code": _code_digest()})
 
 
 @cache

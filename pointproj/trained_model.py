@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pointproj import checkpoint
 from pointproj.backends import resolve
-from pointproj.config import Config
+from pointproj.config import Config, to_config
 from pointproj.devices import choose_device
 from pointproj.layout import DataError
 from pointproj.networks import build_model, cloud_features, operators_of
@@ -128,10 +128,12 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
         )
     chosen = choose_device(device)
     backend, _ = resolve(backend, chosen.type, operators_of(config))
-    model = build_model(config, backend)
     try:
+        with torch.device("meta"):  # sizes alone: the config may ask for more than the file has weights for
+            build_model(config, backend).load_state_dict(content["model"], assign=True)
+        model = build_model(config, backend)
         model.load_state_dict(content["model"])
-    except (KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise checkpoint.CheckpointError(_other_version(path, error)) from error
     return TrainedModel(config, model.to(chosen).eval(), chosen, backend)
 
@@ -156,9 +158,10 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def _config(path: Path, content: dict[str, Any]) -> Config:
+    given = {**content["config"], "resume": None}  # what that run continued from is of no interest
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), content["config"]))
-    except OmegaConfBaseException as error:
+        return to_config(OmegaConf.merge(OmegaConf.structured(Config), given))
+    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
         raise checkpoint.CheckpointError(_other_version(path, error)) from error
 
 

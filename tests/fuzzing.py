@@ -7,6 +7,7 @@ more than a few seconds or megabytes for a few kilobytes, is a finding, and its 
 
 import argparse
 import io
+import logging
 import multiprocessing
 import re
 import resource
@@ -14,6 +15,7 @@ import signal
 import struct
 import tempfile
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from pointproj import checkpoint
 from pointproj.checkpoint import CheckpointError
 from pointproj.mesh_files import parse_mesh
 from pointproj.meshes import MeshError
+from pointproj.point_files import read_cloud
 from tests.test_mesh_files import OTHER_FORMATS, READABLE, STL_FILES
 
 SECONDS = 5  # that one input may take
@@ -93,6 +96,41 @@ def mesh_reader(suffix: str) -> Reader:
     return Reader(seeds, read, MeshError)
 
 
+def array_file(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def cloud_reader(suffix: str, folder: Path) -> Reader:
+    """Of points, or of meshes where the format knows both."""
+    corners = np.random.default_rng(0).normal(size=(12, 6))
+    text = {
+        columns: "".join(" ".join(f"{x:.3f}" for x in row[:columns]) + "\n" for row in corners)
+        for columns in (3, 6)
+    }
+    ply = "ply\nformat ascii 1.0\nelement vertex 12\n" + "".join(f"property float {name}\n" for name in "xyz")
+    seeds = {
+        ".xyz": [text[3], text[6], "# a cloud\n\n" + text[3].replace(" ", ",")],
+        ".npy": [
+            array_file(corners),
+            array_file(corners[:, :3].astype("f4")),
+            array_file(np.ones((5, 3), int)),
+        ],
+        ".ply": [ply + "end_header\n" + text[3]],
+        ".obj": ["".join(f"v {line}\n" for line in text[3].splitlines())],
+    }
+    path = folder / f"cloud{suffix}"
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        cloud = read_cloud(path, 10)
+        assert np.isfinite(cloud.points).all()
+        assert 0 < len(cloud.points) <= 12
+
+    return Reader([as_bytes(content) for content in seeds[suffix]], read, MeshError)
+
+
 def checkpoint_content() -> bytes:
     """A checkpoint, as bytes."""
     model = torch.nn.Linear(3, 4)
@@ -139,7 +177,10 @@ def checkpoint_reader(folder: Path, *, inside: bool) -> Reader:
 def readers(folder: Path) -> dict[str, Reader]:
     """All readers by name; ``folder`` is theirs."""
     meshes = {suffix: mesh_reader(suffix) for suffix in (".off", ".obj", ".ply", ".stl")}
-    return meshes | {
+    clouds = {f"{suffix}, cloud": cloud_reader(suffix, folder) for suffix in (".xyz", ".npy", ".ply", ".obj")}
+    return {
+        **meshes,
+        **clouds,
         ".pt": checkpoint_reader(folder, inside=False),
         ".pt, pickle": checkpoint_reader(folder, inside=True),
     }
@@ -225,6 +266,8 @@ def _feed(reader: Reader, content: bytes, tally: Tally) -> None:
 
 def _in_bounds(name: str, count: int, seed: int) -> Tally:
     """In a process of its own, which may not take much more memory than it has."""
+    logging.disable()
+    warnings.simplefilter("ignore")
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + (MEGABYTES << 20), resource.RLIM_INFINITY))
     with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,11 @@ import pytest
 
 from tests.fuzzing import fuzz, readers
 
-COUNTS = {".off": 2000, ".obj": 2000, ".ply": 2000, ".stl": 2000, ".pt": 400, ".pt, pickle": 400}
+COUNTS = {
+    **dict.fromkeys((".off", ".obj", ".ply", ".stl"), 2000),
+    **dict.fromkeys((".xyz, cloud", ".npy, cloud", ".ply, cloud", ".obj, cloud"), 600),
+    **dict.fromkeys((".pt", ".pt, pickle"), 400),
+}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # about what is in the files

@@ -106,7 +106,7 @@ PLANE = np.random.default_rng(0).uniform(0, 1, (30, 2)) @ [[1.0, 0, 1], [0, 1, 1
         (CORNERS[:, :2], r"must have shape \(n, 3\)"),
         (np.hstack([CORNERS, 0 * CORNERS]), "normals without a direction"),
         (CORNERS.astype(complex), "real numbers"),
-        (CORNERS.astype(object), "no NPY file of plain numbers"),
+        (CORNERS.astype(object), r"real numbers, got \|O"),
     ],
 )
 def test_clouds_without_an_inside_are_refused(tmp_path, points, reason):
