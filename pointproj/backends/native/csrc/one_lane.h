@@ -44,7 +44,7 @@ struct OneLane {
 #else
   int fetch_add(int* to, int value) const { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 
-  // Distances of several candidates at a time; most of the time none of them is near enough.
+  // Distances of several candidates at a time; most of the time few of them are near enough.
   template <class Real, class Limit, class Body>
   void meet(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit limit, Body body) const {
     for (int first = 0; first < count; first += kReadAhead) {
@@ -53,16 +53,22 @@ struct OneLane {
       const Real* z = y + points.stride;
       const Real bound = limit();
       Real squared[kReadAhead];
-      int hits = 0;
+      int near = 0;
       for (int i = 0; i < kReadAhead; ++i) {
         const Real dx = q[0] - x[i], dy = q[1] - y[i], dz = q[2] - z[i];
         squared[i] = (dx * dx + dy * dy) + dz * dz;
-        hits += squared[i] <= bound ? 1 : 0;
+        near += squared[i] <= bound ? 1 : 0;
       }
-      if (hits == 0) continue;
+      if (near == 0) continue;
       const int size = lesser(count - first, kReadAhead);
-      for (int i = 0; i < size; ++i) {
-        if (squared[i] <= limit()) body(begin + first + i, points.load(begin + first + i), squared[i], true);
+      int hits[kReadAhead], found = 0;
+      for (int i = 0; i < size; ++i) {  // without a branch that nobody can predict
+        hits[found] = i;
+        found += squared[i] <= bound ? 1 : 0;
+      }
+      for (int hit = 0; hit < found; ++hit) {
+        const int at = begin + first + hits[hit];
+        body(at, points.load(at), squared[hits[hit]], true);
       }
     }
   }
@@ -79,30 +85,51 @@ struct OneLane {
     void drain(OneLane&, Body&) {}
   };
 
-  // Sums up in the row of the result itself, which stays in the cache.
+  // Sums up in the row of the result itself, which stays in the cache; several rows at a time.
   template <class Sum, int kVector>
   struct RowSum {
+    static constexpr int kAtOnce = 4;
     const Sum* values;
     int64_t stride;
     int channels;
     Sum* row;
+    const Sum* rows[kAtOnce];
+    Sum weights[kAtOnce];
+    int waiting;
 
     void begin(const Sum* values_, int stride_, int channels_, int, Sum* row_) {
       values = values_;
       stride = stride_;
       channels = channels_;
       row = row_;
+      waiting = 0;
       for (int c = 0; c < channels; ++c) row[c] = Sum(0);
     }
     void add(OneLane&, int at, Sum weight, bool exists) {
       if (!exists) return;
-      const Sum* from = values + at * stride;
-      for (int c = 0; c < channels; ++c) row[c] = multiply_add(weight, from[c], row[c]);
+      rows[waiting] = values + at * stride;
+      weights[waiting] = weight;
+      if (++waiting < kAtOnce) return;
+      const Sum *__restrict__ a = rows[0], *__restrict__ b = rows[1], *__restrict__ c = rows[2],
+                *__restrict__ d = rows[3];
+      const Sum u = weights[0], v = weights[1], w = weights[2], x = weights[3];
+      Sum* __restrict__ to = row;
+      for (int i = 0; i < channels; ++i) {
+        to[i] = multiply_add(u, a[i], multiply_add(v, b[i], multiply_add(w, c[i], multiply_add(x, d[i], to[i]))));
+      }
+      waiting = 0;
     }
     void scale(Sum factor) {
+      for (int i = 0; i < waiting; ++i) weights[i] *= factor;
       for (int c = 0; c < channels; ++c) row[c] *= factor;
     }
-    void finish(OneLane&, Sum factor) { scale(factor); }
+    void finish(OneLane&, Sum factor) {
+      for (int i = 0; i < waiting; ++i) {
+        for (int c = 0; c < channels; ++c) row[c] = multiply_add(weights[i], rows[i][c], row[c]);
+      }
+      waiting = 0;
+      scale(factor);
+    }
   };
 #endif
 };
