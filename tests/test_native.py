@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pointproj import backends as registry
 from pointproj.backends import BackendUnavailable, load
 from pointproj.backends.native import build
 
@@ -159,6 +160,24 @@ def test_a_build_serves_the_architectures_it_holds(nothing_built: Path, monkeypa
     for here, expected in (((), both), (("80",), both), (("80", "90"), both), (("100",), None)):
         monkeypatch.setattr(build, "architectures_here", lambda here=here: here)
         assert build.find_build() == expected
+
+
+def test_auto_does_not_begin_a_build_but_says_how(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "obstacle", lambda: None)
+    registry.resolve.cache_clear()
+    name, why = registry.resolve("auto", "cpu", "radius")
+    registry.resolve.cache_clear()
+    assert name == "warp"
+    assert "native: faster here, once it is built; build it with: python -m pointproj.backends.native" in why
+    assert not list(nothing_built.iterdir())
+
+
+def test_auto_takes_what_is_built(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "_compile", _library)
+    build.make_build(())
+    registry.resolve.cache_clear()
+    assert registry.resolve("auto", "cpu", "knn")[0] == "native"
+    registry.resolve.cache_clear()
 
 
 def test_what_is_built_needs_no_compiler(tmp_path: Path):

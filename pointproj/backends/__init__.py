@@ -52,6 +52,8 @@ class Backend(Protocol):
     OPERATORS: frozenset[str]  # of {"knn", "radius"}
     RANK: dict[str, int]  # device type -> place in the choice of backend=auto, highest first, as measured
     # Optional: WAITS: str, why calls wait for the device; see :func:`waits`.
+    # Optional: unbuilt() -> str | None, how to build what it is made of, if that has yet to be done: asked
+    # for by name it builds that itself, auto does not begin it.
 
     def unavailable(self) -> str | None:
         """None if this backend can run here, else one sentence: what is missing, and how to get it."""
@@ -118,12 +120,12 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
         return name, "asked for by name"
     passed_over = []
     for candidate in sorted(names(), key=lambda n: -load(n).RANK.get(device_type, -1)):
-        reason = _obstacle(candidate, device_type, operator)
+        reason = _obstacle(candidate, device_type, operator) or _unbuilt(candidate)
         if reason is None:  # those of lower rank are not asked: finding out can take seconds
             break
         passed_over.append(f"{candidate}: {reason}")
     why = f"the fastest that runs on {device_type} for {operator}"
-    return candidate, why + (f" (not usable: {'; '.join(passed_over)})" if passed_over else "")
+    return candidate, why + (f" (passed over: {'; '.join(passed_over)})" if passed_over else "")
 
 
 def waits(name: str) -> str | None:
@@ -135,6 +137,11 @@ def use_options(config: BackendConfig) -> None:
     """Tell the backend asked for what its config says beyond its name."""
     if config.algorithm is not None:
         load(config.name).use_algorithm(config.algorithm)
+
+
+def _unbuilt(name: str) -> str | None:
+    how = getattr(load(name), "unbuilt", lambda: None)()
+    return how and f"faster here, once it is built; {how}"
 
 
 def _obstacle(name: str, device_type: str, operator: str) -> str | None:

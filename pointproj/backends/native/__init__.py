@@ -5,13 +5,19 @@ from torch import Tensor
 from pointproj.backends import Clouds, Tables
 
 OPERATORS = frozenset({"knn", "radius"})
-RANK = {"cpu": 5, "cuda": 5}
+RANK = {"cpu": 20, "cuda": 5}
 
 
 def unavailable() -> str | None:
     from pointproj.backends.native.build import obstacle
 
     return obstacle()
+
+
+def unbuilt() -> str | None:
+    from pointproj.backends.native.build import BUILD_AHEAD, find_build
+
+    return None if find_build() else f"build it with: {BUILD_AHEAD}"
 
 
 def build_index(
