@@ -1,4 +1,4 @@
-"""Points sorted along a space-filling curve, in leaves of equal number, with boxes around them.
+"""Points sorted along a Hilbert curve, in leaves of equal number, with boxes around them.
 
 Leaves follow the density of the points, whatever it is, and need neither cells nor counting. How well the
 points are sorted decides how tight the boxes are, never what is found. Sorting is stable, so a tree is the
@@ -39,9 +39,14 @@ def build_tree(points: Tensor, offsets: Tensor | None, clouds: int) -> Tree:
     return Tree(*_build(points, offsets, clouds))
 
 
+def has_short_keys(rows: int) -> bool:
+    """Whether keys have 32 bits, not 64. A number that a compiler keeps open could be any."""
+    return isinstance(rows, int) and rows <= FEW_POINTS
+
+
 def key_bits(rows: int, clouds: int) -> int:
     """How many bits of a key an axis gets; what is left tells clouds apart."""
-    if rows > FEW_POINTS:
+    if not has_short_keys(rows):
         return 16
     return 10 if clouds == 1 else 8
 
@@ -56,7 +61,7 @@ def _specs(points: Tensor, offsets: Tensor | None, clouds: int) -> tuple:
         ((groups * GROUP if clouds != 1 else 0,), torch.int32),
         ((6, nodes), dtype),
         ((2, nodes if clouds != 1 else 0), torch.int32),
-        ((rows,), torch.int64 if rows > FEW_POINTS else torch.int32),
+        ((rows,), torch.int32 if has_short_keys(rows) else torch.int64),
         ((6,), dtype),
     )
 
@@ -118,21 +123,45 @@ def bound_kernel(points, parts, rows, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def key_along(x, low, per_unit, axis: tl.constexpr, BITS: tl.constexpr, KEY: tl.constexpr):
-    """The bits of a key that one axis gives: cell number, spread out to every third place."""
+def cell_along(x, low, per_unit, BITS: tl.constexpr):
+    """Number of a cell of the curve's grid along one axis."""
     cell = tl.minimum(tl.maximum((x - low) * per_unit, 0.0), 2.0**BITS - 1)
-    cell = tl.where(cell == cell, cell, 0.0).to(KEY)
-    key = cell & 1
-    for bit in tl.static_range(1, BITS):
-        key |= ((cell >> bit) & 1) << (3 * bit)
-    return key << axis
+    return tl.where(cell == cell, cell, 0.0).to(tl.int32)
+
+
+@triton.jit
+def unwind(x, along, bit: tl.constexpr):
+    """One axis' part in turning a cube of the Hilbert curve to where its parent begins."""
+    below: tl.constexpr = 2**bit - 1
+    swapped = (x ^ along) & below
+    turned = ((along >> bit) & 1) == 1
+    return tl.where(turned, x ^ below, x ^ swapped), tl.where(turned, along, along ^ swapped)
 
 
 @triton.jit
 def key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS: tl.constexpr, KEY: tl.constexpr):
-    """Place of a point on the space-filling (Morton) curve."""
-    key = key_along(x, x0, per_x, 0, BITS, KEY) | key_along(y, y0, per_y, 1, BITS, KEY)
-    return key | key_along(z, z0, per_z, 2, BITS, KEY)
+    """Place of a point on the Hilbert curve, whose neighbours are neighbours in space; after J. Skilling,
+    "Programming the Hilbert curve", 2004.
+    """
+    cx = cell_along(x, x0, per_x, BITS)
+    cy = cell_along(y, y0, per_y, BITS)
+    cz = cell_along(z, z0, per_z, BITS)
+    for level in tl.static_range(1, BITS):
+        bit: tl.constexpr = BITS - level
+        cx = tl.where(((cx >> bit) & 1) == 1, cx ^ (2**bit - 1), cx)
+        cx, cy = unwind(cx, cy, bit)
+        cx, cz = unwind(cx, cz, bit)
+    cy ^= cx
+    cz ^= cy
+    gray = tl.zeros_like(cx)
+    for bit in tl.static_range(1, BITS):
+        gray ^= ((cz >> bit) & 1) * (2**bit - 1)
+    cx, cy, cz = (cx ^ gray).to(KEY), (cy ^ gray).to(KEY), (cz ^ gray).to(KEY)
+    key = tl.zeros_like(cx)
+    for bit in tl.static_range(BITS):
+        triple = ((cx >> bit) & 1) << 2 | ((cy >> bit) & 1) << 1 | ((cz >> bit) & 1)
+        key |= triple << (3 * bit)
+    return key
 
 
 @triton.jit
