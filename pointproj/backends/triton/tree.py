@@ -146,8 +146,7 @@ def key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS: tl.constexpr, KEY: tl
     cx = cell_along(x, x0, per_x, BITS)
     cy = cell_along(y, y0, per_y, BITS)
     cz = cell_along(z, z0, per_z, BITS)
-    for level in tl.static_range(1, BITS):
-        bit: tl.constexpr = BITS - level
+    for bit in tl.static_range(BITS - 1, 0, -1):
         cx = tl.where(((cx >> bit) & 1) == 1, cx ^ (2**bit - 1), cx)
         cx, cy = unwind(cx, cy, bit)
         cx, cz = unwind(cx, cz, bit)
