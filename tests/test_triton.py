@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.flop_counter import FlopCounterMode
 
 import pointproj
@@ -129,7 +130,7 @@ def test_the_compiler_sees_the_kernels(operator: str):
         seen.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
-    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda p: run(operator, p, 4 if operator == "knn" else 0.4, 0.1, backend="triton"),

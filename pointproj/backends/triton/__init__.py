@@ -50,6 +50,9 @@ def radius_aggregate(
 
 def _trees(clouds: Clouds, tables: Tables | None) -> tuple[Tables, Tables]:
     """Queries and reference points sorted: queries side by side then meet the same points."""
-    if tables is None:
-        tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
-    return build_index(clouds.query_points, clouds.query_offsets, clouds.count, None), tables
+    from pointproj.backends.triton.operators import runs_kernels
+    from pointproj.backends.triton.tree import build_trees
+
+    if tables is None and runs_kernels(clouds.query_points):
+        return build_trees(clouds)
+    return build_index(clouds.query_points, clouds.query_offsets, clouds.count, None), tables or ()

@@ -47,14 +47,14 @@ def _body(
     queries, references = Tree(*query_tree), Tree(*reference_tree)
     count = query_points.shape[0]
     found = query_points.new_empty(count, k, dtype=torch.int32)
-    bits = key_bits(reference_points.shape[0], clouds)
+    bits = key_bits(references.keys.dtype, clouds)
     for first in range(0, k, LARGEST_LIST):
         wanted = min(k - first, LARGEST_LIST)
         wrap_triton(search_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]),)](
             queries.points, queries.rows, queries.clouds, queries.rows.shape[0],
             references.points, references.rows, references.clouds, references.rows.shape[0],
             references.boxes, references.spans, references.keys, references.frame, reference_points,
-            found, count, reference_points.shape[0], k,
+            found, count, k,
             first, wanted, triton.next_power_of_2(wanted), bits, clouds != 1, LEAF, FANOUT,
         )  # fmt: skip
     return (found,)
@@ -85,7 +85,7 @@ def insert(squared, rows, best, best_rows):
 
 @triton.jit
 def meet(
-    leaf, best, best_rows, x, y, z, cloud, limit, done, done_row,
+    leaf, best, best_rows, x, y, z, cloud, active, done, done_row,
     points, row_of, cloud_of, padded, LATER: tl.constexpr, MANY: tl.constexpr, LEAF: tl.constexpr,
 ):  # fmt: skip
     """Consider the points of a leaf for all queries of the tile."""
@@ -93,7 +93,7 @@ def meet(
     px, py, pz = load_points(points, padded, at)
     squared = squared_length(x[None, :] - px[:, None], y[None, :] - py[:, None], z[None, :] - pz[:, None])
     rows = tl.broadcast_to(tl.load(row_of + at)[:, None], squared.shape)
-    possible = squared <= limit[None, :]
+    possible = active[None, :] & (squared < float("inf"))
     if LATER:  # only beyond what earlier searches found
         possible &= (squared > done[None, :]) | ((squared == done[None, :]) & (rows > done_row[None, :]))
     if MANY:
@@ -102,15 +102,25 @@ def meet(
 
 
 @triton.jit
-def first_not_below(keys, count, key):
-    """Place of a key among sorted keys."""
+def home_leaf(keys, leaves, box, frame, BITS: tl.constexpr, MANY: tl.constexpr):
+    """The leaf in whose part of the curve the middle of a tile's box lies."""
+    KEY: tl.constexpr = keys.dtype.element_ty
+    x0, x1, y0, y1, z0, z1, c0, _ = box
+    key = key_of(
+        (x0 + x1) * 0.5, (y0 + y1) * 0.5, (z0 + z1) * 0.5,
+        tl.load(frame), tl.load(frame + 1), tl.load(frame + 2),
+        tl.load(frame + 3), tl.load(frame + 4), tl.load(frame + 5), BITS, KEY,
+    )  # fmt: skip
+    if MANY:
+        key |= (c0.to(KEY) & (2 ** (KEY.primitive_bitwidth - 2 - 3 * BITS) - 1)) << (3 * BITS)
+    # All leaves of the reference points have one side bit: without it their keys ascend as well.
     low = tl.full([], 0, tl.int32)
-    high = low + count
-    while low < high:
+    high = low + leaves
+    while high - low > 1:
         middle = (low + high) // 2
-        below = tl.load(keys + middle) < key
-        low = tl.where(below, middle + 1, low)
-        high = tl.where(below, high, middle)
+        begins_before = (tl.load(keys + middle) & (2 ** (KEY.primitive_bitwidth - 2) - 1)) <= key
+        low = tl.where(begins_before, middle, low)
+        high = tl.where(begins_before, high, middle)
     return low
 
 
@@ -122,9 +132,7 @@ def empty_lists(real: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, TILE: 
     return best, tl.where(slot < K, END - slot, -1)
 
 
-CONFIGS = [
-    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((32, 1), (16, 1), (32, 2), (64, 2))
-]
+CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((8, 1), (16, 1), (32, 1))]
 
 
 @tuned(CONFIGS, key=["K", "MANY"])
@@ -132,7 +140,7 @@ CONFIGS = [
 def search_kernel(
     queries, query_rows, query_clouds, queries_padded,
     points, row_of, cloud_of, padded, boxes, spans, keys, frame, points_as_given,
-    found, query_count, point_count, k,
+    found, query_count, k,
     FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
     MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -161,33 +169,21 @@ def search_kernel(
             z - tl.load(last + 2, mask=active, other=0.0),
         )
 
-    limit = tl.where(active, float("inf"), -float("inf")).to(real)
     best, best_rows = empty_lists(real, K, SLOTS, TILE)
     leaves = padded // LEAF
     groups = leaves // FANOUT
     stride = leaves + groups
     node = tl.arange(0, FANOUT)
-    if groups > FANOUT:
-        # Groups come in batches, the first of which may be far away: the leaves where the tile lies on the
-        # curve tell first how near the neighbours are at least.
-        x0, _, y0, _, z0, _, c0, _ = box
-        key = key_of(
-            x0, y0, z0, tl.load(frame), tl.load(frame + 1), tl.load(frame + 2),
-            tl.load(frame + 3), tl.load(frame + 4), tl.load(frame + 5), BITS, keys.dtype.element_ty,
+    # Where the tile lies on the curve are near neighbours, though not always the nearest: begin with those.
+    home = home_leaf(keys, leaves, box, frame, BITS, MANY)
+    home_begin = tl.maximum(home - 1, 0)
+    home_end = tl.minimum(home + 2, leaves)
+    for leaf_of_home in range(home_begin, home_end):
+        best, best_rows = meet(
+            leaf_of_home, best, best_rows, x, y, z, cloud, active, done, done_row,
+            points, row_of, cloud_of, padded, FIRST > 0, MANY, LEAF,
         )  # fmt: skip
-        if MANY:
-            WIDTH: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth
-            key |= (c0.to(key.dtype) & (2 ** (WIDTH - 1 - 3 * BITS) - 1)) << (3 * BITS)
-        home = first_not_below(keys, point_count, key) // LEAF
-        for leaf in range(tl.maximum(home - 1, 0), tl.minimum(home + 2, leaves)):
-            best, best_rows = meet(
-                leaf, best, best_rows, x, y, z, cloud, limit, done, done_row,
-                points, row_of, cloud_of, padded, FIRST > 0, MANY, LEAF,
-            )  # fmt: skip
-        limit = tl.minimum(limit, tl.max(best, 0))
-        best, best_rows = empty_lists(real, K, SLOTS, TILE)
-
-    bound = tl.max(tl.minimum(limit, tl.max(best, 0)))
+    bound = tl.max(tl.where(active, tl.max(best, 0), -float("inf")))
     for begin in range(0, groups, FANOUT):
         group = begin + node
         group_squares = box_squares(boxes, spans, stride, leaves + group, group < groups, box, MANY)
@@ -198,16 +194,17 @@ def search_kernel(
             near_group = tl.min(group_squares)
             leaf = chosen * FANOUT + node
             leaf_squares = box_squares(boxes, spans, stride, leaf, node >= 0, box, MANY)
+            leaf_squares = tl.where((leaf < home_begin) | (leaf >= home_end), leaf_squares, float("inf"))
             near_leaf = tl.min(leaf_squares)
             while (near_leaf <= bound) & (near_leaf < float("inf")):
                 chosen_leaf = tl.min(tl.where(leaf_squares == near_leaf, leaf, END))
                 leaf_squares = tl.where(leaf == chosen_leaf, float("inf"), leaf_squares)
                 near_leaf = tl.min(leaf_squares)
                 best, best_rows = meet(
-                    chosen_leaf, best, best_rows, x, y, z, cloud, limit, done, done_row,
+                    chosen_leaf, best, best_rows, x, y, z, cloud, active, done, done_row,
                     points, row_of, cloud_of, padded, FIRST > 0, MANY, LEAF,
                 )  # fmt: skip
-                bound = tl.max(tl.minimum(limit, tl.max(best, 0)))
+                bound = tl.max(tl.where(active, tl.max(best, 0), -float("inf")))
 
     slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
     best = tl.where(slot < K, best, float("inf"))

@@ -6,6 +6,7 @@ same, bit for bit, in every run. Every size follows from the number of points: n
 build can be captured in a CUDA graph.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from pointproj.backends import Clouds
 from pointproj.backends.triton.operators import kernel_op
 from pointproj.backends.triton.tiles import END, FANOUT, GROUP, LEAF, cloud_of, is_finite
 
@@ -30,13 +32,19 @@ class Tree(NamedTuple):
     clouds: Tensor  # (padded,) int32: which cloud it is of; empty for a single one
     boxes: Tensor  # (6, leaves + groups) real: lowest, then highest corner
     spans: Tensor  # (2, leaves + groups) int32: first and last cloud in there; empty for a single cloud
-    keys: Tensor  # (N,) int32 or int64: place on the curve, ascending
+    keys: Tensor  # (leaves,) int32 or int64: place on the curve of the first point of each leaf
     frame: Tensor  # (6,) real: lowest corner, and cells a unit of length, of the curve's grid
 
 
 def build_tree(points: Tensor, offsets: Tensor | None, clouds: int) -> Tree:
     """Sort ``points`` (N, 3), packed clouds; points that are not finite come last, in no box."""
-    return Tree(*_build(points, offsets, clouds))
+    return Tree(*_build_one(points, offsets, clouds))
+
+
+def build_trees(clouds: Clouds) -> tuple[Tree, Tree]:
+    """Sort queries and reference points, at once: sorting takes as long for both as for one."""
+    made = _build_both(*clouds)
+    return Tree(*made[:7]), Tree(*made[7:])
 
 
 def has_short_keys(rows: int) -> bool:
@@ -44,49 +52,82 @@ def has_short_keys(rows: int) -> bool:
     return isinstance(rows, int) and rows <= FEW_POINTS
 
 
-def key_bits(rows: int, clouds: int) -> int:
-    """How many bits of a key an axis gets; what is left tells clouds apart."""
-    if not has_short_keys(rows):
+def key_bits(dtype: torch.dtype, clouds: int) -> int:
+    """How many bits of a key an axis gets. One tells queries from reference points, the rest clouds apart."""
+    if dtype == torch.int64:
         return 16
     return 10 if clouds == 1 else 8
 
 
-def _specs(points: Tensor, offsets: Tensor | None, clouds: int) -> tuple:
-    rows, dtype = points.shape[0], points.dtype
-    groups = (rows + GROUP - 1) // GROUP
+def _specs(points: Tensor, clouds: int, key: torch.dtype) -> tuple:
+    """Shapes and dtypes of a tree's tensors."""
+    groups = (points.shape[0] + GROUP - 1) // GROUP
     nodes = groups * (FANOUT + 1)
     return (
-        ((3, groups * GROUP), dtype),
+        ((3, groups * GROUP), points.dtype),
         ((groups * GROUP,), torch.int32),
         ((groups * GROUP if clouds != 1 else 0,), torch.int32),
-        ((6, nodes), dtype),
+        ((6, nodes), points.dtype),
         ((2, nodes if clouds != 1 else 0), torch.int32),
-        ((rows,), torch.int32 if has_short_keys(rows) else torch.int64),
-        ((6,), dtype),
+        ((groups * FANOUT,), key),
+        ((6,), points.dtype),
     )
 
 
-def _body(
+def _specs_of_all(sides: Sequence[Tensor], clouds: int) -> tuple:
+    short = all(has_short_keys(points.shape[0]) for points in sides)
+    short = short and has_short_keys(sum(points.shape[0] for points in sides))
+    key = torch.int32 if short else torch.int64
+    return tuple(spec for points in sides for spec in _specs(points, clouds, key))
+
+
+def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int) -> tuple[Tensor, ...]:
+    """The tensors of one tree, or of several that are sorted together, side after side."""
+    specs = _specs_of_all([points for points, _ in sides], clouds)
+    made = [sides[0][0].new_empty(shape, dtype=dtype) for shape, dtype in specs]
+    trees = [Tree(*made[7 * side : 7 * side + 7]) for side in range(len(sides))]
+    begins = [0, sides[0][0].shape[0]]
+    keys = trees[0].keys.new_empty(sum(points.shape[0] for points, _ in sides))
+    bits = key_bits(keys.dtype, clouds)
+    arguments = []
+    for side, ((points, offsets), tree) in enumerate(zip(sides, trees, strict=True)):
+        rows = points.shape[0]
+        layout = 0 if clouds == 1 else 1 if offsets is None else 2
+        offsets = tree.frame if offsets is None else offsets  # kernels take a tensor
+        arguments.append((points, offsets, rows, clouds, layout))
+        parts = points.new_empty(6, PARTS)
+        wrap_triton(bound_kernel)[(PARTS,)](points, parts, rows, PARTS, BLOCK)
+        wrap_triton(encode_kernel)[(triton.cdiv(rows, BLOCK),)](
+            points, offsets, parts, tree.frame, keys, begins[side], rows, clouds,
+            side, bits, layout, PARTS, BLOCK,
+        )  # fmt: skip
+    keys, order = keys.sort(stable=True)
+    for begin, tree, (points, offsets, rows, _, layout) in zip(begins, trees, arguments, strict=False):
+        wrap_triton(arrange_kernel)[(tree.rows.shape[0] // GROUP,)](
+            points, offsets, order, keys, begin,
+            tree.points, tree.rows, tree.clouds, tree.boxes, tree.spans, tree.keys, rows, clouds,
+            layout, LEAF, FANOUT,
+        )  # fmt: skip
+    return tuple(made)
+
+
+def _sort_one(
     points: Tensor, offsets: Tensor | None, clouds: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows = points.shape[0]
-    made = [points.new_empty(shape, dtype=dtype) for shape, dtype in _specs(points, offsets, clouds)]
-    coordinates, row_of, cloud, boxes, spans, keys, frame = made
-    groups = boxes.shape[1] // (FANOUT + 1)
-    parts = points.new_empty(6, PARTS)
-    layout = 0 if clouds == 1 else 1 if offsets is None else 2
-    offsets = frame if offsets is None else offsets  # kernels take a tensor, and leave this one alone
-    wrap_triton(bound_kernel)[(PARTS,)](points, parts, rows, PARTS, BLOCK)
-    bits = key_bits(rows, clouds)
-    wrap_triton(encode_kernel)[(triton.cdiv(rows, BLOCK),)](
-        points, offsets, parts, frame, keys, rows, clouds, bits, layout, PARTS, BLOCK
-    )
-    keys, order = keys.sort(stable=True)
-    wrap_triton(arrange_kernel)[(groups,)](
-        points, offsets, order, coordinates, row_of, cloud, boxes, spans, rows, clouds,
-        layout, LEAF, FANOUT,
-    )  # fmt: skip
-    return coordinates, row_of, cloud, boxes, spans, keys, frame
+    return _sort([(points, offsets)], clouds)
+
+
+def _sort_both(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+]:  # fmt: skip
+    return _sort([(query_points, query_offsets), (reference_points, reference_offsets)], clouds)
 
 
 @triton.jit
@@ -180,10 +221,10 @@ def axis_frame(parts, frame, axis: tl.constexpr, PARTS: tl.constexpr, BITS: tl.c
 
 @triton.jit
 def encode_kernel(
-    points, offsets, parts, frame, keys, rows, clouds,
+    points, offsets, parts, frame, keys, begin, rows, clouds, SIDE: tl.constexpr,
     BITS: tl.constexpr, LAYOUT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Key of each point: cloud, then place on the curve; the largest for points that are not finite."""
+    """Key of each point: side, cloud, place on the curve; points that are not finite come last."""
     KEY: tl.constexpr = keys.dtype.element_ty
     WIDTH: tl.constexpr = KEY.primitive_bitwidth
     x0, per_x = axis_frame(parts, frame, 0, PARTS, BITS)
@@ -198,9 +239,10 @@ def encode_kernel(
     key = key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS, KEY)
     if LAYOUT > 0:
         cloud = cloud_of(at, offsets, rows, clouds, inside, LAYOUT).to(KEY)
-        key |= (cloud & (2 ** (WIDTH - 1 - 3 * BITS) - 1)) << (3 * BITS)
-    last = tl.full([BLOCK], 2 ** (WIDTH - 1) - 1, KEY)
-    tl.store(keys + at, tl.where(is_finite(x, y, z), key, last), mask=inside)
+        key |= (cloud & (2 ** (WIDTH - 2 - 3 * BITS) - 1)) << (3 * BITS)
+    last = tl.full([BLOCK], 2 ** (WIDTH - 2) - 1, KEY)
+    key = tl.where(is_finite(x, y, z), key, last) | SIDE * 2 ** (WIDTH - 2)
+    tl.store(keys + begin + at, key, mask=inside)
 
 
 @triton.jit
@@ -221,7 +263,8 @@ def store_bounds(
 
 @triton.jit
 def arrange_kernel(
-    points, offsets, order, coordinates, row_of, cloud_at, boxes, spans, rows, clouds,
+    points, offsets, order, keys, begin,
+    coordinates, row_of, cloud_at, boxes, spans, leaf_keys, rows, clouds,
     LAYOUT: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr,
 ):  # fmt: skip
     """Put a group of points in their order, and boxes around them."""
@@ -231,7 +274,7 @@ def arrange_kernel(
     padded = groups * GROUP
     at = group * GROUP + tl.arange(0, GROUP)
     inside = at < rows
-    row = tl.load(order + at, mask=inside, other=0)
+    row = tl.load(order + begin + at, mask=inside, other=begin) - begin
     x = tl.load(points + 3 * row, mask=inside, other=float("inf"))
     y = tl.load(points + 3 * row + 1, mask=inside, other=float("inf"))
     z = tl.load(points + 3 * row + 2, mask=inside, other=float("inf"))
@@ -243,11 +286,13 @@ def arrange_kernel(
     store_bounds(x, finite, boxes, 0, group, groups, LEAF, FANOUT)
     store_bounds(y, finite, boxes, 1, group, groups, LEAF, FANOUT)
     store_bounds(z, finite, boxes, 2, group, groups, LEAF, FANOUT)
+    leaf = group * FANOUT + tl.arange(0, FANOUT)
+    first = tl.minimum(leaf * LEAF, rows - 1)
+    tl.store(leaf_keys + leaf, tl.load(keys + begin + first))
     if LAYOUT > 0:
         cloud = cloud_of(row, offsets, rows, clouds, inside, LAYOUT)
         tl.store(cloud_at + at, cloud)
         leaves = groups * FANOUT
-        leaf = group * FANOUT + tl.arange(0, FANOUT)
         first = tl.min(tl.reshape(tl.where(finite, cloud, END), [FANOUT, LEAF]), 1)
         last = tl.max(tl.reshape(tl.where(finite, cloud, -1), [FANOUT, LEAF]), 1)
         tl.store(spans + leaf, first)
@@ -256,4 +301,15 @@ def arrange_kernel(
         tl.store(spans + 2 * leaves + groups + group, tl.max(last))
 
 
-_build = kernel_op("pointproj::triton_build_tree", _body, _specs)
+_build_one = kernel_op(
+    "pointproj::triton_build_tree",
+    _sort_one,
+    lambda points, offsets, clouds: _specs_of_all([points], clouds),
+)
+_build_both = kernel_op(
+    "pointproj::triton_build_trees",
+    _sort_both,
+    lambda query_points, qo, reference_points, ro, clouds: _specs_of_all(
+        [query_points, reference_points], clouds
+    ),
+)
