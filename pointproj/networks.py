@@ -1,10 +1,14 @@
 """The network that a config describes, and what it is shown of a cloud."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
+from pointproj import checkpoint
 from pointproj.config import Config, ModelConfig
 from pointproj.model import Projector
 from pointproj.multiscale import Multiscale
@@ -73,3 +77,38 @@ def cloud_features(batch: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
     if not model.normals:
         return batch
     return {**batch, "features": torch.cat([batch["reference_points"], batch["normals"]], dim=-1)}
+
+
+def restore(path: Path, backend: str) -> tuple[Config, nn.Module]:
+    """Make the network of a checkpoint, with its weights.
+
+    Parameters
+    ----------
+    path : Path
+        A checkpoint.
+    backend : str
+        Of the operators; weights fit any.
+
+    Returns
+    -------
+    Config
+        Of the run that wrote it.
+    torch.nn.Module
+        On the CPU.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, it is damaged, or another version of this program wrote it.
+    """
+    content = checkpoint.load(path)
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), content["config"]))
+        network = build_model(config, backend)
+        network.load_state_dict(content["model"])
+    except (OmegaConfBaseException, KeyError, RuntimeError, TypeError) as error:
+        raise checkpoint.CheckpointError(
+            f"{path} does not fit this version of the program ({type(error).__name__}: {error}): take a "
+            "checkpoint that this version wrote"
+        ) from error
+    return config, network

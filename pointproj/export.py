@@ -1,0 +1,224 @@
+"""Export a trained network: ``python -m pointproj.export CHECKPOINT`` writes two files that need torch alone.
+
+The program (ExportedProgram) is made of plain torch operators, for any device that torch has. The package
+(AOTInductor) is compiled for this machine's device and needs no Python. Both take query points ``(Q, 3)`` and
+reference points ``(N, 3)``, for a network that sees normals those as well ``(N, 3)``, and return ``(Q, 1)``.
+Q and N may be any numbers from 2, and N at least the number of neighbours.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pointproj.backends import BackendUnavailable, resolve
+from pointproj.checkpoint import BEST, LAST, CheckpointError
+from pointproj.config import Config
+from pointproj.devices import DeviceError, choose_device
+from pointproj.networks import operators_of, restore
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "projector.program.pt2"
+PACKAGE = "projector.package.pt2"
+EXPORTABLE = {"cpu": ("torch",), "cuda": ("triton", "torch")}  # the first is the default
+SIZES = ((300, 500), (71, 130))  # traced with, and compared at
+TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
+
+
+class ExportError(RuntimeError):
+    """A network cannot be exported; the message says why and what to do."""
+
+
+class Exported(NamedTuple):
+    """What was written, and how far each is from the network in eager mode."""
+
+    program: Path
+    package: Path
+    differences: dict[str, float]  # by file name: largest, relative to the largest value
+
+
+class CloudField(nn.Module):
+    """A network as a function of tensors: (Q, 3) and (N, 3), perhaps normals (N, 3), to (Q, 1)."""
+
+    def __init__(self, network: nn.Module, config: Config) -> None:
+        super().__init__()
+        self.network = network
+        self.inputs = 3 if config.model.normals else 2
+
+    def forward(self, query_points: Tensor, reference_points: Tensor, *normals: Tensor) -> Tensor:
+        features = torch.cat([reference_points, *normals], dim=-1) if normals else None
+        return self.network(query_points, reference_points, features=features)
+
+
+def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "auto") -> Exported:
+    """Write the two files, each whole or not at all, and compare them with the network.
+
+    Parameters
+    ----------
+    checkpoint : Path
+        A checkpoint, or the folder of a run (its best checkpoint is meant then).
+    out : Path
+        Folder for the files; made if it is not there.
+    device : {"auto", "cpu", "cuda"}
+        What the package is compiled for.
+    backend : str
+        Of the package's operators: ``torch``, on CUDA also ``triton``, or ``auto``.
+
+    Raises
+    ------
+    CheckpointError, DeviceError, BackendUnavailable
+        If there is no such checkpoint, device or backend.
+    ExportError
+        If the backend cannot be exported, or what was exported computes something else.
+    """
+    chosen = choose_device(device)
+    config, plain = restore(_file(checkpoint), "torch")
+    backend = _exportable(backend, chosen.type, operators_of(config))
+    plain = CloudField(plain, config).to(chosen).eval()
+    network = plain
+    if backend != "torch":
+        network = CloudField(restore(_file(checkpoint), backend)[1], config).to(chosen).eval()
+    out.mkdir(parents=True, exist_ok=True)
+    with torch.no_grad():
+        program = _program(plain, config, chosen)
+        traced = program if network is plain else _trace(network, config, chosen)
+        written = Exported(out / PROGRAM, out / PACKAGE, {})
+        written.differences[PROGRAM] = _write(
+            written.program,
+            lambda path: torch.export.save(program, path),
+            lambda path: torch.export.load(path).module(),
+            plain,
+            chosen,
+        )
+        written.differences[PACKAGE] = _write(
+            written.package,
+            lambda path: torch._inductor.aoti_compile_and_package(traced, package_path=path),
+            torch._inductor.aoti_load_package,
+            plain,
+            chosen,
+        )
+    return written
+
+
+def _file(checkpoint: Path) -> Path:
+    if not checkpoint.is_dir():
+        return checkpoint
+    return checkpoint / (BEST if (checkpoint / BEST).exists() else LAST)
+
+
+def _exportable(backend: str, device: str, operator: str) -> str:
+    able = EXPORTABLE[device]
+    if backend == "auto":
+        for name in able:
+            try:
+                return resolve(name, device, operator)[0]
+            except BackendUnavailable as reason:
+                log.info("not exported with %s", reason)
+    if backend not in able:
+        raise ExportError(
+            f"backend {backend!r} cannot be exported for {device}: its operators run code that would have to "
+            f"be installed beside the files; give --backend {' or '.join(able)} (weights fit any backend)"
+        )
+    return resolve(backend, device, operator)[0]
+
+
+def _program(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
+    """The network as plain torch operators."""
+    from pointproj import portable
+
+    ops = torch.ops.pointproj
+    program = _trace(network, config, device).run_decompositions(
+        {
+            ops.torch_search.default: portable.search,
+            ops.torch_radius_aggregate.default: portable.radius_aggregate,
+            ops.aggregate_neighbors.default: portable.aggregate_neighbors,
+        }
+    )
+    own = {str(node.target) for node in program.graph.nodes if "pointproj" in str(node.target)}
+    if own:
+        raise ExportError(f"these operators have no plain form: {', '.join(sorted(own))}")
+    return program
+
+
+def _trace(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
+    queries = torch.export.Dim("queries", min=2)
+    points = torch.export.Dim("points", min=_fewest_points(config))
+    shapes = ({0: queries}, {0: points}, *[{0: points}] * (network.inputs - 2))
+    signature = (shapes[0], shapes[1], tuple(shapes[2:]))
+    return torch.export.export(
+        network, _example(network, SIZES[0], device), dynamic_shapes=signature, strict=False
+    )
+
+
+def _fewest_points(config: Config) -> int:
+    neighbors = config.model.neighbors if config.model.name == "multiscale" else config.projector.k
+    return max(2, neighbors or 2)
+
+
+def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
+    """Points in the query cube, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    rows = (sizes[0], *[sizes[1]] * (network.inputs - 1))
+    return tuple((torch.rand(n, 3, generator=generator) * 2 - 1).to(device) for n in rows)
+
+
+def _write(
+    path: Path,
+    save: Callable[[str], object],
+    load: Callable[[str], Callable[..., Tensor]],
+    network: CloudField,
+    device: torch.device,
+) -> float:
+    """Save under another name, load that and compare it, then move it; return the largest difference."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = os.path.join(folder, path.name)
+        save(made)
+        difference = _difference(load(made), network, device)
+        if not difference <= TOLERANCE:
+            raise ExportError(
+                f"what {path.name} computes is {difference:.1e} away from the network (allowed: "
+                f"{TOLERANCE:.0e}), so it was not kept; please report this with the checkpoint's config"
+            )
+        os.replace(made, path)
+    return difference
+
+
+def _difference(function: Callable[..., Tensor], network: CloudField, device: torch.device) -> float:
+    worst = 0.0
+    for sizes in SIZES:
+        inputs = _example(network, sizes, device)
+        expected = network(*inputs)
+        apart = (function(*inputs) - expected).abs().max() / expected.abs().max()
+        worst = max(worst, apart.item())
+    return worst
+
+
+def main() -> None:
+    """Parse the command line, export, and say what was written."""
+    parser = argparse.ArgumentParser(prog="python -m pointproj.export", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
+    parser.add_argument("--out", type=Path, help="folder for the files; by default that of the checkpoint")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--backend", default="auto", help="of the package: torch, or on CUDA triton")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
+    try:
+        written = export(given.checkpoint, given.out or folder, given.device, given.backend)
+    except (BackendUnavailable, CheckpointError, DeviceError, ExportError) as error:
+        sys.exit(str(error))
+    for path in (written.program, written.package):
+        size = path.stat().st_size / 2**20
+        print(f"{path}  {size:.1f} MiB  differs from the network by {written.differences[path.name]:.1e}")
+
+
+if __name__ == "__main__":
+    main()
