@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.backends import BackendUnavailable, resolve
-from pointproj.checkpoint import BEST, LAST, CheckpointError
+from pointproj.checkpoint import BEST, LAST, CheckpointError, load
 from pointproj.config import Config
 from pointproj.devices import DeviceError, choose_device
-from pointproj.networks import operators_of, restore
+from pointproj.networks import operators_of, saved_config, saved_network
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,14 @@ class CloudField(nn.Module):
         self.network = network
         self.inputs = 3 if config.model.normals else 2
 
-    def forward(self, query_points: Tensor, reference_points: Tensor, *normals: Tensor) -> Tensor:
-        features = torch.cat([reference_points, *normals], dim=-1) if normals else None
+    def forward(
+        self,
+        query_points: Float[Tensor, "q 3"],
+        reference_points: Float[Tensor, "n 3"],
+        normals: Float[Tensor, "n 3"] | None = None,
+    ) -> Float[Tensor, "q 1"]:
+        """Evaluate the network of one cloud."""
+        features = None if normals is None else torch.cat([reference_points, normals], dim=-1)
         return self.network(query_points, reference_points, features=features)
 
 
@@ -79,16 +86,20 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
     ExportError
         If the backend cannot be exported, or what was exported computes something else.
     """
+    path = _file(checkpoint)
+    content = load(path)
+    config = saved_config(path, content)
     chosen = choose_device(device)
-    config, plain = restore(_file(checkpoint), "torch")
     backend = _exportable(backend, chosen.type, operators_of(config))
-    plain = CloudField(plain, config).to(chosen).eval()
-    network = plain
-    if backend != "torch":
-        network = CloudField(restore(_file(checkpoint), backend)[1], config).to(chosen).eval()
+
+    def field(backend: str) -> CloudField:
+        return CloudField(saved_network(path, content, config, backend), config).to(chosen).eval()
+
+    plain = field("torch")
+    network = plain if backend == "torch" else field(backend)
     out.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
-        program = _program(plain, config, chosen)
+        program = plain_program(plain, config, chosen)
         traced = program if network is plain else _trace(network, config, chosen)
         written = Exported(out / PROGRAM, out / PACKAGE, {})
         written.differences[PROGRAM] = _write(
@@ -130,18 +141,19 @@ def _exportable(backend: str, device: str, operator: str) -> str:
     return resolve(backend, device, operator)[0]
 
 
-def _program(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
+def plain_program(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
     """The network as plain torch operators."""
     from pointproj import portable
 
     ops = torch.ops.pointproj
-    program = _trace(network, config, device).run_decompositions(
-        {
-            ops.torch_search.default: portable.search,
-            ops.torch_radius_aggregate.default: portable.radius_aggregate,
-            ops.aggregate_neighbors.default: portable.aggregate_neighbors,
-        }
-    )
+    forms = {
+        ops.torch_search.default: portable.search,
+        ops.torch_radius_aggregate.default: portable.radius_aggregate,
+        ops.aggregate_neighbors.default: portable.aggregate_neighbors,
+    }
+    # Numbers that differ from loop to loop (k, radius) would else become arguments that may vary.
+    with torch._dynamo.config.patch(specialize_int=True, specialize_float=True):
+        program = _trace(network, config, device).run_decompositions(forms)
     own = {str(node.target) for node in program.graph.nodes if "pointproj" in str(node.target)}
     if own:
         raise ExportError(f"these operators have no plain form: {', '.join(sorted(own))}")
@@ -151,11 +163,9 @@ def _program(network: CloudField, config: Config, device: torch.device) -> torch
 def _trace(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
     queries = torch.export.Dim("queries", min=2)
     points = torch.export.Dim("points", min=_fewest_points(config))
-    shapes = ({0: queries}, {0: points}, *[{0: points}] * (network.inputs - 2))
-    signature = (shapes[0], shapes[1], tuple(shapes[2:]))
-    return torch.export.export(
-        network, _example(network, SIZES[0], device), dynamic_shapes=signature, strict=False
-    )
+    example = _example(network, SIZES[0], device)
+    shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
+    return torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
 
 
 def _fewest_points(config: Config) -> int:

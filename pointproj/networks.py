@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from pointproj import checkpoint
-from pointproj.config import Config, ModelConfig
+from pointproj.config import Config, ModelConfig, to_config
 from pointproj.model import Projector
 from pointproj.multiscale import Multiscale
 
@@ -79,36 +79,57 @@ def cloud_features(batch: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
     return {**batch, "features": torch.cat([batch["reference_points"], batch["normals"]], dim=-1)}
 
 
-def restore(path: Path, backend: str) -> tuple[Config, nn.Module]:
-    """Make the network of a checkpoint, with its weights.
+def saved_config(path: Path, content: dict[str, Any]) -> Config:
+    """Read the config of a checkpoint.
 
     Parameters
     ----------
     path : Path
-        A checkpoint.
-    backend : str
-        Of the operators; weights fit any.
-
-    Returns
-    -------
-    Config
-        Of the run that wrote it.
-    torch.nn.Module
-        On the CPU.
+        Of the checkpoint, for messages.
+    content : dict
+        From :func:`pointproj.checkpoint.load`.
 
     Raises
     ------
     CheckpointError
-        If there is none, it is damaged, or another version of this program wrote it.
+        If another version of this program wrote it.
     """
-    content = checkpoint.load(path)
+    given = {**content["config"], "resume": None}  # what that run continued from is of no interest
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), content["config"]))
+        return to_config(OmegaConf.merge(OmegaConf.structured(Config), given))
+    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+
+
+def saved_network(path: Path, content: dict[str, Any], config: Config, backend: str) -> nn.Module:
+    """Make the network of a checkpoint, on the CPU, with its weights, which fit any backend.
+
+    Parameters
+    ----------
+    path, content
+        As for :func:`saved_config`.
+    config : Config
+        What that returned.
+    backend : str
+        Of the operators.
+
+    Raises
+    ------
+    CheckpointError
+        If another version of this program wrote it.
+    """
+    try:
+        with torch.device("meta"):  # sizes alone: the config may ask for more than the file has weights for
+            build_model(config, backend).load_state_dict(content["model"], assign=True)
         network = build_model(config, backend)
         network.load_state_dict(content["model"])
-    except (OmegaConfBaseException, KeyError, RuntimeError, TypeError) as error:
-        raise checkpoint.CheckpointError(
-            f"{path} does not fit this version of the program ({type(error).__name__}: {error}): take a "
-            "checkpoint that this version wrote"
-        ) from error
-    return config, network
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+    return network
+
+
+def _other_version(path: Path, error: Exception) -> str:
+    return (
+        f"{path} does not fit this version of the program ({type(error).__name__}: {error}): "
+        "take a checkpoint that this version wrote"
+    )

@@ -1,9 +1,9 @@
 """The operators as plain torch that a tracer can follow for any number of points.
 
-An exported program must run where this package is not installed, so its operators are replaced by these. They
-go through the queries in chunks, as :mod:`pointproj.backends.torch` does, but in a loop that stays a loop when
-it is traced: memory stays bounded, and neither the number of queries nor of points is fixed. Ragged batches
-are not exported.
+An exported program must run where this package is not installed, so its operators are replaced by these.
+They go through the queries in chunks, as :mod:`pointproj.backends.torch` does, but in a loop that stays one
+when it is traced: memory stays bounded, and neither the number of queries nor of points is fixed. Ragged
+batches are not exported.
 """
 
 from collections.abc import Callable
@@ -85,21 +85,22 @@ def _by_chunks(
 ) -> Tensor:
     """``function(query, *per_reference, cloud, *others)`` for chunks of each cloud's queries, (Q, width)."""
     size = query_points.shape[0] // clouds
-    chunks = (size + QUERIES_AT_ONCE - 1) // QUERIES_AT_ONCE
+    chunks = (size - 1) // QUERIES_AT_ONCE + 2  # one to spare: for a tracer, 1 is another case than more
     padding = (0, 0, 0, chunks * QUERIES_AT_ONCE - size)
     queries = torch.nn.functional.pad(query_points.view(clouds, size, 3), padding, value=torch.nan)
     cloud = torch.arange(clouds * chunks, device=query_points.device) // chunks
     of_clouds = [t.view(clouds, t.shape[0] // clouds, t.shape[1]) for t in per_reference]
 
+    # The compiler looks among the arguments for the symbols that the shape of the result is made of.
+    symbols = (size,) if isinstance(size, torch.SymInt) else ()
+
     def one(chunk: tuple[Tensor, Tensor], *arguments: Tensor) -> Tensor:
         query, cloud = chunk
         own = [t.index_select(0, cloud.view(1))[0] for t in arguments[: len(per_reference)]]
-        return function(query, *own, cloud, *arguments[len(per_reference) : -1])
+        return function(query, *own, cloud, *arguments[len(per_reference) :][: len(others)])
 
-    # The size stands among the arguments because the compiler looks for symbols of the result's shape there.
-    made = map_chunks(
-        one, (queries.reshape(clouds * chunks, QUERIES_AT_ONCE, 3), cloud), *of_clouds, *others, size
-    )
+    in_chunks = queries.reshape(clouds * chunks, QUERIES_AT_ONCE, 3)
+    made = map_chunks(one, (in_chunks, cloud), *of_clouds, *others, *symbols)
     return made.reshape(clouds, chunks * QUERIES_AT_ONCE, width)[:, :size].reshape(clouds * size, width)
 
 

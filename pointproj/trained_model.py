@@ -4,21 +4,18 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from pointproj import checkpoint
 from pointproj.backends import resolve
-from pointproj.config import Config, to_config
+from pointproj.config import Config
 from pointproj.devices import choose_device
 from pointproj.layout import DataError
-from pointproj.networks import build_model, cloud_features, operators_of
+from pointproj.networks import cloud_features, operators_of, saved_config, saved_network
 from pointproj.reconstruction import DEFAULT_SIDE, Field
 
 SOLID_TARGETS = ("sdf", "occupancy")
@@ -119,7 +116,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
     """
     path = path / checkpoint.BEST if path.is_dir() else path
     content = checkpoint.load(path)
-    config = _config(path, content)
+    config = saved_config(path, content)
     target = config.target.name
     if target not in SOLID_TARGETS:
         raise checkpoint.CheckpointError(
@@ -128,13 +125,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
         )
     chosen = choose_device(device)
     backend, _ = resolve(backend, chosen.type, operators_of(config))
-    try:
-        with torch.device("meta"):  # sizes alone: the config may ask for more than the file has weights for
-            build_model(config, backend).load_state_dict(content["model"], assign=True)
-        model = build_model(config, backend)
-        model.load_state_dict(content["model"])
-    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+    model = saved_network(path, content, config, backend)
     return TrainedModel(config, model.to(chosen).eval(), chosen, backend)
 
 
@@ -155,18 +146,3 @@ def whole(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
-
-
-def _config(path: Path, content: dict[str, Any]) -> Config:
-    given = {**content["config"], "resume": None}  # what that run continued from is of no interest
-    try:
-        return to_config(OmegaConf.merge(OmegaConf.structured(Config), given))
-    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise checkpoint.CheckpointError(_other_version(path, error)) from error
-
-
-def _other_version(path: Path, error: Exception) -> str:
-    return (
-        f"{path} does not fit this version of the program ({type(error).__name__}: {error}): "
-        "take a checkpoint that this version wrote"
-    )
