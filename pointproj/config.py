@@ -135,7 +135,7 @@ class DataConfig:
     points: int = 2048  # reference points a shape
     resample: bool = True  # fresh points every epoch; false: the same points
     grid: int = 30  # query points a side, on [-1, 1]^3
-    queries: int = 0  # random query points a shape and step in training, where target is no grid; 0: the grid
+    queries: int | None = None  # random query points a shape in training; 0: the grid; null: by model
     pool: int = 16384  # random points a shape that these are drawn from
     repeats: int = 1  # mixed only: how often an epoch holds each real mesh, beside furniture once
     variants: int = (
@@ -260,7 +260,8 @@ def to_config(composed: Any) -> Config:
     Returns
     -------
     Config
-        Plain dataclasses; ``projector.context`` and ``model.normals`` are settled (never null).
+        Plain dataclasses; ``projector.context``, ``data.queries`` and ``model.normals`` are settled (never
+        null).
 
     Raises
     ------
@@ -278,10 +279,17 @@ def to_config(composed: Any) -> Config:
         raise ConfigError("this config cannot run: " + "\n".join(lines))
     if config.projector.context is None:
         config.projector.context = config.target.name != "random"
+    if config.data.queries is None:
+        config.data.queries = _default_queries(config)
     if config.model.normals is None:  # real meshes have faces of either orientation; multiscale needs none
         oriented = config.data.name == "furniture" and config.target.name in ("sdf", "occupancy")
         config.model.normals = oriented and config.model.name == "projector"
     return config
+
+
+def _default_queries(config: Config) -> int:
+    """Random queries for multiscale, whose grid is not that of the queries; the projector has the grid."""
+    return 1024 if config.model.name == "multiscale" and config.target.name != "random" else 0
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -32,10 +32,14 @@ def program(*arguments, cwd=PROJECT, **environment):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment})
 
 
-def test_default_run_is_furniture_udf_with_context():
+def test_default_run_is_furniture_occupancy_by_multiscale_without_normals():
     config = config_of()
-    assert (config.data.name, config.target.name, config.projector.kind) == ("furniture", "udf", "knn")
-    assert config.projector.context is True
+    assert (config.data.name, config.target.name, config.model.name) == (
+        "furniture",
+        "occupancy",
+        "multiscale",
+    )
+    assert (config.data.queries, config.model.normals) == (1024, False)
     assert config.backend.name == "auto"
     assert isinstance(config, Config)
 
@@ -44,6 +48,12 @@ def test_context_is_off_for_random_targets_unless_asked_for():
     assert config_of("target=random").projector.context is False
     assert config_of("target=random", "projector.context=true").projector.context is True
     assert config_of("projector.context=false").projector.context is False
+
+
+def test_the_projector_learns_on_the_grid_unless_asked():
+    assert config_of("model=projector").data.queries == 0
+    assert config_of("model=projector", "data.queries=9").data.queries == 9
+    assert config_of("target=random").data.queries == 0
 
 
 @pytest.mark.parametrize(

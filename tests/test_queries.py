@@ -92,18 +92,18 @@ def composed(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["augmentation.mirror=true"], r"data\.queries=2048"),
+        (["model=projector", "augmentation.mirror=true"], r"data\.queries=2048"),
         (["target=random", "data.queries=9"], r"data\.queries=0"),
-        (["augmentation.stretch=0.2", "data.queries=9"], "changes distances unevenly"),
+        (["target=udf", "augmentation.stretch=0.2"], "changes distances unevenly"),
         (["augmentation.drop=1.5"], "from 0 to below 1"),
         (["augmentation.turn=some"], "none, right, any"),
         (["data.repeats=2"], "data=mixed"),
         (["target.loss=smoth"], "did you mean smooth"),
-        (["target.loss=cross_entropy"], "target=occupancy"),
-        (["target=occupancy", "target.eikonal=0.1"], r"target\.eikonal=0"),
-        (["model=multiscale", "model.side=18"], "multiple of 4"),
-        (["model=multiscale", "model.hidden_channels=12"], "multiple of 8"),
-        (["model=multiscale", "model.neighbors=900"], "at most 512"),
+        (["target=udf", "target.loss=cross_entropy"], "target=occupancy"),
+        (["target.eikonal=0.1"], r"target\.eikonal=0"),
+        (["model.side=18"], "multiple of 4"),
+        (["model.hidden_channels=12"], "multiple of 8"),
+        (["model.neighbors=1900"], "at most 1024"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -114,5 +114,5 @@ def test_what_does_not_go_together_is_refused(overrides, words):
 
 def test_multiscale_sees_no_normals_unless_asked():
     assert composed("model=multiscale", "target=occupancy").model.normals is False
-    assert composed("target=occupancy").model.normals is True
+    assert composed("model=projector", "target=occupancy").model.normals is True
     assert composed("model=multiscale", "model.normals=true").model.normals is True
