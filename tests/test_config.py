@@ -229,7 +229,7 @@ def test_help_is_about_this_program(tmp_path):
         "backend: auto, ",
         "experiment=smoke",
         "-m backend=torch,warp",
-        "epochs: 8",
+        "epochs: 20",
         "outputs/",
     ):
         assert word in ended.stdout
