@@ -45,8 +45,15 @@ def baselines() -> dict[str, str | None]:
     return {"flood": None, "poisson": reason}
 
 
-def baseline(name: str) -> Baseline:
+def baseline(name: str, device: str = "cpu") -> Baseline:
     """Return a baseline: a callable from points (n, 3) in the query cube to their reconstruction.
+
+    Parameters
+    ----------
+    name : str
+        A key of :func:`baselines`.
+    device : str
+        Where Warp extracts surfaces and asks for sides.
 
     Raises
     ------
@@ -60,13 +67,14 @@ def baseline(name: str) -> Baseline:
         raise ValueError(f"expected a baseline of {', '.join(known)}; got {name!r}")
     if known[name] is not None:
         raise BaselineUnavailable(f"baseline {name}: {known[name]}")
-    return {"flood": flood_reconstruction, "poisson": poisson_reconstruction}[name]
+    method = {"flood": flood_reconstruction, "poisson": poisson_reconstruction}[name]
+    return partial(method, device=device)
 
 
-def flood_reconstruction(points: Points) -> Reconstruction:
+def flood_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruction:
     """Reconstruct by the distance to the nearest sample and the sign of a flood."""
     values = flooded_distance(points)
-    return reconstruct(grid_field(values), "flood", FLOOD_SIDE)
+    return reconstruct(grid_field(values), "flood", FLOOD_SIDE, device=device)
 
 
 def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray, "side side side"]:
@@ -121,7 +129,7 @@ def oriented_normals(points: Points) -> Points:
     return np.where((ahead < behind)[:, None], -normals, normals)
 
 
-def poisson_reconstruction(points: Points) -> Reconstruction:
+def poisson_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruction:
     """Reconstruct by screened Poisson, from normals that the flood orients."""
     import pymeshlab
 
@@ -133,14 +141,14 @@ def poisson_reconstruction(points: Points) -> Reconstruction:
     workspace.generate_surface_reconstruction_screened_poisson(depth=POISSON_DEPTH, threads=1)
     made = workspace.current_mesh()
     mesh = Mesh(made.vertex_matrix(), made.face_matrix(), "poisson")
-    return Reconstruction(mesh, partial(_winds_around, mesh))
+    return Reconstruction(mesh, partial(_winds_around, mesh, device))
 
 
-def _winds_around(mesh: Mesh, points: Points) -> Bool[np.ndarray, " n"]:
+def _winds_around(mesh: Mesh, device: str, points: Points) -> Bool[np.ndarray, " n"]:
     """Whether the surface winds around each point, also where the solver's box has cut it open."""
     if not len(mesh.faces):
         return np.zeros(len(points), dtype=bool)
-    with wp.ScopedDevice("cpu"):
+    with wp.ScopedDevice(device):
         search_mesh = wp.Mesh(
             points=wp.array(mesh.vertices, dtype=wp.vec3),
             indices=wp.array(mesh.faces.reshape(-1), dtype=wp.int32),

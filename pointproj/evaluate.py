@@ -107,7 +107,7 @@ def model_method(trained: TrainedModel, side: int) -> Method:
     return method
 
 
-def _baseline_methods(names: Sequence[str] | None) -> dict[str, Method]:
+def _baseline_methods(names: Sequence[str] | None, device: str) -> dict[str, Method]:
     """Return those asked for, or by default all that can run here."""
     if names is None:
         usable = baselines()
@@ -115,7 +115,7 @@ def _baseline_methods(names: Sequence[str] | None) -> dict[str, Method]:
             if reason is not None:
                 log.warning("baseline %s is left out: %s", name, reason)
         names = [name for name, reason in usable.items() if reason is None]
-    chosen = {name: baseline(name) for name in names}
+    chosen = {name: baseline(name, device) for name in names}
     return {name: lambda points, _, run=run: run(points) for name, run in chosen.items()}
 
 
@@ -148,11 +148,13 @@ def _arguments() -> argparse.Namespace:
 def run(arguments: argparse.Namespace) -> None:
     """Do what the command line asks for."""
     trained = load_trained(arguments.checkpoint, arguments.device)
-    methods = {MODEL: model_method(trained, arguments.side), **_baseline_methods(arguments.baselines)}
+    device = str(trained.device)
+    methods = {MODEL: model_method(trained, arguments.side)}
+    methods |= _baseline_methods(arguments.baselines, device)
     files = _test_files(trained, arguments.meshes, arguments.limit)
     folder = arguments.checkpoint if arguments.checkpoint.is_dir() else arguments.checkpoint.parent
     out = arguments.out or folder / "evaluation"
-    points, device = arguments.points or trained.points, str(trained.device)
+    points = arguments.points or trained.points
     log.info("%d meshes, %d points each, surface from %d^3, %s", len(files), points, arguments.side, device)
     results = []
     grid = trained.config.data.grid
