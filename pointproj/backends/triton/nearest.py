@@ -132,7 +132,9 @@ def empty_lists(real: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, TILE: 
     return best, tl.where(slot < K, END - slot, -1)
 
 
-CONFIGS = [triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((8, 1), (16, 1), (32, 1))]
+CONFIGS = [
+    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((4, 1), (8, 1), (16, 1), (32, 1))
+]
 
 
 @tuned(CONFIGS, key=["K", "MANY"])
