@@ -84,7 +84,7 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
     "overrides",
     [
         ["projector=radius", "projector.radius=0.6", "target=udf", "model.hidden_channels=8"],
-        ["experiment=reconstruct", "model.side=8", "model.levels=2", "model.hidden_channels=8"],
+        ["experiment=reconstruct", "model.side=4", "model.levels=1", "model.hidden_channels=8"],
     ],
     ids=["radius", "multiscale"],
 )

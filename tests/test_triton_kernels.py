@@ -32,10 +32,9 @@ def _clustered(count: int, device: str) -> Tensor:
     return clustered(count)(torch.Generator().manual_seed(0)).float().to(device)
 
 
-@pytest.mark.parametrize("queries", ["near", "far"])
-def test_more_groups_than_are_looked_at_together(queries: str, device: str):
+def test_more_groups_than_are_looked_at_together(device: str):
     points = _clustered(132_000, device)
-    query = (points[:4] * 1e-4 + 0.3) if queries == "near" else (points[:4] * 0.1 + 4)  # one tile, not wide
+    query = points[:4] * 1e-4 + 0.3  # one tile, in the cluster
     _, rows = pointproj.knn(query, points, 9, backend="triton")
     assert torch.equal(rows, reference.knn_search(query, points, 9))
 
