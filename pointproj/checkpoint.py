@@ -8,6 +8,8 @@ PhysicsNeMo's ``save_checkpoint`` writes model and optimizer as separate numbere
 import dataclasses
 import logging
 import random
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,6 +153,13 @@ def load(path: Path) -> dict[str, Any]:
     if content.get("format") != FORMAT or not isinstance(content.get("config"), dict):
         raise CheckpointError(f"{path} is not a checkpoint of this program's format {FORMAT}")
     return content
+
+
+def resume_argument(path: Path) -> str:
+    """Return the argument that continues from ``path``, as it is written in a shell."""
+    if re.fullmatch(r"[\w./-]+", str(path)):
+        return f"resume={path}"
+    return shlex.quote(f'resume="{path}"')  # Hydra has rules of its own for blanks, commas and equals signs
 
 
 def find_newest(root: Path, config: Config) -> Path | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pointproj.checkpoint import resume_argument
 from pointproj.distributed import Processes
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class HelperDied(RuntimeError):  # noqa: N818 - says what happened
 
 
 @contextmanager
-def explained_dead_helper(workers: int, checkpoint: Path) -> Iterator[None]:
+def explained_dead_helper(workers: int, last: Path) -> Iterator[None]:
     """Say of a helper process that has died in the block what to do.
 
     torch raises its error wherever this process is at that moment, perhaps within a step: what is in memory
@@ -40,8 +41,8 @@ def explained_dead_helper(workers: int, checkpoint: Path) -> Iterator[None]:
     ----------
     workers : int
         How many there are (``data.workers``).
-    checkpoint : Path
-        Of the run; there or not.
+    last : Path
+        Checkpoint of the run; there or not.
 
     Raises
     ------
@@ -53,7 +54,7 @@ def explained_dead_helper(workers: int, checkpoint: Path) -> Iterator[None]:
         words = str(error) if isinstance(error, RuntimeError) else _reported_by_signal()
         if not (workers and words.startswith("DataLoader worker")):
             raise
-        onwards = f"continue with resume={checkpoint} and" if checkpoint.exists() else "start again with"
+        onwards = f"continue with {resume_argument(last)} and" if last.exists() else "start again with"
         raise HelperDied(
             f"a process that samples batches has died ({words}), often since memory ran out: {onwards} a "
             f"lower data.workers (now {workers}; 0 samples in the run's own process)"

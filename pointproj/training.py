@@ -335,8 +335,8 @@ class Training:
     def _stop(self, stop: StopRequest) -> None:
         self._check_finite()
         self._save(checkpoint.LAST)
-        path = self.run_folder.path / checkpoint.LAST
-        log.warning("stopped after step %d; continue with resume=%s", self.position.step, path)
+        onwards = checkpoint.resume_argument(self.run_folder.path / checkpoint.LAST)
+        log.warning("stopped after step %d; continue with %s", self.position.step, onwards)
         raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
 
     def _log_header(self) -> None:

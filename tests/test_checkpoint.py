@@ -2,10 +2,13 @@ import dataclasses
 import errno
 import os
 import random
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pointproj import checkpoint
 from pointproj.checkpoint import CheckpointError
@@ -193,3 +196,12 @@ def test_optimizer_takes_moments_but_keeps_its_settings():
     assert fresh.param_groups[0]["fused"] is True
     torch.testing.assert_close(fresh.state[parameter]["exp_avg"], torch.tensor([1.0]))
     assert fresh.state[parameter]["step"].item() == 1
+
+
+@pytest.mark.parametrize("folder", ["outputs/2026-11-21/10-00-00-ab", "odd dir=x", "a,b", "it's", "a{b}[c]"])
+def test_the_way_on_survives_shell_and_hydra(folder):
+    path = Path(folder) / "last.pt"
+    (argument,) = shlex.split(checkpoint.resume_argument(path))
+    (override,) = OverridesParser.create().parse_overrides([argument])
+    value = override.value()
+    assert (getattr(value, "text", None) or value) == str(path)
