@@ -10,7 +10,8 @@ namespace pointproj {
 
 namespace {
 
-constexpr int64_t kPointsAtOnce = 4096;  // fewer are not worth a second thread
+constexpr int64_t kPointsAtOnce = 1 << 15;  // fewer are not worth a second thread
+constexpr int64_t kPartsAtOnce = 64;
 constexpr int64_t kSearchesAtOnce = 64;
 
 struct Cores {
@@ -33,7 +34,7 @@ struct Cores {
   }
   template <class Body>
   void each_group(int size, Body body) const {
-    at::parallel_for(0, size, 8, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, size, kPartsAtOnce, [&](int64_t begin, int64_t end) {
       OneLane lanes;
       for (int64_t i = begin; i < end; ++i) body(lanes, static_cast<int>(i));
     });
