@@ -27,9 +27,10 @@ class Verdict(NamedTuple):
 
     what: str
     reason: str | None  # None: it can
+    found: str = "works"  # what is known then
 
     def __str__(self) -> str:
-        return f"{self.what}: " + ("works" if self.reason is None else f"NOT usable: {self.reason}")
+        return f"{self.what}: " + (self.found if self.reason is None else f"NOT usable: {self.reason}")
 
 
 def describe() -> Iterator[str]:
@@ -157,10 +158,10 @@ def _try_allocator(name: str) -> Verdict:
 
     what = f"allocator={name}"
     if name == "rmm":
-        return Verdict(what, _rmm_obstacle())
+        return Verdict(what, _rmm_obstacle(), found="available")
     if name != "torch":
         return Verdict(what, "expected torch or rmm")
-    return Verdict(what, None if torch.cuda.is_available() else "torch finds no GPU")
+    return Verdict(what, None if torch.cuda.is_available() else "torch finds no GPU", found="available")
 
 
 def _rmm_obstacle() -> str | None:
