@@ -11,6 +11,8 @@ are nominal, per pair of a query and a neighbour, multiplication and addition as
 
 kNN has k pairs a query. For a radius all pairs of a cloud count, what a dense masked softmax would compute:
 an upper bound. Clouds of different sizes count as if they were of equal size.
+
+A counter knows the formulas that were there when it was made: use the backend once before.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from torch.library import wrap_triton
 
 from pointproj.backends.triton.flops import count_aggregation
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
-from pointproj.backends.triton.tiles import is_finite, tuned
+from pointproj.backends.triton.tiles import is_finite, size_class, tuned
 from pointproj.neighbor_lists import listed_chunks
 from pointproj.pairwise import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
 from pointproj.torch_op import Saved
@@ -56,7 +56,7 @@ def _forward(
     blocks = triton.cdiv(channels, block)
     wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(queries, meta["TILE"]), blocks)](
         query_points, reference_points, features, sigma, neighbor_indices, aggregated, weights,
-        queries, k, channels, block,
+        queries, k, channels, size_class(queries), block,
     )  # fmt: skip
     return aggregated, weights
 
@@ -104,7 +104,7 @@ def _pull(inputs: dict[str, Any], weights: Tensor, grad: Tensor) -> dict[str, Te
 
 
 CONFIGS = [
-    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((16, 4), (32, 4), (8, 1), (16, 2))
+    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((32, 1), (16, 4), (8, 2), (64, 2))
 ]
 SPREAD_TILE = 16
 PULL_TILE = 32
@@ -120,11 +120,11 @@ def difference(query_points, query, reference_points, row, mask, real: tl.conste
     return x, y, z, tl.sqrt(x * x + y * y + z * z)
 
 
-@tuned(CONFIGS, key=["k", "channels"])
+@tuned(CONFIGS, key=["k", "channels", "scale"])
 @triton.jit
 def aggregate_kernel(
     query_points, reference_points, features, sigma, neighbor_indices, aggregated, weights,
-    queries, k, channels, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    queries, k, channels, scale, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Softmax over each list, and the weighted sum."""
     real: tl.constexpr = features.dtype.element_ty

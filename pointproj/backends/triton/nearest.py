@@ -17,6 +17,7 @@ from pointproj.backends.triton.tiles import (
     box_squares,
     is_finite,
     load_points,
+    size_class,
     squared_length,
     tile_box,
     tuned,
@@ -54,7 +55,7 @@ def _body(
             queries.points, queries.rows, queries.clouds, queries.rows.shape[0],
             references.points, references.rows, references.clouds, references.rows.shape[0],
             references.boxes, references.spans, references.keys, references.frame, reference_points,
-            found, count, k,
+            found, count, k, size_class(count),
             first, wanted, triton.next_power_of_2(wanted), bits, clouds != 1, LEAF, FANOUT,
         )  # fmt: skip
     return (found,)
@@ -137,12 +138,12 @@ CONFIGS = [
 ]
 
 
-@tuned(CONFIGS, key=["K", "MANY"])
+@tuned(CONFIGS, key=["K", "MANY", "scale"])
 @triton.jit
 def search_kernel(
     queries, query_rows, query_clouds, queries_padded,
     points, row_of, cloud_of, padded, boxes, spans, keys, frame, points_as_given,
-    found, query_count, k,
+    found, query_count, k, scale,
     FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
     MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip

@@ -21,6 +21,17 @@ def tuned(configs: list[triton.Config], key: list[str]):
     return triton.autotune(configs=configs[:1] if INTERPRETED else configs, key=key)
 
 
+def size_class(rows: int) -> int:
+    """What kernels are tuned for besides their constants: few rows, some, or many.
+
+    None of these numbers is one that Triton compiles a kernel anew for. A number of rows that a compiler
+    keeps open counts as many.
+    """
+    if not isinstance(rows, int) or rows > 2**16:
+        return 5
+    return 2 if rows <= 2**12 else 3
+
+
 @triton.jit
 def square(x):
     """x * x, rounded: the compiler must not fuse it with the addition that follows."""

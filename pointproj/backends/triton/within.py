@@ -15,7 +15,7 @@ from pointproj.backends import Clouds
 from pointproj.backends.triton.flops import count_aggregation
 from pointproj.backends.triton.lists import channel_block
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
-from pointproj.backends.triton.tiles import FANOUT, LEAF
+from pointproj.backends.triton.tiles import FANOUT, LEAF, size_class
 from pointproj.backends.triton.tree import Tree
 from pointproj.backends.triton.within_kernels import (
     aggregate_kernel,
@@ -78,7 +78,7 @@ def _forward(
     blocks = triton.cdiv(channels, block)
     wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), blocks)](
         *_side(query_tree), count, *_tree(reference_tree), features, sigma, _reach(radius, query_points),
-        aggregated, softmax, channels, clouds != 1, LEAF, FANOUT, block,
+        aggregated, softmax, channels, size_class(count), clouds != 1, LEAF, FANOUT, block,
     )  # fmt: skip
     return aggregated, softmax
 
@@ -122,7 +122,7 @@ def _gather(inputs: dict, softmax: Tensor, grad: Tensor) -> Tensor:
     wrap_triton(gather_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), blocks)](
         *_side(inputs["reference_tree"]), count, *_tree(inputs["query_tree"]), softmax, grad,
         inputs["sigma"], _reach(inputs["radius"], inputs["query_points"]), d_features,
-        channels, inputs["clouds"] != 1, LEAF, FANOUT, block,
+        channels, size_class(count), inputs["clouds"] != 1, LEAF, FANOUT, block,
     )  # fmt: skip
     return d_features
 

@@ -93,11 +93,12 @@ def finish(sums, broken):
     return tl.where(broken > 0, float("nan"), sums)
 
 
-@tuned(CONFIGS, key=["channels", "MANY"])
+@tuned(CONFIGS, key=["channels", "MANY", "scale"])
 @triton.jit
 def aggregate_kernel(
     queries, query_rows, query_clouds, queries_padded, query_count,
-    points, row_of, clouds, padded, boxes, spans, features, sigma, reach, aggregated, softmax, channels,
+    points, row_of, clouds, padded, boxes, spans,
+    features, sigma, reach, aggregated, softmax, channels, scale,
     MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Running softmax over the reference points near a tile of queries."""
@@ -144,11 +145,11 @@ def aggregate_kernel(
         tl.store(softmax + 2 * query + 1, tl.where(has_neighbor, 1.0 / total, 0.0), mask=exists)
 
 
-@tuned(CONFIGS, key=["channels", "MANY"])
+@tuned(CONFIGS, key=["channels", "MANY", "scale"])
 @triton.jit
 def gather_kernel(
     references, reference_rows, reference_clouds, references_padded, reference_count,
-    points, row_of, clouds, padded, boxes, spans, softmax, grad, sigma, reach, d_features, channels,
+    points, row_of, clouds, padded, boxes, spans, softmax, grad, sigma, reach, d_features, channels, scale,
     MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the features: weighted sum of the upstream gradients near a tile of reference points."""
