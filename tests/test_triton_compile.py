@@ -72,8 +72,8 @@ KERNELS = {
 }
 
 
-def _compiled(name: str, architecture: int, real: str) -> str:
-    """The assembly of a kernel for one architecture, positions and sums in one dtype."""
+def _compiled(name: str, architecture: int, real: str, size: str) -> str:
+    """The assembly of a kernel for one architecture; dtypes of positions and sums, and of sizes."""
     kernel, constants = KERNELS[name]
     kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
     pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32") | {"order": "*i64"}
@@ -81,7 +81,7 @@ def _compiled(name: str, architecture: int, real: str) -> str:
         pointers["clouds"] = "*i32"  # of each point; to the kernels that build a tree it is their number
     if name.startswith("lists"):
         pointers.pop("queries")  # here that is a number too
-    signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}
+    signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=constants)
     target = GPUTarget("cuda", architecture, 32)
     return triton.compile(source, target=target, options={"num_warps": 2}).asm["ptx"]
@@ -90,13 +90,17 @@ def _compiled(name: str, architecture: int, real: str) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels are interpreted")
 @pytest.mark.parametrize(
-    ("architecture", "real", "names"),
-    [(90, "fp32", KERNELS), (80, "fp32", ["search"]), (90, "fp64", ["search", "aggregate"])],
+    ("architecture", "real", "size", "names"),
+    [
+        (90, "fp32", "i64", KERNELS),  # as in a package, which keeps sizes open
+        (80, "fp32", "i32", ["search"]),
+        (90, "fp64", "i32", ["search", "aggregate"]),
+    ],
     ids=["sm90", "sm80", "sm90-fp64"],
 )
-def test_kernels_compile(architecture: int, real: str, names: list[str]):
+def test_kernels_compile(architecture: int, real: str, size: str, names: list[str]):
     for name in names:
-        assembly = _compiled(name, architecture, real)
+        assembly = _compiled(name, architecture, real, size)
         assert f".target sm_{architecture}" in assembly, name
         if name.startswith("search"):  # distances are rounded after every operation, unlike a tile's middle
             assert assembly.count("fma.rn") <= 3, name

@@ -173,7 +173,7 @@ def search_kernel(
         )
 
     best, best_rows = empty_lists(real, K, SLOTS, TILE)
-    leaves = padded // LEAF
+    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
     groups = leaves // FANOUT
     stride = leaves + groups
     node = tl.arange(0, FANOUT)

@@ -113,7 +113,7 @@ def aggregate_kernel(
     totals = tl.zeros([TILE, 16], real)  # every column is the sum of the weights
     sums = tl.zeros([TILE, BLOCK], real)
     broken = tl.zeros([TILE, BLOCK], real)
-    leaves = padded // LEAF
+    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
     leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, _, _, _, far = pairs(
@@ -163,7 +163,7 @@ def gather_kernel(
     limit = tl.load(reach)
     sums = tl.zeros([TILE, BLOCK], real)
     broken = tl.zeros([TILE, BLOCK], real)
-    leaves = padded // LEAF
+    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
     leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, _, _, _, far = pairs(
@@ -221,7 +221,7 @@ def pull_kernel(
     along_y = tl.zeros([TILE], real)
     along_z = tl.zeros([TILE], real)
     spread = tl.zeros([TILE], real)
-    leaves = padded // LEAF
+    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
     leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, dx, dy, dz, far = pairs(
@@ -267,7 +267,7 @@ def push_kernel(
     along_x = tl.zeros([TILE], real)
     along_y = tl.zeros([TILE], real)
     along_z = tl.zeros([TILE], real)
-    leaves = padded // LEAF
+    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
     leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
     while leaf < END:
         there, hit, dx, dy, dz, far = pairs(
