@@ -18,12 +18,14 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._inductor.exc import InductorError
 
 from pointproj.backends import BackendUnavailable, resolve
 from pointproj.checkpoint import BEST, LAST, CheckpointError, load
 from pointproj.config import Config
 from pointproj.devices import DeviceError, choose_device
 from pointproj.networks import operators_of, saved_config, saved_network
+from pointproj.step import first_line
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,8 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
     CheckpointError, DeviceError, BackendUnavailable
         If there is no such checkpoint, device or backend.
     ExportError
-        If the backend cannot be exported, or what was exported computes something else.
+        If the backend cannot be exported, torch cannot compile the package, or what was exported computes
+        something else.
     """
     path = _file(checkpoint)
     content = load(path)
@@ -111,12 +114,22 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
         )
         written.differences[PACKAGE] = _write(
             written.package,
-            lambda path: torch._inductor.aoti_compile_and_package(traced, package_path=path),
+            lambda path: _compile(traced, path),
             torch._inductor.aoti_load_package,
             plain,
             chosen,
         )
     return written
+
+
+def _compile(program: torch.export.ExportedProgram, path: str) -> None:
+    try:
+        torch._inductor.aoti_compile_and_package(program, package_path=path)
+    except InductorError as error:
+        raise ExportError(
+            f"torch {torch.__version__} could not compile {PACKAGE} ({first_line(error.inner_exception)}); "
+            f"{PROGRAM} is written. Take another --backend or --device, or a newer torch"
+        ) from error
 
 
 def _file(checkpoint: Path) -> Path:

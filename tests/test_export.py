@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from torch._inductor.exc import InductorError
+from torch.torch_version import TorchVersion
 
 from pointproj import checkpoint
 from pointproj.config import Config, register_schema, to_config
@@ -69,6 +71,13 @@ def _run_elsewhere(folder: Path, network: CloudField, package: bool) -> list[lis
     return [[torch.tensor(values) for values in made] for made in json.loads(ended.stdout)]
 
 
+takes_loops = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < (2, 13),
+    reason="the compiler of this torch stops at loops of open length",
+)
+
+
+@takes_loops
 @pytest.mark.slow
 def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
     network = _trained(_config("target=sdf", "model.hidden_channels=8"), tmp_path / "best.pt")
@@ -120,8 +129,21 @@ def test_the_command_line_says_what_is_missing(tmp_path: Path, monkeypatch: pyte
         main()
 
 
+def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise InductorError(RuntimeError("no such loop\nand a page more"), None)
+
+    _trained(_config("model.hidden_channels=8"), tmp_path / "best.pt")
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    with pytest.raises(
+        ExportError, match=r"could not compile .*no such loop\); projector.program.pt2 is written"
+    ):
+        export(tmp_path / "best.pt", tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=takes_loops), "triton"])
 def test_a_package_for_the_gpu(backend: str, tmp_path: Path):
     network = _trained(_config("target=sdf", "model.hidden_channels=8"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path, device="cuda", backend=backend)
