@@ -9,6 +9,7 @@ Q and N may be any numbers from 2, and N at least the number of neighbours.
 import argparse
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -115,7 +116,7 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
         written.differences[PACKAGE] = _write(
             written.package,
             lambda path: _compile(traced, path),
-            torch._inductor.aoti_load_package,
+            _in_its_own_process,
             plain,
             chosen,
         )
@@ -130,6 +131,34 @@ def _compile(program: torch.export.ExportedProgram, path: str) -> None:
             f"torch {torch.__version__} could not compile {PACKAGE} ({first_line(error.inner_exception)}); "
             f"{PROGRAM} is written. Take another --backend or --device, or a newer torch"
         ) from error
+
+
+# Compiled code that goes wrong ends its process, so it is tried in another than ours.
+_RUN_PACKAGE = """
+import sys, torch
+package, inputs, output = sys.argv[1:]
+with torch.no_grad():
+    torch.save(torch._inductor.aoti_load_package(package)(*torch.load(inputs)), output)
+"""
+
+
+def _in_its_own_process(package: str) -> Callable[..., Tensor]:
+    inputs, output = f"{package}.inputs", f"{package}.output"
+
+    def run(*points: Tensor) -> Tensor:
+        torch.save(points, inputs)
+        command = [sys.executable, "-c", _RUN_PACKAGE, package, inputs, output]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode != 0:
+            said = ended.stderr.strip().splitlines() or ["no message"]
+            raise ExportError(
+                f"torch {torch.__version__} compiled {PACKAGE}, but it does not run (exit code "
+                f"{ended.returncode}: {said[-1]}), so it was not kept; {PROGRAM} is written. Take another "
+                f"--backend or --device, or a newer torch"
+            )
+        return torch.load(output)
+
+    return run
 
 
 def _file(checkpoint: Path) -> Path:

@@ -29,6 +29,7 @@ if package:
 with torch.no_grad():
     print(json.dumps([[function(*points).tolist() for points in inputs] for function in functions]))
 """
+SMALL = ("model=projector", "model.hidden_channels=8")
 SIZES = ((5, 40), (97, 300), (200, 33))
 
 
@@ -80,7 +81,7 @@ takes_loops = pytest.mark.skipif(
 @takes_loops
 @pytest.mark.slow
 def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
-    network = _trained(_config("target=sdf", "model.hidden_channels=8"), tmp_path / "best.pt")
+    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path / "out", device="cpu")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {PROGRAM, PACKAGE}
     assert max(written.differences.values()) < 1e-5
@@ -92,7 +93,13 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["projector=radius", "projector.radius=0.6", "target=udf", "model.hidden_channels=8"],
+        [
+            "model=projector",
+            "projector=radius",
+            "projector.radius=0.6",
+            "target=udf",
+            "model.hidden_channels=8",
+        ],
         ["experiment=reconstruct", "model.side=4", "model.levels=1", "model.hidden_channels=8"],
     ],
     ids=["radius", "multiscale"],
@@ -107,14 +114,14 @@ def test_other_networks_become_programs_of_plain_torch(overrides: list[str], tmp
 
 
 def test_a_backend_that_cannot_be_exported_is_refused_with_those_that_can(tmp_path: Path):
-    _trained(_config("model.hidden_channels=8"), tmp_path / "best.pt")
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
     with pytest.raises(ExportError, match=r"'warp' cannot be exported for cpu.*--backend torch"):
         export(tmp_path / "best.pt", tmp_path / "out", device="cpu", backend="warp")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _trained(_config("model.hidden_channels=8"), tmp_path / "best.pt")
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
     (tmp_path / PROGRAM).write_text("the program before")
     monkeypatch.setattr("pointproj.export._difference", lambda *_: 0.1)
     with pytest.raises(ExportError, match=f"{PROGRAM} computes is 1.0e-01 away"):
@@ -133,7 +140,7 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
     def fail(*_: object, **__: object) -> None:
         raise InductorError(RuntimeError("no such loop\nand a page more"), None)
 
-    _trained(_config("model.hidden_channels=8"), tmp_path / "best.pt")
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
     with pytest.raises(
         ExportError, match=r"could not compile .*no such loop\); projector.program.pt2 is written"
@@ -142,10 +149,18 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
     assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
 
 
+def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    monkeypatch.setattr("pointproj.export._compile", lambda program, path: Path(path).write_text("broken"))
+    with pytest.raises(ExportError, match=r"it does not run \(exit code 1.*projector.program.pt2 is written"):
+        export(tmp_path / "best.pt", tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=takes_loops), "triton"])
 def test_a_package_for_the_gpu(backend: str, tmp_path: Path):
-    network = _trained(_config("target=sdf", "model.hidden_channels=8"), tmp_path / "best.pt")
+    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path, device="cuda", backend=backend)
     package = torch._inductor.aoti_load_package(str(written.package))
     network = network.cuda()
