@@ -158,15 +158,17 @@ def run(arguments: argparse.Namespace) -> None:
     log.info("%d meshes, %d points each, surface from %d^3, %s", len(files), points, arguments.side, device)
     results = []
     grid = trained.config.data.grid
+    facts = {"checkpoint": arguments.checkpoint, "points": points, "side": arguments.side, "device": device}
     for result in evaluate_shapes(files, methods, out, points=points, grid=grid, device=device):
         results.append(result)
+        write_csv(
+            out / "results.csv", results, facts
+        )  # an interrupted evaluation keeps what it has
         if result.method == MODEL:
             iou, f_score = result.values["iou"], result.values["f_score"]
             log.info("%-18s IoU %.3f, F-score %.3f", result.name, iou, f_score)
     if not results:
         raise DataError(f"none of the {len(files)} meshes has an inside, so there is nothing to compare")
-    facts = {"checkpoint": arguments.checkpoint, "points": points, "side": arguments.side, "device": device}
-    write_csv(out / "results.csv", results, facts)
     write_page(out / "index.html", results, facts)
     log.info("%s", summary_table(results))
     log.info("pictures, worst first: %s; beside it results.csv and meshes/", out / "index.html")
