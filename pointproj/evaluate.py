@@ -161,9 +161,7 @@ def run(arguments: argparse.Namespace) -> None:
     facts = {"checkpoint": arguments.checkpoint, "points": points, "side": arguments.side, "device": device}
     for result in evaluate_shapes(files, methods, out, points=points, grid=grid, device=device):
         results.append(result)
-        write_csv(
-            out / "results.csv", results, facts
-        )  # an interrupted evaluation keeps what it has
+        write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
         if result.method == MODEL:
             iou, f_score = result.values["iou"], result.values["f_score"]
             log.info("%-18s IoU %.3f, F-score %.3f", result.name, iou, f_score)

@@ -5,7 +5,7 @@ Occupancy Networks, ECCV 2020; the F-score as in Tatarchenko et al., What do sin
 networks learn?, CVPR 2019. All measures are taken in the query cube, where a shape's longest side is 1.8.
 
 The true solid is what cannot be reached from outside (:mod:`pointproj.fields`), and the true surface is the
-part of the mesh that borders on the outside: walls inside a solid belong to files, not to shapes.
+part of the mesh between the two: walls inside a solid and sheets outside of it are in files, not in shapes.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Truth:
     points, points_inside : arrays, shapes (n, 3) and (n,)
         Points spread evenly over the query cube, and whether they are inside.
     surface : (points, normals), float32 arrays of shape (n, 3)
-        Samples of the surface that borders on the outside, by area; normals have arbitrary sign.
+        Samples of the solid's surface, by area; normals have arbitrary sign.
     """
 
     mesh: Mesh
@@ -110,7 +110,7 @@ def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, de
     generator = np.random.default_rng(seed)
     points = generator.uniform(-1, 1, (samples, 3)).astype(np.float32)
     points_inside = inside_at(mesh, points, device=device)
-    surface = _outer_surface(mesh, samples, generator, device)
+    surface = _solid_surface(mesh, samples, generator, device)
     return Truth(mesh, grid_inside, points, points_inside, surface)
 
 
@@ -171,24 +171,27 @@ def surface_agreement(made: SurfacePoints, true: SurfacePoints) -> dict[str, flo
     }
 
 
-def _outer_surface(mesh: Mesh, count: int, generator: np.random.Generator, device: str) -> SurfacePoints:
-    """Samples, by area, of the surface with the outside on one side at least; copies of faces count once."""
+def _solid_surface(mesh: Mesh, count: int, generator: np.random.Generator, device: str) -> SurfacePoints:
+    """Samples, by area, of the surface with inside on one side and outside on the other.
+
+    Copies of faces count once.
+    """
     _, place = np.unique(mesh.vertices, axis=0, return_inverse=True)
     _, first = np.unique(np.sort(place.reshape(-1)[mesh.faces], axis=1), axis=0, return_index=True)
     sampler = SurfaceSampler(mesh.vertices, mesh.faces[np.sort(first)])
     points, normals = sampler.draw(count, generator)
-    outer = _borders_outside(mesh, points, normals, device)
-    while outer.sum() < count:  # every solid has such a surface, so each round finds more
-        missing = count - int(outer.sum())
-        more = sampler.draw(int(1.1 * missing * len(outer) / outer.sum()) + 1, generator)
+    bounding = _bounds_solid(mesh, points, normals, device)
+    while bounding.sum() < count:  # every solid has such a surface, so each round finds more
+        wanted = 1.1 * (count - bounding.sum()) * len(bounding) / bounding.sum()
+        more = sampler.draw(min(int(wanted) + 1, 10 * count), generator)
         points, normals = np.concatenate([points, more[0]]), np.concatenate([normals, more[1]])
-        outer = np.concatenate([outer, _borders_outside(mesh, *more, device)])
-    return points[outer][:count], normals[outer][:count]
+        bounding = np.concatenate([bounding, _bounds_solid(mesh, *more, device)])
+    return points[bounding][:count], normals[bounding][:count]
 
 
-def _borders_outside(
+def _bounds_solid(
     mesh: Mesh, points: Float[np.ndarray, "n 3"], normals: Float[np.ndarray, "n 3"], device: str
 ) -> Bool[np.ndarray, " n"]:
     sides = np.concatenate([points + BESIDE * normals, points - BESIDE * normals])
     first, second = np.split(inside_at(mesh, sides, device=device), 2)
-    return ~(first & second)
+    return first != second

@@ -102,6 +102,15 @@ def test_walls_inside_a_solid_are_no_part_of_the_true_surface():
     assert np.abs(normals[np.arange(5000), on_face]) == pytest.approx(1)
 
 
+def test_sheets_outside_a_solid_are_no_part_of_the_true_surface():
+    sheet = Mesh(
+        np.array([[-0.9, -0.9, -0.7], [0.9, -0.9, -0.7], [0, 0.9, -0.7]]), np.array([[0, 1, 2]]), "x"
+    )
+    truth = truth_of(joined(cube(0.4), sheet), 12, samples=5000)
+    assert len(truth.surface[0]) == 5000
+    assert np.abs(truth.surface[0]).max(axis=1) == pytest.approx(0.4)
+
+
 def test_truth_of_furniture_does_not_depend_on_defects():
     clean, broken = (normalize(make_furniture("desk", 4, varied=True, defects=d)) for d in (False, True))
     one, other = (truth_of(mesh, 24, samples=50_000) for mesh in (clean, broken))
