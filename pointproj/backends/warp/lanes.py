@@ -22,7 +22,6 @@ class Lanes(NamedTuple):
     previous: wp.Function  # (x) -> the x of the lane before this one; the first gets its own
     ballot: wp.Function  # (flag) -> one bit for each lane
     sum_before: wp.Function  # (x) -> sum over the lanes before this one
-    owner: wp.Function  # (at, offset) -> last lane whose offset is at most ``at``
     minimum: wp.Function  # (x) -> smallest over all lanes; x is not negative
     total: wp.Function  # (x) -> sum over all lanes
 
@@ -62,10 +61,6 @@ def _one_lane() -> Lanes:
         return 0
 
     @wp.func
-    def owner(at: int, offset: int):
-        return 0
-
-    @wp.func
     def minimum(x: Any):
         return x
 
@@ -73,7 +68,7 @@ def _one_lane() -> Lanes:
     def total(x: Any):
         return x
 
-    return Lanes(1, item, lane, take, previous, ballot, sum_before, owner, minimum, total)
+    return Lanes(1, item, lane, take, previous, ballot, sum_before, minimum, total)
 
 
 def _several_lanes(count: int) -> Lanes:
@@ -135,15 +130,6 @@ def _several_lanes(count: int) -> Lanes:
         return sum - x;""")
     def sum_before(x: int) -> int: ...
 
-    @wp.func_native(f"""{mask}
-        int found = 0;
-        for (int step = {half}; step > 0; step >>= 1) {{
-            int there = __shfl_sync(mask, offset, found + step, {count});
-            if (there <= at) found += step;
-        }}
-        return found;""")
-    def owner(at: int, offset: int) -> int: ...
-
     whole = count == 32
     least_integer = quick_least.format(back="return", bits="") if whole else ""
     least_float = quick_least.format(back="return __int_as_float", bits="__float_as_int") if whole else ""
@@ -163,7 +149,7 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(sum_up)
     def total(x: wp.float64) -> wp.float64: ...
 
-    return Lanes(count, item, lane, take, previous, ballot, sum_before, owner, minimum, total)
+    return Lanes(count, item, lane, take, previous, ballot, sum_before, minimum, total)
 
 
 _FLOOR_LOG2 = """
@@ -248,10 +234,10 @@ def run_visitor(
 ) -> wp.Function:
     """``visit(state, q, grid, arrays, begin, count) -> state``: every lane brings a run of sorted points.
 
-    ``consider(state, q, grid, arrays, at, exists)`` sees one candidate a lane, all lanes together.
+    ``consider(state, q, grid, arrays, at, exists)`` sees one candidate a lane: one lane, or all 32 together.
     """
     width, lane, take = lanes.count, lanes.lane, lanes.take
-    sum_before, owner = lanes.sum_before, lanes.owner
+    sum_before = lanes.sum_before
 
     @wp.func
     def visit_run(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
@@ -261,17 +247,6 @@ def run_visitor(
 
     @wp.func
     def visit_runs(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
-        offset = sum_before(count)
-        candidates = take(offset + count, width - 1)
-        for first in range(0, candidates, width):
-            candidate = first + lane()
-            run = owner(candidate, offset)
-            at = take(begin, run) + candidate - take(offset, run)
-            state = consider(state, q, grid, arrays, at, candidate < candidates)
-        return state
-
-    @wp.func
-    def visit_many_runs(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
         offset = sum_before(count)
         candidates = take(offset + count, width - 1)
         bases = line_up(begin - offset, count)
@@ -284,4 +259,4 @@ def run_visitor(
             state = consider(state, q, grid, arrays, at, candidate < candidates)
         return state
 
-    return {1: visit_run, 32: visit_many_runs}.get(width, visit_runs)
+    return visit_run if width == 1 else visit_runs

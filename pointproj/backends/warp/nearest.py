@@ -16,7 +16,7 @@ from pointproj.warp_op import Launch, warp_op
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
 FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
-PATIENCE = 4096
+PATIENCE = 4096  # rows of cells that a thread looks at before a warp takes over
 LEFT_TO_DO = -2  # in place of the first neighbour
 
 
