@@ -8,7 +8,6 @@ page of pictures, worst first.
 import argparse
 import hashlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from jaxtyping import Float
 from pointproj.baselines import baseline, baselines
 from pointproj.dataset import TEST_SEED, mesh_files
 from pointproj.evaluation_page import summary_table, write_csv, write_page
-from pointproj.jobs import is_worded
 from pointproj.layout import DataError, MeshFile, find_meshes
 from pointproj.mesh_files import parse_mesh, read_content, write_mesh
 from pointproj.meshes import MeshError, normalize
@@ -28,6 +26,7 @@ from pointproj.renderings import cloud_panel, draw_rows, surface_panel
 from pointproj.sampling import SurfaceSampler
 from pointproj.shape_metrics import Measured, Truth, measure, truth_of
 from pointproj.trained_model import TrainedModel, add_arguments, load_trained, whole
+from pointproj.worded import ending_in_words
 
 log = logging.getLogger(__name__)
 
@@ -175,12 +174,8 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Evaluate the checkpoint named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
+    with ending_in_words():
         run(_arguments())
-    except Exception as error:
-        if is_worded(error):
-            sys.exit(f"{type(error).__name__}: {error}")
-        raise
 
 
 if __name__ == "__main__":

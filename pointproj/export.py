@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 
 from pointproj.backends import BackendUnavailable, resolve
-from pointproj.checkpoint import BEST, LAST, CheckpointError, load
+from pointproj.checkpoint import BEST, LAST, load
 from pointproj.config import Config
-from pointproj.devices import DeviceError, choose_device
+from pointproj.devices import choose_device
 from pointproj.networks import operators_of, saved_config, saved_network
 from pointproj.step import first_line
+from pointproj.worded import ending_in_words
 
 log = logging.getLogger(__name__)
 
@@ -263,10 +264,8 @@ def main() -> None:
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
-    try:
+    with ending_in_words():
         written = export(given.checkpoint, given.out or folder, given.device, given.backend)
-    except (BackendUnavailable, CheckpointError, DeviceError, ExportError) as error:
-        sys.exit(str(error))
     for path in (written.program, written.package):
         size = path.stat().st_size / 2**20
         print(f"{path}  {size:.1f} MiB  differs from the network by {written.differences[path.name]:.1e}")

@@ -20,6 +20,7 @@ from pointproj.config import Config, ConfigError, to_config
 from pointproj.failures import ending_together
 from pointproj.interruption import StopAtOnce
 from pointproj.runs import RunError, RunFolder, environment, require_writable
+from pointproj.worded import is_worded
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +59,6 @@ def run_job(composed: DictConfig) -> None:
         if is_worded(error):
             raise CompactHydraException(f"{type(error).__name__}: {error}") from None
         raise
-
-
-def is_worded(error: BaseException) -> bool:
-    """Return whether pointproj raised this error itself, with words that need no traceback beside them."""
-    return type(error).__module__.partition(".")[0] == "pointproj"
 
 
 def _run_alone(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> None:

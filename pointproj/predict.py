@@ -2,16 +2,15 @@
 
 import argparse
 import logging
-import sys
 from pathlib import Path
 
-from pointproj.jobs import is_worded
 from pointproj.layout import DataError
 from pointproj.mesh_files import write_mesh
 from pointproj.point_files import SUFFIXES, Cloud, read_cloud
 from pointproj.reconstruction import DEFAULT_SIDE, dense_values, extract_surface
 from pointproj.renderings import cloud_panel, draw_rows, surface_panel
 from pointproj.trained_model import TrainedModel, add_arguments, load_trained
+from pointproj.worded import ending_in_words
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +70,11 @@ def main() -> None:
     """Reconstruct the file named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = _arguments()
-    try:
+    with ending_in_words():
         trained = load_trained(arguments.checkpoint, arguments.device)
         cloud = read_cloud(arguments.file, trained.points)
         for file in predict(trained, cloud, arguments.out, arguments.side):
             print(file)
-    except Exception as error:
-        if is_worded(error):
-            sys.exit(f"{type(error).__name__}: {error}")
-        raise
 
 
 if __name__ == "__main__":
