@@ -1,6 +1,8 @@
-"""Which checkpoint a run continues from, found and read before any data is prepared."""
+"""Where a run stands, and which checkpoint it continues from, found and read before any data is prepared."""
 
 import logging
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,19 @@ from pointproj.distributed import Processes
 from pointproj.runs import RunFolder
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Position:
+    """Where a run stands and what it has measured so far; part of every checkpoint."""
+
+    epoch: int = 0  # finished epochs
+    step_in_epoch: int = 0
+    step: int = 0
+    best: float = math.inf  # lowest error on the test meshes
+    losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the entry before]
+    errors: list[list[float]] = field(default_factory=list)  # [step, error on the test meshes]
+
 
 Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 

@@ -7,9 +7,7 @@ import logging
 import math
 import shutil
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +16,23 @@ from rich.console import Console
 from torch import Tensor
 
 from pointproj import checkpoint, distributed, report
-from pointproj.augmentation import augment
 from pointproj.backends import resolve, use_options
 from pointproj.config import Config
-from pointproj.dataset import PreparedData, ShapeDataset, batches, prepare
-from pointproj.devices import choose_device, seed_everything, to_device
+from pointproj.dataset import PreparedData, prepare
+from pointproj.devices import choose_device, seed_everything
 from pointproj.display import Pace, ProgressDisplay
 from pointproj.distributed import Processes, StopTogether
 from pointproj.divergence import DivergenceWatch
 from pointproj.evaluation import Evaluation, Predictor, evaluate, untrained_predictor
 from pointproj.failures import explained_dead_helper
+from pointproj.feed import Feed
 from pointproj.interruption import Stopped, StopRequest
 from pointproj.loggers import MetricLogger, NoLogger, open_logger
 from pointproj.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
-from pointproj.networks import build_model, cloud_features, operators_of
+from pointproj.networks import build_model, operators_of
 from pointproj.optimization import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.profiling import StepProfiler
-from pointproj.resuming import Continued, checkpoint_to_continue
+from pointproj.resuming import Continued, Position, checkpoint_to_continue
 from pointproj.runs import RunFolder, environment
 from pointproj.step import Batch, TrainingStep, capture_obstacle
 from pointproj.timing import time_step
@@ -99,18 +97,6 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     return metrics
 
 
-@dataclass
-class Position:
-    """Where a run stands and what it has measured so far; part of every checkpoint."""
-
-    epoch: int = 0  # finished epochs
-    step_in_epoch: int = 0
-    step: int = 0
-    best: float = math.inf  # lowest error on the test meshes
-    losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the entry before]
-    errors: list[list[float]] = field(default_factory=list)  # [step, error on the test meshes]
-
-
 class Training:
     """One run: its model, optimizer and data, and where it stands.
 
@@ -158,9 +144,8 @@ class Training:
             capture=capture,
             processes=processes,
         )
-        self.shapes_a_step = config.training.batch_size * processes.count
-        self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
-        self.total_steps = self.steps_per_epoch * config.training.epochs
+        self.feed = Feed(config, data, device, processes)
+        self.total_steps = self.feed.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.watch = DivergenceWatch(config, run.path)
         self.pace = Pace()
@@ -199,10 +184,10 @@ class Training:
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
             display = stack.enter_context(self._display())
             # One stream of batches for all epochs: its workers go on sampling during validation.
-            stream = stack.enter_context(closing(self._training_batches()))
+            stream = stack.enter_context(closing(self.feed.training(position)))
             profiler.start()
             while position.epoch < config.training.epochs:
-                batches_left = itertools.islice(stream, self.steps_per_epoch - position.step_in_epoch)
+                batches_left = itertools.islice(stream, self.feed.steps_per_epoch - position.step_in_epoch)
                 with self.pace.running():
                     for batch in batches_left:
                         self._train_step(batch, display, profiler)
@@ -224,9 +209,7 @@ class Training:
         set_learning_rate(self.optimizer, lr)
         self.step(batch)
         profiler.step()
-        self.pace.count(
-            min(self.shapes_a_step, len(self.data.train) - position.step_in_epoch * self.shapes_a_step)
-        )
+        self.pace.count(self.feed.shapes_of_step(position.step_in_epoch))
         position.step += 1
         position.step_in_epoch += 1
         display.advance(position.step)
@@ -274,31 +257,7 @@ class Training:
         return prediction.squeeze(-1).float()
 
     def _evaluate(self, predict: Predictor) -> Evaluation:
-        return evaluate(predict, self._batches(self.data.test), self.config.target.name, self.processes)
-
-    def _training_batches(self) -> Iterator[dict[str, Any]]:
-        """All batches that are left of this run, in an order that follows from the seed and the epoch."""
-        position, config = self.position, self.config
-        left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
-        order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
-        for batch in self._batches(self.data.train, **order):
-            yield self._augmented(batch)
-
-    def _augmented(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Change the shapes of the batch of this step, and of this process."""
-        step = self.position.step * self.processes.count + self.processes.rank
-        distances = self.config.target.name in ("udf", "sdf")
-        changed = augment(batch, self.config.augmentation, seed=(self.config.seed, step), distances=distances)
-        return cloud_features(changed, self.config.model)
-
-    def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
-        """This process's part of the batches, on the device; see :func:`pointproj.dataset.batches`."""
-        size, workers = self.config.training.batch_size, self.config.data.workers
-        for batch in batches(dataset, size, workers=workers, processes=self.processes, **order):
-            yield self._on_device(batch)
-
-    def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return cloud_features(to_device(batch, self.device), self.config.model)
+        return evaluate(predict, self.feed.test(), self.config.target.name, self.processes)
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
@@ -350,7 +309,7 @@ class Training:
             len(self.data.train),
             len(self.data.test),
             self._batch_in_words(),
-            self.steps_per_epoch,
+            self.feed.steps_per_epoch,
         )
 
     def _batch_in_words(self) -> str:
@@ -389,7 +348,7 @@ class Training:
         return metrics
 
     def _timed(self) -> dict[str, float]:
-        batch = next(self._batches(self.data.train, shuffle=True))
+        batch = next(self.feed.plain())
         timed = time_step(self.step, batch, self.config.training.time_steps)
         log.info("backend %s, %s, on %s:", self.backend, self.step.mode, self.device)
         log.info("  forward       %10.3f ms", timed["forward_ms"])
@@ -406,7 +365,7 @@ class Training:
             errors=self.position.errors,
             baseline=self.baseline,
             test=self.data.test,
-            predict=lambda batch: self._predict(self._on_device(batch)),
+            predict=lambda batch: self._predict(self.feed.on_device(batch)),
         )
         for path in paths:
             self.logger.picture(path, self.position.step)
