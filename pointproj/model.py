@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.context import CONTEXT_CHANNELS, aggregate_with_context
+from pointproj.context import CONTEXT_CHANNELS, Aggregate, aggregate_with_context
 from pointproj.ops import Index, build_index, knn_aggregate, radius_aggregate
 
 # What an output means: the channels that the last MLP has for it. See as_predicted.
@@ -165,7 +165,7 @@ class Projector(nn.Module):
         reference_points, hidden, index = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
-        aggregate = partial(self._aggregate, query_points, reference_points, index)
+        aggregate = self._aggregation(query_points, reference_points, index)
         if not self.context:
             return self.query_mlp(aggregate(hidden))
 
@@ -189,13 +189,11 @@ class Projector(nn.Module):
     def _hidden(self, reference_points: Tensor, features: Tensor | None) -> Tensor:
         return self.reference_mlp(reference_points if features is None else features)
 
-    def _aggregate(
-        self, query_points: Tensor, reference_points: Tensor, index: Index | None, features: Tensor
-    ) -> Tensor:
+    def _aggregation(self, query_points: Tensor, reference_points: Tensor, index: Index | None) -> Aggregate:
         shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
         if self.kind == "knn":
-            return knn_aggregate(query_points, reference_points, features, self.k, **shared)
-        return radius_aggregate(query_points, reference_points, features, self.radius, **shared)
+            return partial(knn_aggregate, query_points, reference_points, k=self.k, **shared)
+        return partial(radius_aggregate, query_points, reference_points, radius=self.radius, **shared)
 
     def extra_repr(self) -> str:
         """What the operators were told, for ``print(model)``."""
