@@ -310,16 +310,28 @@ class TestTable:
 
     def test_only_what_is_between_the_marks_is_replaced(self, tmp_path: Path):
         readme = tmp_path / "README.md"
-        readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-        table.update(readme, "new")
-        assert readme.read_text() == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+        for mark, names in (("all", None), ("memory scaling", ["memory", "scaling"])):
+            begin, new = table.BEGIN.format(mark), table.tables([*self.ROWS], names)
+            readme.write_text(f"before\n{begin}\nold\n{table.END}\nafter\n")
+            table.update(readme, [*self.ROWS])
+            assert readme.read_text() == f"before\n{begin}\n{new}\n{table.END}\nafter\n"
+        assert table.tables([*self.ROWS], ["memory", "scaling"]).count("\n|  |") == 2
+        assert table.tables([*self.ROWS], ["interop"]) == ""
 
     def test_a_file_without_marks_is_left_alone(self, tmp_path: Path):
         readme = tmp_path / "README.md"
-        readme.write_text("no marks\n")
-        with pytest.raises(ValueError, match="expected one line <!-- benchmark: begin -->"):
-            table.update(readme, "new")
-        assert readme.read_text() == "no marks\n"
+        marks = f"{table.BEGIN}\n{table.END}\n"
+        pages = {
+            "no marks\n": "expected one line <!-- benchmark: begin all",
+            marks.format("all") * 2: "one line",
+        }
+        for page, reason in (
+            pages | {marks.format("all speed"): "no table all; expected all, or some"}
+        ).items():
+            readme.write_text(page)
+            with pytest.raises(ValueError, match=reason):
+                table.update(readme, [*self.ROWS])
+            assert readme.read_text() == page
 
     def test_plots_are_small_pictures(self, tmp_path: Path):
         file = ResultsFile(tmp_path / "h200.csv")

@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_dir
 
 from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
-from pointproj.benchmark.table import BEGIN, END
+from pointproj.benchmark.results import read_rows
+from pointproj.benchmark.table import updated
 from pointproj.commandline import check_arguments
 from pointproj.config import register_schema, to_config
 
@@ -114,6 +115,10 @@ def test_table_of_groups_names_every_choice():
     assert all(f"| `{name}` |" in _page() for name in experiments)
 
 
-def test_benchmark_marks():
-    assert _page().count(BEGIN) == _page().count(END) == 1
-    assert _page().index(BEGIN) < _page().index(END)
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/tables.md"])
+def test_tables_of_the_benchmark_are_those_of_the_committed_results(page: str):
+    files = sorted((PROJECT / "benchmarks").glob("*.csv"))
+    rows = [row for file in files for row in read_rows(file)]
+    assert updated(PROJECT / page, rows) == _page(page), (
+        "python -m pointproj.benchmark.table benchmarks/*.csv --update README.md benchmarks/tables.md"
+    )

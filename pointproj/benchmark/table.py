@@ -1,47 +1,68 @@
-"""The README's tables, from result files alone.
+"""Tables of the benchmark in pages, from result files alone.
 
-python -m pointproj.benchmark.table benchmarks/nvidia-h200.csv --update README.md
+python -m pointproj.benchmark.table benchmarks/*.csv --update README.md benchmarks/tables.md
 """
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pointproj.benchmark.config import WITH_RMM
 from pointproj.benchmark.results import FAILED, MISSING, OK, OUT_OF_MINUTES, RED, SKIPPED, Row, read_rows
 from pointproj.benchmark.tutorial import LINES
 
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+BEGIN, END = "<!-- benchmark: begin {} -->", "<!-- benchmark: end -->"  # names of tables, or all
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 EXECUTION_ORDER = ("captured", "compiled", "eager")
 
 
-def tables(rows: list[Row]) -> str:
-    """Markdown for all rows, a section for each device."""
+def tables(rows: list[Row], names: Sequence[str] | None = None) -> str:
+    """Markdown for all rows: for each device the tables that are named, or all of :data:`_SECTIONS`."""
     devices = dict.fromkeys(row.device for row in rows)
-    return "\n\n".join("\n\n".join(_device([row for row in rows if row.device == name])) for name in devices)
+    parts = (_device([row for row in rows if row.device == of], names or [*_SECTIONS]) for of in devices)
+    return "\n\n".join(text for part in parts for text in part)
 
 
-def update(path: Path, text: str) -> None:
-    """Put ``text`` between the two marks in a file, and leave all else as it is.
+def updated(path: Path, rows: list[Row]) -> str:
+    """Return a page with the tables that its first mark names between its two marks, and all else as it is.
 
     Raises
     ------
     ValueError
-        If the marks are not there, once each and in order. Nothing is written then.
+        If the marks are not there, once each and in order, or name a table that there is not.
     """
-    whole = path.read_text(encoding="utf-8")
-    if whole.count(BEGIN) != 1 or whole.count(END) != 1 or whole.index(BEGIN) > whole.index(END):
-        raise ValueError(f"{path}: expected one line {BEGIN} and after it one line {END}; add them")
-    before, _, rest = whole.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    page = path.read_text(encoding="utf-8")
+    begin, end = (mark.format("([a-z ]+)") for mark in (BEGIN, END))
+    marks = [*re.finditer(f"{begin}|{end}", page)]
+    if [mark[1] is None for mark in marks] != [False, True]:
+        raise ValueError(
+            f"{path}: expected one line {BEGIN.format('all')} and after it one line {END}; add them"
+        )
+    names = None if marks[0][1] == "all" else marks[0][1].split()
+    unknown = [name for name in names or () if name not in _SECTIONS]
+    if unknown:
+        raise ValueError(
+            f"{path}: there is no table {unknown[0]}; expected all, or some of {', '.join(_SECTIONS)}"
+        )
+    return f"{page[: marks[0].end()]}\n{tables(rows, names)}\n{page[marks[1].start() :]}"
+
+
+def update(path: Path, rows: list[Row]) -> None:
+    """Write what :func:`updated` returns, as a whole or not at all."""
+    page = updated(path, rows)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    temporary.write_text(page, encoding="utf-8")
     os.replace(temporary, path)
 
 
-def _device(rows: list[Row]) -> Iterator[str]:
+def _device(rows: list[Row], names: Sequence[str]) -> Iterator[str]:
+    """Facts of a device and its tables, of those named; nothing if it has none of them."""
+    made = {name: _SECTIONS[name][1](rows) for name in names}
+    filled = [name for name in names if len(made[name]) > 2]  # more than the head
+    if not filled:
+        return
     newest = max(rows, key=lambda row: row.date)
     versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
     known = [version for version in versions if not version.endswith(" ")]
@@ -49,27 +70,9 @@ def _device(rows: list[Row]) -> Iterator[str]:
         dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date) if row.commit)
     )
     yield f"**{newest.device}** ({', '.join(known)}; commit {commits}, {newest.date[:10]})"
-    yield from _section("The tutorial's table (W1), reproduced, and ours below it", _tutorial(rows))
-    yield from _section("Network, milliseconds (median)", _network(rows))
-    yield from _section(
-        "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
-        _operator(rows),
-    )
-    yield from _section(
-        "kNN of a cloud within itself, k = 8, index built in each call, milliseconds", _scaling(rows)
-    )
-    yield from _section("Batches: forward with the features' gradient, milliseconds", _batches(rows))
-    yield from _section("Peak memory of a W1 training step, eager, by number of points, MiB", _memory(rows))
-    yield from _section(
-        "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager", _large(rows)
-    )
-    yield from _section("A Warp kernel on fresh tensors that require grad, milliseconds", _interop(rows))
+    for name in filled:
+        yield f"{_SECTIONS[name][0]}:\n\n" + "\n".join(made[name])
     yield from _absent(rows)
-
-
-def _section(title: str, lines: list[str]) -> Iterator[str]:
-    if len(lines) > 2:  # more than the head
-        yield f"{title}:\n\n" + "\n".join(lines)
 
 
 def _tutorial(rows: list[Row]) -> list[str]:
@@ -176,6 +179,19 @@ def _absent(rows: list[Row]) -> Iterator[str]:
         )
 
 
+_SECTIONS = {
+    "tutorial": ("The tutorial's table (W1), reproduced, and ours below it", _tutorial),
+    "network": ("Network, milliseconds (median)", _network),
+    "operator": (
+        "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
+        _operator,
+    ),
+    "scaling": ("kNN of a cloud within itself, k = 8, index built in each call, milliseconds", _scaling),
+    "batches": ("Batches: forward with the features' gradient, milliseconds", _batches),
+    "memory": ("Peak memory of a W1 training step, eager, by number of points, MiB", _memory),
+    "large": ("One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager", _large),
+    "interop": ("A Warp kernel on fresh tensors that require grad, milliseconds", _interop),
+}
 _KINDS = ("scaling_uniform", "scaling_clustered", "scaling_surface")
 _WORDS = {RED: "wrong", SKIPPED: "too slow", FAILED: "failed"}
 
@@ -251,14 +267,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Tables from the benchmark's result files.")
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
     parser.add_argument(
-        "--update", type=Path, metavar="FILE", help="replace what is between the marks in FILE"
+        "--update",
+        nargs="+",
+        type=Path,
+        metavar="PAGE",
+        help="replace what is between the marks in these files, instead of printing",
     )
     arguments = parser.parse_args()
-    text = tables([row for file in arguments.files for row in read_rows(file)])
-    if arguments.update:
-        update(arguments.update, text)
-    else:
-        print(text)
+    rows = [row for file in arguments.files for row in read_rows(file)]
+    for page in arguments.update or ():
+        update(page, rows)
+    if not arguments.update:
+        print(tables(rows))
 
 
 if __name__ == "__main__":
