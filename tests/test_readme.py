@@ -18,7 +18,11 @@ from pointproj.config import register_schema, to_config
 
 PROJECT = Path(__file__).resolve().parent.parent
 CONF = PROJECT / "conf"
-PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES = sorted(
+    str(page.relative_to(PROJECT))
+    for pattern in ("*.md", "docs/*.md", "data/*.md", "benchmarks/*.md")
+    for page in PROJECT.glob(pattern)
+)
 
 
 def _page(name: str = "README.md") -> str:
@@ -100,10 +104,9 @@ def _choices(override: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_links(page: str):
     targets = re.findall(r"\]\(([^)]+)\)", _page(page))
-    missing = [
-        t for t in targets if not t.startswith("http") and not (PROJECT / t.partition("#")[0]).exists()
-    ]
-    assert not missing
+    files = {target: target.partition("#")[0] for target in targets if not target.startswith("http")}
+    folder = (PROJECT / page).parent
+    assert not [target for target, file in files.items() if not (folder / file).exists()]
 
 
 def test_table_of_groups_names_every_choice():
