@@ -8,29 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.context import CONTEXT_CHANNELS, Aggregate, aggregate_with_context
+from pointproj.mlp import MLP
 from pointproj.ops import Index, build_index, knn_aggregate, radius_aggregate
 
 # What an output means: the channels that the last MLP has for it. See as_predicted.
 PREDICTED_CHANNELS = {"value": 1, "distance": 1, "signed_distance": 2}
-
-
-class MLP(nn.Sequential):
-    """Three linear layers with ReLU between them.
-
-    Parameters
-    ----------
-    in_channels, hidden_channels, out_channels : int
-        Widths: in -> hidden -> hidden -> out.
-    """
-
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
-        super().__init__(
-            nn.Linear(in_channels, hidden_channels),
-            nn.ReLU(),
-            nn.Linear(hidden_channels, hidden_channels),
-            nn.ReLU(),
-            nn.Linear(hidden_channels, out_channels),
-        )
 
 
 class CloudEncoding(NamedTuple):

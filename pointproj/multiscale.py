@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.context import CONTEXT_CHANNELS, aggregate_with_context
-from pointproj.model import MLP, PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.mlp import MLP
+from pointproj.model import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
 from pointproj.neighborhood import NeighborAttention
 from pointproj.ops import Index, build_index, knn_aggregate, radius_aggregate
 from pointproj.refinement import GridRefinement, cell_centres, trilinear

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pointproj import Projector, knn
-from pointproj.model import MLP
+from pointproj.mlp import MLP
 
 K, SIGMA = 4, 0.2
 

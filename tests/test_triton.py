@@ -42,8 +42,9 @@ def test_on_a_cpu_every_other_backend_comes_first():
     [
         ["tests/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
         ["tests/test_triton_kernels.py"],
+        ["tests/test_narrow_mlp.py"],
     ],
-    ids=["contract", "kernels"],
+    ids=["contract", "kernels", "layers"],
 )
 def test_kernels_by_the_interpreter(tests: list[str]):
     """The kernels themselves, on CPU tensors."""

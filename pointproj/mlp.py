@@ -1,0 +1,50 @@
+"""The small network at every point."""
+
+import importlib.util
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+WIDEST_IN_ONE_KERNEL = 32  # channels; beyond, its sums no longer fit into registers
+
+
+class MLP(nn.Sequential):
+    """Three linear layers with ReLU between them.
+
+    On a GPU, in fp32, narrow ones are one kernel: :mod:`pointproj.narrow_mlp`.
+
+    Parameters
+    ----------
+    in_channels, hidden_channels, out_channels : int
+        Widths: in -> hidden -> hidden -> out.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().__init__(
+            nn.Linear(in_channels, hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, out_channels),
+        )
+        widest = max(in_channels, hidden_channels, out_channels)
+        self._narrow = widest <= WIDEST_IN_ONE_KERNEL and importlib.util.find_spec("triton") is not None
+
+    def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+        """Apply the layers to each row."""
+        if not self._runs_as_one_kernel(rows):
+            return super().forward(rows)
+        from pointproj.narrow_mlp import narrow_mlp
+
+        parameters = [
+            tensor for layer in (self[0], self[2], self[4]) for tensor in (layer.weight, layer.bias)
+        ]
+        result = narrow_mlp(rows.reshape(-1, rows.shape[-1]).contiguous(), parameters)
+        return result.view(*rows.shape[:-1], result.shape[-1])
+
+    def _runs_as_one_kernel(self, rows: Tensor) -> bool:
+        if not self._narrow or not rows.is_cuda or torch.compiler.is_exporting():
+            return False
+        whole = rows.dtype == self[0].weight.dtype == torch.float32
+        return whole and not torch.is_autocast_enabled(rows.device.type)
