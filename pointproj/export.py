@@ -25,6 +25,7 @@ from pointproj.backends import BackendUnavailable, resolve
 from pointproj.checkpoint import BEST, LAST, load
 from pointproj.config import Config
 from pointproj.devices import choose_device
+from pointproj.mlp import MLP
 from pointproj.networks import operators_of, saved_config, saved_network
 from pointproj.step import first_line
 from pointproj.worded import ending_in_words
@@ -98,7 +99,11 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
     backend = _exportable(backend, chosen.type, operators_of(config))
 
     def field(backend: str) -> CloudField:
-        return CloudField(saved_network(path, content, config, backend), config).to(chosen).eval()
+        network = saved_network(path, content, config, backend)
+        for module in network.modules():
+            if isinstance(module, MLP):
+                module.in_one_kernel = False  # its operator is ours, and is not there where these files run
+        return CloudField(network, config).to(chosen).eval()
 
     plain = field("torch")
     network = plain if backend == "torch" else field(backend)

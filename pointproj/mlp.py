@@ -12,7 +12,8 @@ WIDEST_IN_ONE_KERNEL = 32  # channels; beyond, its sums no longer fit into regis
 class MLP(nn.Sequential):
     """Three linear layers with ReLU between them.
 
-    On a GPU, in fp32, narrow ones are one kernel: :mod:`pointproj.narrow_mlp`.
+    On a GPU, in fp32, narrow ones are one kernel (:mod:`pointproj.narrow_mlp`); ``in_one_kernel = False``
+    forbids it.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ class MLP(nn.Sequential):
             nn.Linear(hidden_channels, out_channels),
         )
         widest = max(in_channels, hidden_channels, out_channels)
-        self._narrow = widest <= WIDEST_IN_ONE_KERNEL and importlib.util.find_spec("triton") is not None
+        self.in_one_kernel = widest <= WIDEST_IN_ONE_KERNEL and importlib.util.find_spec("triton") is not None
 
     def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
         """Apply the layers to each row."""
@@ -44,7 +45,7 @@ class MLP(nn.Sequential):
         return result.view(*rows.shape[:-1], result.shape[-1])
 
     def _runs_as_one_kernel(self, rows: Tensor) -> bool:
-        if not self._narrow or not rows.is_cuda or torch.compiler.is_exporting():
+        if not self.in_one_kernel or not rows.is_cuda:
             return False
         whole = rows.dtype == self[0].weight.dtype == torch.float32
         return whole and not torch.is_autocast_enabled(rows.device.type)

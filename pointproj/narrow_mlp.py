@@ -19,8 +19,7 @@ from torch.library import wrap_triton
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.torch_op import Saved
 
-FORWARD_TILE = 128  # rows that go through the layers together
-BACKWARD_TILE = 64  # fewer: the sums take registers too
+TILE = 64  # rows that go through the layers together
 PROGRAMS = 256  # of the backward; each leaves one partial sum of every gradient
 SUMMED = 32  # columns of these that a program adds up
 
@@ -59,9 +58,7 @@ def _forward(
     count = rows.shape[0]
     result = rows.new_empty(count, weight_3.shape[0])
     widths = _widths(*parameters)
-    wrap_triton(forward_kernel)[(triton.cdiv(count, FORWARD_TILE),)](
-        rows, *parameters, result, count, *widths, FORWARD_TILE
-    )
+    wrap_triton(forward_kernel)[(triton.cdiv(count, TILE),)](rows, *parameters, result, count, *widths, TILE)
     return (result,)
 
 
@@ -75,7 +72,7 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
     widths = _widths(*parameters)
     wrap_triton(backward_kernel)[(PROGRAMS,)](
-        rows, *parameters, grad, d_rows, partial, count, *widths, needs["rows"], PROGRAMS, BACKWARD_TILE
+        rows, *parameters, grad, d_rows, partial, count, *widths, needs["rows"], PROGRAMS, TILE
     )
     made = [torch.empty_like(p) for p in parameters]
     wrap_triton(sum_kernel)[(triton.cdiv(partial.shape[1], SUMMED),)](
