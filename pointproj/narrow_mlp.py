@@ -204,11 +204,10 @@ def forward_kernel(
 
 @triton.jit
 def store_partial(partial, sums, bias_sums, outs, ins, OUTS: tl.constexpr, INS: tl.constexpr):
-    """One layer's partial gradients; returns where those of the next one go."""
+    """Partial gradients of one layer: of its weight, then of its bias."""
     out, column = tl.arange(0, OUTS)[:, None], tl.arange(0, INS)[None, :]
     tl.store(partial + out * ins + column, sums, mask=(out < outs) & (column < ins))
     tl.store(partial + outs * ins + tl.arange(0, OUTS), bias_sums, mask=tl.arange(0, OUTS) < outs)
-    return partial + outs * ins + outs
 
 
 @triton.jit
@@ -243,11 +242,13 @@ def backward_kernel(
         bias_sums_1 += tl.sum(grad_1, 0)
         bias_sums_2 += tl.sum(grad_2, 0)
         bias_sums_3 += tl.sum(upstream, 0)
-    total = hidden * (ins + 1) + hidden * (hidden + 1) + outs * (hidden + 1)
-    into = partial + program * total
-    into = store_partial(into, sums_1, bias_sums_1, hidden, ins, HIDDEN, INS)
-    into = store_partial(into, sums_2, bias_sums_2, hidden, hidden, HIDDEN, HIDDEN)
-    store_partial(into, sums_3, bias_sums_3, outs, hidden, OUTS, HIDDEN)
+    # Places are computed here: of a helper that returned them, torch would think that it writes everywhere.
+    second = hidden * (ins + 1)
+    third = second + hidden * (hidden + 1)
+    mine = partial + program * (third + outs * (hidden + 1))
+    store_partial(mine, sums_1, bias_sums_1, hidden, ins, HIDDEN, INS)
+    store_partial(mine + second, sums_2, bias_sums_2, hidden, hidden, HIDDEN, HIDDEN)
+    store_partial(mine + third, sums_3, bias_sums_3, outs, hidden, OUTS, HIDDEN)
 
 
 @triton.jit
