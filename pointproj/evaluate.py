@@ -23,6 +23,7 @@ from pointproj.mesh_files import parse_mesh, read_content, write_mesh
 from pointproj.meshes import MeshError, normalize
 from pointproj.reconstruction import Reconstruction, reconstruct
 from pointproj.renderings import cloud_panel, draw_rows, surface_panel
+from pointproj.runs import require_writable
 from pointproj.sampling import SurfaceSampler
 from pointproj.shape_metrics import Measured, Truth, measure, truth_of
 from pointproj.trained_model import TrainedModel, add_arguments, load_trained, whole
@@ -139,20 +140,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--meshes", type=Path, help="other test meshes: FOLDER/<class>/test/*.off")
     parser.add_argument("--limit", type=whole(1), help="at most this many meshes a class")
     parser.add_argument("--points", type=whole(1), help="samples a mesh; by default as in training")
-    parser.add_argument("--baselines", nargs="*", help=f"of {', '.join(baselines())}; by default all")
+    parser.add_argument("--baselines", nargs="*", choices=[*baselines()], help="by default all")
     parser.add_argument("--out", type=Path, help="folder; by default evaluation/ beside the checkpoint")
     return parser.parse_args()
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Do what the command line asks for."""
+    folder = arguments.checkpoint if arguments.checkpoint.is_dir() else arguments.checkpoint.parent
+    out = arguments.out or folder / "evaluation"
+    require_writable(out)
     trained = load_trained(arguments.checkpoint, arguments.device)
     device = str(trained.device)
     methods = {MODEL: model_method(trained, arguments.side)}
     methods |= _baseline_methods(arguments.baselines, device)
     files = _test_files(trained, arguments.meshes, arguments.limit)
-    folder = arguments.checkpoint if arguments.checkpoint.is_dir() else arguments.checkpoint.parent
-    out = arguments.out or folder / "evaluation"
     points = arguments.points or trained.points
     log.info("%d meshes, %d points each, surface from %d^3, %s", len(files), points, arguments.side, device)
     results = []

@@ -27,6 +27,7 @@ from pointproj.config import Config
 from pointproj.devices import choose_device
 from pointproj.mlp import MLP
 from pointproj.networks import operators_of, saved_config, saved_network
+from pointproj.runs import require_writable
 from pointproj.step import first_line
 from pointproj.worded import ending_in_words
 
@@ -270,6 +271,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     with ending_in_words():
+        require_writable(given.out or folder)
         written = export(given.checkpoint, given.out or folder, given.device, given.backend)
     for path in (written.program, written.package):
         size = path.stat().st_size / 2**20

@@ -9,6 +9,7 @@ from pointproj.mesh_files import write_mesh
 from pointproj.point_files import SUFFIXES, Cloud, read_cloud
 from pointproj.reconstruction import DEFAULT_SIDE, dense_values, extract_surface
 from pointproj.renderings import cloud_panel, draw_rows, surface_panel
+from pointproj.runs import require_writable
 from pointproj.trained_model import TrainedModel, add_arguments, load_trained
 from pointproj.worded import ending_in_words
 
@@ -71,6 +72,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = _arguments()
     with ending_in_words():
+        require_writable(arguments.out)
         trained = load_trained(arguments.checkpoint, arguments.device)
         cloud = read_cloud(arguments.file, trained.points)
         for file in predict(trained, cloud, arguments.out, arguments.side):

@@ -14,6 +14,8 @@ from warp.geometry import IsoSurfaceMarchingCubes
 
 from pointproj.meshes import Mesh
 
+wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)  # standard output is for results
+
 Field = Callable[[Float[np.ndarray, "Q 3"]], Float[np.ndarray, " Q"]]
 Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]
 

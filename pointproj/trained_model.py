@@ -19,6 +19,7 @@ from pointproj.networks import cloud_features, operators_of, saved_config, saved
 from pointproj.reconstruction import DEFAULT_SIDE, Field
 
 SOLID_TARGETS = ("sdf", "occupancy")
+MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 
 
 @dataclass(frozen=True)
@@ -133,16 +134,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Give a command line what each one needs that uses a checkpoint."""
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
     help_side = f"grid points a side that the surface is extracted from; {DEFAULT_SIDE} by default"
-    parser.add_argument("--side", type=whole(2), default=DEFAULT_SIDE, help=help_side)
+    parser.add_argument("--side", type=whole(2, MOST_SIDE), default=DEFAULT_SIDE, help=help_side)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return the type of an argument that is a whole number of at least ``least``."""
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number within these bounds."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ArgumentTypeError(f"expected a whole number {bounds}, got {text!r}")
         return int(text)
 
     return read

@@ -95,6 +95,8 @@ def test_an_experiment_gives_way_to_the_command_line():
         (["target.name=uvf"], ["target.name=uvf", "udf, sdf, occupancy, random", "did you mean udf?"]),
         (["training.epochs=0"], ["training.epochs=0", "at least 1"]),
         (["data.grid=1"], ["data.grid=1", "at least 2"]),
+        (["data.workers=1000000"], ["data.workers=1000000", "at most 1024"]),
+        (["seed=99999999999999999999"], ["seed=99999999999999999999", "at most"]),
         (["projector.sigma=0"], ["projector.sigma=0.0", "above 0"]),
         (["projector.sigma=inf"], ["projector.sigma=inf", "finite"]),
         (["projector.sigma=nan"], ["projector.sigma=nan", "finite"]),

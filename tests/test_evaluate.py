@@ -121,6 +121,10 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
             call(monkeypatch, predict.main, path, file, "--out", out)
     with pytest.raises(SystemExit, match=r"expected.*class.*test"):
         call(monkeypatch, evaluate.main, trained, "--meshes", tmp_path / "nowhere", "--out", out)
-    with pytest.raises(SystemExit, match="2"):
-        call(monkeypatch, evaluate.main, trained, "--side", "1")
+    for wrong in (("--side", 1), ("--side", 100_000), ("--baselines", "flod")):
+        with pytest.raises(SystemExit, match="2"):
+            call(monkeypatch, evaluate.main, trained, *wrong)
+    for main, more in ((evaluate.main, ()), (predict.main, (chair,))):
+        with pytest.raises(SystemExit, match="is a file; name another folder"):
+            call(monkeypatch, main, trained, *more, "--out", chair / "out")
     assert not out.exists()

@@ -66,6 +66,8 @@ MAXIMA = {
     "model.hidden_channels": 65_536,
     "model.side": 256,
     "model.levels": 10,
+    "data.workers": 1024,
+    "seed": 2**63 - 1,
 }
 
 POSITIVE = (
