@@ -5,6 +5,7 @@ or the aggregated features themselves. Nothing is imported before a peer is aske
 Adding one means adding a function.
 """
 
+import contextlib
 import functools
 import importlib
 import os
@@ -153,6 +154,8 @@ def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     from physicsnemo.nn.functional import knn
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("cuml.neighbors")  # PhysicsNeMo counts on somebody having done so
     return knn(reference, query, k)[0].long()
 
 
