@@ -272,3 +272,17 @@ def test_many_queries_in_and_beside_a_cluster(on_gpu: Where):
     checked = torch.cat([checked, beside])
     expected = pointproj.knn(points[checked], points, 8, backend="torch")[1]
     assert torch.equal(rows[checked], expected)
+
+
+def test_gradient_of_features_alone_or_with_those_of_points(on_gpu: Where):
+    """By atomics, or gathered: a backend may take another way where nothing else wants a gradient."""
+    on_gpu.skip_unless("knn")
+    case = by_id("odd-sizes")
+    problem, _ = _on_gpu(case)
+
+    def gradient(*wanted: bool) -> Tensor:
+        inputs = [t.detach().requires_grad_(w) for t, w in zip(problem[:3], (*wanted, True), strict=True)]
+        values = pointproj.knn_aggregate(*inputs, case.k, sigma=case.sigma, backend=on_gpu.backend)
+        return torch.autograd.grad(values.square().sum(), inputs[2])[0]
+
+    assert_close("features", gradient(False, False), gradient(True, True))

@@ -17,6 +17,8 @@ namespace pointproj::cuda {
 
 EACH_WARP(GatherListed<float>)
 EACH_WARP(GatherListed<double>)
+EACH_WARP(SpreadListed<float>)
+EACH_WARP(SpreadListed<double>)
 AGGREGATE(float, float)
 AGGREGATE(float, double)
 AGGREGATE(double, double)

@@ -1,8 +1,8 @@
 // What both devices share: points in the order of their cells, and clouds packed one after another.
 //
 // The algorithms in these headers stand once. They take their surroundings as template arguments: `Lanes`
-// (one thread of a CPU or GPU, or the 32 of a GPU warp, that work on one point together) and `Machine` (all
-// threads, for the builds). cpu_lanes.h and cuda_lanes.cuh define both.
+// (one thread of a CPU or GPU, or several of a GPU warp, that work on one point together) and `Machine` (all
+// threads, for the builds). Lanes are in one_lane.h and warp_lanes.cuh, machines in cpu.cpp and cuda.cuh.
 #pragma once
 
 #include <cmath>
@@ -64,6 +64,18 @@ POINTPROJ_FN Sum multiply_add(Sum a, Sum b, Sum c) {
 #endif
 }
 
+// A root that may be off by a few of its last bits.
+POINTPROJ_FN float quick_sqrt(float x) {
+#if defined(__CUDACC__)
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+#else
+  return sqrt(x);
+#endif
+}
+POINTPROJ_FN double quick_sqrt(double x) { return sqrt(x); }
+
 template <class Real>
 struct Vec3 {
   Real x[3];
@@ -82,18 +94,21 @@ POINTPROJ_FN Vec3<Real> load_row(const Real* points, int row) {
   return {{from[0], from[1], from[2]}};
 }
 
-// Rounded in the order of pointproj.reference.squared_distances.
-template <class Real>
-POINTPROJ_FN Real squared_distance(const Vec3<Real>& p, const Vec3<Real>& q) {
-  const Real dx = p[0] - q[0], dy = p[1] - q[1], dz = p[2] - q[2];
+// Rounded in the order of pointproj.reference.squared_distances, in a dtype at least as wide as the positions'.
+template <class Sum, class Real>
+POINTPROJ_FN Sum square_in(const Vec3<Real>& p, const Vec3<Real>& q) {
+  const Sum dx = p[0] - q[0], dy = p[1] - q[1], dz = p[2] - q[2];
   return (dx * dx + dy * dy) + dz * dz;
 }
 
-// Distance in the dtype of the sums, which is at least as wide as that of the positions.
+template <class Real>
+POINTPROJ_FN Real squared_distance(const Vec3<Real>& p, const Vec3<Real>& q) {
+  return square_in<Real>(p, q);
+}
+
 template <class Sum, class Real>
 POINTPROJ_FN Sum distance(const Vec3<Real>& p, const Vec3<Real>& q) {
-  const Sum dx = p[0] - q[0], dy = p[1] - q[1], dz = p[2] - q[2];
-  return sqrt((dx * dx + dy * dy) + dz * dz);
+  return sqrt(square_in<Sum>(p, q));
 }
 
 template <class Real>
@@ -173,6 +188,15 @@ POINTPROJ_FN void Points<double>::store(int at, const Vec3<double>& p, int row) 
   to[1] = make_double2(p[2], row_to_bits<double>(row));
 }
 #endif
+
+// A point among the searched ones, with its squared distance, later its weight.
+template <class Sum>
+struct alignas(2 * sizeof(Sum)) Neighbor {
+  Sum number;
+  int at;
+};
+constexpr int kMostWaiting = 32;     // neighbours of one point that have yet to be added up
+constexpr int kChannelsAtOnce = 32;  // of a row, in all lanes of a point together
 
 // An item is a row of the result, or one of several chunks of its channels.
 struct RowAndChunk {

@@ -19,7 +19,7 @@ constexpr int kThreadsAlone = 128;
 // All threads of one cooperative launch. Loops are shared out; barriers stand where the next loop needs the last.
 struct Grid {
   cooperative_groups::grid_group all = cooperative_groups::this_grid();
-  Scratch<32>* scratch;
+  Scratch<32, float>* scratch;
 
   POINTPROJ_FN void barrier() const { all.sync(); }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
@@ -106,28 +106,37 @@ struct Grid {
 
 template <class Task>
 __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task) {
-  __shared__ Scratch<32> scratch[kBuildThreads / 32];
+  __shared__ Scratch<32, float> scratch[kBuildThreads / 32];
   Grid machine;
   machine.scratch = &scratch[threadIdx.x / 32];
   task(machine);
 }
 
 template <class Task>
-__global__ void __launch_bounds__(kThreadsAlone) each_thread_kernel(const Task task, int64_t items) {
+__global__ void __launch_bounds__(kThreadsAlone, Task::kBlocks) each_thread_kernel(const Task task, int64_t items) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreadsAlone + threadIdx.x;
   OneLane lanes;
   if (item < items) task(lanes, item);
 }
 
+// Few lanes a point make few warps, some with much to do: small blocks spread them evenly, and all find room at once.
+template <class Task>
+constexpr int kWarps = Task::kLanes < 32 ? 2 : 8;
+template <class Task>
+constexpr int kBlocksAtOnce = Task::kLanes < 32 && sizeof(typename Task::Number) == 4 ? 14 : 1;
+template <class Task>
+constexpr int kGroups = kWarps<Task> * 32 / Task::kLanes;  // points of a block
+
 // Lanes without an item of their own repeat the last one: all of a warp go on together.
 template <class Task>
-__global__ void __launch_bounds__(32 * kWarpsPerBlock) each_warp_kernel(const Task task, int64_t items) {
-  constexpr int kLanes = Task::kLanes, kGroups = 32 * kWarpsPerBlock / kLanes;
-  __shared__ Scratch<kLanes> scratch[kGroups];
-  WarpLanes<kLanes> lanes(scratch[threadIdx.x / kLanes]);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups;
+__global__ void __launch_bounds__(32 * kWarps<Task>, kBlocksAtOnce<Task>) each_warp_kernel(
+    const Task task, int64_t items) {
+  constexpr int kLanes = Task::kLanes;
+  __shared__ Scratch<kLanes, typename Task::Number> scratch[kGroups<Task>];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups<Task>, item = first + threadIdx.x / kLanes;
   if (first + threadIdx.x / 32 * (32 / kLanes) >= items) return;
-  task(lanes, lesser(first + threadIdx.x / kLanes, items - 1));
+  WarpLanes<kLanes> lanes(scratch[threadIdx.x / kLanes], item < items);
+  task(lanes, lesser(item, items - 1));
 }
 
 namespace cuda {
@@ -173,9 +182,8 @@ void each_thread(const Task& task, int64_t items, void* stream) {
 template <class Task>
 void each_warp(const Task& task, int64_t items, void* stream) {
   if (items == 0) return;
-  constexpr int kGroups = 32 * kWarpsPerBlock / Task::kLanes;
-  const unsigned blocks = static_cast<unsigned>((items + kGroups - 1) / kGroups);
-  each_warp_kernel<<<blocks, 32 * kWarpsPerBlock, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
+  const unsigned blocks = static_cast<unsigned>((items + kGroups<Task> - 1) / kGroups<Task>);
+  each_warp_kernel<<<blocks, 32 * kWarps<Task>, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
   check(cudaGetLastError());
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -15,8 +16,9 @@ namespace pointproj {
 
 namespace {
 
-constexpr int64_t kFewQueries = 1 << 17;  // so few leave a GPU idle unless a warp works on each
-constexpr int kLeftWarps = 1 << 13;
+// So few leave a GPU idle unless a warp works on each: of short lists, of longer ones.
+constexpr int kFewQueries = 1 << 14, kMoreQueries = 1 << 17;
+constexpr int kLeftWarps = 1 << 12, kLeftThreads = 1 << 18;
 
 CellSizes cell_sizes(const Tensor& points, int64_t clouds) {
   const int64_t rows = points.size(0);
@@ -84,26 +86,38 @@ void search_alone(const Device& device, const Search<Real>& search) {
   device.each(SearchAlone<Real, kLength, Level::kBoth>{search}, queries);
 }
 
-template <class Real>
-void search_in_registers(const Device& device, const Search<Real>& search) {
 #ifdef POINTPROJ_CUDA
-  if (device.is_cuda) cuda::clear(search.left_count, 1, device.stream);
-  if (device.is_cuda && search.queries.rows <= kFewQueries) {
+// What the first kernel has left: if it may be much, single threads begin, and warps finish what takes them long.
+template <class Real>
+void search_left(const Device& device, const Search<Real>& search, const Search<Real>& again) {
+  const int queries = search.queries.rows;
+  const bool alone = queries > kMoreQueries && search.k <= kShortestList;
+  if (alone) {
+    const int threads = std::min(queries, kLeftThreads);
+    cuda::each_thread(SearchLeftAlone<Real>{search, again, threads}, threads, device.stream);
+  }
+  const int warps = std::min(queries, kLeftWarps);
+  cuda::each_warp(SearchLeft<Real>{alone ? again : search, warps}, warps, device.stream);
+}
+#endif
+
+template <class Real>
+void search_in_registers(const Device& device, const Search<Real>& search, [[maybe_unused]] const Search<Real>& again) {
+#ifdef POINTPROJ_CUDA
+  if (device.is_cuda) cuda::clear(search.left_count, 2, device.stream);
+  if (device.is_cuda && search.queries.rows <= (search.k <= kShortestList ? kFewQueries : kMoreQueries)) {
     cuda::each_warp(SearchTogether<Real>{search}, search.queries.rows, device.stream);
   } else
 #endif
-  if (search.k <= 8) {
-    search_alone<8>(device, search);
+  if (search.k <= kShortestList) {
+    search_alone<kShortestList>(device, search);
   } else if (search.k <= 16) {
     search_alone<16>(device, search);
   } else {
     search_alone<32>(device, search);
   }
 #ifdef POINTPROJ_CUDA
-  if (device.is_cuda) {
-    const int warps = std::min(search.queries.rows, kLeftWarps);
-    cuda::each_warp(SearchLeft<Real>{search, warps}, warps, device.stream);
-  }
+  if (device.is_cuda) search_left(device, search, again);
 #endif
 }
 
@@ -125,21 +139,24 @@ Tensor search(const Tensor& query_points, const OptionalTensor& query_offsets, c
   const bool in_memory = k > kLongestList;
   Tensor rows = ints(queries.rows * k, query_points).view({queries.rows, k});
   Tensor heap = at::empty({in_memory ? queries.rows * k : 0}, query_points.options());
-  Tensor left = ints(device.is_cuda && !in_memory ? queries.rows + 1 : 1, query_points);
+  Tensor left = ints(device.is_cuda && !in_memory ? 2 + 2 * static_cast<int64_t>(queries.rows) : 2, query_points);
   // A cloud that searches itself.
   const bool itself = query_points.const_data_ptr() == reference_points.const_data_ptr() &&
                       query_points.size(0) == reference_points.size(0);
   for_positions(query_points, [&](auto real) {
     using Real = decltype(real);
-    const Search<Real> search{query_points.const_data_ptr<Real>(), queries,
-                              view_cells<Real>(reference_points, clouds, cells), itself, static_cast<int>(k),
-                              rows.mutable_data_ptr<int>(), heap.mutable_data_ptr<Real>(),
-                              left.mutable_data_ptr<int>() + 1, left.mutable_data_ptr<int>()};
+    Search<Real> search{query_points.const_data_ptr<Real>(), queries,
+                        view_cells<Real>(reference_points, clouds, cells), itself, static_cast<int>(k),
+                        rows.mutable_data_ptr<int>(), heap.mutable_data_ptr<Real>(),
+                        left.mutable_data_ptr<int>() + 2, left.mutable_data_ptr<int>()};
     if (queries.rows == 0) return;
     if (in_memory) {
       search_in_memory(device, search);
     } else {
-      search_in_registers(device, search);
+      Search<Real> again = search;
+      again.left += queries.rows;
+      again.left_count += 1;
+      search_in_registers(device, search, again);
     }
   });
   return rows;
@@ -163,7 +180,7 @@ std::tuple<Tensor, Tensor> aggregate_neighbors(const Tensor& query_points, const
   const int64_t queries = query_points.size(0), channels = features.size(1);
   Tensor aggregated = at::empty({queries, channels}, features.options());
   Tensor weights = at::empty(lists.sizes(), features.options());
-  const int chunks = device.chunks(channels, GatherListed<float>::kLanes);
+  const int chunks = device.chunks(channels);
   for_dtypes(query_points, features, [&](auto real, auto sum) {
     using Real = decltype(real);
     using Sum = decltype(sum);
@@ -221,15 +238,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_neighbors_backward(
   check_like("weights", weights, lists.sizes(), features.scalar_type(), features);
   const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
   const Device device(query_points);
-  const int channels = static_cast<int>(features.size(1)), chunks = device.chunks(channels, GatherListed<float>::kLanes);
+  const int channels = static_cast<int>(features.size(1)), chunks = device.chunks(channels);
   const bool pulls = of_queries || of_references || of_sigma;
   Tensor d_query = empty_if(pulls, query_points), d_reference = empty_if(of_references, reference_points);
-  Tensor d_features = empty_if(of_features, features), d_sigma = empty_if(false, sigma);
-  const Inverted inverted = of_references || of_features ? invert(device, lists, references) : Inverted{};
+  // In any order a GPU is quicker without inverted lists.
+  const bool spreads = of_features && !of_references && device.is_cuda && !in_fixed_order(device);
+  Tensor d_features = spreads ? at::zeros_like(features) : empty_if(of_features, features);
+  Tensor d_sigma = empty_if(false, sigma);
+  const bool gathers = of_references || (of_features && !spreads);
+  const Inverted inverted = gathers ? invert(device, lists, references) : Inverted{};
   for_dtypes(query_points, features, [&](auto real, auto sum) {
     using Real = decltype(real);
     using Sum = decltype(sum);
-    if (of_features) {
+#ifdef POINTPROJ_CUDA
+    if (spreads) {
+      cuda::each_warp(SpreadListed<Sum>{{lists.const_data_ptr<int>(), static_cast<int>(k)},
+                                        weights.const_data_ptr<Sum>(), grad.const_data_ptr<Sum>(), channels, chunks,
+                                        d_features.mutable_data_ptr<Sum>()},
+                      queries * chunks, device.stream);
+    }
+#endif
+    if (of_features && !spreads) {
       device.each(GatherListed<Sum>{inverted.view(k), weights.const_data_ptr<Sum>(), grad.const_data_ptr<Sum>(),
                                     channels, chunks, d_features.mutable_data_ptr<Sum>()},
                   references * chunks);

@@ -1,13 +1,16 @@
 // Aggregation over neighbour lists, nearest first, and its gradients; formulas in pointproj/pairwise.py.
 //
 // What belongs to a reference point is gathered over the pairs it is in, which the lists, inverted by a counting
-// sort, tell. No two threads ever add to one place.
+// sort, tell: no two threads add to one place. Where only the features want a gradient and any order will do, a GPU
+// spreads it by atomics instead.
 #pragma once
 
 #include "build_cells.h"
 #include "softmax.h"
 
 namespace pointproj {
+
+constexpr int kListedLanes = 8;  // of a GPU warp that work on one point
 
 struct Lists {
   const int* rows;  // (Q, k), -1 where there are fewer
@@ -16,7 +19,8 @@ struct Lists {
 
 template <class Real, class Sum>
 struct AggregateListed {
-  static constexpr int kLanes = 32;
+  static constexpr int kLanes = kListedLanes;
+  using Number = Sum;
 
   const Real* query_points;
   const Real* reference_points;
@@ -31,6 +35,7 @@ struct AggregateListed {
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
     const auto [query, chunk] = split_item(item, chunks);
     const int k = lists.k;
+    const bool writes = chunk == 0 && lanes.has_item;
     const int64_t first = static_cast<int64_t>(query) * k;
     const Vec3<Real> p = load_row(query_points, query);
     const Sum per_sigma = Sum(1) / *sigma;
@@ -38,19 +43,30 @@ struct AggregateListed {
     const Sum nearest = nearest_row < 0 ? Sum(0) : distance<Sum>(p, load_row(reference_points, nearest_row));
     typename Lanes::template RowSum<Sum, 1> sums;
     sums.begin(features, channels, channels, chunk, aggregated + static_cast<int64_t>(query) * channels);
+    Neighbor<Sum>* list = lanes.template list<Sum>();
     Sum total = 0;
-    for (int begin = 0; begin < k; begin += Lanes::width) {
-      const int i = begin + lanes.lane();
-      const int row = i < k ? lists.rows[first + i] : -1;
-      Sum weight = 0;
-      if (row >= 0) weight = exp((nearest - distance<Sum>(p, load_row(reference_points, row))) * per_sigma);
-      if (chunk == 0 && i < k) weights[first + i] = weight;
-      total += weight;
-      sums.add(lanes, row, weight, row >= 0);
+    for (int begin = 0; begin < k; begin += kMostWaiting) {
+      const int end = lesser(begin + kMostWaiting, k);
+      int size = 0;
+      lanes.sync();
+      for (int i = begin + lanes.lane(); i < end; i += Lanes::width) {
+        const int row = lists.rows[first + i];
+        Sum weight = 0;
+        if (row >= 0) {
+          weight = exp((nearest - distance<Sum>(p, load_row(reference_points, row))) * per_sigma);
+          list[i - begin] = {weight, row};  // those that are missing come last
+          size += 1;
+        }
+        if (writes) weights[first + i] = weight;
+        total += weight;
+      }
+      size = lanes.sum(size);
+      lanes.sync();
+      sums.add(list, size);
     }
     total = lanes.sum(total);
     const Sum inverse = total > Sum(0) ? Sum(1) / total : Sum(0);
-    if (chunk == 0) {
+    if (writes) {
       for (int i = lanes.lane(); i < k; i += Lanes::width) weights[first + i] *= inverse;
     }
     sums.finish(lanes, is_finite(p) ? inverse : kNan<Sum>);
@@ -96,7 +112,8 @@ struct InvertedLists {
 // Gradient of the features.
 template <class Sum>
 struct GatherListed {
-  static constexpr int kLanes = 32;
+  static constexpr int kLanes = kListedLanes;
+  using Number = Sum;
 
   InvertedLists inverted;
   const Sum* weights;  // (Q, k)
@@ -109,20 +126,65 @@ struct GatherListed {
     const auto [reference, chunk] = split_item(item, chunks);
     typename Lanes::template RowSum<Sum, 1> sums;
     sums.begin(grad, channels, channels, chunk, d_features + static_cast<int64_t>(reference) * channels);
+    Neighbor<Sum>* list = lanes.template list<Sum>();
+    int begin = inverted.start[reference];
     const int end = inverted.start[reference + 1];
-    for (int begin = inverted.start[reference]; begin < end; begin += Lanes::width) {
-      const int i = begin + lanes.lane();
-      const int pair = i < end ? inverted.order[i] : 0;
-      sums.add(lanes, pair / inverted.k, i < end ? weights[pair] : Sum(0), i < end);
+    while (lanes.anywhere(begin < end)) {
+      const int size = lesser(kMostWaiting, greater(end - begin, 0));
+      lanes.sync();
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        const int pair = inverted.order[begin + i];
+        list[i] = {weights[pair], pair / inverted.k};
+      }
+      lanes.sync();
+      sums.add(list, size);
+      begin += size;
     }
     sums.finish(lanes, Sum(1));
+  }
+};
+
+// The same by atomics, in any order: it needs no inverted lists.
+template <class Sum>
+struct SpreadListed {
+  static constexpr int kLanes = 32;  // atomics go by whole rows, wherever they begin
+  using Number = Sum;
+  static constexpr int kHeld = kChannelsAtOnce / kLanes;
+
+  Lists lists;
+  const Sum* weights;  // (Q, k)
+  const Sum* grad;     // (Q, channels)
+  int channels, chunks;
+  Sum* d_features;  // (N, channels), zeros before
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
+    const auto [query, chunk] = split_item(item, chunks);
+    if (!lanes.has_item) return;
+    const int column = chunk * kChannelsAtOnce + lanes.lane();
+    const Sum* upstream = grad + static_cast<int64_t>(query) * channels;
+    Sum held[kHeld];
+    POINTPROJ_UNROLL
+    for (int i = 0; i < kHeld; ++i) held[i] = column + i * kLanes < channels ? upstream[column + i * kLanes] : Sum(0);
+    const int64_t first = static_cast<int64_t>(query) * lists.k;
+    for (int64_t pair = first; pair < first + lists.k; ++pair) {
+      const int row = lists.rows[pair];
+      if (row < 0) return;
+      const Sum weight = weights[pair];
+      Sum* to = d_features + static_cast<int64_t>(row) * channels + column;
+      POINTPROJ_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        if (column + i * kLanes < channels) lanes.add(to + i * kLanes, weight * held[i]);
+      }
+    }
   }
 };
 
 // Gradients of the queries and of sigma, and what each pair does to its reference point.
 template <class Real, class Sum>
 struct PullListed {
-  static constexpr int kLanes = 32;
+  static constexpr int kLanes = kListedLanes;
+  using Number = Sum;
 
   const Real* query_points;
   const Real* reference_points;
@@ -138,7 +200,7 @@ struct PullListed {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int query) const {
-    const int k = lists.k;
+    const int k = lanes.has_item ? lists.k : 0;
     const int64_t first = static_cast<int64_t>(query) * k;
     const Vec3<Real> p = load_row(query_points, query);
     const Sum per_sigma = Sum(1) / *sigma;
@@ -167,7 +229,7 @@ struct PullListed {
     }
     spread = lanes.sum(spread);
     for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
-    if (lanes.lane() != 0) return;
+    if (lanes.lane() != 0 || !lanes.has_item) return;
     sigma_rows[query] = spread * per_sigma * per_sigma;
     for (int axis = 0; axis < 3; ++axis) {
       d_query_points[3 * static_cast<int64_t>(query) + axis] = static_cast<Real>(-along[axis]);
@@ -178,7 +240,8 @@ struct PullListed {
 // Gradient of the reference points.
 template <class Real, class Sum>
 struct PushListed {
-  static constexpr int kLanes = 32;
+  static constexpr int kLanes = kListedLanes;
+  using Number = Sum;
 
   const Real* query_points;
   const Real* reference_points;

@@ -6,6 +6,7 @@
 namespace pointproj {
 
 constexpr int kLongestList = 32;  // more neighbours than that wait in a heap in memory
+constexpr int kShortestList = 8;   // so few are looked for by single threads of a GPU, also in crowds
 
 template <class Real>
 POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
@@ -107,10 +108,12 @@ struct NearestVisitor {
   POINTPROJ_FN int wanted() const { return lesser(k, kLongestList); }
   template <class Lanes>
   POINTPROJ_FN void visit(Lanes& lanes, const Points<Real>& points, int begin, int count) {
-    lanes.meet(points, q, begin, count, [&]() { return list.limit(); },
-               [&](int, const Point<Real>& point, Real squared, bool exists) {
-                 lanes.insert(list, squared, point.row, exists && squared < kInfinity<Real>);
-               });
+    lanes.meet(
+        points, q, begin, count, [&]() { return list.limit(); },
+        [&](int, const Point<Real>& point, Real squared, bool exists) {
+          lanes.insert(list, squared, point.row, exists && squared < kInfinity<Real>);
+        },
+        []() {});
   }
 };
 
@@ -124,31 +127,33 @@ struct Search {
   int k;
   int* rows;      // (Q, k)
   Real* heap;     // (Q, k) if k > kLongestList
-  int* left;        // (Q,) queries that have met a crowd, left for SearchLeft
+  int* left;        // (Q,) queries that have met a crowd, for later kernels
   int* left_count;  // ()
 
   POINTPROJ_FN int query_at(int item) const { return itself ? cells.points.load(item).row : item; }
 
   template <class Lanes>
   POINTPROJ_FN void leave(Lanes& lanes, int query) const {
-    if (lanes.lane() == 0) left[lanes.fetch_add(left_count, 1)] = query;
+    if (lanes.lane() == 0 && lanes.has_item) left[lanes.fetch_add(left_count, 1)] = query;
   }
 
   template <Level level, class Lanes, class List>
   POINTPROJ_FN bool find(Lanes& lanes, List& list, int query) const {
-    const Vec3<Real> q = load_row(query_points, query);
-    if (is_finite(q)) {
-      NearestVisitor<Real, List> visitor{q, list, k};
-      if (!search_rings<level>(cells, queries.cloud_of(query), q, lanes, visitor)) return false;
-    }
-    list.write(k, rows + static_cast<int64_t>(query) * k);
-    return true;
+    Vec3<Real> q = load_row(query_points, query);
+    const bool searches = is_finite(q);
+    if (!searches) q = {{0, 0, 0}};
+    NearestVisitor<Real, List> visitor{q, list, k};
+    const bool whole = search_rings<level>(cells, queries.cloud_of(query), q, searches, lanes, visitor);
+    if (lanes.anywhere(whole)) list.write(k, rows + static_cast<int64_t>(query) * k);
+    return whole;
   }
 };
 
 // One thread a query, the list in registers.
 template <class Real, int kLength, Level level>
 struct SearchAlone {
+  static constexpr int kBlocks = sizeof(Real) == 4 && kLength == kShortestList ? 8 : 1;  // a GPU should hold at once
+
   Search<Real> search;
 
   template <class Lanes>
@@ -162,6 +167,8 @@ struct SearchAlone {
 // One thread a query, the list in memory.
 template <class Real>
 struct SearchInMemory {
+  static constexpr int kBlocks = 1;
+
   Search<Real> search;
 
   template <class Lanes>
@@ -177,6 +184,7 @@ struct SearchInMemory {
 template <class Real>
 struct SearchTogether {
   static constexpr int kLanes = 32;
+  using Number = Real;
 
   Search<Real> search;
 
@@ -188,10 +196,30 @@ struct SearchTogether {
   }
 };
 
+// A thread for each of the queries that are left; there are `threads` of them in all. What takes them too long is
+// left once more.
+template <class Real>
+struct SearchLeftAlone {
+  static constexpr int kBlocks = 1, kPatience = 256;
+
+  Search<Real> search, again;
+  int threads;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int thread) const {
+    for (int item = thread; item < *search.left_count; item += threads) {
+      SortedList<Real, kShortestList> list(search.k);
+      lanes.rows_left = kPatience;
+      if (!search.template find<Level::kBoth>(lanes, list, search.left[item])) again.leave(lanes, search.left[item]);
+    }
+  }
+};
+
 // A warp for each of the queries that are left; there are `warps` of them in all.
 template <class Real>
 struct SearchLeft {
   static constexpr int kLanes = 32;
+  using Number = float;
 
   Search<Real> search;
   int warps;

@@ -7,11 +7,16 @@ namespace pointproj {
 
 struct OneLane {
   static constexpr int width = 1;
+  static constexpr int kMostAtOnce = kReadAhead;  // candidates between two calls of meet's `then`
+  static constexpr bool has_item = true;
 
   POINTPROJ_FN int lane() const { return 0; }
   POINTPROJ_FN bool anywhere(bool flag) const { return flag; }
   POINTPROJ_FN unsigned ballot(bool flag) const { return flag ? 1u : 0u; }
   POINTPROJ_FN int lowest_bit(unsigned) const { return 0; }
+  POINTPROJ_FN int bit_count(unsigned bits) const { return static_cast<int>(bits); }
+  POINTPROJ_FN int bits_before(unsigned) const { return 0; }
+  POINTPROJ_FN void sync() const {}
   template <class T>
   POINTPROJ_FN T take(T x, int) const {
     return x;
@@ -30,11 +35,13 @@ struct OneLane {
   }
 
 #if defined(__CUDACC__)
+  int rows_left = kNoRow;  // of cells that it is willing to visit
+  POINTPROJ_FN bool has_patience() { return --rows_left >= 0; }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
 
-  template <class Real, class Limit, class Body>
+  template <class Real, class Limit, class Body, class Then>
   POINTPROJ_FN void meet(
-      const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit limit, Body body) const {
+      const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit limit, Body body, Then) const {
     for (int at = begin; at < begin + count; ++at) {
       const Point<Real> point = points.load(at);
       const Real squared = squared_distance(q, point.position);
@@ -42,11 +49,13 @@ struct OneLane {
     }
   }
 #else
+  bool has_patience() const { return true; }
   int fetch_add(int* to, int value) const { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 
   // Distances of several candidates at a time; most of the time few of them are near enough.
-  template <class Real, class Limit, class Body>
-  void meet(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit limit, Body body) const {
+  template <class Real, class Limit, class Body, class Then>
+  void meet(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit limit, Body body,
+            Then then) const {
     for (int first = 0; first < count; first += kReadAhead) {
       const Real* x = points.data + begin + first;
       const Real* y = x + points.stride;
@@ -70,20 +79,15 @@ struct OneLane {
         const int at = begin + first + hits[hit];
         body(at, points.load(at), squared[hits[hit]], true);
       }
+      then();
     }
   }
 
-  // Neighbours are taken as they come.
+  alignas(16) double waiting[2 * kMostWaiting];
   template <class Sum>
-  struct Queue {
-    explicit Queue(OneLane&) {}
-    template <class Body>
-    void push(OneLane&, bool hit, int at, Sum far, Body& body) {
-      if (hit) body(at, far, true);
-    }
-    template <class Body>
-    void drain(OneLane&, Body&) {}
-  };
+  Neighbor<Sum>* list() {
+    return reinterpret_cast<Neighbor<Sum>*>(waiting);
+  }
 
   // Sums up in the row of the result itself, which stays in the cache; several rows at a time.
   template <class Sum, int kVector>
@@ -93,43 +97,36 @@ struct OneLane {
     int64_t stride;
     int channels;
     Sum* row;
-    const Sum* rows[kAtOnce];
-    Sum weights[kAtOnce];
-    int waiting;
 
     void begin(const Sum* values_, int stride_, int channels_, int, Sum* row_) {
       values = values_;
       stride = stride_;
       channels = channels_;
       row = row_;
-      waiting = 0;
       for (int c = 0; c < channels; ++c) row[c] = Sum(0);
     }
-    void add(OneLane&, int at, Sum weight, bool exists) {
-      if (!exists) return;
-      rows[waiting] = values + at * stride;
-      weights[waiting] = weight;
-      if (++waiting < kAtOnce) return;
-      const Sum *__restrict__ a = rows[0], *__restrict__ b = rows[1], *__restrict__ c = rows[2],
-                *__restrict__ d = rows[3];
-      const Sum u = weights[0], v = weights[1], w = weights[2], x = weights[3];
+    void add(const Neighbor<Sum>* list, int size) {
+      int at = 0;
       Sum* __restrict__ to = row;
-      for (int i = 0; i < channels; ++i) {
-        to[i] = multiply_add(u, a[i], multiply_add(v, b[i], multiply_add(w, c[i], multiply_add(x, d[i], to[i]))));
+      for (; at + kAtOnce <= size; at += kAtOnce) {
+        const Neighbor<Sum>* four = list + at;
+        const Sum *__restrict__ a = values + four[0].at * stride, *__restrict__ b = values + four[1].at * stride,
+                  *__restrict__ c = values + four[2].at * stride, *__restrict__ d = values + four[3].at * stride;
+        const Sum u = four[0].number, v = four[1].number, w = four[2].number, x = four[3].number;
+        for (int i = 0; i < channels; ++i) {
+          to[i] =
+              multiply_add(u, a[i], multiply_add(v, b[i], multiply_add(w, c[i], multiply_add(x, d[i], to[i]))));
+        }
       }
-      waiting = 0;
+      for (; at < size; ++at) {
+        const Sum* __restrict__ from = values + list[at].at * stride;
+        for (int i = 0; i < channels; ++i) to[i] = multiply_add(list[at].number, from[i], to[i]);
+      }
     }
     void scale(Sum factor) {
-      for (int i = 0; i < waiting; ++i) weights[i] *= factor;
       for (int c = 0; c < channels; ++c) row[c] *= factor;
     }
-    void finish(OneLane&, Sum factor) {
-      for (int i = 0; i < waiting; ++i) {
-        for (int c = 0; c < channels; ++c) row[c] = multiply_add(weights[i], rows[i][c], row[c]);
-      }
-      waiting = 0;
-      scale(factor);
-    }
+    void finish(OneLane&, Sum factor) { scale(factor); }
   };
 #endif
 };

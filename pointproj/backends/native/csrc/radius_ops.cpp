@@ -134,7 +134,7 @@ struct Call {
     const Real limit = static_cast<Real>(radius);
     return {view_points<Real>(own_cells[2]), own, view_wrapped<Real>(others, other_cells), limit,
             largest_square_within(limit), sigma.const_data_ptr<Sum>(), channels, padded<Sum>(),
-            in_chunks ? device.chunks(channels, kRadiusLanes * kVector<Sum>) : 1};
+            in_chunks ? device.chunks(channels) : 1};
   }
   template <class Real, class Sum>
   Tensor sort_rows(const Tensor& values, at::TensorList cells) const {

@@ -10,7 +10,7 @@ constexpr int kPlenty = 3;            // it should hold so many times the neighb
 
 enum class Level {
   kCells,      // gives up where it meets a crowd: most queries never do, and one thread needs few registers
-  kBoth,       // searches crowds by their sub-cells
+  kBoth,       // searches crowds by their sub-cells, and gives up where the lanes have no patience left
   kSubcells,   // inside of a crowd
 };
 
@@ -27,8 +27,8 @@ struct RingSearch {
   Visitor& visitor;
   int home = -1;  // a crowd that has been searched
 
-  // False if it gave up.
-  POINTPROJ_FN bool operator()() {
+  // False if it gave up. Lanes with no search of their own, or one that has ended, stay with the others of the warp.
+  POINTPROJ_FN bool operator()(bool searches) {
     int at[3];
     POINTPROJ_UNROLL
     for (int axis = 0; axis < 3; ++axis) at[axis] = frame.along(q[axis], axis);
@@ -36,20 +36,22 @@ struct RingSearch {
       // In its own crowd a query finds a bound that leaves little of the others.
       const int cell = frame.cell_at(q);
       if (subcell(cell + 1) - subcell(cell) > 1) {
-        visit_crowd(cell, at[0], at[1], at[2]);
+        if (!visit_crowd(cell, at[0], at[1], at[2])) return false;
         home = cell;
       }
     }
     int ring = first_ring(at), inner = -1;  // inner: the ring up to which all has been visited
-    while (true) {
+    bool whole = true;
+    while (lanes.anywhere(searches)) {
       int low[3], high[3];
       bounds(at, ring, low, high);
-      if (!visit_box(at, low, high, inner)) return false;
+      whole = visit_box(at, low, high, inner, searches) && whole;
       const Real following = beyond(at, ring);
-      if (!(following < kInfinity<Real> && following <= visitor.limit())) return true;
+      searches = searches && whole && following < kInfinity<Real> && following <= visitor.limit();
       inner = ring;
-      ring += 1 + ring / 2;
+      if (searches) ring += 1 + ring / 2;
     }
+    return whole;
   }
 
   POINTPROJ_FN int subcell(int cell) const {
@@ -129,15 +131,16 @@ struct RingSearch {
     }
   }
 
-  // Visit the cells from `low` to `high`, but for those up to ring `inner`, within the bound.
-  POINTPROJ_FN bool visit_box(const int* at, const int* low, const int* high, int inner) {
+  // Visit the cells from `low` to `high`, but for those up to ring `inner`, within the bound; none unless `searches`.
+  POINTPROJ_FN bool visit_box(const int* at, const int* low, const int* high, int inner, bool searches) {
     const int width = high[1] - low[1] + 1;
-    const int height = width > 0 ? high[2] - low[2] + 1 : 0;
-    const int parts = inner < 0 ? 1 : 2;  // rows seen before have only their two new ends
+    int height = searches && width > 0 ? high[2] - low[2] + 1 : 0;
+    bool whole = true;
+    const int parts = lanes.anywhere(inner >= 0) ? 2 : 1;  // rows seen before have only their two new ends
     for (int part = 0; part < parts; ++part) {
       int row_y = lanes.lane(), row_z = 0;
-      for (int rows = 0; rows < width * height; rows += Lanes::width) {
-        while (row_y >= width) {
+      for (int rows = 0; lanes.anywhere(rows < width * height); rows += Lanes::width) {
+        while (row_z < height && row_y >= width) {
           row_y -= width;
           row_z += 1;
         }
@@ -157,10 +160,13 @@ struct RingSearch {
           idle = true;
         }
         if (!idle) reach(y, z, &first, &last);
-        if (!visit_row(idle || first > last, y, z, first, last)) return false;
+        if (!visit_row(idle || first > last, y, z, first, last)) {
+          whole = false;
+          height = 0;
+        }
       }
     }
-    return true;
+    return whole;
   }
 
   // Cells of one row, of each lane its own.
@@ -179,26 +185,29 @@ struct RingSearch {
     visitor.visit(lanes, cells.points, begin, count);
     if constexpr (level == Level::kCells) {
       if (lanes.ballot(crowded)) return false;
+    } else {
+      if (!lanes.has_patience()) return false;
     }
     if constexpr (level == Level::kBoth) {
       unsigned waiting = lanes.ballot(crowded);
       while (waiting) {
         const int source = lanes.lowest_bit(waiting);
         waiting &= waiting - 1;
-        visit_crowds(
+        const bool whole = visit_crowds(
             lanes.take(first, source), lanes.take(last, source), lanes.take(y, source), lanes.take(z, source));
+        if (!whole) return false;
       }
     }
     return true;
   }
 
-  POINTPROJ_FN void visit_crowd(int cell, int x, int y, int z) {
+  POINTPROJ_FN bool visit_crowd(int cell, int x, int y, int z) {
     const Frame<Real> inside = cell_frame(cells, frame, cell, x, y, z);
-    RingSearch<Real, Level::kSubcells, Lanes, Visitor>{cells, inside, q, lanes, visitor}();
+    return RingSearch<Real, Level::kSubcells, Lanes, Visitor>{cells, inside, q, lanes, visitor}(true);
   }
 
   // A run of cells, some of them cut: all lanes go through it together, cell by cell.
-  POINTPROJ_FN void visit_crowds(int first, int last, int y, int z) {
+  POINTPROJ_FN bool visit_crowds(int first, int last, int y, int z) {
     const Real across_y = frame.gap(q[1], 1, y), across_z = frame.gap(q[2], 2, z);
     for (int x = first; x <= last; ++x) {
       const Real along = frame.gap(q[0], 0, x);
@@ -207,23 +216,25 @@ struct RingSearch {
       const int begin_cell = subcell(cell), end_cell = subcell(cell + 1);
       if (cell == home) continue;
       if (end_cell - begin_cell > 1) {
-        visit_crowd(cell, x, y, z);
+        if (!visit_crowd(cell, x, y, z)) return false;
       } else {
         const int begin = cells.start[begin_cell], count = cells.start[end_cell] - begin;
         visitor.visit(lanes, cells.points, begin, lanes.lane() == 0 ? count : 0);
       }
     }
+    return true;
   }
 };
 
-// Search a cloud from a finite point; false if it gave up.
+// Search a cloud from a finite point, where `searches`; false if it gave up.
 template <Level level, class Real, class Lanes, class Visitor>
 POINTPROJ_FN bool search_rings(
-    const Cells<Real>& cells, int cloud, const Vec3<Real>& q, Lanes& lanes, Visitor& visitor) {
+    const Cells<Real>& cells, int cloud, const Vec3<Real>& q, bool searches, Lanes& lanes, Visitor& visitor) {
   Frame<Real> frame = cloud_frame(cells, cloud);
-  if (!(frame.low[0] < kInfinity<Real>)) return true;  // the cloud has no finite point
+  searches = searches && frame.low[0] < kInfinity<Real>;  // the cloud has a finite point
+  if (!lanes.anywhere(searches)) return true;
   frame.slack = slack_for(frame, q);
-  return RingSearch<Real, level, Lanes, Visitor>{cells, frame, q, lanes, visitor}();
+  return RingSearch<Real, level, Lanes, Visitor>{cells, frame, q, lanes, visitor}(searches);
 }
 
 }  // namespace pointproj

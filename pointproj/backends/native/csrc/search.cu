@@ -8,6 +8,7 @@ namespace pointproj::cuda {
   EACH_THREAD(SearchAlone<Real, 16, Level::kCells>)    \
   EACH_THREAD(SearchAlone<Real, 32, Level::kCells>)    \
   EACH_THREAD(SearchInMemory<Real>)                    \
+  EACH_THREAD(SearchLeftAlone<Real>)                   \
   EACH_WARP(SearchTogether<Real>)                      \
   EACH_WARP(SearchLeft<Real>)
 

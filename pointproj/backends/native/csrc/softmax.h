@@ -5,6 +5,30 @@
 
 namespace pointproj {
 
+// Neighbours of one point that wait until there are enough to be worth adding up.
+template <class Sum, class Lanes>
+struct Queue {
+  Neighbor<Sum>* list;
+  int size = 0;
+
+  POINTPROJ_FN explicit Queue(Lanes& lanes) : list(lanes.template list<Sum>()) {}
+  // One candidate a lane.
+  POINTPROJ_FN void push(Lanes& lanes, bool hit, int at, Sum squared) {
+    const unsigned hits = lanes.ballot(hit);
+    if (hit) list[size + lanes.bits_before(hits)] = {squared, at};
+    size += lanes.bit_count(hits);
+  }
+  POINTPROJ_FN bool is_full() const { return size > kMostWaiting - Lanes::kMostAtOnce; }
+  // settle(list, size) adds up those that wait.
+  template <class Settle>
+  POINTPROJ_FN void drain(Lanes& lanes, Settle& settle) {
+    lanes.sync();
+    settle(list, size);
+    lanes.sync();
+    size = 0;
+  }
+};
+
 // kVector values of a row are read at a time; rows then start at multiples of that.
 template <class Sum, int kVector, class Lanes>
 struct Softmax {
@@ -14,18 +38,24 @@ struct Softmax {
   typename Lanes::template RowSum<Sum, kVector> sums;
 
   POINTPROJ_FN explicit Softmax(Sum sigma) : per_sigma(Sum(1) / sigma), nearest(kInfinity<Sum>), total(Sum(0)) {}
-  // One neighbour a lane; those that exist are in the first lanes.
-  POINTPROJ_FN void add(Lanes& lanes, int at, Sum far, bool exists) {
-    if (lanes.anywhere(exists && far < nearest)) {
-      const Sum now = lanes.minimum(exists ? lesser(far, nearest) : nearest);
+  // Squared distances in the list become weights.
+  POINTPROJ_FN void add(Lanes& lanes, Neighbor<Sum>* list, int size) {
+    Sum least = kInfinity<Sum>;
+    for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, list[i].number);
+    const Sum now = lesser(Sum(sqrt(lanes.minimum(least))), nearest);
+    if (lanes.anywhere(now < nearest)) {
       const Sum rescale = now < nearest ? Sum(exp((now - nearest) * per_sigma)) : Sum(1);  // 0 at first
       total *= rescale;
       sums.scale(rescale);
       nearest = now;
     }
-    const Sum weight = exists ? Sum(exp((nearest - far) * per_sigma)) : Sum(0);
-    total += weight;
-    sums.add(lanes, at, weight, exists);
+    for (int i = lanes.lane(); i < size; i += Lanes::width) {
+      const Sum weight = exp((nearest - Sum(sqrt(list[i].number))) * per_sigma);
+      total += weight;
+      list[i].number = weight;
+    }
+    lanes.sync();
+    sums.add(list, size);
   }
   // 1 / total weight; 0 without neighbours.
   POINTPROJ_FN Sum inverse(Lanes& lanes) const {

@@ -70,8 +70,8 @@ struct Device {
     cpu::each(task, items);
   }
   // Searches that it takes to hold all channels, so many in the lanes of one.
-  int chunks(int64_t channels, int at_once) const {
-    return is_cuda ? static_cast<int>((channels + at_once - 1) / at_once) : 1;
+  int chunks(int64_t channels) const {
+    return is_cuda ? static_cast<int>((channels + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1;
   }
 };
 

@@ -1,40 +1,70 @@
-// The threads of a GPU warp that work on one point together: all 32, or 16 beside 16 others with a point of theirs.
+// The threads of a GPU warp that work on one point together: all 32, or fewer beside others with a point of theirs.
 //
-// All 32 threads must call these functions together, also where two points are at work: loops go on until both
-// are done.
+// All 32 threads must call these functions together, also where several points are at work: loops go on until
+// all are done.
 #pragma once
 
 #include "nearest.h"
 
 namespace pointproj {
 
-constexpr int kWarpsPerBlock = 8;
 constexpr unsigned kAll = 0xffffffffu;
 
-// Shared memory of the threads of one point. The sums' dtype decides what the doubles hold.
-template <int kWidth>
+// Shared memory of the threads of one point.
+template <int kWidth, class Number>
 struct Scratch {
-  double queued_far[2 * kWidth];
-  double weight[kWidth];
-  int queued[2 * kWidth];  // neighbours found, not yet summed up, with their distances
-  int row[kWidth];         // of the neighbours that are being summed up, with their weights
-  int run[kWidth];         // where the points of a run of candidates lie
+  Neighbor<Number> list[kMostWaiting + 1];  // one more, so that lists side by side begin in different banks
+  int run[kWidth == 32 ? 32 : 1];           // where the points of a run of candidates lie
 };
+
+// Keeps the compiler from computing a number again and again to save its register.
+template <class T>
+POINTPROJ_FN void pin(T& x) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else {
+    asm volatile("" : "+r"(x));
+  }
+}
 
 template <int kWidth>
 struct WarpLanes {
   static constexpr int width = kWidth;
-  static constexpr unsigned kMask = kWidth == 32 ? kAll : (1u << (kWidth & 31)) - 1u;
-  Scratch<kWidth>& scratch;
+  static constexpr int kAtOnce = 2, kMostAtOnce = kAtOnce * kWidth;  // candidates between two calls of `then`
+  void* waiting;
+  int* run;
+  unsigned group;  // bits of the threads of this point in the warp
+  unsigned lower;  // and of all those before this one
+  bool has_item;   // else it repeats what others do
 
-  POINTPROJ_FN explicit WarpLanes(Scratch<kWidth>& scratch) : scratch(scratch) {}
+  template <class Number>
+  POINTPROJ_FN explicit WarpLanes(Scratch<kWidth, Number>& scratch, bool has_item = true)
+      : waiting(scratch.list), run(scratch.run), has_item(has_item) {
+    const unsigned thread = threadIdx.x & 31;
+    group = kAll >> (32 - kWidth) << (thread & ~(kWidth - 1));
+    lower = (1u << thread) - 1u;
+    pin(waiting);
+    pin(group);
+    pin(lower);
+  }
+  template <class Number>
+  POINTPROJ_FN Neighbor<Number>* list() const {
+    __builtin_assume(__isShared(waiting));
+    return static_cast<Neighbor<Number>*>(waiting);
+  }
   POINTPROJ_FN int lane() const { return threadIdx.x & (kWidth - 1); }
-  POINTPROJ_FN int base() const { return threadIdx.x & 31 & ~(kWidth - 1); }
-  POINTPROJ_FN unsigned before() const { return (1u << lane()) - 1u; }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
+  template <class Sum>
+  POINTPROJ_FN void add(Sum* to, Sum value) const {
+    atomicAdd(to, value);
+  }
   POINTPROJ_FN bool anywhere(bool flag) const { return __any_sync(kAll, flag); }
-  POINTPROJ_FN unsigned ballot(bool flag) const { return (__ballot_sync(kAll, flag) >> base()) & kMask; }
+  POINTPROJ_FN unsigned ballot(bool flag) const { return __ballot_sync(kAll, flag) & group; }
   POINTPROJ_FN int lowest_bit(unsigned bits) const { return __ffs(bits) - 1; }
+  POINTPROJ_FN int bit_count(unsigned bits) const { return __popc(bits); }
+  POINTPROJ_FN int bits_before(unsigned bits) const { return __popc(bits & lower); }
+  POINTPROJ_FN void sync() const { __syncwarp(); }
+  POINTPROJ_FN bool has_patience() const { return true; }
   template <class T>
   POINTPROJ_FN T take(T x, int source) const {
     return __shfl_sync(kAll, x, source, kWidth);
@@ -52,9 +82,36 @@ struct WarpLanes {
     return x;
   }
 
-  // Each lane brings a run of points; the lanes go through all of them together, one candidate a lane.
-  template <class Real, class Limit, class Body>
-  POINTPROJ_FN void meet(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit, Body body) {
+  // Each lane brings a run of points. A whole warp shares them out, one candidate a lane; fewer lanes go through
+  // their own, two at a time. body(at, point, squared distance, exists) sees one a lane, then() follows some.
+  template <class Real, class Limit, class Body, class Then>
+  POINTPROJ_FN void meet(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Limit, Body body,
+                         Then then) {
+    if constexpr (kWidth == 32) {
+      share_out(points, q, begin, count, body, then);
+    } else {
+      go_through(points, q, begin, count, body, then);
+    }
+  }
+  template <class Real, class Body, class Then>
+  POINTPROJ_FN void go_through(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Body& body,
+                               Then& then) {
+    for (int i = 0; anywhere(i < count); i += kAtOnce) {
+      Point<Real> some[kAtOnce];
+      POINTPROJ_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (i + j < count) some[j] = points.load(begin + i + j);
+      }
+      POINTPROJ_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) {
+        body(begin + i + j, some[j], squared_distance(q, some[j].position), i + j < count);
+      }
+      then();
+    }
+  }
+  template <class Real, class Body, class Then>
+  POINTPROJ_FN void share_out(const Points<Real>& points, const Vec3<Real>& q, int begin, int count, Body& body,
+                              Then& then) {
     if (!anywhere(count > 0)) return;
     int end = count;  // of this lane's run among all candidates
     POINTPROJ_UNROLL
@@ -64,15 +121,14 @@ struct WarpLanes {
     }
     const int candidates = take(end, kWidth - 1), first = end - count;
     const unsigned runs = ballot(count > 0);
-    if (count > 0) scratch.run[__popc(runs & before())] = begin - first;
+    if (count > 0) run[bits_before(runs)] = begin - first;
     __syncwarp();
     int runs_before = -1;
     for (int start = 0; anywhere(start < candidates); start += kWidth) {
       // One bit for each candidate of these that is the first of its run: so many runs come before it.
       const bool starts = count > 0 && first >= start && first < start + kWidth;
-      const unsigned bit = starts ? 1u << (first - start + base()) : 0u;
-      const unsigned heads = (__reduce_or_sync(kAll, bit) >> base()) & kMask;
-      const int run = runs_before + __popc(heads & (before() | (1u << lane())));
+      const unsigned heads = __reduce_or_sync(kAll, starts ? 1u << (first - start) : 0u);
+      const int at_run = runs_before + __popc(heads & (lower | (1u << lane())));
       runs_before += __popc(heads);
       const int candidate = start + lane();
       const bool exists = candidate < candidates;
@@ -80,11 +136,12 @@ struct WarpLanes {
       Point<Real> point;
       Real squared = kInfinity<Real>;
       if (exists) {
-        at = scratch.run[run] + candidate;
+        at = run[at_run] + candidate;
         point = points.load(at);
         squared = squared_distance(q, point.position);
       }
       body(at, point, squared, exists);
+      then();
     }
     __syncwarp();
   }
@@ -140,112 +197,61 @@ struct WarpLanes {
     }
   }
 
-  // Neighbours wait until there is one for every lane.
-  template <class Sum>
-  struct Queue {
-    int size;
-
-    POINTPROJ_FN explicit Queue(WarpLanes&) : size(0) {}
-    template <class Body>
-    POINTPROJ_FN void push(WarpLanes& lanes, bool hit, int at, Sum far, Body& body) {
-      if (!lanes.anywhere(hit)) return;
-      int* queued = lanes.scratch.queued;
-      Sum* queued_far = reinterpret_cast<Sum*>(lanes.scratch.queued_far);
-      const unsigned hits = lanes.ballot(hit);
-      const int lane = lanes.lane();
-      if (hit) {
-        const int place = size + __popc(hits & lanes.before());
-        queued[place] = at;
-        queued_far[place] = far;
-      }
-      size += __popc(hits);
-      __syncwarp();
-      if (!lanes.anywhere(size >= kWidth)) return;
-      const bool full = size >= kWidth;
-      body(full ? queued[lane] : 0, full ? queued_far[lane] : Sum(0), full);
-      size -= full ? kWidth : 0;
-      const int from = kWidth + lane;
-      const bool moves = full && lane < size;
-      const int rest = moves ? queued[from] : 0;
-      const Sum rest_far = moves ? queued_far[from] : Sum(0);
-      __syncwarp();
-      if (moves) {
-        queued[lane] = rest;
-        queued_far[lane] = rest_far;
-      }
-      __syncwarp();
-    }
-    template <class Body>
-    POINTPROJ_FN void drain(WarpLanes& lanes, Body& body) {
-      if (!lanes.anywhere(size > 0)) return;
-      const int lane = lanes.lane();
-      const bool exists = lane < size;
-      const Sum* queued_far = reinterpret_cast<const Sum*>(lanes.scratch.queued_far);
-      body(exists ? lanes.scratch.queued[lane] : 0, exists ? queued_far[lane] : Sum(0), exists);
-    }
-  };
-
-  // Some lanes side by side over the channels of a row, and as many rows at a time as there are lanes for.
+  // The lanes lie side by side over the channels of a row, several times if it is long. What lies beyond the last
+  // channel reads the first ones in vain.
   template <class Sum, int kVector>
   struct RowSum {
-    const Sum* values;
+    static constexpr int kHeld = kChannelsAtOnce / (kWidth * kVector);
+    const char* columns[kHeld];  // of this lane, in the first row
+    unsigned stride;             // in bytes
     Sum* row;
-    int stride, channels;
-    int column;     // first channel of this lane
-    int lanes_log;  // lanes a row, as a power of two
-    Sum sums[kVector];
+    int channels, column;
+    Sum sums[kHeld][kVector];
 
-    POINTPROJ_FN void begin(const Sum* values_, int stride_, int channels_, int chunk, Sum* row_) {
-      const int words = (channels_ + kVector - 1) / kVector;
-      values = values_;
+    POINTPROJ_FN int column_of(int held) const { return column + held * kWidth * kVector; }
+    POINTPROJ_FN void begin(const Sum* values, int stride_, int channels_, int chunk, Sum* row_) {
+      stride = static_cast<unsigned>(stride_) * sizeof(Sum);
       row = row_;
-      stride = stride_;
       channels = channels_;
-      lanes_log = words > 1 ? 32 - __clz(words - 1) : 0;
-      lanes_log = lesser(lanes_log, kWidth == 32 ? 5 : 4);
-      column = (chunk * kWidth + (threadIdx.x & ((1 << lanes_log) - 1))) * kVector;
+      column = chunk * kChannelsAtOnce + (threadIdx.x & (kWidth - 1)) * kVector;
       POINTPROJ_UNROLL
-      for (int i = 0; i < kVector; ++i) sums[i] = Sum(0);
-    }
-    POINTPROJ_FN void load(int64_t at, Sum* to) const {
-      if constexpr (kVector == 1) {
-        *to = values[at];
-      } else {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(values + at);
+      for (int held = 0; held < kHeld; ++held) {
+        columns[held] = reinterpret_cast<const char*>(values + (column_of(held) < channels ? column_of(held) : 0));
+        POINTPROJ_UNROLL
+        for (int i = 0; i < kVector; ++i) sums[held][i] = Sum(0);
       }
     }
-    // One row and weight a lane; those that exist are in the first lanes.
-    POINTPROJ_FN void add(WarpLanes& lanes, int at, Sum weight, bool exists) {
-      int* rows = lanes.scratch.row;
-      Sum* weights = reinterpret_cast<Sum*>(lanes.scratch.weight);
-      const int size = __popc(lanes.ballot(exists)), lane = lanes.lane();
-      rows[lane] = at;
-      weights[lane] = weight;
-      __syncwarp();
-      if (column < channels) {
+    POINTPROJ_FN static void load(const char* from, Sum* to) {
+      if constexpr (kVector == 1) {
+        *to = *reinterpret_cast<const Sum*>(from);
+      } else {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      }
+    }
+    // Rows times their weights.
+    POINTPROJ_FN void add(const Neighbor<Sum>* list, int size) {
 #pragma unroll 4
-        for (int i = lane >> lanes_log; i < size; i += kWidth >> lanes_log) {
+      for (int i = 0; i < size; ++i) {
+        const Neighbor<Sum> neighbor = list[i];
+        const uint64_t offset = static_cast<uint64_t>(static_cast<unsigned>(neighbor.at)) * stride;
+        POINTPROJ_UNROLL
+        for (int held = 0; held < kHeld; ++held) {
           alignas(16) Sum value[kVector];
-          load(static_cast<int64_t>(rows[i]) * stride + column, value);
+          load(columns[held] + offset, value);
           POINTPROJ_UNROLL
-          for (int j = 0; j < kVector; ++j) sums[j] = multiply_add(weights[i], value[j], sums[j]);
+          for (int j = 0; j < kVector; ++j) sums[held][j] = multiply_add(neighbor.number, value[j], sums[held][j]);
         }
       }
-      __syncwarp();
     }
     POINTPROJ_FN void scale(Sum factor) {
       POINTPROJ_UNROLL
-      for (int i = 0; i < kVector; ++i) sums[i] *= factor;
+      for (int i = 0; i < kHeld * kVector; ++i) sums[i / kVector][i % kVector] *= factor;
     }
-    POINTPROJ_FN void finish(WarpLanes& lanes, Sum factor) {
-      for (int step = 1 << lanes_log; step < kWidth; step <<= 1) {
-        POINTPROJ_UNROLL
-        for (int i = 0; i < kVector; ++i) sums[i] += __shfl_xor_sync(kAll, sums[i], step);
-      }
-      if (lanes.lane() >> lanes_log != 0) return;
+    POINTPROJ_FN void finish(WarpLanes&, Sum factor) {
       POINTPROJ_UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        if (column + i < channels) row[column + i] = sums[i] * factor;
+      for (int i = 0; i < kHeld * kVector; ++i) {
+        const int at = column_of(i / kVector) + i % kVector;
+        if (at < channels) row[at] = sums[i / kVector][i % kVector] * factor;
       }
     }
   };

@@ -12,7 +12,7 @@
 
 namespace pointproj {
 
-constexpr int kRadiusLanes = 16;  // of a GPU warp that work on one point
+constexpr int kRadiusLanes = 4;  // of a GPU warp that work on one point
 
 template <class Sum>
 constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
@@ -30,32 +30,35 @@ struct Within {
   int padded;  // channels of the sorted rows of values
   int chunks;  // searches that it takes to hold all channels
 
-  template <class Lanes, class Body>
+  template <class Lanes, class Settle>
   struct Visitor {
     const Within& within;
     const Vec3<Real>& q;
-    typename Lanes::template Queue<Sum>& queue;
-    Body& body;
+    Queue<Sum, Lanes>& queue;
+    Settle& settle;
 
     POINTPROJ_FN void visit(Lanes& lanes, const Points<Real>& points, int begin, int count) {
-      lanes.meet(points, q, begin, count, [&]() { return within.reach; },
-                 [&](int at, const Point<Real>& point, Real squared, bool exists) {
-                   const bool hit = exists && squared <= within.reach;
-                   queue.push(lanes, hit, at, hit ? distance<Sum>(q, point.position) : Sum(0), body);
-                 });
+      lanes.meet(
+          points, q, begin, count, [&]() { return within.reach; },
+          [&](int at, const Point<Real>& point, Real squared, bool exists) {
+            queue.push(lanes, exists && squared <= within.reach, at, square_in<Sum>(q, point.position));
+          },
+          [&]() {
+            if (lanes.anywhere(queue.is_full())) queue.drain(lanes, settle);
+          });
     }
   };
 
-  // body(at, far, exists) for each point within the radius of a finite one.
-  template <class Lanes, class Body>
-  POINTPROJ_FN void each_neighbor(Lanes& lanes, const Point<Real>& point, Body body) const {
+  // settle(list, size) for all points within the radius of a finite one, some at a time; lanes share each list.
+  template <class Lanes, class Settle>
+  POINTPROJ_FN void each_neighbor(Lanes& lanes, const Point<Real>& point, Settle settle) const {
     const bool searches = is_finite(point.position);
     if (!lanes.anywhere(searches)) return;
     const Vec3<Real> q = searches ? point.position : Vec3<Real>{{0, 0, 0}};
-    typename Lanes::template Queue<Sum> queue(lanes);
-    Visitor<Lanes, Body> visitor{*this, q, queue, body};
+    Queue<Sum, Lanes> queue(lanes);
+    Visitor<Lanes, Settle> visitor{*this, q, queue, settle};
     search_ball(others, own_batch.cloud_of(point.row), q, searches, radius, lanes, visitor);
-    queue.drain(lanes, body);
+    queue.drain(lanes, settle);
   }
 };
 
@@ -63,6 +66,7 @@ struct Within {
 template <class Real, class Sum>
 struct AggregateWithin {
   static constexpr int kLanes = kRadiusLanes;
+  using Number = Sum;
 
   Within<Real, Sum> within;
   const Sum* features;  // (N, padded) in the order of the searched points
@@ -76,8 +80,7 @@ struct AggregateWithin {
     Softmax<Sum, kVector<Sum>, Lanes> state(*within.sigma);
     state.sums.begin(features, within.padded, within.channels, chunk,
                      aggregated + static_cast<int64_t>(point.row) * within.channels);
-    within.each_neighbor(lanes, point,
-                         [&](int other, Sum far, bool exists) { state.add(lanes, other, far, exists); });
+    within.each_neighbor(lanes, point, [&](Neighbor<Sum>* list, int size) { state.add(lanes, list, size); });
     const Sum inverse = state.inverse(lanes);
     state.sums.finish(lanes, is_finite(point.position) ? inverse : kNan<Sum>);
     if (chunk == 0 && lanes.lane() == 0) {
@@ -91,6 +94,7 @@ struct AggregateWithin {
 template <class Real, class Sum>
 struct GatherWithin {
   static constexpr int kLanes = kRadiusLanes;
+  using Number = Sum;
 
   Within<Real, Sum> within;
   const Sum* grad;     // (Q, padded) in the order of the searched points
@@ -105,9 +109,13 @@ struct GatherWithin {
     typename Lanes::template RowSum<Sum, kVector<Sum>> sums;
     sums.begin(grad, within.padded, within.channels, chunk,
                d_features + static_cast<int64_t>(point.row) * within.channels);
-    within.each_neighbor(lanes, point, [&](int query, Sum far, bool exists) {
-      const Sum* known = softmax + 2 * static_cast<int64_t>(exists ? query : 0);
-      sums.add(lanes, query, exists ? Sum(exp((known[0] - far) * per_sigma) * known[1]) : Sum(0), exists);
+    within.each_neighbor(lanes, point, [&](Neighbor<Sum>* list, int size) {
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        const Sum* known = softmax + 2 * static_cast<int64_t>(list[i].at);
+        list[i].number = exp((known[0] - Sum(sqrt(list[i].number))) * per_sigma) * known[1];
+      }
+      lanes.sync();
+      sums.add(list, size);
     });
     sums.finish(lanes, Sum(1));
   }
@@ -117,6 +125,7 @@ struct GatherWithin {
 template <class Real, class Sum>
 struct PullWithin {
   static constexpr int kLanes = kRadiusLanes;
+  using Number = Sum;
 
   Within<Real, Sum> within;
   const Sum* features;    // (N, padded) in the order of the searched points
@@ -136,15 +145,18 @@ struct PullWithin {
     const Sum mean =
         dot(own_grad, aggregated + static_cast<int64_t>(point.row) * within.channels, within.channels);
     Sum spread = 0, along[3] = {0, 0, 0};
-    within.each_neighbor(lanes, point, [&](int other, Sum far, bool exists) {
-      if (!exists) return;
-      const Sum product = dot(own_grad, features + static_cast<int64_t>(other) * within.padded, within.channels);
-      const Sum grad_logit = Sum(exp((nearest - far) * per_sigma)) * inverse * (product - mean);
-      spread += grad_logit * far;
-      if (!(far > Sum(0))) return;
-      const Vec3<Real> there = within.others.points.load(other).position;
-      for (int axis = 0; axis < 3; ++axis) {
-        along[axis] += grad_logit * per_sigma / far * Sum(point.position[axis] - there[axis]);
+    within.each_neighbor(lanes, point, [&](const Neighbor<Sum>* list, int size) {
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        const Sum far = sqrt(list[i].number);
+        const int other = list[i].at;
+        const Sum product = dot(own_grad, features + static_cast<int64_t>(other) * within.padded, within.channels);
+        const Sum grad_logit = Sum(exp((nearest - far) * per_sigma)) * inverse * (product - mean);
+        spread += grad_logit * far;
+        if (!(far > Sum(0))) continue;
+        const Vec3<Real> there = within.others.points.load(other).position;
+        for (int axis = 0; axis < 3; ++axis) {
+          along[axis] += grad_logit * per_sigma / far * Sum(point.position[axis] - there[axis]);
+        }
       }
     });
     spread = lanes.sum(spread);
@@ -162,6 +174,7 @@ struct PullWithin {
 template <class Real, class Sum>
 struct PushWithin {
   static constexpr int kLanes = kRadiusLanes;
+  using Number = Sum;
 
   Within<Real, Sum> within;
   const Sum* features;       // (N, padded) in the order of own points
@@ -176,14 +189,18 @@ struct PushWithin {
     const Sum per_sigma = Sum(1) / *within.sigma;
     const Sum* own_features = features + static_cast<int64_t>(at) * within.padded;
     Sum along[3] = {0, 0, 0};
-    within.each_neighbor(lanes, point, [&](int query, Sum far, bool exists) {
-      if (!exists || !(far > Sum(0))) return;
-      const Sum product = dot(own_features, grad + static_cast<int64_t>(query) * within.padded, within.channels);
-      const Sum* known = softmax + 2 * static_cast<int64_t>(query);
-      const Sum grad_logit = Sum(exp((known[0] - far) * per_sigma)) * known[1] * (product - means[query]);
-      const Vec3<Real> there = within.others.points.load(query).position;
-      for (int axis = 0; axis < 3; ++axis) {
-        along[axis] += grad_logit * per_sigma / far * Sum(there[axis] - point.position[axis]);
+    within.each_neighbor(lanes, point, [&](const Neighbor<Sum>* list, int size) {
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        const Sum far = sqrt(list[i].number);
+        if (!(far > Sum(0))) continue;
+        const int query = list[i].at;
+        const Sum product = dot(own_features, grad + static_cast<int64_t>(query) * within.padded, within.channels);
+        const Sum* known = softmax + 2 * static_cast<int64_t>(query);
+        const Sum grad_logit = Sum(exp((known[0] - far) * per_sigma)) * known[1] * (product - means[query]);
+        const Vec3<Real> there = within.others.points.load(query).position;
+        for (int axis = 0; axis < 3; ++axis) {
+          along[axis] += grad_logit * per_sigma / far * Sum(there[axis] - point.position[axis]);
+        }
       }
     });
     for (int axis = 0; axis < 3; ++axis) {

@@ -27,10 +27,13 @@ struct Table {
   int base;
   int bits[3];  // places along x, y, z, as powers of two
 
-  POINTPROJ_FN int place_of(int x, int y, int z) const {
+  // First place of a row of cells.
+  POINTPROJ_FN int row_of(int y, int z) const {
     const int row = ((z & ((1 << bits[2]) - 1)) << bits[1]) | (y & ((1 << bits[1]) - 1));
-    return base + ((row << bits[0]) | (x & ((1 << bits[0]) - 1)));
+    return base + (row << bits[0]);
   }
+  // Place in a row. Cells around the origin, where clouds mostly are, do not wrap.
+  POINTPROJ_FN int along(int x) const { return (x + (1 << bits[0]) / 2) & ((1 << bits[0]) - 1); }
 };
 
 template <class Real>
@@ -54,6 +57,7 @@ struct Wrapped {
 template <class Real, class Sum>
 struct SortRows {
   static constexpr int kLanes = 32;
+  using Number = float;
 
   Points<Real> points;
   const Sum* values;  // (rows, channels)
@@ -83,8 +87,8 @@ struct Side {
     const Vec3<Real> p = load_row(positions, row);
     if (!is_finite(p)) return places;
     const Table table = wrapped.table_of(wrapped.batch.cloud_of(row));
-    return table.place_of(Wrapped<Real>::cell_along(p[0], per_unit), Wrapped<Real>::cell_along(p[1], per_unit),
-                          Wrapped<Real>::cell_along(p[2], per_unit));
+    return table.row_of(Wrapped<Real>::cell_along(p[1], per_unit), Wrapped<Real>::cell_along(p[2], per_unit)) +
+           table.along(Wrapped<Real>::cell_along(p[0], per_unit));
   }
 };
 
@@ -160,13 +164,17 @@ POINTPROJ_FN void search_ball(
       whole = true;
     }
   }
-  const auto gap = [&](Real x, int cell) {  // distance along an axis to a cell's slab, never too large
-    x = lesser(greater(x, Real(-kFarthest) * width), Real(kFarthest) * width);
-    const Real low = Real(cell) * width;
-    return greater(greater(low - x, x - (low + width)) - slack, Real(0));
+  // Distance along an axis to a cell's slab, never too large.
+  const Real half_width = width / 2;
+  const auto middle = [&](Real x) {
+    return lesser(greater(x, Real(-kFarthest) * width), Real(kFarthest) * width) - half_width;
+  };
+  const Real middle_y = middle(q[1]), middle_z = middle(q[2]), beside = half_width + slack;
+  const auto gap = [&](Real middle, int cell) {
+    return greater(Real(fabs(Real(cell) * width - middle)) - beside, Real(0));
   };
   const int along = 1 << table.bits[0];
-  const int begin_x = first[0] & (along - 1);
+  const int begin_x = table.along(first[0]);
   const int split = begin_x + size[0] > along ? 1 : 0;  // whether rows wrap, and come in two parts
   const int parts = size[1] << split, rows = searches ? parts * size[2] : 0;
   int part = lanes.lane(), row_z = 0;
@@ -178,11 +186,11 @@ POINTPROJ_FN void search_ball(
     int begin = 0, count = 0;
     if (searches && row_z < size[2]) {
       const int y = first[1] + (part >> split), z = first[2] + row_z;
-      const Real across_y = gap(q[1], y), across_z = gap(q[2], z);
+      const Real across_y = gap(middle_y, y), across_z = gap(middle_z, z);
       const Real across = across_y * across_y + across_z * across_z;
       int x0 = begin_x, x1 = begin_x + size[0];
       if (!whole) {  // only what the ball reaches in this row
-        const Real half = Real(sqrt(greater(limit - across, Real(0)))) + slack;
+        const Real half = quick_sqrt(greater(limit - across, Real(0))) + slack;
         x0 += greater(wrapped.cell_along(q[0] - half, per_unit) - first[0], 0);
         x1 = lesser(x1, begin_x + wrapped.cell_along(q[0] + half, per_unit) - first[0] + 1);
       }
@@ -193,7 +201,7 @@ POINTPROJ_FN void search_ball(
         x1 -= along;
       }
       if ((whole || across <= limit) && x0 < x1) {
-        const int place = table.place_of(0, y, z);
+        const int place = table.row_of(y, z);
         begin = wrapped.start[place + x0];
         count = wrapped.start[place + x1] - begin;
       }
