@@ -92,12 +92,14 @@ def torch_op(
     def save(ctx: Any, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         made = _all(output)
         ctx.mark_non_differentiable(*made[grad_outputs:])
+        ctx.set_materialize_grads(False)  # no zeros for outputs that no gradient arrives for
         _save(ctx, (*inputs, *made))
 
     def chain(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         needs = [ctx.needs_input_grad[arguments.names.index(n)] for n in arguments.differentiable]
-        grads = tuple(g.contiguous() for g in grads[:grad_outputs])
         flat = _load(ctx)
+        heads = zip(grads[:grad_outputs], flat[len(arguments.names) :], strict=False)
+        grads = tuple(_zeros_like(o) if g is None else g.contiguous() for g, o in heads)
         # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
         # second backward would come back here once more, with gradients of zero.
         inputs, outputs = flat[: len(arguments.names)], flat[len(arguments.names) :]
@@ -163,6 +165,7 @@ def _backward_op(
     second = _second_backward_op(arguments, grads | saved, second_backward)
 
     def save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        ctx.set_materialize_grads(False)
         ctx.needed = inputs[heads]
         _save(ctx, inputs[:heads] + inputs[heads + 1 :])
 
@@ -170,7 +173,7 @@ def _backward_op(
         flat = _load(ctx)
         inputs = arguments.differentiable_of(flat[heads:])
         whole = tuple(
-            d.contiguous() if need else _zeros_like(i)
+            d.contiguous() if need and d is not None else _zeros_like(i)
             for d, need, i in zip(directions, ctx.needed, inputs, strict=True)
         )
         made = _all(second(*whole, *flat))
