@@ -90,17 +90,16 @@ def _backward(
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
         own = features.new_empty(query_points.shape)
         sigma_rows = features.new_empty(query_points.shape[0])
-        means = features.new_empty(query_points.shape[0])
         known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
         shape = (query_points.shape[0], lanes)
-        launch(kernels.pull, shape, *queries, *reference_cells, *known, means, own, sigma_rows)
+        launch(kernels.pull, shape, *queries, *reference_cells, *known, own, sigma_rows)
         if d_query_points is not None:
             d_query_points.copy_(own)
         if d_sigma is not None:
             d_sigma.copy_(sigma_rows.sum())
         if d_reference_points is not None:
             own = features.new_empty(reference_points.shape)
-            known = (features, means, softmax, grad_aggregated, sigma, *limits)
+            known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
             shape = (reference_points.shape[0], lanes)
             launch(kernels.push, shape, *references, *query_cells, *known, own)
             d_reference_points.copy_(own)

@@ -31,7 +31,7 @@ def pair_functions(positions: torch.dtype, sums: torch.dtype) -> Any:
         features: matrix  # of the reference points
         grad: matrix  # upstream gradients of the queries' sums
         softmax: matrix  # of the queries: nearest distance, and 1 / total weight relative to it
-        means: wp.array(dtype=real)  # of the queries: upstream gradient times result
+        aggregated: matrix  # results of the queries
 
     @wp.func
     def arrays_of(
@@ -41,7 +41,7 @@ def pair_functions(positions: torch.dtype, sums: torch.dtype) -> Any:
         features: matrix,
         grad: matrix,
         softmax: matrix,
-        means: wp.array(dtype=real),
+        aggregated: matrix,
     ):
         arrays = Arrays()
         arrays.radius = place(radius)
@@ -50,7 +50,7 @@ def pair_functions(positions: torch.dtype, sums: torch.dtype) -> Any:
         arrays.features = features
         arrays.grad = grad
         arrays.softmax = softmax
-        arrays.means = means
+        arrays.aggregated = aggregated
         return arrays
 
     @wp.func

@@ -1,56 +1,121 @@
 """Kernels of the gradients of positions and sigma within a radius."""
 
+from typing import Any
+
 import torch
 import warp as wp
 
-from pointproj.backends.warp.common import OPTIONS, REALS, cloud_of, packed_point
+from pointproj.backends.warp.common import BLOCK, OPTIONS, REALS, cloud_of, packed_point
 from pointproj.backends.warp.lanes import lanes
+from pointproj.backends.warp.pair_sums import waiting_pairs
 from pointproj.backends.warp.within_pairs import pair_functions
 from pointproj.backends.warp.wrapped import ball_search, wrapped_struct
+
+AT_HAND = (BLOCK, 3)  # so many blocks at a time
+
+
+def _pair_search(positions: torch.dtype, sums: torch.dtype, count: int, from_query: bool) -> Any:
+    """A point's state, and ``search`` that adds up in it what all pairs with points near it do.
+
+    ``from_query`` says whether the point is a query, and the points near it are references.
+    """
+    place, vec3 = REALS[positions]
+    vec4 = wp.types.vector(length=4, dtype=place)
+    real, _ = REALS[sums]
+    Wrapped, _ = wrapped_struct(positions)
+    Arrays, _, meet = pair_functions(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    Factors, capacity, room_of, put, add_all = waiting_pairs(sums, from_query)
+
+    @wp.struct
+    class State:
+        row: int  # of the point itself
+        nearest: real  # of the query of a pair, as the forward kept it
+        inverse: real
+        shares: Factors  # along x, y, z, and of sigma
+        waiting: int
+
+    @wp.func
+    def settle(state: State, arrays: Arrays):
+        """Add up the pairs that wait."""
+        shares = state.shares
+        state.shares = add_all(
+            shares, arrays.features, arrays.grad, arrays.aggregated, state.row, room_of(), state.waiting
+        )
+        state.waiting = 0
+        return state
+
+    @wp.func
+    def query_and_reference(own: int, other: int):
+        if wp.static(from_query):
+            return own, other
+        return other, own
+
+    @wp.func
+    def factors_of(state: State, p: vec3, point: vec4, far: real, per_sigma: real):
+        weight = wp.exp((state.nearest - far) * per_sigma) * state.inverse
+        factors = Factors()
+        if far > real(0.0):
+            scale = weight * per_sigma / far
+            for axis in range(3):
+                factors[axis] = scale * real(point[axis] - p[axis])
+        factors[3] = weight * far
+        return factors
+
+    @wp.func
+    def consider(state: State, p: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
+        far = real(-1.0)
+        row = int(0)
+        factors = Factors()
+        if exists:
+            point = load_point(wrapped.points, at)
+            far = meet(arrays, p, point)
+            if far >= real(0.0):
+                row = row_of(point)
+                if wp.static(not from_query):
+                    state.nearest = arrays.softmax[row, 0]
+                    state.inverse = arrays.softmax[row, 1]
+                factors = factors_of(state, p, point, far, arrays.per_sigma)
+        if wp.static(count == 1):
+            if far >= real(0.0):
+                query, reference = query_and_reference(state.row, row)
+                product = real(0.0)
+                for channel in range(arrays.grad.shape[1]):
+                    excess = arrays.features[reference, channel] - arrays.aggregated[query, channel]
+                    product += arrays.grad[query, channel] * excess
+                state.shares += product * factors
+        else:
+            state.waiting = put(room_of(), state.waiting, far >= real(0.0), factors, row)
+            if state.waiting > capacity - count:
+                state = settle(state, arrays)
+        return state
+
+    ball = ball_search(positions, lanes(count), State, Arrays, consider)
+    total_of = lanes(count).total
+
+    @wp.func
+    def search(state: State, p: vec3, wrapped: Wrapped, arrays: Arrays, cloud: int):
+        if wp.isfinite(p):
+            state = ball(state, p, wrapped, arrays, cloud, arrays.radius)
+            if wp.static(count > 1):
+                state = settle(state, arrays)
+        for i in range(4):
+            state.shares[i] = total_of(state.shares[i])
+        return state
+
+    return State, search
 
 
 def pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Kernel:
     """Gradients of the query points and of sigma."""
     place, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
-    Wrapped, wrapped_of = wrapped_struct(positions)
-    item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
-    Arrays, arrays_of, meet = pair_functions(positions, sums)
-    load_point, _, row_of = packed_point(positions)
-    vec4 = wp.types.vector(length=4, dtype=place)
+    _, wrapped_of = wrapped_struct(positions)
+    _, arrays_of, _ = pair_functions(positions, sums)
+    State, search = _pair_search(positions, sums, count, from_query=True)
+    item, lane = lanes(count).item, lanes(count).lane
 
-    @wp.struct
-    class State:
-        query: int
-        nearest: real
-        inverse: real
-        mean: real
-        along: wide3
-        spread: real
-
-    @wp.func
-    def consider(state: State, q: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
-        far = real(-1.0)
-        point = vec4()
-        if exists:
-            point = load_point(wrapped.points, at)
-            far = meet(arrays, q, point)
-        if far >= real(0.0):
-            row = row_of(point)
-            product = real(0.0)
-            for channel in range(arrays.features.shape[1]):
-                product += arrays.grad[state.query, channel] * arrays.features[row, channel]
-            weight = wp.exp((state.nearest - far) * arrays.per_sigma) * state.inverse
-            grad_logit = weight * (product - state.mean)
-            state.spread += grad_logit * far
-            if far > real(0.0):
-                delta = wide3(real(q[0] - point[0]), real(q[1] - point[1]), real(q[2] - point[2]))
-                state.along += (grad_logit * arrays.per_sigma / far) * delta
-        return state
-
-    search = ball_search(positions, lanes(count), State, Arrays, consider)
-
-    @wp.kernel(**OPTIONS)
+    @wp.kernel(**OPTIONS, launch_bounds=AT_HAND)
     def pull(
         query_points: wp.array(dtype=vec3),
         query_offsets: wp.array(dtype=wp.int32),
@@ -68,30 +133,23 @@ def pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ker
         sigma: wp.array(dtype=real),
         radius: wp.float64,
         reach: wp.float64,
-        means: wp.array(dtype=real),
         d_query: wp.array(dtype=wide3),
         d_sigma: wp.array(dtype=real),
     ):
         first, _ = wp.tid()
         query = item(first)
         wrapped = wrapped_of(width, start, points, first_place, rows, searched_offsets, clouds)
-        arrays = arrays_of(radius, reach, sigma, features, grad, softmax, means)
+        arrays = arrays_of(radius, reach, sigma, features, grad, softmax, aggregated)
         q = query_points[query]
         cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
         state = State()
-        state.query = query
+        state.row = query
         state.nearest = softmax[query, 0]
         state.inverse = softmax[query, 1]
-        for channel in range(grad.shape[1]):
-            state.mean += grad[query, channel] * aggregated[query, channel]
-        if wp.isfinite(q):
-            state = search(state, q, wrapped, arrays, cloud, arrays.radius)
-        spread = total_of(state.spread)
-        along = wide3(total_of(state.along[0]), total_of(state.along[1]), total_of(state.along[2]))
+        state = search(state, q, wrapped, arrays, cloud)
         if lane() == 0:
-            means[query] = state.mean
-            d_query[query] = -along
-            d_sigma[query] = spread / (sigma[0] * sigma[0])
+            d_query[query] = wide3(state.shares[0], state.shares[1], state.shares[2])
+            d_sigma[query] = state.shares[3] / (sigma[0] * sigma[0])
 
     return pull
 
@@ -100,38 +158,12 @@ def push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ker
     """Gradient of the reference points, gathered over the queries near each."""
     place, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
-    Wrapped, wrapped_of = wrapped_struct(positions)
-    item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
-    Arrays, arrays_of, meet = pair_functions(positions, sums)
-    load_point, _, row_of = packed_point(positions)
-    vec4 = wp.types.vector(length=4, dtype=place)
+    _, wrapped_of = wrapped_struct(positions)
+    _, arrays_of, _ = pair_functions(positions, sums)
+    State, search = _pair_search(positions, sums, count, from_query=False)
+    item, lane = lanes(count).item, lanes(count).lane
 
-    @wp.struct
-    class State:
-        reference: int
-        along: wide3
-
-    @wp.func
-    def consider(state: State, p: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
-        far = real(-1.0)
-        point = vec4()
-        if exists:
-            point = load_point(wrapped.points, at)
-            far = meet(arrays, p, point)
-        if far > real(0.0):
-            query = row_of(point)
-            product = real(0.0)
-            for channel in range(arrays.features.shape[1]):
-                product += arrays.grad[query, channel] * arrays.features[state.reference, channel]
-            weight = wp.exp((arrays.softmax[query, 0] - far) * arrays.per_sigma) * arrays.softmax[query, 1]
-            grad_logit = weight * (product - arrays.means[query])
-            delta = wide3(real(point[0] - p[0]), real(point[1] - p[1]), real(point[2] - p[2]))
-            state.along += (grad_logit * arrays.per_sigma / far) * delta
-        return state
-
-    search = ball_search(positions, lanes(count), State, Arrays, consider)
-
-    @wp.kernel(**OPTIONS)
+    @wp.kernel(**OPTIONS, launch_bounds=AT_HAND)
     def push(
         reference_points: wp.array(dtype=vec3),
         reference_offsets: wp.array(dtype=wp.int32),
@@ -143,7 +175,7 @@ def push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ker
         rows: int,
         searched_offsets: wp.array(dtype=wp.int32),
         features: wp.array2d(dtype=real),
-        means: wp.array(dtype=real),
+        aggregated: wp.array2d(dtype=real),
         softmax: wp.array2d(dtype=real),
         grad: wp.array2d(dtype=real),
         sigma: wp.array(dtype=real),
@@ -154,15 +186,13 @@ def push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ker
         first, _ = wp.tid()
         reference = item(first)
         wrapped = wrapped_of(width, start, points, first_place, rows, searched_offsets, clouds)
-        arrays = arrays_of(radius, reach, sigma, features, grad, softmax, means)
+        arrays = arrays_of(radius, reach, sigma, features, grad, softmax, aggregated)
         p = reference_points[reference]
         cloud = cloud_of(reference, reference_offsets, reference_points.shape[0], clouds)
         state = State()
-        state.reference = reference
-        if wp.isfinite(p):
-            state = search(state, p, wrapped, arrays, cloud, arrays.radius)
-        along = wide3(total_of(state.along[0]), total_of(state.along[1]), total_of(state.along[2]))
+        state.row = reference
+        state = search(state, p, wrapped, arrays, cloud)
         if lane() == 0:
-            d_reference[reference] = along
+            d_reference[reference] = wide3(state.shares[0], state.shares[1], state.shares[2])
 
     return push

@@ -104,7 +104,7 @@ def aggregate_kernel(
         query = item(first) / searches
         chunk = item(first) % searches
         wrapped = wrapped_of(width, start, points, first_place, rows, searched_offsets, clouds)
-        arrays = arrays_of(radius, reach, sigma, features, features, features, sigma)
+        arrays = arrays_of(radius, reach, sigma, features, features, features, features)
         q = query_points[query]
         cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
         state = State()
@@ -211,7 +211,7 @@ def gather_kernel(
         p = vec3(point[0], point[1], point[2])
         reference = row_of(point)
         wrapped = wrapped_of(width, start, points, first_place, rows, searched_offsets, clouds)
-        arrays = arrays_of(radius, reach, sigma, grad, grad, softmax, sigma)
+        arrays = arrays_of(radius, reach, sigma, grad, grad, softmax, grad)
         cloud = cloud_of(reference, reference_offsets, references, clouds)
         state = State()
         state.chunk = chunk
