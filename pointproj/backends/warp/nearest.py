@@ -10,12 +10,15 @@ from torch import Tensor
 from pointproj.backends import Clouds
 from pointproj.backends.warp.cells import Cells
 from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of, packed_point
-from pointproj.backends.warp.lanes import bit_count, lanes, lowest_bit
-from pointproj.backends.warp.rings import Visitor, grid_struct, ring_search
+from pointproj.backends.warp.keepers import across_lanes, in_memory, in_registers
+from pointproj.backends.warp.lanes import lanes, lowest_bit
+from pointproj.backends.warp.rings import grid_struct, ring_search
 from pointproj.warp_op import Launch, warp_op
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
 FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
+SHORT_LIST = 8  # so few neighbours are no burden for a single thread:
+VERY_FEW_QUERIES = 2**14  # then threads work alone but for so few
 PATIENCE = 4096  # rows of cells that a thread looks at before a warp takes over
 LEFT_TO_DO = -2  # in place of the first neighbour
 
@@ -56,7 +59,7 @@ def _search(
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
     points = (query_points, query_offsets, itself, clouds, *cells)
-    for width, each, into_crowds, patience in _stages(queries, query_points.is_cuda and listed):
+    for width, each, into_crowds, patience in _stages(queries, k, query_points.is_cuda):
         kernel = search_kernel(query_points.dtype, k if listed else None, width, into_crowds, patience)
         launch(kernel, (-(-queries // each), width), *points, each, rows, heap, block_dim=128)
 
@@ -70,12 +73,13 @@ class Stage(NamedTuple):
     patience: int  # rows of cells that a query may look at; 0 for no limit
 
 
-def _stages(queries: int, together: bool) -> tuple[Stage, ...]:
+def _stages(queries: int, k: int, on_gpu: bool) -> tuple[Stage, ...]:
     """The kernels of a search: without crowds, which most queries never meet, then into them."""
-    if not together:
+    if not on_gpu or k > LARGEST_LIST:
         return Stage(1, 1, False, 0), Stage(1, 1, True, 0)
     if queries <= FEW_QUERIES:
-        return Stage(32, 1, False, 0), Stage(32, 8, True, 0)
+        alone = k <= SHORT_LIST and queries > VERY_FEW_QUERIES
+        return Stage(1 if alone else 32, 1, False, 0), Stage(32, 8, True, 0)
     # Beside a cluster a few searches are a thousand times as long as the others.
     return Stage(1, 1, False, 0), Stage(1, 1, True, PATIENCE), Stage(32, 32, True, 0)
 
@@ -88,16 +92,17 @@ def search_kernel(
     real, vec3 = REALS[dtype]
     _, grid_of = grid_struct(dtype)
     if k is None:
-        visitor, begin, finish = _in_memory(dtype)
+        visitor, begin, finish = in_memory(dtype, LARGEST_LIST)
     else:
-        visitor, begin, finish = _in_registers(dtype, k) if width == 1 else _across_lanes(dtype, k)
+        visitor, begin, finish = in_registers(dtype, k) if width == 1 else across_lanes(dtype, k)
     Arrays = visitor.arrays
     load_point, _, row_of = packed_point(dtype)
     search_cells = ring_search(dtype, lanes(width), visitor, into_crowds, patience)
     group = lanes(width)
     item, lane, take, ballot = group.item, group.lane, group.take, group.ballot
     Grid, _ = grid_struct(dtype)
-    bounds = {1: None, 32: (128, 6)}[width]
+    # With long lists it is better to run few threads than to keep the lists in memory.
+    blocks = 6 if width == 32 else 4 if k is not None and k <= SHORT_LIST else 1
 
     @wp.func
     def search_one(
@@ -120,7 +125,9 @@ def search_kernel(
             finish(state, query, arrays)
 
     @wp.kernel(
-        module="unique", module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST}, launch_bounds=bounds
+        module="unique",
+        module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST},
+        launch_bounds=(128, blocks),
     )
     def search_nearest(
         query_points: wp.array(dtype=vec3),
@@ -160,236 +167,3 @@ def search_kernel(
             search_one(take(query, 0), query_points, query_offsets, clouds, grid, arrays)
 
     return search_nearest
-
-
-@functools.cache
-def _arrays(dtype: torch.dtype) -> Any:
-    real, _ = REALS[dtype]
-
-    @wp.struct
-    class Arrays:
-        rows: wp.array2d(dtype=wp.int32)
-        heap: wp.array2d(dtype=real)
-
-    return Arrays
-
-
-@functools.cache
-def _squared_distance(dtype: torch.dtype) -> wp.Function:
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
-
-    @wp.func
-    def squared_distance(p: vec3, q: vec4):
-        """Rounded in the order of :func:`pointproj.reference.squared_distances`."""
-        dx = p[0] - q[0]
-        dy = p[1] - q[1]
-        dz = p[2] - q[2]
-        return dx * dx + dy * dy + dz * dz
-
-    return squared_distance
-
-
-def _in_registers(dtype: torch.dtype, k: int) -> tuple:
-    """Up to a few dozen neighbours: a thread keeps them sorted."""
-    real, vec3 = REALS[dtype]
-    Grid, _ = grid_struct(dtype)
-    Arrays = _arrays(dtype)
-    squared_distance = _squared_distance(dtype)
-    load_point, _, row_of = packed_point(dtype)
-    Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
-
-    @wp.struct
-    class State:
-        squared: Distances  # ascending
-        rows: Rows
-        effort: int
-        gave_up: bool
-
-    @wp.func
-    def begin(query: int, arrays: Arrays):
-        state = State()
-        for i in range(k):
-            state.squared[i] = real(wp.inf)
-            state.rows[i] = -1
-        return state
-
-    @wp.func
-    def bound(state: State, arrays: Arrays):
-        return state.squared[k - 1]
-
-    @wp.func
-    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
-        point = load_point(grid.points, at)
-        squared = squared_distance(q, point)
-        if squared <= state.squared[k - 1] and squared < real(wp.inf):
-            row = row_of(point)
-            for i in range(k):  # the newcomer sinks to its place, each one behind it moves up
-                there = state.squared[i]
-                row_there = state.rows[i]
-                if squared < there or (squared == there and row < row_there):
-                    state.squared[i] = squared
-                    state.rows[i] = row
-                    squared = there
-                    row = row_there
-        return state
-
-    @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
-        for i in range(k):
-            arrays.rows[query, i] = state.rows[i]
-
-    return Visitor(State, Arrays, consider, bound, k), begin, finish
-
-
-def _across_lanes(dtype: torch.dtype, k: int) -> tuple:
-    """The same for the 32 lanes of a warp: lane i keeps the i-th nearest."""
-    real, vec3 = REALS[dtype]
-    Grid, _ = grid_struct(dtype)
-    Arrays = _arrays(dtype)
-    squared_distance = _squared_distance(dtype)
-    load_point, _, row_of = packed_point(dtype)
-    group = lanes(32)
-    lane, take, previous, ballot, minimum = (
-        group.lane,
-        group.take,
-        group.previous,
-        group.ballot,
-        group.minimum,
-    )
-    last_row = 2**31 - 1
-
-    @wp.struct
-    class State:
-        squared: real
-        row: int
-        worst: real  # squared distance of the k-th
-        effort: int
-        gave_up: bool
-
-    @wp.func
-    def begin(query: int, arrays: Arrays):
-        state = State()
-        state.squared = real(wp.inf)
-        state.row = last_row
-        state.worst = real(wp.inf)
-        return state
-
-    @wp.func
-    def bound(state: State, arrays: Arrays):
-        return state.worst
-
-    @wp.func
-    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
-        squared = real(wp.inf)
-        row = int(last_row)
-        if exists:
-            point = load_point(grid.points, at)
-            squared = squared_distance(q, point)
-            row = row_of(point)
-        while ballot(squared <= state.worst and squared < real(wp.inf)) != 0:
-            least = minimum(squared)
-            first = minimum(wp.where(squared == least, row, last_row))
-            if squared == least and row == first:
-                squared = real(wp.inf)
-            before = state.squared < least or (state.squared == least and state.row < first)
-            place = bit_count(ballot(before))
-            squared_before = previous(state.squared)
-            row_before = previous(state.row)
-            if lane() == place:
-                state.squared = least
-                state.row = first
-            elif lane() > place:  # makes room
-                state.squared = squared_before
-                state.row = row_before
-            state.worst = take(state.squared, k - 1)
-        return state
-
-    @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
-        if lane() < k:
-            arrays.rows[query, lane()] = wp.where(state.row == last_row, -1, state.row)
-
-    return Visitor(State, Arrays, consider, bound, k), begin, finish
-
-
-def _in_memory(dtype: torch.dtype) -> tuple:
-    """Any number of neighbours: a heap in the output rows, its farthest neighbour on top."""
-    real, vec3 = REALS[dtype]
-    Grid, _ = grid_struct(dtype)
-    Arrays = _arrays(dtype)
-    squared_distance = _squared_distance(dtype)
-    load_point, _, row_of = packed_point(dtype)
-
-    @wp.struct
-    class State:
-        query: int
-        effort: int
-        gave_up: bool
-
-    @wp.func
-    def begin(query: int, arrays: Arrays):
-        for i in range(arrays.rows.shape[1]):
-            arrays.rows[query, i] = -1
-            arrays.heap[query, i] = real(wp.inf)
-        state = State()
-        state.query = query
-        return state
-
-    @wp.func
-    def bound(state: State, arrays: Arrays):
-        return arrays.heap[state.query, 0]
-
-    @wp.func
-    def is_after(squared: real, row: int, other: real, other_row: int):
-        """Whether a neighbour comes later than another in the result; places still empty come last."""
-        later = wp.uint32(row) > wp.uint32(other_row)
-        return squared > other or (squared == other and later)
-
-    @wp.func
-    def sink(arrays: Arrays, query: int, size: int, squared: real, row: int):
-        """Put a neighbour on top of the first ``size`` places and restore the heap."""
-        at = int(0)
-        child = int(1)
-        while child < size:
-            if child + 1 < size and is_after(
-                arrays.heap[query, child + 1],
-                arrays.rows[query, child + 1],
-                arrays.heap[query, child],
-                arrays.rows[query, child],
-            ):
-                child += 1
-            if is_after(arrays.heap[query, child], arrays.rows[query, child], squared, row):
-                arrays.heap[query, at] = arrays.heap[query, child]
-                arrays.rows[query, at] = arrays.rows[query, child]
-                at = child
-                child = 2 * at + 1
-            else:
-                child = size
-        arrays.heap[query, at] = squared
-        arrays.rows[query, at] = row
-
-    @wp.func
-    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
-        query = state.query
-        point = load_point(grid.points, at)
-        squared = squared_distance(q, point)
-        if squared <= arrays.heap[query, 0] and squared < real(wp.inf):
-            row = row_of(point)
-            if is_after(arrays.heap[query, 0], arrays.rows[query, 0], squared, row):
-                sink(arrays, query, arrays.rows.shape[1], squared, row)
-        return state
-
-    @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
-        """Heap sort: take the farthest off the top, fill the rows from behind."""
-        last = arrays.rows.shape[1] - 1
-        while last > 0:
-            squared = arrays.heap[query, 0]
-            row = arrays.rows[query, 0]
-            sink(arrays, query, last, arrays.heap[query, last], arrays.rows[query, last])
-            arrays.heap[query, last] = squared
-            arrays.rows[query, last] = row
-            last -= 1
-
-    return Visitor(State, Arrays, consider, bound, LARGEST_LIST), begin, finish
