@@ -1,4 +1,4 @@
-"""The boxes around clouds: every cell list begins with one."""
+"""The boxes around clouds, and the grids that they are cut into."""
 
 import functools
 
@@ -6,13 +6,18 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.backends.warp.common import OPTIONS, REALS, cloud_of
+from pointproj.backends.warp.arrivals import completes, fresh
+from pointproj.backends.warp.common import OPTIONS, REALS, cloud_of, first_row_of
 
 
-def bound_threads(points: Tensor) -> int:
-    """So many that a GPU warp, or a thread of a CPU, sees 512 points or more; few atomics meet then."""
+def bound_threads(points: Tensor) -> tuple[int, int]:
+    """So many that a GPU warp, or a thread of a CPU, sees 512 points or more: few atomics meet then.
+
+    And how many threads that is.
+    """
     groups = max(1, min(points.shape[0] // 512, 2**11))
-    return 32 * groups if points.is_cuda else groups
+    together = 32 if points.is_cuda else 1
+    return groups * together, together
 
 
 _WARP_MINIMUM = """
@@ -34,6 +39,18 @@ def warp_minimum(x: wp.float32) -> wp.float32:
 
 @wp.func_native(_WARP_MINIMUM)
 def warp_minimum(x: wp.float64) -> wp.float64: ...
+
+
+@wp.func_native("""
+#if defined(__CUDA_ARCH__)
+    return __any_sync(0xffffffffu, flag);
+#else
+    return flag;
+#endif
+""")
+def any_of_warp(flag: bool) -> bool:
+    """Whether the flag is set in any of the 32 threads of a GPU warp; on a CPU, the flag."""
+    ...
 
 
 @wp.func_native("""
@@ -77,13 +94,96 @@ def atomic_lower(dtype: torch.dtype) -> wp.Function:
 
 
 @functools.cache
+def grid_shape_function(dtype: torch.dtype) -> wp.Function:
+    real, vec3 = REALS[dtype]
+
+    @wp.func
+    def grid_shape(extent: vec3, budget: int):
+        """Cells along each axis, near cubes, fewer than ``budget`` in all.
+
+        An axis thinner than the edge that all axes together suggest gets one cell, and the others share;
+        at most three axes can drop out, so the fourth round is final.
+        """
+        longest = wp.max(extent)
+        shape = wp.vec3i(1, 1, 1)
+        if longest > real(0.0):
+            width = extent / longest
+            share = real(budget) * real(0.9999)  # so that rounding cannot exceed the budget
+            edge = real(1.0e-6)
+            for _ in range(4):
+                axes = int(0)
+                volume = real(1.0) / share
+                for axis in range(3):
+                    if width[axis] > edge:
+                        axes += 1
+                        volume *= width[axis]
+                if axes == 3:
+                    edge = wp.max(edge, wp.cbrt(volume))
+                if axes == 2:
+                    edge = wp.max(edge, wp.sqrt(volume))
+                if axes == 1:
+                    edge = wp.max(edge, volume)
+            for axis in range(3):
+                if width[axis] > edge:
+                    shape[axis] = int(width[axis] / edge)
+        return shape
+
+    return grid_shape
+
+
+@functools.cache
+def _grid_chooser(dtype: torch.dtype) -> wp.Function:
+    real, vec3 = REALS[dtype]
+    grid_shape = grid_shape_function(dtype)
+    table = wp.array2d(dtype=real)
+
+    @wp.func
+    def choose_grid(
+        cloud: int,
+        offsets: wp.array(dtype=wp.int32),
+        rows: int,
+        clouds: int,
+        density: int,
+        box: table,
+        frames: table,
+        dims: wp.array2d(dtype=wp.int32),
+    ):
+        """Cut a cloud's box into about ``density`` cells for two points."""
+        begin = first_row_of(cloud, offsets, rows, clouds)
+        budget = density * (first_row_of(cloud + 1, offsets, rows, clouds) - begin) / 2 + 1
+        groups = fresh(box, cloud, 12)
+        low = vec3()
+        high = vec3()
+        for axis in range(3):
+            low[axis] = fresh(box, cloud, axis)
+            high[axis] = -fresh(box, cloud, axis + 3)
+            frames[cloud, axis + 6] = low[axis]
+            frames[cloud, axis + 9] = high[axis]
+            if groups > real(1.0):
+                low[axis] = wp.max(low[axis], fresh(box, cloud, axis + 6) / groups)
+                high[axis] = wp.min(high[axis], -fresh(box, cloud, axis + 9) / groups)
+        extent = vec3()
+        if low[0] < real(wp.inf):
+            extent = wp.max(high - low, vec3())
+        shape = grid_shape(extent, budget)
+        for axis in range(3):
+            frames[cloud, axis] = low[axis]
+            frames[cloud, axis + 3] = extent[axis] / real(shape[axis])
+            dims[cloud, axis] = shape[axis]
+        dims[cloud, 3] = density * begin / 2 + cloud
+
+    return choose_grid
+
+
+@functools.cache
 def bound_kernel(dtype: torch.dtype) -> wp.Kernel:
-    """Lowest corner and negated highest corner of each cloud's finite points.
+    """Lowest corner and negated highest corner of each cloud's finite points; from them, its grid.
 
     Of a single cloud also the mean corners of groups of 512: a box that holds most of it, but no outliers.
     """
     real, vec3 = REALS[dtype]
     lower = atomic_lower(dtype)
+    choose_grid = _grid_chooser(dtype)
     boxes = wp.array2d(dtype=real)
     Batch = wp.types.matrix(shape=(8, 3), dtype=real)
 
@@ -97,7 +197,16 @@ def bound_kernel(dtype: torch.dtype) -> wp.Kernel:
 
     @wp.kernel(**OPTIONS)
     def bound(
-        points: wp.array(dtype=vec3), offsets: wp.array(dtype=wp.int32), clouds: int, threads: int, box: boxes
+        points: wp.array(dtype=vec3),
+        offsets: wp.array(dtype=wp.int32),
+        clouds: int,
+        threads: int,
+        together: int,
+        density: int,
+        arrived: wp.array(dtype=wp.int32),
+        box: boxes,
+        frames: boxes,
+        dims: wp.array2d(dtype=wp.int32),
     ):
         thread = wp.tid()
         rows = points.shape[0]
@@ -140,5 +249,8 @@ def bound_kernel(dtype: torch.dtype) -> wp.Kernel:
                 wp.atomic_add(box, 0, axis + 6, low[axis])
                 wp.atomic_add(box, 0, axis + 9, high[axis])
             wp.atomic_add(box, 0, 12, real(1.0))
+        if any_of_warp(completes(arrived, 0, threads)):  # the last ones
+            for other in range(thread % together, clouds, together):
+                choose_grid(other, offsets, rows, clouds, density, box, frames, dims)
 
     return bound

@@ -3,8 +3,8 @@
 The box that holds most of a cloud is cut into about as many cells as there are points; the cells at its
 border reach out to the farthest points. A cell that holds a crowd is cut again where most of its points
 lie, which a small sample tells: a dense cluster has small cells of its own then, also when a few other
-points share its cell. Points are sorted by (cell, sub-cell): cells that follow each other along x
-hold one contiguous run of points.
+points share its cell. Points are sorted by cell, those of crowds by sub-cell behind all others: cells that
+follow each other along x hold one contiguous run of points.
 
 Every size follows from the number of points and clouds, nothing is read back, and torch owns all buffers:
 the build can be captured in a CUDA graph.
@@ -18,6 +18,7 @@ from torch import Tensor
 from pointproj.backends.warp.boxes import bound_threads
 from pointproj.backends.warp.cell_kernels import build_kernels
 from pointproj.backends.warp.common import CROWD, POINTS_PER_SUBCELL
+from pointproj.backends.warp.scan import running_sum, states_of
 from pointproj.warp_op import Launch, warp_op
 
 
@@ -25,7 +26,7 @@ def cells_per_two_points(points: Tensor) -> int:
     """Fine cells spare distances; for many points, on a GPU, the tables themselves are what takes time."""
     if not points.is_cuda:
         return 2
-    return 4 if points.shape[0] <= 2**20 else 1
+    return 4 if points.shape[0] <= 2**18 else 1
 
 
 class Cells(NamedTuple):
@@ -33,11 +34,10 @@ class Cells(NamedTuple):
 
     frames: Tensor  # (clouds, 12) real: each grid's corner and cell edges, each cloud's two corners
     dims: Tensor  # (clouds, 4) int32: cells along x, y, z; number of the first cell
-    cut: Tensor  # (cells,) int32: for a cell that is cut, its row in the next two tables
+    cut: Tensor  # (cells,) int32: of a crowded cell, its row in the next two tables; of others, 0
     subframes: Tensor  # (cuts, 6) real: lowest corner and edges of the sub-cells
-    subdims: Tensor  # (cuts,) int32: sub-cells along x, y, z, AXIS_BITS bits each
-    shift: Tensor  # (cells + 1,) int32: the first sub-cell of cell c is number c + shift[c]
-    start: Tensor  # (subcells + 2,) int32: first sorted row of each sub-cell; then of points not finite
+    subdims: Tensor  # (cuts, 2) int32: sub-cells along x, y, z, AXIS_BITS bits each; number of the first one
+    start: Tensor  # (subcells + 2,) int64: points and crowds before each cell, as scan.py sums them up
     points: Tensor  # (N, 4) real: positions, sorted, and the bits of their row in the cloud as given
 
 
@@ -55,9 +55,8 @@ def _specs(points: Tensor, offsets: Any, clouds: int) -> dict:
         "dims": ((clouds, 4), torch.int32),
         "cut": ((cells,), torch.int32),
         "subframes": ((cuts, 6), dtype),
-        "subdims": ((cuts,), torch.int32),
-        "shift": ((cells + 1,), torch.int32),
-        "start": ((cells + rows // POINTS_PER_SUBCELL + 2,), torch.int32),
+        "subdims": ((cuts, 2), torch.int32),
+        "start": ((cells + rows // POINTS_PER_SUBCELL + 2,), torch.int64),
         "sorted_points": ((rows, 4), dtype),
     }
 
@@ -73,47 +72,33 @@ def _build_cells(
     cut: Tensor,
     subframes: Tensor,
     subdims: Tensor,
-    shift: Tensor,
     start: Tensor,
     sorted_points: Tensor,
 ) -> None:
     kernels = build_kernels(points.dtype)
-    rows, cells, cuts, subcells = points.shape[0], cut.shape[0], subdims.shape[0], start.shape[0] - 1
+    rows, cells, cuts, sizes = points.shape[0], cut.shape[0], subdims.shape[0], start.shape[0] - 1
     # One buffer, so that one launch clears all counters.
-    counters = subdims.new_empty(2 * cells + subcells + 6 * cuts + 1)
-    occupancy, extra, suboccupancy, extent, cut_count = counters.split([cells, cells, subcells, 6 * cuts, 1])
+    lengths = [2 * states_of(sizes), sizes, 6 * cuts, cuts, 1, 1, 1]
+    counters = dims.new_empty(sum(lengths))
+    states, occupancy, extent, arrived, threads_arrived, cut_count, subcell_count = counters.split(lengths)
     box = points.new_empty(clouds, 13)
-    cut_cells = subdims.new_empty(cuts)
-    place = subdims.new_empty(rows, 2)  # sub-cell of each point, and its rank in there
+    placed = dims.new_empty(rows, 2)  # cell or sub-cell of each point, and its rank in there
 
     cloud = (points, offsets, clouds)
-    threads = bound_threads(points)
-    launch(kernels.clear, counters.shape[0], counters, box, cut, shift, start)
-    launch(kernels.bound, threads, *cloud, threads, box)
-    density = cells_per_two_points(points)
-    launch(
-        kernels.count,
-        max(rows, clouds),
-        *cloud,
-        density,
-        box,
-        frames,
-        dims,
-        occupancy,
-        cut_count,
-        cut,
-        cut_cells,
-    )
-    launch(kernels.sample, rows, *cloud, frames, dims, occupancy, cut, extent.view(cuts, 6))
-    crowds = (cut_count, cut_cells, occupancy, extent.view(cuts, 6))
-    launch(kernels.cut, cuts, clouds, frames, dims, *crowds, subframes, subdims, extra)
-    torch.cumsum(extra, 0, dtype=torch.int32, out=shift[1:])
-    grid = (frames, dims, cut, subframes, subdims, shift)
-    launch(kernels.place, rows, *cloud, *grid, suboccupancy, place)
-    torch.cumsum(suboccupancy, 0, dtype=torch.int32, out=start[1:])
+    launch(kernels.clear, counters.shape[0], counters, box, cut, subframes, subdims)
+    threads, together = bound_threads(points)
+    division = (threads, together, cells_per_two_points(points))
+    found = (threads_arrived, box, frames, dims)
+    launch(kernels.bound, threads, *cloud, *division, *found, block_dim=64)  # few threads, many processors
+    grid = (frames, dims, occupancy, cut_count, cut, placed)
+    launch(kernels.count, rows, *cloud, *grid)
+    sampled = (extent.view(cuts, 6), arrived, subcell_count)
+    launch(kernels.cut, rows, *cloud, *grid, *sampled, subframes, subdims)
+    launch(kernels.place, rows, points, cut_count, cut, subframes, subdims, occupancy, placed)
+    running_sum(launch, occupancy, cells, states.view(torch.int64), start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
-        place[:, 1] = stable_ranks(place[:, 0], start)
-    launch(kernels.scatter, rows, points, None, place, start, sorted_points)
+        placed[:, 1] = stable_ranks(placed[:, 0], start)
+    launch(kernels.scatter, rows, points, None, placed, start, sorted_points)
 
 
 def stable_ranks(cells: Tensor, start: Tensor) -> Tensor:
@@ -121,4 +106,4 @@ def stable_ranks(cells: Tensor, start: Tensor) -> Tensor:
     by_cell = cells.argsort(stable=True)
     ranks = torch.empty_like(by_cell)
     ranks[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
-    return (ranks - start[cells.long()]).to(torch.int32)
+    return (ranks - start[cells.long()].to(torch.int32)).to(torch.int32)

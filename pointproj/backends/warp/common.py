@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import warp as wp
 
-CROWD = 64  # a cell with so many points is cut
+CROWD = 256  # a cell with so many points is cut
 POINTS_PER_SUBCELL = 1
 SAMPLE = 64  # about so many points of a crowd say where its sub-cells go
 MARGIN = 1.0 / 16.0  # and so much of their extent is added on each side
@@ -46,6 +46,13 @@ def first_row_of(cloud: int, offsets: wp.array(dtype=wp.int32), rows: int, cloud
     if not offsets:
         return cloud * (rows / clouds)
     return offsets[cloud]
+
+
+@wp.func
+def subcells_along(packed: int):
+    """Sub-cells of a crowd along x, y, z."""
+    mask = (1 << AXIS_BITS) - 1
+    return wp.vec3i(packed & mask, (packed >> AXIS_BITS) & mask, packed >> (2 * AXIS_BITS))
 
 
 @functools.cache

@@ -138,9 +138,8 @@ def search_kernel(
         dims: wp.array2d(dtype=wp.int32),
         cut: wp.array(dtype=wp.int32),
         subframes: wp.array2d(dtype=real),
-        subdims: wp.array(dtype=wp.int32),
-        shift: wp.array(dtype=wp.int32),
-        start: wp.array(dtype=wp.int32),
+        subdims: wp.array2d(dtype=wp.int32),
+        start: wp.array(dtype=wp.int64),
         points: wp.array2d(dtype=real),
         each: int,
         rows: wp.array2d(dtype=wp.int32),
@@ -148,7 +147,7 @@ def search_kernel(
     ):
         """Of ``each`` queries search for those left to do, one after another."""
         number, _ = wp.tid()
-        grid = grid_of(frames, dims, cut, subframes, subdims, shift, start, points)
+        grid = grid_of(frames, dims, cut, subframes, subdims, start, points)
         arrays = Arrays()
         arrays.rows = rows
         arrays.heap = heap

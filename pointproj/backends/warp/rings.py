@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.backends.warp.common import AXIS_BITS, REALS, ROUNDINGS, cell_functions
+from pointproj.backends.warp.common import CROWD, REALS, ROUNDINGS, cell_functions, subcells_along
 from pointproj.backends.warp.lanes import Lanes, lowest_bit, run_visitor
+from pointproj.backends.warp.scan import crowds_before, points_before
 
 LARGEST_FIRST_RING = 3  # the first ring visited includes its inside
 PLENTY = 3  # it should hold so many times the neighbours wanted
@@ -38,9 +39,8 @@ def grid_struct(dtype: torch.dtype) -> Any:
         dims: wp.array2d(dtype=wp.int32)
         cut: wp.array(dtype=wp.int32)
         subframes: wp.array2d(dtype=real)
-        subdims: wp.array(dtype=wp.int32)
-        shift: wp.array(dtype=wp.int32)
-        start: wp.array(dtype=wp.int32)
+        subdims: wp.array2d(dtype=wp.int32)
+        start: wp.array(dtype=wp.int64)
         points: wp.array2d(dtype=real)
 
     @wp.func
@@ -49,9 +49,8 @@ def grid_struct(dtype: torch.dtype) -> Any:
         dims: wp.array2d(dtype=wp.int32),
         cut: wp.array(dtype=wp.int32),
         subframes: wp.array2d(dtype=real),
-        subdims: wp.array(dtype=wp.int32),
-        shift: wp.array(dtype=wp.int32),
-        start: wp.array(dtype=wp.int32),
+        subdims: wp.array2d(dtype=wp.int32),
+        start: wp.array(dtype=wp.int64),
         points: wp.array2d(dtype=real),
     ):
         grid = Grid()
@@ -60,7 +59,6 @@ def grid_struct(dtype: torch.dtype) -> Any:
         grid.cut = cut
         grid.subframes = subframes
         grid.subdims = subdims
-        grid.shift = shift
         grid.start = start
         grid.points = points
         return grid
@@ -103,7 +101,8 @@ def _frames(dtype: torch.dtype) -> Any:
         return frame
 
     @wp.func
-    def cell_frame(grid: Grid, parent: Frame, cell: int, x: int, y: int, z: int):
+    def crowd_frame(grid: Grid, parent: Frame, cell: int, x: int, y: int, z: int):
+        """The sub-cells of a crowded cell."""
         frame = Frame()
         at = wp.vec3i(x, y, z)
         for axis in range(3):
@@ -113,18 +112,12 @@ def _frames(dtype: torch.dtype) -> Any:
                 frame.outer_low[axis] = parent.low[axis] + real(at[axis]) * parent.edge[axis]
             if at[axis] < parent.shape[axis] - 1:
                 frame.outer_high[axis] = parent.low[axis] + real(at[axis] + 1) * parent.edge[axis]
-        frame.low = frame.outer_low
-        frame.edge = parent.edge
-        frame.shape = wp.vec3i(1, 1, 1)
-        if grid.shift[cell + 1] > grid.shift[cell]:
-            crowd = grid.cut[cell]
-            frame.low = low_of(grid.subframes, crowd)
-            frame.edge = edge_of(grid.subframes, crowd)
-            packed = grid.subdims[crowd]
-            mask = (1 << AXIS_BITS) - 1
-            frame.shape = wp.vec3i(packed & mask, (packed >> AXIS_BITS) & mask, packed >> (2 * AXIS_BITS))
+        crowd = grid.cut[cell]
+        frame.low = low_of(grid.subframes, crowd)
+        frame.edge = edge_of(grid.subframes, crowd)
+        frame.shape = subcells_along(grid.subdims[crowd, 0])
         frame.per_unit = inverse(frame.edge)
-        frame.base = cell + grid.shift[cell]
+        frame.base = grid.subdims[crowd, 1]
         frame.slack = parent.slack
         return frame
 
@@ -162,7 +155,7 @@ def _frames(dtype: torch.dtype) -> Any:
                 nearest = wp.min(nearest, rest + face * face)
         return nearest
 
-    return Frame, cloud_frame, cell_frame, gap, beyond
+    return Frame, cloud_frame, crowd_frame, gap, beyond
 
 
 def ring_search(
@@ -170,26 +163,42 @@ def ring_search(
 ) -> wp.Function:
     """``search(state, q, grid, arrays, cloud) -> state`` through both levels of the cell list.
 
-    With ``into_crowds`` false it sets ``state.gave_up`` where it meets a crowded cell: most queries never
-    do, and without the second level a thread needs far fewer registers. So it does after looking at
-    ``patience`` rows of cells, unless that is 0.
+    With ``into_crowds`` false it stays on one level, for a query in a crowd that of the sub-cells, and sets
+    ``state.gave_up`` where the other has to be seen: most queries never need it, and a thread needs far fewer
+    registers then. So it does after looking at ``patience`` rows of cells, unless that is 0.
     """
-    _, vec3 = REALS[dtype]
+    real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    _, cloud_frame, *_ = _frames(dtype)
-    State, Arrays, consider, *_ = visitor
+    _, cloud_frame, crowd_frame, _, beyond = _frames(dtype)
+    *_, cell_at, _ = cell_functions(dtype)
+    State, Arrays, consider, bound, _ = visitor
     visit_runs = run_visitor(lanes, vec3, State, Grid, Arrays, consider)
+
     visit_crowds = None
     if into_crowds:
         search_crowd = _search_grid(dtype, lanes, visitor, visit_runs, patience, True)
         visit_crowds = _crowd_visitor(dtype, visitor, search_crowd)
-    search_cloud = _search_grid(dtype, lanes, visitor, visit_runs, patience, False, visit_crowds)
+    search_cells = _search_grid(dtype, lanes, visitor, visit_runs, patience, False, visit_crowds)
 
     @wp.func
-    def search(state: State, q: vec3, grid: Grid, arrays: Arrays, cloud: int):
-        return search_cloud(state, q, grid, arrays, cloud_frame(grid, cloud, q))
+    def search_both(state: State, q: vec3, grid: Grid, arrays: Arrays, cloud: int):
+        return search_cells(state, q, grid, arrays, cloud_frame(grid, cloud, q))
 
-    return search
+    @wp.func
+    def search_one(state: State, q: vec3, grid: Grid, arrays: Arrays, cloud: int):
+        frame = cloud_frame(grid, cloud, q)
+        at = cell_at(q, frame.low, frame.per_unit, frame.shape)
+        cell = frame.base + (at[2] * frame.shape[1] + at[1]) * frame.shape[0] + at[0]
+        outside = real(wp.inf)
+        if crowds_before(grid.start[cell + 1] - grid.start[cell]) > 0:
+            outside = beyond(q, frame, at, 0)
+            frame = crowd_frame(grid, frame, cell, at[0], at[1], at[2])
+        state = search_cells(state, q, grid, arrays, frame)
+        if outside < real(wp.inf) and outside <= bound(state, arrays):
+            state.gave_up = True
+        return state
+
+    return search_both if into_crowds else search_one
 
 
 def _search_grid(
@@ -221,12 +230,6 @@ def _search_grid(
         return wp.where(left > both, at - j + both, at + j - both)
 
     @wp.func
-    def subcell(grid: Grid, cell: int):
-        if wp.static(is_lowest):
-            return cell
-        return cell + grid.shift[cell]
-
-    @wp.func
     def reach(q: vec3, frame: Frame, y: int, z: int, x0: int, x1: int, limit: real):
         """The part of a row that the bound can reach: first and last cell, none if they cross."""
         across_y = gap(q[1], frame, 1, y)
@@ -244,11 +247,16 @@ def _search_grid(
 
     @wp.func
     def first_ring(grid: Grid, frame: Frame, at: wp.vec3i):
-        """So wide that the points around the query, if they go on as in its row, are plenty."""
+        """So wide that the points around the query, if they go on as in its row, are plenty.
+
+        Only its own cell if that is crowded, or holds plenty: the bound found there leaves little of others.
+        """
         row = frame.base + (at[2] * frame.shape[1] + at[1]) * frame.shape[0]
-        left = subcell(grid, row + wp.max(at[0] - 1, 0))
-        right = subcell(grid, row + wp.min(at[0] + 2, frame.shape[0]))
-        points = grid.start[right] - grid.start[left]
+        home = grid.start[row + at[0] + 1] - grid.start[row + at[0]]
+        if crowds_before(home) > 0 or points_before(home) >= PLENTY * wanted:
+            return 0
+        around = grid.start[row + wp.min(at[0] + 2, frame.shape[0])] - grid.start[row + wp.max(at[0] - 1, 0)]
+        points = points_before(around) + CROWD * crowds_before(around)
         ring = int(1)
         for larger in range(2, LARGEST_FIRST_RING + 1):
             side = 2 * ring + 1
@@ -303,13 +311,11 @@ def _search_grid(
                     first, last = reach(q, frame, y, z, x0, x1, limit)
                 if first <= last:
                     cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0]
-                    begin_cell = subcell(grid, cell + first)
-                    end_cell = subcell(grid, cell + last + 1)
-                    if end_cell - begin_cell == last + 1 - first:
-                        begin = grid.start[begin_cell]
-                        count = grid.start[end_cell] - begin
-                    else:
-                        crowded = True
+                    before = grid.start[cell + first]
+                    inside = grid.start[cell + last + 1] - before
+                    begin = points_before(before)
+                    count = points_before(inside)
+                    crowded = crowds_before(inside) > 0
                 state = visit_runs(state, q, grid, arrays, begin, count)
                 if wp.static(gives_up) and ballot(crowded) != 0:
                     state.gave_up = True
@@ -363,10 +369,10 @@ def _search_grid(
 
 
 def _crowd_visitor(dtype: torch.dtype, visitor: Visitor, search_crowd: wp.Function) -> wp.Function:
-    """A run of cells, some of them cut: all lanes go through it together, cell by cell."""
+    """The crowds in a run of cells: all lanes go through it together, cell by cell."""
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    Frame, _, cell_frame, gap, _ = _frames(dtype)
+    Frame, _, crowd_frame, gap, _ = _frames(dtype)
     State, Arrays, _, bound, _ = visitor
 
     @wp.func
@@ -376,10 +382,11 @@ def _crowd_visitor(dtype: torch.dtype, visitor: Visitor, search_crowd: wp.Functi
         across_y = gap(q[1], frame, 1, y)
         across_z = gap(q[2], frame, 2, z)
         for x in range(first, last + 1):
-            along = gap(q[0], frame, 0, x)
-            if along * along + across_y * across_y + across_z * across_z <= bound(state, arrays):
-                cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0] + x
-                state = search_crowd(state, q, grid, arrays, cell_frame(grid, frame, cell, x, y, z))
+            cell = frame.base + (z * frame.shape[1] + y) * frame.shape[0] + x
+            if crowds_before(grid.start[cell + 1] - grid.start[cell]) > 0:
+                along = gap(q[0], frame, 0, x)
+                if along * along + across_y * across_y + across_z * across_z <= bound(state, arrays):
+                    state = search_crowd(state, q, grid, arrays, crowd_frame(grid, frame, cell, x, y, z))
         return state
 
     return visit_crowds

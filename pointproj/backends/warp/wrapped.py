@@ -16,6 +16,7 @@ from pointproj.backends.warp.cell_kernels import INT_ROWS, INTS, scatter_kernel
 from pointproj.backends.warp.cells import stable_ranks
 from pointproj.backends.warp.common import OPTIONS, REALS, ROUNDINGS, cloud_of, first_row_of
 from pointproj.backends.warp.lanes import Lanes, floor_log2, run_visitor
+from pointproj.backends.warp.scan import running_sum, states_of
 from pointproj.warp_op import Launch, warp_op
 
 CELLS_PER_RADIUS = 2
@@ -75,15 +76,17 @@ def _build(
     sorted_points: Tensor,
 ) -> None:
     rows, places = sorted_points.shape[0], start.shape[0] - 1
-    occupancy = start.new_empty(places)
+    lengths = [2 * states_of(places), places]
+    counters = start.new_empty(sum(lengths))
+    states, occupancy = counters.split(lengths)
     place = start.new_empty(rows, 2)
-    launch(_clear_kernel(points.dtype), places, occupancy, start, width, radius / CELLS_PER_RADIUS)
+    launch(_clear_kernel(points.dtype), counters.shape[0], counters, width, radius / CELLS_PER_RADIUS)
     both = (points, offsets, others, other_offsets, clouds)
     launch(_place_kernel(points.dtype), rows, *both, width, occupancy, place)
-    torch.cumsum(occupancy, 0, dtype=torch.int32, out=start[1:])
+    running_sum(launch, occupancy, 0, states.view(torch.int64), start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         place[:, 1] = stable_ranks(place[:, 0], start)
-    launch(scatter_kernel(points.dtype), rows, points, others, place, start, sorted_points)
+    launch(scatter_kernel(points.dtype, start.dtype), rows, points, others, place, start, sorted_points)
 
 
 @functools.cache
@@ -91,11 +94,10 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, _ = REALS[dtype]
 
     @wp.kernel(**OPTIONS)
-    def clear(occupancy: INTS, start: INTS, width: wp.array(dtype=real), value: wp.float64):
+    def clear(counters: INTS, width: wp.array(dtype=real), value: wp.float64):
         i = wp.tid()
-        occupancy[i] = 0
+        counters[i] = 0
         if i == 0:
-            start[0] = 0
             width[0] = real(value)
 
     return clear
