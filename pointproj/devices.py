@@ -88,6 +88,11 @@ def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     }
 
 
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory; from a GPU it is there when the work queued until now is done."""
+    return tensor.to("cpu", non_blocking=True, copy=True)
+
+
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -51,7 +51,7 @@ class Pace:
     def read(self) -> Interval:
         """Return the pace since the last read, over at least one step, and begin a new interval.
 
-        The device has to be idle: the clock is the host's.
+        To be called when the device has just ended the last step counted: the clock is the host's.
         """
         self._settle()
         interval = Interval(self._seconds / self._steps * 1e3, self._samples / self._seconds)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj import tensor_file
 from pointproj.config import Config
+from pointproj.devices import to_host
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +55,20 @@ class FiniteGuard:
         torch.add(bad, self._history, alpha=2, out=self._history)
         return torch.where(bad, 0.0, loss)
 
-    def read(self) -> list[int]:
-        """Return how many steps ago each passed-over step was, oldest first, and forget them; waits.
-
-        Of the last 64 steps since the call before; 0 is the step taken last.
-        """
-        history = self._history.item() % 2**_HISTORY_BITS
+    def note(self) -> Int[Tensor, ""]:
+        """Return what :meth:`passed_over` reads, on its way to the host, and forget it here."""
+        history = to_host(self._history)
         self._history.zero_()
-        return [age for age in reversed(range(history.bit_length())) if history >> age & 1]
+        return history
+
+    @staticmethod
+    def passed_over(history: Int[Tensor, ""]) -> list[int]:
+        """Return how many steps before the note each passed-over step was, oldest first.
+
+        Of the last 64 steps since the note before; 0 is the step taken last.
+        """
+        bits = history.item() % 2**_HISTORY_BITS
+        return [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
 
 
 class DivergenceWatch:
@@ -88,7 +95,7 @@ class DivergenceWatch:
         return len(self._recent) == CHECK_EVERY
 
     def check(self, ages: list[int]) -> None:
-        """Act on what :meth:`FiniteGuard.read` returned.
+        """Act on what :meth:`FiniteGuard.passed_over` returned, of a note taken after the last batch held.
 
         Raises
         ------

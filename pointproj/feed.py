@@ -13,6 +13,7 @@ from pointproj.devices import to_device
 from pointproj.distributed import Processes
 from pointproj.networks import cloud_features
 from pointproj.resuming import Position
+from pointproj.transfer import sent_ahead
 
 
 class Feed:
@@ -76,8 +77,9 @@ class Feed:
 
     def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
         size, workers = self.config.training.batch_size, self.config.data.workers
-        for batch in batches(dataset, size, workers=workers, processes=self.processes, **order):
-            yield self.on_device(batch)
+        sampled = batches(dataset, size, workers=workers, processes=self.processes, **order)
+        for batch in sent_ahead(sampled, self.device):
+            yield cloud_features(batch, self.config.model)
 
     def _augmented(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
         """Change the shapes of the batch of a step, and of this process."""

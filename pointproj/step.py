@@ -12,12 +12,14 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.backends import waits
+from pointproj.devices import to_host
 from pointproj.distributed import ALONE, Processes
 from pointproj.divergence import FiniteGuard
 from pointproj.memory import graphs_unsupported
@@ -29,6 +31,16 @@ STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the 
 INPUTS = ("query_points", "reference_points", "features", "target", "share")  # the last where several train
 
 Batch = Mapping[str, Tensor]
+
+
+class Note(NamedTuple):
+    """What the device was asked about its steps; the tensors are filled in when it has taken them."""
+
+    loss_sum: Tensor
+    history: Tensor  # of :class:`FiniteGuard`
+    calls: int  # taken by then
+    steps: int | None  # over which the losses are summed, where an interval ends
+    arrived: torch.cuda.Event | None
 
 
 class TrainingStep:
@@ -85,8 +97,10 @@ class TrainingStep:
         self.captured = compile and capture and self.device.type == "cuda"
         self._called = torch.compile(model, fullgraph=True) if compile else model
         self._guard = FiniteGuard(optimizer)
+        self._noted: Note | None = None  # what is on its way to the host
         self._not_finite: list[int] = []  # numbers of calls that nobody has asked for yet
-        self._calls = 0
+        self._mean_loss = float("nan")
+        self._calls = self._calls_noted = 0
         self._loss_sum = torch.zeros((), device=self.device)
         self._steps_since_read = 0
         self._replays: dict[tuple, CapturedCall] = {}
@@ -126,28 +140,54 @@ class TrainingStep:
             )
         return prediction.squeeze(-1).float()
 
+    def note(self, *, ends_interval: bool = False) -> None:
+        """Ask the device how the steps up to now went; :meth:`read_noted` answers, also while later ones run.
+
+        Parameters
+        ----------
+        ends_interval : bool
+            The losses of later steps belong to the next mean.
+        """
+        self._take_in()
+        asked = to_host(self._loss_sum), self._guard.note()
+        arrived = torch.cuda.current_stream(self.device).record_event() if self._loss_sum.is_cuda else None
+        self._noted = Note(*asked, self._calls, self._steps_since_read if ends_interval else None, arrived)
+        if ends_interval:
+            self._loss_sum.zero_()
+            self._steps_since_read = 0
+
+    def read_noted(self) -> tuple[float, list[int]]:
+        """Read the last note; waits for the steps it is about, and not for later ones.
+
+        Returns
+        -------
+        loss : float
+            Mean over the steps of the last interval that ended which were finite; NaN without any.
+        ages : list of int
+            How many steps before the note each step was that changed nothing: loss or gradient was not
+            finite. Of those since the last call, oldest first; 0 is the step taken last. To be called at
+            least every 64 steps: older ones are forgotten.
+        """
+        self._take_in()
+        ages = [self._calls_noted - 1 - call for call in self._not_finite]
+        self._not_finite.clear()
+        return self._mean_loss, ages
+
     def read_loss(self) -> float:
         """Return the mean loss of the steps since the last read that were finite (NaN without any); waits."""
-        self._look()
-        mean = self._loss_sum.item() / self._steps_since_read if self._steps_since_read else float("nan")
-        self._loss_sum.zero_()
-        self._steps_since_read = 0
-        return mean
+        self.note(ends_interval=True)
+        self._take_in()
+        return self._mean_loss
 
     def read_not_finite(self) -> list[int]:
-        """Return how many steps ago each step was that changed nothing: loss or gradient was not finite.
-
-        Of those since the last call, oldest first; 0 is the step taken last. Waits for them. To be called at
-        least every 64 steps: older ones are forgotten.
-        """
-        self._look()
-        ages = [self._calls - 1 - call for call in self._not_finite]
-        self._not_finite.clear()
-        return ages
+        """Return the ages of :meth:`read_noted` up to the last step; waits for it."""
+        self.note()
+        return self.read_noted()[1]
 
     def state_dict(self) -> dict[str, float | int]:
         """Losses that nobody has read yet, so that a resumed run reports them."""
-        self._look()
+        self.note()
+        self._take_in()
         return {"loss_sum": self._loss_sum.item(), "steps_since_read": self._steps_since_read}
 
     def load_state_dict(self, state: Mapping[str, float | int]) -> None:
@@ -168,11 +208,21 @@ class TrainingStep:
         self.optimizer.step()
         self._loss_sum += loss
 
-    def _look(self) -> None:
-        """Learn from the device which steps were passed over; they do not count."""
-        ages = self._guard.read()
-        self._not_finite += [self._calls - 1 - age for age in ages]
-        self._steps_since_read -= len(ages)
+    def _take_in(self) -> None:
+        """Learn from the note under way, if any, which steps were passed over; they do not count."""
+        if self._noted is None:
+            return
+        note, self._noted = self._noted, None
+        if note.arrived is not None:
+            note.arrived.synchronize()
+        ages = self._guard.passed_over(note.history)
+        self._calls_noted = note.calls
+        self._not_finite += [note.calls - 1 - age for age in ages]
+        if note.steps is None:
+            self._steps_since_read -= len(ages)
+            return
+        finite = note.steps - len(ages)
+        self._mean_loss = note.loss_sum.item() / finite if finite else float("nan")
 
     def _backward(self, inputs: Batch) -> Tensor:
         try:

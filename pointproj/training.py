@@ -7,7 +7,9 @@ import logging
 import math
 import shutil
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,7 @@ class Training:
         self.position = Position()
         self.watch = DivergenceWatch(config, run.path)
         self.pace = Pace()
+        self.noted: Callable[[], None] | None = None  # acts on what the device was asked about its steps
         untrained = untrained_predictor(config.target.name, backend, normals=bool(config.model.normals))
         self.baseline = self._evaluate(untrained)
         self.evaluation: Evaluation | None = None  # of the model as it is now
@@ -193,6 +196,7 @@ class Training:
                         self._train_step(batch, display, profiler)
                         if stop_together(stop.made is not None):
                             self._stop(stop)
+                    self._read_noted()
                     if self.device.type == "cuda":
                         torch.cuda.synchronize(self.device)  # steps still under way belong to this time
                 self._check_finite()
@@ -208,24 +212,38 @@ class Training:
         lr = learning_rate(config.optimizer, position.step, self.total_steps)
         set_learning_rate(self.optimizer, lr)
         self.step(batch)
+        self._read_noted()  # of the step before: the device has this one to do meanwhile
         profiler.step()
         self.pace.count(self.feed.shapes_of_step(position.step_in_epoch))
         position.step += 1
         position.step_in_epoch += 1
         display.advance(position.step)
-        if self.watch.note(position.step, batch):
-            self._check_finite()
-        if position.step % config.training.log_every == 0 or position.step == self.total_steps:
-            self._log_step(display, lr)
+        held_enough = self.watch.note(position.step, batch)
+        ends_interval = position.step % config.training.log_every == 0 or position.step == self.total_steps
+        if held_enough or ends_interval:
+            self.step.note(ends_interval=ends_interval)
+            self.noted = partial(self._read_note, display if ends_interval else None, lr)
+            if self.device.type != "cuda":
+                self._read_noted()
 
     def _display(self) -> ProgressDisplay:
         console = None if self.processes.is_first else Console(file=io.StringIO())
         return ProgressDisplay(self.total_steps, self.position.step, console)
 
-    def _log_step(self, display: ProgressDisplay, lr: float) -> None:
+    def _read_noted(self) -> None:
+        """Act on what the device was asked after an earlier step, if that was not done yet."""
+        noted, self.noted = self.noted, None
+        if noted is not None:
+            noted()
+
+    def _read_note(self, display: ProgressDisplay | None, lr: float) -> None:
+        loss, not_finite = self.step.read_noted()
+        self.watch.check(not_finite)
+        if display is not None:
+            self._log_step(display, lr, loss)
+
+    def _log_step(self, display: ProgressDisplay, lr: float, loss: float) -> None:
         position, training = self.position, self.config.training
-        self._check_finite()
-        loss = self.step.read_loss()
         if math.isfinite(loss):  # it is not if all these steps were passed over
             position.losses.append([position.step, loss])
         pace, memory = self.pace.read(), peak_bytes(self.device)
@@ -233,6 +251,7 @@ class Training:
         self._record("train", loss=loss, lr=lr, **dataclasses.asdict(pace), memory_bytes=memory)
 
     def _check_finite(self) -> None:
+        self._read_noted()
         self.watch.check(self.step.read_not_finite())
 
     def _validate(self) -> None:

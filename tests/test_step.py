@@ -221,6 +221,23 @@ def test_captured_losses_equal_eager_ones_in_every_batch_size(clip):
     assert replayed == pytest.approx(eager, rel=1e-4)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_note_is_of_its_moment_whatever_steps_follow(device):
+    step, other = make_step(device), make_step(device)
+    *given, later = batches(5, device=device)
+    bad = {**given[0], "target": given[0]["target"] * float("nan")}
+    for batch in (*given[:3], bad, given[3]):
+        step(batch)
+        other(batch)
+    step.note(ends_interval=True)
+    step(later)
+    step(bad)
+    assert step.read_noted() == (other.read_loss(), [1])
+    other(later)
+    assert step.read_not_finite() == [0]
+    assert step.read_loss() == other.read_loss()
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_a_step_that_cannot_be_captured_goes_on_without(caplog):
@@ -252,6 +269,7 @@ def test_a_captured_step_never_waits_for_the_device():
         for number, batch in enumerate(given[5:]):
             set_learning_rate(step.optimizer, 1e-3 / (1 + number))
             step(batch)
+            step.note()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(step.read_loss())
