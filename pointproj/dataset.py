@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -48,6 +48,8 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         Draw other points in every epoch; otherwise always those of epoch 0.
     queries
         Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
+    costs
+        Of a step with each shape, of any unit; by these, processes get parts of equal work.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         seed: int,
         resample: bool,
         queries: int = 0,
+        costs: Sequence[float] | None = None,
     ) -> None:
         self.shapes = shapes
+        self.costs = costs
         self.query_points = query_points
         self.points = points
         self.seed = seed
@@ -170,7 +174,7 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
     shared = {"seed": config.seed, "resample": data.resample, "queries": data.queries}
     train, test = (StoredShapes(entries[split], Cache(Path(data.cache))) for split in SPLITS)
     return PreparedData(
-        ShapeDataset(train, grid, points=data.points, **shared),
+        ShapeDataset(train, grid, points=data.points, costs=_costs(train, processes), **shared),
         ShapeDataset(test, grid, points=data.points, seed=TEST_SEED, resample=False),
         left_out,
     )
@@ -225,7 +229,7 @@ def batches(
             whole = batch_size * processes.count
             for low in range(start * whole if number == epoch else 0, len(order), whole):
                 batch = order[low : low + whole]
-                part = np.array_split(batch, processes.count)[processes.rank]
+                part = dealt(batch, dataset.costs, processes.count)[processes.rank]
                 indices = part if len(part) else batch[:1]
                 yield len(part) / len(batch), [(number, int(index)) for index in indices]
 
@@ -244,6 +248,37 @@ def batches(
     for batch, share in zip(stacked, shares, strict=True):
         shared = {} if processes.alone else {"share": torch.tensor(share)}
         yield {"query_points": dataset.query_points, **batch, **shared}
+
+
+def dealt(batch: Int[np.ndarray, " B"], costs: Sequence[float] | None, count: int) -> list[np.ndarray]:
+    """Divide a step's shapes among processes: numbers as equal as can be, and costs nearly so.
+
+    A step takes as long as its slowest part. The dearest shapes are dealt first, each to the process that has
+    the least so far.
+
+    Parameters
+    ----------
+    batch
+        Indices of shapes.
+    costs
+        Of all shapes; None if nothing is known of them.
+    count
+        Of processes.
+
+    Returns
+    -------
+    list of int arrays
+        One a process; empty ones if there are fewer shapes than processes.
+    """
+    parts = np.array_split(batch, count)
+    if costs is None or count == 1:
+        return parts
+    dealt_to: list[list[int]] = [[] for _ in parts]
+    for index in sorted(batch, key=lambda index: -costs[index]):
+        places = [place for place, part in enumerate(parts) if len(dealt_to[place]) < len(part)]
+        least = min(places, key=lambda place: sum(costs[other] for other in dealt_to[place]))
+        dealt_to[least].append(int(index))
+    return [np.array(indices, dtype=int) for indices in dealt_to]
 
 
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -341,6 +376,16 @@ def _prepared_entries(
             log.warning("left out %s: %s", file.path, prepared.reason)
             left_out.append((str(file.path), prepared.reason))
     return entries, left_out
+
+
+def _costs(shapes: StoredShapes, processes: Processes) -> list[float] | None:
+    """What a step with each shape costs; None where one process takes all of a step."""
+    if processes.alone:
+        return None
+    from pointproj.costs import search_cost
+
+    own = [(place, search_cost(shapes[place].source)) for place in processes.share(range(len(shapes)))]
+    return [cost for _, cost in sorted(itertools.chain(*processes.gather(own)))]
 
 
 def _gaussian(config: Config) -> PreparedData:
