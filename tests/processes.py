@@ -5,17 +5,25 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+import torch
 import torch.multiprocessing as multiprocessing
 
 PROJECT = Path(__file__).resolve().parent.parent
 
+TWO_GPUS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
+]
 
-def environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process on one machine."""
+
+def environment(rank: int, count: int, port: int, *, device: str = "cpu") -> dict[str, str]:
+    """What torchrun tells a process on one machine, whose GPUs are hidden unless ``device`` is ``cuda``."""
     return {
         **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)},
         **{"LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
-        **{"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
+        "OMP_NUM_THREADS": "1",
     }
 
 
@@ -25,7 +33,9 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def run_together(function: Callable[..., None], *arguments: object, count: int = 2) -> None:
+def run_together(
+    function: Callable[..., None], *arguments: object, count: int = 2, device: str = "cpu"
+) -> None:
     """Call ``function(processes, *arguments)`` in each of ``count`` processes; errors of any come out here.
 
     Parameters
@@ -34,12 +44,16 @@ def run_together(function: Callable[..., None], *arguments: object, count: int =
         At the top level of a module.
     arguments
         Passed on; they must pickle.
+    device
+        ``cpu``, or ``cuda`` for a GPU each.
     """
-    multiprocessing.spawn(_in_one, args=(count, free_port(), function, arguments), nprocs=count)
+    multiprocessing.spawn(_in_one, args=(count, free_port(), device, function, arguments), nprocs=count)
 
 
-def _in_one(rank: int, count: int, port: int, function: Callable[..., None], arguments: tuple) -> None:
-    os.environ.update(environment(rank, count, port))
+def _in_one(
+    rank: int, count: int, port: int, device: str, function: Callable[..., None], arguments: tuple
+) -> None:
+    os.environ.update(environment(rank, count, port, device=device))
     from pointproj import distributed
 
     function(distributed.join(), *arguments)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from pointproj import build_index, ops, sharded
-from tests.processes import run_together
+from tests.processes import TWO_GPUS, run_together
 
 NAMES = ("query_points", "reference_points", "features", "sigma")
 
 
-def problem(queries=90, references=240, channels=5, seed=0):
+def problem(device, queries=90, references=240, channels=5, seed=0):
     """A flat, lopsided cloud in fp64 with some points that are no points."""
     g = torch.Generator().manual_seed(seed)
     query_points = torch.rand(queries, 3, generator=g, dtype=torch.float64) * torch.tensor([1.0, 3.0, 1.0])
@@ -19,7 +19,8 @@ def problem(queries=90, references=240, channels=5, seed=0):
     upstream = torch.randn(queries, channels, generator=g, dtype=torch.float64)
     if references > 7:
         reference_points[3, 0], reference_points[7, 1] = torch.nan, torch.inf
-    return query_points, reference_points, features, torch.tensor(0.2, dtype=torch.float64), upstream
+    made = query_points, reference_points, features, torch.tensor(0.2, dtype=torch.float64), upstream
+    return [tensor.to(device) for tensor in made]
 
 
 def gradients(aggregate, leaves, upstream):
@@ -54,10 +55,10 @@ def operators(backend):
     return knn, radius
 
 
-def divide_everything(processes):
+def divide_everything(processes, device):
     rank, count = processes.rank, processes.count
     knn, radius = operators("warp")
-    *leaves, upstream = problem()
+    *leaves, upstream = problem(device)
     rows = torch.arange(len(upstream))[rank::count]
     here = [leaves[0][rows], *leaves[1:]]
     for operator, reach in ((knn, None), (radius, 0.35)):
@@ -77,12 +78,12 @@ def one_by_one(radius, leaves, upstream, rows, own):
     compare(gradients(radius(sharded, slabs=slabs), here, upstream[rows]), expected, rows, own)
 
 
-def few_points(processes):
+def few_points(processes, device):
     """No query here, no reference there, fewer points than processes: the calls stay collective."""
     rank = processes.rank
     _, radius = operators("warp")
     for references in (0, 1, 40):
-        *leaves, _ = problem(queries=6, references=references)
+        *leaves, _ = problem(device, queries=6, references=references)
         rows, own = torch.arange(6 if rank == 1 else 0), torch.arange(references if rank == 0 else 0)
         slabs = sharded.cut_slabs(leaves[0][rows], leaves[1][own], 0.35)
         here = [leaves[0][rows], leaves[1][own], leaves[2][own]]
@@ -94,10 +95,11 @@ def few_points(processes):
         sharded.radius_aggregate(leaves[0][:2], *here[1:], 0.3, slabs=slabs)
 
 
-def check_all(processes):
-    divide_everything(processes)
-    few_points(processes)
+def check_all(processes, device):
+    divide_everything(processes, device)
+    few_points(processes, device)
 
 
-def test_divided_clouds_are_whole():
-    run_together(check_all)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def test_divided_clouds_are_whole(device):
+    run_together(check_all, device, device=device)
