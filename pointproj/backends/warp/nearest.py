@@ -13,6 +13,7 @@ from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of, pack
 from pointproj.backends.warp.keepers import across_lanes, in_memory, in_registers
 from pointproj.backends.warp.lanes import lanes, lowest_bit
 from pointproj.backends.warp.rings import grid_struct, ring_search
+from pointproj.backends.warp.scan import crowds_before
 from pointproj.warp_op import Launch, warp_op
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
@@ -147,6 +148,8 @@ def search_kernel(
     ):
         """Of ``each`` queries search for those left to do, one after another."""
         number, _ = wp.tid()
+        if wp.static(into_crowds) and crowds_before(start[start.shape[0] - 1]) == 0:
+            return  # nobody has met a crowd
         grid = grid_of(frames, dims, cut, subframes, subdims, start, points)
         arrays = Arrays()
         arrays.rows = rows
