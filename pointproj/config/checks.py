@@ -237,29 +237,26 @@ def _multiscale_problems(config: Config) -> Iterator[str]:
         )
 
 
+# What tells how far each kind of projector looks: the value, what it is, and an example.
+_REACHES = {"knn": ("k", "number of neighbours", 7), "radius": ("radius", "cut-off", 0.1)}
+
+
 def _projector_problems(config: Config) -> Iterator[str]:
     projector = config.projector
-    if projector.kind == "knn":
-        if projector.radius is not None:
+    for kind, (key, meaning, example) in _REACHES.items():
+        value = getattr(projector, key)
+        if kind == projector.kind and value is None:
+            yield f"projector={kind} needs the {meaning}: write projector.{key}={example}"
+        if kind != projector.kind and value is not None:
             yield (
-                f"projector.radius={projector.radius} has no meaning for projector=knn: "
-                f"write projector=radius projector.radius={projector.radius}, or projector.radius=null"
+                f"projector.{key}={value} has no meaning for projector={projector.kind}: write "
+                f"projector={kind} projector.{key}={value}, or projector.{key}=null"
             )
-        if projector.k is None:
-            yield "projector=knn needs the number of neighbours: write projector.k=7"
-        elif projector.k > config.data.points:
-            yield (
-                f"projector.k={projector.k} neighbours of data.points={config.data.points} reference points: "
-                f"expected k of at most {config.data.points}, or more points"
-            )
-    if projector.kind == "radius":
-        if projector.k is not None:
-            yield (
-                f"projector.k={projector.k} has no meaning for projector=radius: "
-                f"write projector=knn projector.k={projector.k}, or projector.k=null"
-            )
-        if projector.radius is None:
-            yield "projector=radius needs the cut-off: write projector.radius=0.1"
+    if projector.kind == "knn" and (projector.k or 0) > config.data.points:
+        yield (
+            f"projector.k={projector.k} neighbours of data.points={config.data.points} reference points: "
+            f"expected k of at most {config.data.points}, or more points"
+        )
 
 
 def _listed(values: Sequence[float]) -> str:
