@@ -1,4 +1,4 @@
-"""Threads of torch that wait must not keep a core busy: beside other work most of a test's time would go there.
+"""Threads of torch that wait must not keep a core busy: beside other work most of the time would go there.
 
 The OpenMP library reads this when torch loads it, so it is said before any test or fixture is imported.
 """
