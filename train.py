@@ -35,6 +35,8 @@ def main() -> None:
     except (ConfigError, RunError, distributed.LaunchError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         train()
     except KeyboardInterrupt as error:
