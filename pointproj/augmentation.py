@@ -26,8 +26,8 @@ def augment(
         ``reference_points`` and ``normals`` (B, N, 3); ``query_points`` (B, Q, 3) and ``target`` (B, Q) where
         shapes are to move; anything else is passed on.
     settings : AugmentationConfig
-        With a turn, mirror, stretch or shrink, a shape is moved and scaled to the normalised size before it
-        shrinks, as :func:`pointproj.meshes.normalize` does with meshes.
+        Where shapes move, each is moved and scaled to the normalised size before it shrinks, as
+        :func:`pointproj.meshes.normalize` does with meshes.
     seed : (seed, step)
         Equal seeds change equal batches equally.
     distances : bool
@@ -42,7 +42,9 @@ def augment(
         return batch
     device = batch["reference_points"].device
     generator = torch.Generator(device).manual_seed(seed[0] * 1_000_003 + seed[1])
-    if settings.turn != "none" or settings.mirror or settings.stretch or settings.shrink:
+    if settings.proportions:
+        batch = _proportioned(batch, settings.proportions, generator)
+    if settings.moves:
         batch = _moved(batch, settings, generator, distances)
     points = batch["reference_points"]
     if settings.noise:
@@ -50,6 +52,24 @@ def augment(
         points = points + size * torch.randn(points.shape, generator=generator, device=device)
     batch = {**batch, "reference_points": points}
     return _with_gap(batch, settings.drop, generator) if settings.drop else batch
+
+
+def _proportioned(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
+    """Let parts grow at the cost of others: along each axis the scale is 1 + most * a wave of one length.
+
+    Planes across an axis stay planes, and what is enclosed stays so.
+    """
+    points, queries = batch["reference_points"], batch["query_points"]
+    turns_a_unit = math.pi * (0.25 + 0.75 * _uniform(points, generator, axes=3))  # 1/4 to 1 wave in the cube
+    phase = 2 * math.pi * _uniform(points, generator, axes=3)
+    height = most * _uniform(points, generator, axes=3)
+
+    def moved(places: Float[Tensor, "b n 3"]) -> Float[Tensor, "b n 3"]:
+        return places + height / turns_a_unit * (turns_a_unit * places + phase).sin()
+
+    scale = 1 + height * (turns_a_unit * points + phase).cos()
+    normals = torch.nn.functional.normalize(batch["normals"] / scale, dim=-1)
+    return {**batch, "reference_points": moved(points), "query_points": moved(queries), "normals": normals}
 
 
 def _moved(

@@ -27,7 +27,15 @@ def changed(made, seed=(0, 0), distances=False, **settings):
     return augment(made, AugmentationConfig(**settings), seed=seed, distances=distances)
 
 
-ALL = {"turn": "any", "mirror": True, "stretch": 0.3, "shrink": 0.2, "noise": 0.01, "drop": 0.3}
+ALL = {
+    "turn": "any",
+    "mirror": True,
+    "stretch": 0.3,
+    "proportions": 0.5,
+    "shrink": 0.2,
+    "noise": 0.01,
+    "drop": 0.3,
+}
 
 
 def test_nothing_asked_for_changes_nothing():
@@ -72,6 +80,23 @@ def test_moved_shapes_have_the_normalised_size_or_shrink_from_it():
         torch.testing.assert_close(
             (points.amax(1) + points.amin(1)) / 2, torch.zeros(8, 3), atol=1e-5, rtol=0
         )
+
+
+def test_other_proportions_keep_planes_across_the_axes_and_what_is_inside():
+    made = batch()
+    changed_batch = changed(made, proportions=0.8)
+    normals, points = changed_batch["normals"], changed_batch["reference_points"]
+    torch.testing.assert_close(normals, made["normals"], atol=1e-6, rtol=0)
+    low, high = points.amin(1, keepdim=True), points.amax(1, keepdim=True)
+    across = normals.abs() > 0.5
+    on_a_side = torch.minimum((points - low).abs(), (points - high).abs()) < 1e-5
+    assert on_a_side[across].all()
+    queries = changed_batch["query_points"]
+    inside = ((queries > low) & (queries < high)).all(-1)
+    assert torch.equal(inside.float(), made["target"])
+    lengths = (high - low)[:, 0] / torch.tensor([1.8, 1.0, 0.6])
+    ratios = lengths / lengths[:, :1]
+    assert ratios.std(0)[1:].min() > 0.02  # each shape in its own way
 
 
 def test_right_turns_keep_boxes_along_the_axes():

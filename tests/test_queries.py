@@ -95,6 +95,7 @@ def composed(*overrides):
         (["model=projector", "augmentation.mirror=true"], r"data\.queries=2048"),
         (["target=random", "data.queries=9"], r"data\.queries=0"),
         (["target=udf", "augmentation.stretch=0.2"], "changes distances unevenly"),
+        (["target=udf", "augmentation.proportions=0.2"], "changes distances unevenly"),
         (["augmentation.drop=1.5"], "from 0 to below 1"),
         (["augmentation.turn=some"], "none, right, any"),
         (["data.repeats=2"], "data=mixed"),

@@ -117,7 +117,7 @@ def _value_problems(config: Config) -> Iterator[str]:
         yield f"target.loss={config.target.loss}: expected one of {', '.join(LOSSES)}, or null{close}"
     if not 0 <= config.target.eikonal < math.inf:
         yield f"target.eikonal={config.target.eikonal}: expected a finite number of at least 0"
-    for name in ("stretch", "shrink", "noise", "drop"):
+    for name in ("stretch", "proportions", "shrink", "noise", "drop"):
         value = getattr(config.augmentation, name)
         if not 0 <= value < 1:
             yield f"augmentation.{name}={value}: expected a number from 0 to below 1"
@@ -204,16 +204,16 @@ def _query_problems(config: Config) -> Iterator[str]:
     target, augmentation = config.target, config.augmentation
     if config.data.queries and target.name == "random":
         yield "target=random has values on the grid alone: write data.queries=0"
-    moved = augmentation.turn != "none" or augmentation.mirror or augmentation.stretch or augmentation.shrink
-    if moved and not config.data.queries:
+    if augmentation.moves and not config.data.queries:
         yield (
             "augmentation moves the shapes, and targets on a fixed grid cannot follow: write "
-            "data.queries=2048 for random query points, or augmentation.turn=none and no mirror, stretch or "
-            "shrink"
+            "data.queries=2048 for random query points, or augmentation.turn=none and no mirror, stretch, "
+            "proportions or shrink"
         )
     distances = target.name in ("udf", "sdf")
-    if augmentation.stretch and distances:
-        yield f"augmentation.stretch changes distances unevenly, and target={target.name} is one: write 0"
+    for name in ("stretch", "proportions"):
+        if getattr(augmentation, name) and distances:
+            yield f"augmentation.{name} changes distances unevenly, and target={target.name} is one: write 0"
     if target.eikonal and not distances:
         yield f"target.eikonal is for distances; target={target.name} is none: write target.eikonal=0"
     if target.loss in ("cross_entropy", "overlap") and target.name != "occupancy":

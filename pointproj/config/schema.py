@@ -84,9 +84,16 @@ class AugmentationConfig:
     )
     mirror: bool = False  # left and right, front and back, each for half of the shapes
     stretch: float = 0.0  # largest change of an axis' length, as a fraction; not for distances
+    proportions: float = 0.0  # largest change of scale within an axis: parts grow; not for distances
     shrink: float = 0.0  # largest loss of size, as a fraction
     noise: float = 0.0  # largest standard deviation of noise on the points, in units of the query cube
     drop: float = 0.0  # largest share of the points that is missing, in one region
+
+    @property
+    def moves(self) -> bool:
+        """Whether shapes move, so that their query points must too."""
+        changes = self.mirror, self.stretch, self.proportions, self.shrink
+        return self.turn != "none" or any(changes)
 
 
 @dataclass
