@@ -27,6 +27,7 @@ from pointproj.config import Config
 from pointproj.devices import choose_device
 from pointproj.mlp import MLP
 from pointproj.networks import operators_of, saved_config, saved_network
+from pointproj.passage import plain_widest_passage
 from pointproj.runs import require_writable
 from pointproj.step import first_line
 from pointproj.worded import ending_in_words
@@ -214,7 +215,8 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     points = torch.export.Dim("points", min=_fewest_points(config))
     example = _example(network, SIZES[0], device)
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
-    return torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
+    return program.run_decompositions({torch.ops.pointproj.widest_passage.default: plain_widest_passage})
 
 
 def _fewest_points(config: Config) -> int:

@@ -5,19 +5,21 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pointproj.context import CONTEXT_CHANNELS, aggregate_with_context
 from pointproj.mlp import MLP
 from pointproj.model import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
 from pointproj.neighborhood import NeighborAttention
-from pointproj.ops import Index, build_index, knn_aggregate, radius_aggregate
+from pointproj.ops import Index, build_index, knn, knn_aggregate, radius_aggregate
+from pointproj.passage import widest_passage
 from pointproj.refinement import GridRefinement, cell_centres, trilinear
 
 REACH = 1.5  # radius of a level's projection, in cells of that level
 NEAREST_LEVEL = 1  # the level that is also shown the nearest points, however far they are
 NEAREST = 4
+FLOOD_CHANNELS = 4
 UNIT = 0.05  # displacements between neighbours are measured in it; about the spacing of 4,096 points
 
 
@@ -34,15 +36,22 @@ class GridEncoding(NamedTuple):
 class Multiscale(nn.Module):
     """Project a cloud onto grids of several scales, refine them together, and decode at any points.
 
-    1. Each reference point attends to its neighbours, so that it knows the surface about it.
+    1. Each reference point attends to its neighbours, twice, so that it knows the surface about it.
     2. One index serves all projections: onto every level of grids with halving sides by radius, with a
        radius in proportion to the level's cells, and onto the second level from the nearest points too. Each
        has a sigma of its own, which is learned, and the context of
        :func:`pointproj.context.aggregate_with_context`.
-    3. A U-Net over the levels decides what is far-reaching: which side of a surface is enclosed. No normals
+    3. The finest grid is also told how wide the way from outside is to each of its cells
+       (:func:`pointproj.passage.widest_passage`): what is enclosed follows from the whole of a cloud, and
+       convolutions, which look about them, learn that from many examples only.
+    4. A U-Net over the levels decides what is far-reaching: which side of a surface is enclosed. No normals
        are needed for that.
-    4. A query point sees the refined grid about it, attends to the nearest reference points (which have
-       looked at the refined grid themselves), and sees their projection with context. An MLP decides.
+    5. A query point sees the refined grid about it, attends to the nearest reference points (which have
+       looked at the refined grid themselves, and at each other), and sees their projection with context. An
+       MLP decides.
+
+    Under autocast the U-Net alone runs in low precision: thin walls are told apart by differences of
+    positions that are lost in it.
 
     Parameters
     ----------
@@ -93,8 +102,8 @@ class Multiscale(nn.Module):
         self.k = k
         self.predicts = predicts
         self.backend = backend
-        shared = {"k": k, "unit": UNIT, "backend": backend}
-        self.surface = NeighborAttention(feature_channels, channels, **shared)
+        self.surface = NeighborAttention(feature_channels, channels, unit=UNIT)
+        self.around = NeighborAttention(channels, channels, unit=UNIT)
         self.carried = nn.Linear(channels, grid_channels)
         projected = grid_channels + CONTEXT_CHANNELS
         self.by_radius = nn.ModuleList(nn.Linear(projected, grid_channels) for _ in self.sides)
@@ -104,9 +113,11 @@ class Multiscale(nn.Module):
         )
         self.nearest_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT)))
         self.query_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT / 4)))
+        self.flood = nn.Linear(FLOOD_CHANNELS, grid_channels)
         self.refine = GridRefinement(grid_channels, grid_channels, levels)
         self.reference_mlp = MLP(channels + grid_channels, channels, channels)
-        self.near = NeighborAttention(channels, channels, **shared)
+        self.agreed = NeighborAttention(channels, channels, unit=UNIT)
+        self.near = NeighborAttention(channels, channels, unit=UNIT)
         predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
         self.query_mlp = MLP(
             grid_channels + 2 * channels + CONTEXT_CHANNELS, 2 * channels, predicted_channels
@@ -147,12 +158,22 @@ class Multiscale(nn.Module):
         if index is None:
             radius = REACH * self._cell(self.sides[0])
             index = build_index(reference_points, radius=radius, backend=self.backend)
-        surface = self.surface(reference_points, reference_points, features, index)
-        carried = self.carried(surface)
-        levels = [self._project(level, reference_points, carried, index) for level in range(len(self.sides))]
-        grid = self.refine(levels).flatten(2).mT
-        seen = trilinear(grid, reference_points, self.sides[0])
-        hidden = self.reference_mlp(torch.cat([surface, seen.to(surface.dtype)], dim=-1))
+        with full_precision(reference_points):
+            distances, rows = self._nearest(reference_points, reference_points, self.k, index)
+            among = reference_points, reference_points
+            surface = self.surface(*among, features, rows)
+            surface = surface + self.around(*among, surface, rows)
+            carried = self.carried(surface)
+            levels = [
+                self._project(level, reference_points, carried, index) for level in range(len(self.sides))
+            ]
+            spacing = distances[..., -1].mean(dim=1)
+            levels[0] = levels[0] + self._flooded(reference_points, spacing, index)
+        grid = self.refine(levels).flatten(2).mT.to(surface.dtype)
+        with full_precision(reference_points):
+            seen = trilinear(grid, reference_points, self.sides[0])
+            hidden = self.reference_mlp(torch.cat([surface, seen], dim=-1))
+            hidden = hidden + self.agreed(*among, hidden, rows)
         return GridEncoding(reference_points, hidden, grid, index, batched)
 
     def decode(
@@ -174,15 +195,16 @@ class Multiscale(nn.Module):
         reference_points, hidden, grid, index, batched = encoding
         if query_points.dim() == 2:
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
-        seen = trilinear(grid, query_points, self.sides[0])
-        near = self.near(query_points, reference_points, hidden, index)
-        sigma = self.query_log_sigma.exp()
-        aggregate = partial(self._aggregate_nearest, query_points, reference_points, index, self.k, sigma)
-        carried, *context = aggregate_with_context(aggregate, query_points, reference_points, hidden)
-        soft_distance = context[1]
-        parts = [seen, near, carried, *_scaled(context, UNIT)]
-        predicted = self.query_mlp(torch.cat([part.to(near.dtype) for part in parts], dim=-1))
-        predicted = as_predicted(predicted, soft_distance, self.predicts)
+        with full_precision(query_points):
+            seen = trilinear(grid, query_points, self.sides[0])
+            _, rows = self._nearest(query_points, reference_points, self.k, index)
+            near = self.near(query_points, reference_points, hidden, rows)
+            sigma = self.query_log_sigma.exp()
+            aggregate = partial(self._aggregate_nearest, query_points, reference_points, index, self.k, sigma)
+            carried, *context = aggregate_with_context(aggregate, query_points, reference_points, hidden)
+            parts = [seen, near, carried, *_scaled(context, UNIT)]
+            predicted = self.query_mlp(torch.cat(parts, dim=-1))
+            predicted = as_predicted(predicted, context[1], self.predicts)
         return predicted if batched else predicted[0]
 
     def forward(
@@ -202,9 +224,7 @@ class Multiscale(nn.Module):
         """Carry the reference points' features onto the cells of one level."""
         side = self.sides[level]
         cell = self._cell(side)
-        centres = getattr(self, f"centres_{level}").to(reference_points.dtype)
-        centres = centres.expand(reference_points.shape[0], -1, -1)
-        where = centres, reference_points
+        where = self._centres(level, reference_points), reference_points
         sigma = self.radius_log_sigma[level].exp()
         aggregate = partial(self._aggregate_within, *where, index, REACH * cell, sigma)
         carried, *context = aggregate_with_context(aggregate, *where, features)
@@ -215,6 +235,32 @@ class Multiscale(nn.Module):
             carried, *context = aggregate_with_context(aggregate, *where, features)
             projected = projected + self.by_nearest(torch.cat([carried, *_scaled(context, cell)], dim=-1))
         return projected.mT.unflatten(-1, (side,) * 3)
+
+    def _flooded(
+        self, reference_points: Tensor, spacing: Float[Tensor, " b"], index: Index
+    ) -> Float[Tensor, "b grid_channels s s s"]:
+        """What the cells of the finest level are told of the ways from outside."""
+        side = self.sides[0]
+        cell = self._cell(side)
+        distances, _ = self._nearest(self._centres(0, reference_points), reference_points, 1, index)
+        distance = distances.view(-1, side, side, side)
+        passage = widest_passage(distance, side)
+        spacing = spacing.view(-1, 1, 1, 1).expand_as(distance)
+        # Lengths from 0 to infinity as numbers from 0 to 1, finest where they are about the unit.
+        pairs = [(distance, cell), (passage, cell), (passage, spacing), (spacing, cell)]
+        told = torch.stack([length / (length + unit) for length, unit in pairs], dim=-1)
+        return self.flood(told).movedim(-1, 1)
+
+    def _centres(self, level: int, reference_points: Tensor) -> Float[Tensor, "b side**3 3"]:
+        centres = getattr(self, f"centres_{level}").to(reference_points.dtype)
+        return centres.expand(reference_points.shape[0], -1, -1)
+
+    def _nearest(
+        self, query_points: Tensor, reference_points: Tensor, k: int, index: Index
+    ) -> tuple[Float[Tensor, "b q k"], Int[Tensor, "b q k"]]:
+        """Distances and rows of the nearest reference points; which these are has no gradient."""
+        where = query_points.detach(), reference_points.detach()
+        return knn(*where, k, index=index, backend=self.backend)
 
     def _aggregate_within(
         self,
@@ -247,6 +293,11 @@ class Multiscale(nn.Module):
     def extra_repr(self) -> str:
         """What the network was told, for ``print(model)``."""
         return f"sides={self.sides}, k={self.k}, predicts={self.predicts}, backend={self.backend}"
+
+
+def full_precision(points: Tensor) -> torch.autocast:
+    """Context in which autocast is off."""
+    return torch.autocast(points.device.type, enabled=False)
 
 
 def _scaled(context: list[Tensor], unit: float) -> list[Tensor]:

@@ -1,11 +1,10 @@
 """Attention from query points to their nearest reference points, with weights that are learned."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pointproj.context import safe_sqrt
-from pointproj.ops import Index, knn
 
 PAIR_CHANNELS = 4  # displacement (3) and distance
 HEAD_CHANNELS = 8
@@ -24,12 +23,8 @@ class NeighborAttention(nn.Module):
         Channels of the reference points' features; 0 for none.
     channels : int
         Width of the MLP and of the result; a multiple of 8.
-    k : int
-        Neighbours of a query point.
     unit : float
         Displacements are measured in it; the usual distance between reference points.
-    backend : str
-        Of the search, see :func:`pointproj.backends`.
 
     Raises
     ------
@@ -37,15 +32,11 @@ class NeighborAttention(nn.Module):
         If ``channels`` is not a multiple of 8.
     """
 
-    def __init__(
-        self, in_channels: int, channels: int, *, k: int, unit: float, backend: str = "auto"
-    ) -> None:
+    def __init__(self, in_channels: int, channels: int, *, unit: float) -> None:
         super().__init__()
         if channels % HEAD_CHANNELS:
             raise ValueError(f"expected channels to be a multiple of {HEAD_CHANNELS}, got {channels}")
-        self.k = k
         self.unit = unit
-        self.backend = backend
         self.neighbor = nn.Linear(in_channels, channels, bias=False) if in_channels else None
         self.pair = nn.Linear(PAIR_CHANNELS, channels)
         self.hidden = nn.Linear(channels, channels)
@@ -57,7 +48,7 @@ class NeighborAttention(nn.Module):
         query_points: Float[Tensor, "b q 3"],
         reference_points: Float[Tensor, "b n 3"],
         features: Float[Tensor, "b n c"] | None,
-        index: Index,
+        rows: Int[Tensor, "b q k"],
     ) -> Float[Tensor, "b q channels"]:
         """Attend from the query points to the reference points.
 
@@ -65,19 +56,16 @@ class NeighborAttention(nn.Module):
         ----------
         query_points : (B, Q, 3) float tensor
         reference_points : (B, N, 3) float tensor
-            At least k a cloud.
         features : (B, N, in_channels) float tensor or None
-        index : Index
-            Of the reference points.
+        rows : (B, Q, k) integer tensor
+            Of the k nearest reference points, from :func:`pointproj.knn`; -1 for none, as a query point has
+            that is not finite: its result is NaN.
 
         Returns
         -------
         (B, Q, channels) float tensor
         """
-        _, rows = knn(
-            query_points.detach(), reference_points.detach(), self.k, index=index, backend=self.backend
-        )
-        rows = rows.clamp(min=0)  # a query point that is not finite has none; its displacement is NaN anyway
+        rows = rows.clamp(min=0)  # where there is none, the displacement is NaN anyway
         displacement = (take_rows(reference_points, rows) - query_points[:, :, None]) / self.unit
         distance = safe_sqrt(displacement.square().sum(-1, keepdim=True))
         hidden = self.pair(torch.cat([displacement, distance], dim=-1))

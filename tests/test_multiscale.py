@@ -4,7 +4,6 @@ import torch
 from pointproj import knn
 from pointproj.multiscale import Multiscale
 from pointproj.neighborhood import NeighborAttention, take_rows
-from pointproj.ops import build_index
 from pointproj.refinement import cell_centres, trilinear
 
 
@@ -133,11 +132,10 @@ def test_attention_is_a_softmax_over_the_neighbours_by_hand():
     query_points, reference_points = cloud(1)
     query_points = query_points[None]
     torch.manual_seed(0)
-    attention = NeighborAttention(3, 16, k=4, unit=0.1, backend="torch").double()
+    attention = NeighborAttention(3, 16, unit=0.1).double()
     features = torch.randn(1, 40, 3, dtype=torch.float64)
-    index = build_index(reference_points, backend="torch")
-    attended = attention(query_points, reference_points, features, index)
     _, rows = knn(query_points[0], reference_points[0], 4, backend="torch")
+    attended = attention(query_points, reference_points, features, rows[None])
     for query, nearest, got in zip(query_points[0], rows, attended[0], strict=True):
         away = (reference_points[0, nearest] - query) / 0.1
         pair = torch.cat([away, away.norm(dim=1, keepdim=True)], dim=1)
