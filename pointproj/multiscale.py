@@ -199,9 +199,10 @@ class Multiscale(nn.Module):
             seen = trilinear(grid, query_points, self.sides[0])
             _, rows = self._nearest(query_points, reference_points, self.k, index)
             near = self.near(query_points, reference_points, hidden, rows)
-            sigma = self.query_log_sigma.exp()
-            aggregate = partial(self._aggregate_nearest, query_points, reference_points, index, self.k, sigma)
-            carried, *context = aggregate_with_context(aggregate, query_points, reference_points, hidden)
+            where = query_points, reference_points
+            shared = {"sigma": self.query_log_sigma.exp(), "index": index, "backend": self.backend}
+            aggregate = partial(knn_aggregate, *where, k=self.k, **shared)
+            carried, *context = aggregate_with_context(aggregate, *where, hidden)
             parts = [seen, near, carried, *_scaled(context, UNIT)]
             predicted = self.query_mlp(torch.cat(parts, dim=-1))
             predicted = as_predicted(predicted, context[1], self.predicts)
@@ -226,12 +227,13 @@ class Multiscale(nn.Module):
         cell = self._cell(side)
         where = self._centres(level, reference_points), reference_points
         sigma = self.radius_log_sigma[level].exp()
-        aggregate = partial(self._aggregate_within, *where, index, REACH * cell, sigma)
+        shared = {"index": index, "backend": self.backend}
+        aggregate = partial(radius_aggregate, *where, radius=REACH * cell, sigma=sigma, **shared)
         carried, *context = aggregate_with_context(aggregate, *where, features)
         projected = self.by_radius[level](torch.cat([carried, *_scaled(context, cell)], dim=-1))
         if level == min(NEAREST_LEVEL, len(self.sides) - 1):
             sigma = self.nearest_log_sigma.exp()
-            aggregate = partial(self._aggregate_nearest, *where, index, NEAREST, sigma)
+            aggregate = partial(knn_aggregate, *where, k=NEAREST, sigma=sigma, **shared)
             carried, *context = aggregate_with_context(aggregate, *where, features)
             projected = projected + self.by_nearest(torch.cat([carried, *_scaled(context, cell)], dim=-1))
         return projected.mT.unflatten(-1, (side,) * 3)
@@ -261,30 +263,6 @@ class Multiscale(nn.Module):
         """Distances and rows of the nearest reference points; which these are has no gradient."""
         where = query_points.detach(), reference_points.detach()
         return knn(*where, k, index=index, backend=self.backend)
-
-    def _aggregate_within(
-        self,
-        query_points: Tensor,
-        reference_points: Tensor,
-        index: Index,
-        radius: float,
-        sigma: Tensor,
-        features: Tensor,
-    ) -> Tensor:
-        shared = {"sigma": sigma, "index": index, "backend": self.backend}
-        return radius_aggregate(query_points, reference_points, features, radius, **shared)
-
-    def _aggregate_nearest(
-        self,
-        query_points: Tensor,
-        reference_points: Tensor,
-        index: Index,
-        k: int,
-        sigma: Tensor,
-        features: Tensor,
-    ) -> Tensor:
-        shared = {"sigma": sigma, "index": index, "backend": self.backend}
-        return knn_aggregate(query_points, reference_points, features, k, **shared)
 
     @staticmethod
     def _cell(side: int) -> float:
