@@ -188,6 +188,7 @@ _LINE_UP = f"""
     __shared__ int all[{BLOCK}];
     int* bases = all + (threadIdx.x & ~31u);
     const unsigned present = __ballot_sync(0xffffffffu, count > 0);
+    __syncwarp();  // all have read what stood there before
     if (count > 0) bases[__popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = base;
     __syncwarp();
     return reinterpret_cast<unsigned long long>(bases);

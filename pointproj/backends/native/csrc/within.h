@@ -12,7 +12,7 @@
 
 namespace pointproj {
 
-constexpr int kRadiusLanes = 4;  // of a GPU warp that work on one point
+constexpr int kRadiusLanes = 8;  // of a GPU warp that work on one point
 
 template <class Sum>
 constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
