@@ -5,7 +5,7 @@ from torch import Tensor
 from pointproj.backends import Clouds, Tables
 
 OPERATORS = frozenset({"knn", "radius"})
-RANK = {"cpu": 20, "cuda": 5}
+RANK = {"cpu": 20, "cuda": 20}
 
 
 def unavailable() -> str | None:
