@@ -42,7 +42,7 @@ def test_on_a_cpu_every_other_backend_comes_first():
     [
         ["tests/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
         ["tests/test_triton_kernels.py"],
-        ["tests/test_narrow_mlp.py"],
+        ["tests/test_narrow_mlp.py", "-k", "277 or finite or needed"],
     ],
     ids=["contract", "kernels", "layers"],
 )

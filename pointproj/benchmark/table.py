@@ -20,7 +20,7 @@ EXECUTION_ORDER = ("captured", "compiled", "eager")
 
 def tables(rows: list[Row], names: Sequence[str] | None = None) -> str:
     """Markdown for all rows: for each device the tables that are named, or all of :data:`_SECTIONS`."""
-    devices = dict.fromkeys(row.device for row in rows)
+    devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))  # GPUs first
     parts = (_device([row for row in rows if row.device == of], names or [*_SECTIONS]) for of in devices)
     return "\n\n".join(text for part in parts for text in part)
 
