@@ -1,10 +1,14 @@
 """The small network at every point."""
 
+import functools
 import importlib.util
+import logging
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
 
 WIDEST_IN_ONE_KERNEL = 32  # channels; beyond, its sums no longer fit into registers
 
@@ -48,4 +52,20 @@ class MLP(nn.Sequential):
         if not self.in_one_kernel or not rows.is_cuda:
             return False
         whole = rows.dtype == self[0].weight.dtype == torch.float32
-        return whole and not torch.is_autocast_enabled(rows.device.type)
+        if not whole or torch.is_autocast_enabled(rows.device.type):
+            return False
+        return torch.compiler.is_compiling() or _kernels_run(rows.device)  # torch.compile needs Triton itself
+
+
+@functools.cache
+def _kernels_run(device: torch.device) -> bool:
+    """Try once: Triton needs a C compiler and Python's headers, which eager torch can do without."""
+    from pointproj.narrow_mlp import narrow_mlp
+
+    parameters = [torch.zeros(shape, device=device) for shape in ((1, 1), (1,)) * 3]
+    try:
+        narrow_mlp(torch.zeros(1, 1, device=device), parameters)
+    except Exception as error:
+        log.warning("MLPs run as matrix products, since Triton fails here: %s", error)
+        return False
+    return True

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pointproj import mlp as mlp_module
 from pointproj.mlp import MLP
 
 pytest.importorskip("triton")
 
+from pointproj import narrow_mlp as narrow_mlp_module
 from pointproj.narrow_mlp import PARAMETERS, narrow_mlp
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -100,6 +102,17 @@ def test_gradients_only_where_they_are_needed(device: str):
     made = torch.autograd.grad(narrow_mlp(rows.detach(), parameters).sum(), parameters)
     for name, one, other in zip(PARAMETERS, made, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_where_triton_fails_products_take_over(monkeypatch: pytest.MonkeyPatch, caplog):
+    def fails(rows: Tensor, parameters: list[Tensor]) -> Tensor:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(narrow_mlp_module, "narrow_mlp", fails)
+    mlp_module._kernels_run.cache_clear()
+    assert not mlp_module._kernels_run(torch.device("cpu"))
+    assert "C compiler" in caplog.text
+    mlp_module._kernels_run.cache_clear()
 
 
 @pytest.mark.gpu
