@@ -62,9 +62,10 @@ def _kernels_run(device: torch.device) -> bool:
     """Try once: Triton needs a C compiler and Python's headers, which eager torch can do without."""
     from pointproj.narrow_mlp import narrow_mlp
 
-    parameters = [torch.zeros(shape, device=device) for shape in ((1, 1), (1,)) * 3]
+    single = {"dtype": torch.float32, "device": device}
+    parameters = [torch.zeros(shape, **single) for shape in ((1, 1), (1,)) * 3]
     try:
-        narrow_mlp(torch.zeros(1, 1, device=device), parameters)
+        narrow_mlp(torch.zeros(1, 1, **single), parameters)
     except Exception as error:
         log.warning("MLPs run as matrix products, since Triton fails here: %s", error)
         return False
