@@ -272,9 +272,10 @@ def main() -> None:
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
+    out = given.out or folder
     with ending_in_words():
-        require_writable(given.out or folder)
-        written = export(given.checkpoint, given.out or folder, given.device, given.backend)
+        require_writable(out)
+        written = export(given.checkpoint, out, given.device, given.backend)
     for path in (written.program, written.package):
         size = path.stat().st_size / 2**20
         print(f"{path}  {size:.1f} MiB  differs from the network by {written.differences[path.name]:.1e}")

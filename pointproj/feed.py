@@ -51,11 +51,11 @@ class Feed:
 
     def test(self) -> Iterator[dict[str, Any]]:
         """All batches of the test meshes."""
-        return self._batches(self.data.test)
+        return self._as_they_are(self.data.test)
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Batches of the training meshes as they are, without augmentation."""
-        return self._batches(self.data.train, shuffle=True)
+        return self._as_they_are(self.data.train, shuffle=True)
 
     def training(self, position: Position) -> Iterator[dict[str, Any]]:
         """All batches that are left of this run, in an order that follows from the seed and the epoch.
@@ -75,11 +75,16 @@ class Feed:
         """Copy a batch to the device, with what the network is shown of its clouds."""
         return cloud_features(to_device(batch, self.device), self.config.model)
 
-    def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
-        size, workers = self.config.training.batch_size, self.config.data.workers
-        sampled = batches(dataset, size, workers=workers, processes=self.processes, **order)
-        for batch in sent_ahead(sampled, self.device):
+    def _as_they_are(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
+        for batch in self._batches(dataset, **order):
             yield cloud_features(batch, self.config.model)
+
+    def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
+        """On the device, without what the network is shown: augmentation comes before that."""
+        size, workers = self.config.training.batch_size, self.config.data.workers
+        return sent_ahead(
+            batches(dataset, size, workers=workers, processes=self.processes, **order), self.device
+        )
 
     def _augmented(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
         """Change the shapes of the batch of a step, and of this process."""
