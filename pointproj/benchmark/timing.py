@@ -54,8 +54,10 @@ def measure(
     estimate = min(sample(function, device, 1, 2))  # seconds a call
     if estimate > LONG_CALL_S:
         return percentiles([estimate], 1)
-    estimate = min(sample(function, device, _calls_a_sample(estimate), 3))
     calls = _calls_a_sample(estimate)
+    if calls > 1:
+        estimate = min(sample(function, device, calls, 3))
+        calls = _calls_a_sample(estimate)
     samples = max(3, min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S)))))
     return percentiles(sample(function, device, calls, samples), calls)
 
