@@ -24,15 +24,15 @@ class BenchConfig:
 
     workloads: list[str] = field(default_factory=lambda: list(WORKLOADS))
     modes: list[str] = field(default_factory=lambda: list(MODES))
-    execution: list[str] | None = None  # null: all that the device has (captured is for CUDA)
+    execution: list[str] | None = None  # null: those of the workload that the device has (captured: CUDA)
     backends: list[str] | None = None  # null: all of pointproj.backends
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
     gpu_memory: str = "torch"  # torch | rmm: who owns it; with rmm, names end in "+ RMM"
     sizes: list[int] | None = None  # points of the scaling workload; null: 10^4 to 10^7 (CPU: 10^6)
     elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
-    budget_s: float = 0.4  # seconds of repetitions a row
-    slowest_call_s: float = 5.0  # a call that would take longer than this is a row without a time
+    budget_s: float = 0.2  # seconds of repetitions a row
+    slowest_call_s: float = 2.0  # a call that would take longer than this is a row without a time
     minutes: float = 15.0  # after this long the rest are rows without a time
     output: str | None = None  # CSV file; null: benchmarks/<device>.csv
 

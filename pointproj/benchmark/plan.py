@@ -47,7 +47,7 @@ def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterat
     for contender, missing in _contenders(config, workload, device_type):
         if config.gpu_memory == "rmm":
             contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")
-        measurements = tuple(_measurements(contender, config, device_type))
+        measurements = tuple(_measurements(contender, config, workload, device_type))
         if measurements:
             yield Entry(contender, missing, measurements)
 
@@ -79,7 +79,10 @@ def _contenders(
             yield peer_contender(peer, workload), peer.missing()
 
 
-def _measurements(contender: Contender, config: BenchConfig, device_type: str) -> Iterator[tuple[str, str]]:
+def _measurements(
+    contender: Contender, config: BenchConfig, workload: Workload, device_type: str
+) -> Iterator[tuple[str, str]]:
+    wanted = workload.executions if config.execution is None else config.execution
     for mode in contender.modes:
         if mode not in config.modes:
             continue
@@ -88,5 +91,5 @@ def _measurements(contender: Contender, config: BenchConfig, device_type: str) -
             nothing_to_compile = mode in NOT_COMPILED or (contender.kind == "peer" and mode not in NETWORK)
             if execution == "compiled" and nothing_to_compile:
                 continue
-            if execution in contender.executions:
+            if execution in wanted and execution in contender.executions:
                 yield mode, execution

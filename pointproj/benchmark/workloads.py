@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.furniture import CLASSES, make_furniture
 from pointproj.meshes import normalize, sample_surface
 from tests.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, grid_in_gaussian, itself
@@ -21,6 +21,7 @@ SELF_K = 8
 
 SEARCH = ("build", "search", "knn")
 NETWORK = ("forward", "step")
+UNCOMPILED = ("eager", "captured")  # what the compiler gains, w1 and w2 show, and compiling takes minutes
 GRID = 30**3
 RAGGED = tuple((GRID, size) for size in (1_000, 3_000, 6_000, 9_000, 10_000, 12_000, 16_000, 23_000))
 
@@ -34,6 +35,7 @@ class Workload:
     operator: str  # knn | radius
     modes: tuple[str, ...]
     single: bool = True  # one cloud; peers are given no others
+    executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
 
     @property
     def neighborhood(self) -> float:
@@ -60,7 +62,7 @@ def _scaling(sizes: list[int]) -> Iterator[Workload]:
     for kind, points in (("uniform", _uniform), ("clustered", clustered), ("surface", surface)):
         for size in sizes:
             case = Case(f"scaling_{kind}", itself(points(size)), k=SELF_K, radius=None, channels=1)
-            yield Workload(case.id, case, "knn", SEARCH)
+            yield Workload(case.id, case, "knn", SEARCH, executions=UNCOMPILED)
 
 
 def _batches(sizes: list[int]) -> Iterator[Workload]:
@@ -70,13 +72,14 @@ def _batches(sizes: list[int]) -> Iterator[Workload]:
     ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
     for case in (dense, ragged):
         for operator in ("knn", "radius"):
-            yield Workload(case.id, case, operator, ("aggregate", "operator"), single=False)
+            modes = ("aggregate", "operator")
+            yield Workload(case.id, case, operator, modes, single=False, executions=UNCOMPILED)
 
 
 def _memory(sizes: list[int]) -> Iterator[Workload]:
     for size in MEMORY_SIZES:
         case = Case("memory", grid_in_gaussian(30, size), k=W1.k, radius=None, channels=W1.channels)
-        yield Workload(case.id, case, "knn", ("step",))
+        yield Workload(case.id, case, "knn", ("step",), executions=UNCOMPILED)
 
 
 _FAMILIES = {
