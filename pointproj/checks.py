@@ -71,6 +71,33 @@ def check_k(k: int, reference_points: Tensor) -> None:
         )
 
 
+def check_neighbor_indices(
+    neighbor_indices: Tensor, query_points: Tensor, reference_points: Tensor, k: int
+) -> None:
+    """A row of k integers for each query point. Values on a GPU are not read."""
+    if not isinstance(neighbor_indices, Tensor) or neighbor_indices.dtype not in (torch.int32, torch.int64):
+        got = getattr(neighbor_indices, "dtype", type(neighbor_indices).__name__)
+        raise TypeError(
+            f"neighbor_indices must be an int32 or int64 tensor, as pointproj.knn gives; got {got}"
+        )
+    expected = (*query_points.shape[:-1], k)
+    if tuple(neighbor_indices.shape) != expected:
+        raise ValueError(
+            f"neighbor_indices must have shape {expected}, k = {k} for each query point; "
+            f"got {tuple(neighbor_indices.shape)}"
+        )
+    _check_device("neighbor_indices", neighbor_indices, query_points)
+    on_host = neighbor_indices.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_host and neighbor_indices.numel():
+        least, most = (int(value) for value in neighbor_indices.aminmax())
+        size = reference_points.shape[-2]
+        if least < -1 or most >= size:
+            raise ValueError(
+                f"neighbor_indices must be from 0 to {size - 1}, or -1 for none; "
+                f"got {least if least < -1 else most}: search these points again"
+            )
+
+
 def check_radius(radius: float) -> None:
     """A positive, finite number."""
     if not isinstance(radius, Real) or isinstance(radius, bool):

@@ -87,8 +87,8 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         -------
         dict
             ``reference_points`` (N, 3) and ``normals`` (N, 3) float32, ``target`` (Q,) float32,
-            ``name``, ``class_name``; with random queries also ``query_points`` (Q, 3) float32, where
-            ``target`` is.
+            ``name``, ``class_name``, ``identity``; with random queries also ``query_points`` (Q, 3) float32,
+            where ``target`` is.
         """
         epoch, index = index if isinstance(index, tuple) else (0, index)
         shape = self.shapes[index]
@@ -107,6 +107,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
             **asked,
             "name": shape.name,
             "class_name": shape.class_name,
+            "identity": shape.identity,
         }
 
 
@@ -217,8 +218,9 @@ def batches(
     ------
     dict
         ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
-        ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name`` and ``class_name``, lists of
-        B. Where there are several processes also ``share`` (), float32: this part's share of the whole batch.
+        ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name``, ``class_name`` and
+        ``identity``, lists of B. Where there are several processes also ``share`` (), float32: this part's
+        share of the whole batch.
     """
 
     def parts() -> Iterator[tuple[float, list[tuple[int, int]]]]:

@@ -11,6 +11,7 @@ from pointproj.config import Config
 from pointproj.dataset import PreparedData, ShapeDataset, batches
 from pointproj.devices import to_device
 from pointproj.distributed import Processes
+from pointproj.kept_neighbors import KeptNeighbors
 from pointproj.networks import cloud_features
 from pointproj.resuming import Position
 from pointproj.transfer import sent_ahead
@@ -27,6 +28,8 @@ class Feed:
         Where batches go.
     processes : Processes
         Who trains together.
+    backend : str
+        Of the operators, for neighbours that are kept.
 
     Attributes
     ----------
@@ -36,12 +39,19 @@ class Feed:
     """
 
     def __init__(
-        self, config: Config, data: PreparedData, device: torch.device, processes: Processes
+        self,
+        config: Config,
+        data: PreparedData,
+        device: torch.device,
+        processes: Processes,
+        backend: str,
     ) -> None:
         self.config = config
         self.data = data
         self.device = device
         self.processes = processes
+        kept = config.projector.keep_neighbors
+        self._neighbors = KeptNeighbors(config.projector.k, backend) if kept else None
         self.shapes_a_step = config.training.batch_size * processes.count
         self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
 
@@ -55,7 +65,7 @@ class Feed:
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Batches of the training meshes as they are, without augmentation."""
-        return self._as_they_are(self.data.train, shuffle=True)
+        return map(self._with_neighbors, self._as_they_are(self.data.train, shuffle=True))
 
     def training(self, position: Position) -> Iterator[dict[str, Any]]:
         """All batches that are left of this run, in an order that follows from the seed and the epoch.
@@ -69,7 +79,7 @@ class Feed:
         left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
         order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
         for batch in self._batches(self.data.train, **order):
-            yield self._augmented(batch, position.step)
+            yield self._with_neighbors(self._augmented(batch, position.step))
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copy a batch to the device, with what the network is shown of its clouds."""
@@ -85,6 +95,9 @@ class Feed:
         return sent_ahead(
             batches(dataset, size, workers=workers, processes=self.processes, **order), self.device
         )
+
+    def _with_neighbors(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch if self._neighbors is None else self._neighbors(batch)
 
     def _augmented(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
         """Change the shapes of the batch of a step, and of this process."""

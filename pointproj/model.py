@@ -4,7 +4,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pointproj.context import CONTEXT_CHANNELS, Aggregate, aggregate_with_context
@@ -129,7 +129,11 @@ class Projector(nn.Module):
         return CloudEncoding(reference_points, self._hidden(reference_points, features), index)
 
     def decode(
-        self, query_points: Float[Tensor, "*batch q 3"], encoding: CloudEncoding
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        encoding: CloudEncoding,
+        *,
+        neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Evaluate the network at query points; a large set may be given in parts.
 
@@ -139,6 +143,8 @@ class Projector(nn.Module):
             Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
         encoding : CloudEncoding
             From :meth:`encode`.
+        neighbor_indices : (Q, k) or (B, Q, k) integer tensor, optional
+            From :func:`pointproj.knn` on these points, with ``kind="knn"``: nothing is searched then.
 
         Returns
         -------
@@ -147,7 +153,7 @@ class Projector(nn.Module):
         reference_points, hidden, index = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
-        aggregate = self._aggregation(query_points, reference_points, index)
+        aggregate = self._aggregation(query_points, reference_points, index, neighbor_indices)
         if not self.context:
             return self.query_mlp(aggregate(hidden))
 
@@ -162,19 +168,30 @@ class Projector(nn.Module):
         *,
         features: Float[Tensor, "*batch n c"] | None = None,
         index: Index | None = None,
+        neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
         # No index for a single call: some backends then build for both sets of points at once.
         hidden = self._hidden(reference_points, features)
-        return self.decode(query_points, CloudEncoding(reference_points, hidden, index))
+        encoding = CloudEncoding(reference_points, hidden, index)
+        return self.decode(query_points, encoding, neighbor_indices=neighbor_indices)
 
     def _hidden(self, reference_points: Tensor, features: Tensor | None) -> Tensor:
         return self.reference_mlp(reference_points if features is None else features)
 
-    def _aggregation(self, query_points: Tensor, reference_points: Tensor, index: Index | None) -> Aggregate:
+    def _aggregation(
+        self,
+        query_points: Tensor,
+        reference_points: Tensor,
+        index: Index | None,
+        neighbor_indices: Tensor | None,
+    ) -> Aggregate:
         shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
         if self.kind == "knn":
+            shared["neighbor_indices"] = neighbor_indices
             return partial(knn_aggregate, query_points, reference_points, k=self.k, **shared)
+        if neighbor_indices is not None:
+            raise ValueError("neighbor_indices are for kind='knn'; this projector has kind='radius'")
         return partial(radius_aggregate, query_points, reference_points, radius=self.radius, **shared)
 
     def extra_repr(self) -> str:

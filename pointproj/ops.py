@@ -140,6 +140,7 @@ def knn_aggregate(
     *,
     sigma: float | Float[Tensor, ""] = 0.1,
     index: Index | None = None,
+    neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     backend: str = "auto",
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
     reference_offsets: Int[Tensor, " clouds+1"] | None = None,
@@ -156,6 +157,9 @@ def knn_aggregate(
     sigma
         Softmax temperature in the units of the points: a positive number, or a tensor of one element,
         which then gets a gradient.
+    neighbor_indices
+        ``(..., Q, k)`` int32 or int64 from :func:`knn` on the same points, where these are known already:
+        nothing is searched then. A value that is no row of ``reference_points`` is no neighbour.
     query_points, reference_points, k, index, backend, query_offsets, reference_offsets
         As for :func:`knn`.
 
@@ -178,7 +182,12 @@ def knn_aggregate(
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
     module, tables = _searcher(backend, "knn", index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
-    aggregated = module.knn_aggregate(clouds, tables, packed, sigma, int(k))
+    if neighbor_indices is None:
+        aggregated = module.knn_aggregate(clouds, tables, packed, sigma, int(k))
+    else:
+        checks.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
+        rows = _packed_rows(neighbor_indices, reference_points)
+        aggregated = module.aggregate_neighbors(clouds, packed, sigma, rows)
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -283,6 +292,17 @@ def _packed_features(
     else:  # filled on the device: a copy from the host would wait for it
         sigma = torch.full((), sigma, dtype=dtype, device=features.device)
     return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma
+
+
+def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
+    """The inverse of what :func:`knn` does to rows: (Q, k) int32 rows of the packed points, -1 for none."""
+    size = reference_points.shape[-2]
+    exists = (neighbor_indices >= 0) & (neighbor_indices < size)
+    if reference_points.ndim == 3:
+        clouds = torch.arange(reference_points.shape[0], device=neighbor_indices.device)
+        neighbor_indices = neighbor_indices + clouds[:, None, None] * size
+    rows = torch.where(exists, neighbor_indices, -1).to(torch.int32)
+    return rows.reshape(-1, rows.shape[-1]).contiguous()
 
 
 def _distances(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Tensor:

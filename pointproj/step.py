@@ -28,7 +28,8 @@ from pointproj.optimization import Loss, eikonal_penalty
 log = logging.getLogger(__name__)
 
 STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
-INPUTS = ("query_points", "reference_points", "features", "target", "share")  # the last where several train
+# ``share`` where several processes train, ``neighbor_indices`` where they are kept.
+INPUTS = ("query_points", "reference_points", "features", "neighbor_indices", "target", "share")
 
 Batch = Mapping[str, Tensor]
 
@@ -49,8 +50,8 @@ class TrainingStep:
     Parameters
     ----------
     model : Module
-        Called as ``model(query_points, reference_points, features=features or None)``; the last axis of its
-        result has size 1.
+        Called as ``model(query_points, reference_points, features=features or None)``, and with
+        ``neighbor_indices`` where the batch has them; the last axis of its result has size 1.
     optimizer : Optimizer
         Over the model's parameters; made with ``capturable=True`` if the step is to be captured.
     loss_function : callable
@@ -121,8 +122,9 @@ class TrainingStep:
         ----------
         batch : mapping
             On the model's device: ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and
-            ``target`` (B, Q); ``features`` (B, N, C) if the model takes any. Where several processes train
-            together also ``share`` (), this part's share of all shapes of the step.
+            ``target`` (B, Q); ``features`` (B, N, C) if the model takes any, ``neighbor_indices`` (B, Q, k)
+            if they are known. Where several processes train together also ``share`` (), this part's share of
+            all shapes of the step.
         """
         inputs = {name: batch[name] for name in INPUTS if name in batch}
         if self.captured:
@@ -135,8 +137,9 @@ class TrainingStep:
     def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
         """Predict for a batch the way the step does: compiled and under autocast where those are on."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            known = {"neighbor_indices": batch["neighbor_indices"]} if "neighbor_indices" in batch else {}
             prediction = self._called(
-                batch["query_points"], batch["reference_points"], features=batch.get("features")
+                batch["query_points"], batch["reference_points"], features=batch.get("features"), **known
             )
         return prediction.squeeze(-1).float()
 

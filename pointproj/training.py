@@ -146,7 +146,7 @@ class Training:
             capture=capture,
             processes=processes,
         )
-        self.feed = Feed(config, data, device, processes)
+        self.feed = Feed(config, data, device, processes, backend)
         self.total_steps = self.feed.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.watch = DivergenceWatch(config, run.path)
@@ -322,9 +322,10 @@ class Training:
         name = type(self.model).__name__
         log.info("%s(%s), %d parameters", name, self.model.extra_repr(), parameters)
         log.info(
-            "%s, %s; %d training and %d test meshes, batches of %s, %d steps an epoch",
+            "%s, %s%s; %d training and %d test meshes, batches of %s, %d steps an epoch",
             "bfloat16 autocast over float32" if self.config.training.amp else "float32",
             self.step.mode,
+            ", neighbours kept" if self.config.projector.keep_neighbors else "",
             len(self.data.train),
             len(self.data.test),
             self._batch_in_words(),
@@ -351,6 +352,7 @@ class Training:
             "backend": self.backend,
             "device": str(self.device),
             "mode": self.step.mode,
+            "neighbors": "kept" if config.projector.keep_neighbors else "searched in each step",
             "processes": self.processes.count,
             "loss": position.losses[-1][1] if position.losses else None,
             **compared,

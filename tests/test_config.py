@@ -111,6 +111,11 @@ def test_an_experiment_gives_way_to_the_command_line():
         (["projector.k=null"], ["projector=knn needs", "projector.k=7"]),
         (["projector=radius", "projector.radius=null"], ["projector=radius needs", "projector.radius=0.1"]),
         (["projector.k=65", "data.points=64"], ["projector.k=65", "data.points=64"]),
+        (["projector.keep_neighbors=true"], ["keep_neighbors=true", "write data.resample=false"]),
+        (
+            ["projector=radius", "projector.keep_neighbors=true", "data.resample=false"],
+            ["keep_neighbors=true", "projector=radius has no lists"],
+        ),
         (["data=gaussian"], ["data=gaussian", "target=random", "data=furniture"]),
         (["data.download=true"], ["data.download=true", "data=modelnet10"]),
         (["profiler=line_profile", "compile=true"], ["line_profile", "compile=false", "profiler=torch"]),

@@ -239,6 +239,16 @@ def test_other_targets_train_and_report_their_measures(config, tmp_path, data, t
     assert metrics["metric_value"] < 0.06  # of a cube of side 2, or of its grid points
 
 
+def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
+    made = PreparedData(spheres(5, resample=False), spheres(3, resample=False), [])
+    monkeypatch.setattr(training, "prepare", lambda config, processes: made)
+    runs = [RunFolder(tmp_path / name) for name in ("searched", "kept")]
+    assert train(config, runs[0])["neighbors"] == "searched in each step"
+    config.data.resample, config.projector.keep_neighbors, config.training.time_steps = False, True, 1
+    assert train(config, runs[1])["neighbors"] == "kept"
+    assert losses(runs[1]) == losses(runs[0])
+
+
 def test_tensorboard_receives_metrics_and_pictures(config, tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     config.logger.name = "tensorboard"

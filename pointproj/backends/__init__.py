@@ -71,6 +71,9 @@ class Backend(Protocol):
     ) -> Tensor:
         """Aggregated features, ``(Q, C)`` in the features' dtype (fp32 or fp64), differentiable twice."""
 
+    def aggregate_neighbors(self, clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+        """What ``knn_aggregate`` does once it has searched: ``rows`` (Q, k) int32 are as from ``search``."""
+
     def radius_aggregate(
         self, clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
     ) -> Tensor:

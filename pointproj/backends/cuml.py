@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pointproj import neighbor_lists
 from pointproj.backends import Clouds, Tables
 from pointproj.candidates import Candidates, candidates_of, exact_neighbors
-from pointproj.neighbor_lists import aggregate_neighbors
 from pointproj.torch_op import torch_op
 
 OPERATORS = frozenset({"knn"})
@@ -73,8 +73,12 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
 
 
 def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
-    rows = search(clouds.detached(), tables, k)
-    return aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+    return aggregate_neighbors(clouds, features, sigma, search(clouds.detached(), tables, k))
+
+
+def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+    points = clouds.query_points, clouds.reference_points
+    return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)
 
 
 class _FittedCloud:

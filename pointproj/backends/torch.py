@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from pointproj import neighbor_lists
 from pointproj.backends import Clouds, Tables
-from pointproj.neighbor_lists import aggregate_neighbors
 from pointproj.pairs import chunks_within, pairs_of_clouds
 from pointproj.pairwise import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
 from pointproj.reference import squared_distances
@@ -29,8 +29,12 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
 
 
 def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
-    rows = _search(*clouds.detached(), k)
-    return aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+    return aggregate_neighbors(clouds, features, sigma, _search(*clouds.detached(), k))
+
+
+def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+    points = clouds.query_points, clouds.reference_points
+    return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)
 
 
 def radius_aggregate(

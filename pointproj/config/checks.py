@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pointproj.config.schema import AllocatorConfig, Config
+from pointproj.config.schema import AllocatorConfig, AugmentationConfig, Config
 
 # What a value may be where it is one of few. Backends are not here: whoever adds one adds a module and a
 # file in conf/backend/, and nothing else.
@@ -252,11 +252,28 @@ def _projector_problems(config: Config) -> Iterator[str]:
                 f"projector.{key}={value} has no meaning for projector={projector.kind}: write "
                 f"projector={kind} projector.{key}={value}, or projector.{key}=null"
             )
+    if projector.keep_neighbors:
+        yield from _kept_neighbor_problems(config)
     if projector.kind == "knn" and (projector.k or 0) > config.data.points:
         yield (
             f"projector.k={projector.k} neighbours of data.points={config.data.points} reference points: "
             f"expected k of at most {config.data.points}, or more points"
         )
+
+
+def _kept_neighbor_problems(config: Config) -> Iterator[str]:
+    """Yield what lets the neighbours of a training shape change from step to step."""
+    changes = {
+        "projector=radius has no lists of neighbours": config.projector.kind != "knn",
+        "model=multiscale searches points of its own": config.model.name == "multiscale",
+        "data.resample=true draws other points every epoch: write data.resample=false": config.data.resample
+        and config.data.name != "gaussian",
+        "data.queries are other points every time: write data.queries=0": bool(config.data.queries),
+        "augmentation changes the points: leave it out": config.augmentation != AugmentationConfig(),
+    }
+    for reason, applies in changes.items():
+        if applies:
+            yield f"projector.keep_neighbors=true needs shapes that stay as they are: {reason}"
 
 
 def _listed(values: Sequence[float]) -> str:

@@ -21,6 +21,7 @@ class ProjectorConfig:
     k: int | None = None  # neighbours, for kind=knn
     radius: float | None = None  # cut-off in units of the query cube, for kind=radius
     sigma: float = 0.1  # softmax temperature, in units of the query cube
+    keep_neighbors: bool = False  # knn only: search each training shape once; needs data.resample=false
     context: bool | None = (
         None  # give the second MLP displacement and soft distance; null: unless target=random
     )

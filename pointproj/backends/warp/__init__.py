@@ -37,9 +37,12 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
 
 
 def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
+    return aggregate_neighbors(clouds, features, sigma, search(clouds.detached(), tables, k))
+
+
+def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
     from pointproj.backends.warp import lists
 
-    rows = search(clouds.detached(), tables, k)
     return lists.aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
 
 
