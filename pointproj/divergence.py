@@ -40,20 +40,44 @@ class FiniteGuard:
     ----------
     optimizer : Optimizer
         A fused one: those read a flag on the device and leave weights and moments alone where it is set.
+
+    Attributes
+    ----------
+    compiled : bool
+        Whether its few operations on scalars are compiled: one launch each time instead of several.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         device = optimizer.param_groups[0]["params"][0].device
+        self.compiled = False
         self._passed_over = torch.zeros((), device=device)
         self._history = torch.zeros((), dtype=torch.int64, device=device)  # a bit a step, the last is lowest
+        self._one = torch.ones((), device=device)
         optimizer.grad_scale, optimizer.found_inf = None, self._passed_over
 
-    def __call__(self, loss: Float[Tensor, ""], gradient_norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """Decide about the step that the optimizer takes next; return its loss, or 0 if it is passed over."""
-        bad = (loss + gradient_norm) * 0 != 0  # NaN where either is not finite
-        self._passed_over.copy_(bad)
-        torch.add(bad, self._history, alpha=2, out=self._history)
-        return torch.where(bad, 0.0, loss)
+    def __call__(
+        self,
+        loss: Float[Tensor, ""],
+        gradients: list[Tensor],
+        gradient_norm: Float[Tensor, ""] | None,
+        loss_sum: Float[Tensor, ""],
+    ) -> None:
+        """Decide about the step that the optimizer takes next; unless it is passed over, its loss counts.
+
+        Parameters
+        ----------
+        loss : () float tensor
+        gradients : list of Tensor
+            Looked through one by one, as loss scaling does it, unless their norm is known.
+        gradient_norm : () float tensor or None
+        loss_sum : () float tensor
+            Gets the loss added.
+        """
+        look, account = (_compiled_look, _compiled_account) if self.compiled else (_look, _account)
+        look(loss if gradient_norm is None else loss + gradient_norm, self._passed_over)
+        if gradient_norm is None:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._passed_over, self._one)
+        account(loss, self._passed_over, self._history, loss_sum)
 
     def note(self) -> Int[Tensor, ""]:
         """Return what :meth:`passed_over` reads, on its way to the host, and forget it here."""
@@ -69,6 +93,25 @@ class FiniteGuard:
         """
         bits = history.item() % 2**_HISTORY_BITS
         return [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
+
+
+def _look(value: Float[Tensor, ""], passed_over: Float[Tensor, ""]) -> None:
+    passed_over.copy_(~value.isfinite())
+
+
+def _account(
+    loss: Float[Tensor, ""],
+    passed_over: Float[Tensor, ""],
+    history: Int[Tensor, ""],
+    loss_sum: Float[Tensor, ""],
+) -> None:
+    bad = passed_over != 0
+    history.mul_(2).add_(bad)
+    loss_sum.add_(torch.where(bad, 0.0, loss))
+
+
+_compiled_look = torch.compile(_look, fullgraph=True)
+_compiled_account = torch.compile(_account, fullgraph=True)
 
 
 class DivergenceWatch:

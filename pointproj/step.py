@@ -98,6 +98,10 @@ class TrainingStep:
         self.captured = compile and capture and self.device.type == "cuda"
         self._called = torch.compile(model, fullgraph=True) if compile else model
         self._guard = FiniteGuard(optimizer)
+        self._compare = loss_function
+        if self.captured:  # what is small costs its launches, and here nothing else
+            self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
+            self._guard.compiled = True
         self._noted: Note | None = None  # what is on its way to the host
         self._not_finite: list[int] = []  # numbers of calls that nobody has asked for yet
         self._mean_loss = float("nan")
@@ -204,12 +208,11 @@ class TrainingStep:
         if not self.processes.alone:
             loss = self._add_up(loss)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        loss = self._guard(loss, norm)
-        if self.clip is not None:
+        norm = None if self.clip is None else nn.utils.get_total_norm(gradients)
+        self._guard(loss, gradients, norm, self._loss_sum)
+        if norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
         self.optimizer.step()
-        self._loss_sum += loss
 
     def _take_in(self) -> None:
         """Learn from the note under way, if any, which steps were passed over; they do not count."""
@@ -239,8 +242,8 @@ class TrainingStep:
         return loss
 
     def _without_compile(self, inputs: Batch) -> Tensor:
-        self._called = self.model
-        self.compiled = False
+        self._called, self._compare = self.model, self.loss_function
+        self.compiled = self._guard.compiled = False
         return self._loss_with_gradients(inputs)
 
     def _loss_with_gradients(self, inputs: Batch) -> Tensor:
@@ -250,7 +253,7 @@ class TrainingStep:
             query_points = inputs["query_points"].expand(clouds, -1, -1).detach().requires_grad_()
             inputs = {**inputs, "query_points": query_points}
         prediction = self.forward(inputs)
-        loss = self.loss_function(prediction, inputs["target"])
+        loss = self._compare(prediction, inputs["target"])
         if self.eikonal:
             loss = loss + self.eikonal * eikonal_penalty(prediction, query_points)
         if "share" in inputs:

@@ -7,7 +7,7 @@ import torch
 
 from pointproj import tensor_file
 from pointproj.dataset import PreparedData
-from pointproj.divergence import CHECK_EVERY, TrainingDiverged
+from pointproj.divergence import CHECK_EVERY, FiniteGuard, TrainingDiverged
 from pointproj.runs import RunFolder
 from pointproj.training import train
 from tests.test_step import batches, make_step
@@ -47,6 +47,23 @@ def test_a_step_that_is_not_finite_changes_nothing(device, clip, name, value, de
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(step.optimizer.state.values(), other.optimizer.state.values(), strict=True):
         assert all(torch.equal(ours[key], theirs[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_the_guard_decides_alike_compiled_or_not(compiled):
+    nan, inf = float("nan"), float("inf")
+    parameter, loss_sum = torch.nn.Parameter(torch.ones(3)), torch.zeros(())
+    optimizer = torch.optim.Adam([parameter], lr=0.1, fused=True)
+    guard = FiniteGuard(optimizer)
+    guard.compiled = compiled
+    for loss, gradient, norm in [(1, 1, None), (nan, 1, None), (2, inf, None), (3, 2, 6), (4, nan, nan)]:
+        before, parameter.grad = parameter.detach().clone(), torch.full((3,), float(gradient))
+        known = None if norm is None else torch.tensor(float(norm))
+        guard(torch.tensor(float(loss)), [parameter.grad], known, loss_sum)
+        optimizer.step()
+        assert torch.equal(parameter, before) == (loss in (2, 4) or loss != loss)
+    assert guard.passed_over(guard.note()) == [3, 2, 0]
+    assert loss_sum == 4
 
 
 def test_ages_and_losses_are_right_after_long_stretches():
