@@ -1,6 +1,6 @@
 """Cells for a known radius: a table of fixed size that the plane of cells wraps around, again and again.
 
-Cells are ``radius / CELLS_PER_RADIUS`` wide wherever the points are, so no bounding box is needed and one
+Cells are about half as wide as the radius wherever the points are, so no bounding box is needed and one
 level does for every density. Cells that share a place in the table only cost a few distance tests in vain.
 Along x the table is contiguous: a row of cells is one run of points, or two where it wraps.
 """
@@ -19,7 +19,8 @@ from pointproj.backends.warp.lanes import Lanes, floor_log2, run_visitor
 from pointproj.backends.warp.scan import running_sum, states_of
 from pointproj.warp_op import Launch, warp_op
 
-CELLS_PER_RADIUS = 2
+# Edge of the cells, in radii: a little more than a half, so that rounding does not make a ball reach further.
+EDGE = 65 / 128
 PLACES_PER_POINT = 4
 FARTHEST = 2.0**28  # cells from the origin; what lies beyond counts as there
 
@@ -80,7 +81,7 @@ def _build(
     counters = start.new_empty(sum(lengths))
     states, occupancy = counters.split(lengths)
     place = start.new_empty(rows, 2)
-    launch(_clear_kernel(points.dtype), counters.shape[0], counters, width, radius / CELLS_PER_RADIUS)
+    launch(_clear_kernel(points.dtype), counters.shape[0], counters, width, radius * EDGE)
     both = (points, offsets, others, other_offsets, clouds)
     launch(_place_kernel(points.dtype), rows, *both, width, occupancy, place)
     running_sum(launch, occupancy, 0, states.view(torch.int64), start)
@@ -104,8 +105,8 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
 
 
 @functools.cache
-def _table(dtype: torch.dtype) -> Any:
-    """Each cloud's part of the table, and a point's cell."""
+def table_functions(dtype: torch.dtype) -> Any:
+    """Each cloud's part of the table, and the place of a cell in it."""
     real, _ = REALS[dtype]
 
     @wp.struct
@@ -128,17 +129,23 @@ def _table(dtype: torch.dtype) -> Any:
         return int(wp.floor(wp.clamp(x * per_unit, real(-FARTHEST), real(FARTHEST))))
 
     @wp.func
-    def place_of(table: Table, x: int, y: int, z: int):
+    def first_place_of(table: Table, y: int, z: int):
+        """First place of a row of cells."""
         row = ((z & ((1 << table.bits[2]) - 1)) << table.bits[1]) | (y & ((1 << table.bits[1]) - 1))
-        return table.base + ((row << table.bits[0]) | (x & ((1 << table.bits[0]) - 1)))
+        return table.base + (row << table.bits[0])
 
-    return Table, table_of, axis_cell, place_of
+    @wp.func
+    def along(table: Table, x: int):
+        """Place in a row. Around the origin, where clouds mostly are, rows do not wrap."""
+        return (x + (1 << table.bits[0]) / 2) & ((1 << table.bits[0]) - 1)
+
+    return Table, table_of, axis_cell, first_place_of, along
 
 
 @functools.cache
 def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, vec3 = REALS[dtype]
-    _, table_of, axis_cell, place_of = _table(dtype)
+    _, table_of, axis_cell, first_place_of, along = table_functions(dtype)
 
     @wp.func
     def home(p: vec3, row: int, offsets: INTS, rows: int, clouds: int, first_place: int, per_unit: real):
@@ -149,7 +156,7 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
         x = axis_cell(p[0], per_unit)
         y = axis_cell(p[1], per_unit)
         z = axis_cell(p[2], per_unit)
-        return place_of(table, x, y, z)
+        return first_place_of(table, y, z) + along(table, x)
 
     @wp.kernel(**OPTIONS)
     def place(
@@ -227,7 +234,7 @@ def ball_search(
     """
     real, vec3 = REALS[dtype]
     Wrapped, _ = wrapped_struct(dtype)
-    _, table_of, axis_cell, place_of = _table(dtype)
+    _, table_of, axis_cell, first_place_of, along = table_functions(dtype)
     visit_runs = run_visitor(lanes, vec3, state, Wrapped, arrays, consider)
     unit = torch.finfo(dtype).eps * ROUNDINGS
     count, lane = lanes.count, lanes.lane
@@ -253,9 +260,9 @@ def ball_search(
             if size[axis] >= (1 << table.bits[axis]):
                 size[axis] = 1 << table.bits[axis]
                 whole = True
-        along = 1 << table.bits[0]
-        begin_x = first[0] & (along - 1)
-        split = wp.where(begin_x + size[0] > along, 1, 0)  # whether the row wraps, and comes in two parts
+        places = 1 << table.bits[0]
+        begin_x = along(table, first[0])
+        split = wp.where(begin_x + size[0] > places, 1, 0)  # whether the row wraps, and comes in two parts
         row_part = int(lane())
         row_z = int(0)
         along_y = size[1] << split
@@ -279,12 +286,12 @@ def ball_search(
                     x0 += wp.max(axis_cell(q[0] - half, per_unit) - first[0], 0)
                     x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - first[0] + 1)
                 if (row_part & split) == 0:
-                    x1 = wp.min(x1, along)
+                    x1 = wp.min(x1, places)
                 else:
-                    x0 = wp.max(x0 - along, 0)
-                    x1 -= along
+                    x0 = wp.max(x0 - places, 0)
+                    x1 -= places
                 if (whole or across <= limit) and x0 < x1:
-                    place = place_of(table, 0, y, z)
+                    place = first_place_of(table, y, z)
                     begin = wrapped.start[place + x0]
                     run = wrapped.start[place + x1] - begin
             row_part += count
