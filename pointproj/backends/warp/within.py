@@ -5,17 +5,16 @@ to reference points are gathered by the transposed search, over the queries near
 that no two threads ever add to one place.
 """
 
-import functools
 from typing import Any, NamedTuple
 
-import torch
-import warp as wp
 from torch import Tensor
 
 from pointproj.backends import Clouds
-from pointproj.backends.warp.row_sums import Division, divide
-from pointproj.backends.warp.within_positions import pull_kernel, push_kernel
+from pointproj.backends.warp.row_sums import divide
+from pointproj.backends.warp.tiles import tile_shape
+from pointproj.backends.warp.within_positions import position_kernels
 from pointproj.backends.warp.within_sums import aggregate_kernel, gather_kernel
+from pointproj.backends.warp.within_tiles import aggregate_tiles, launch_tiles
 from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells, places_of
 from pointproj.pairs import chunks_within, largest_square_within
 from pointproj.pairwise import DIFFERENTIABLE, fill_second_backward
@@ -26,13 +25,45 @@ def aggregate_within(
     clouds: Clouds, cells: WrappedCells | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype."""
-    both = cells is None and (features.requires_grad or clouds.reference_points.requires_grad)
+    points = clouds.detached()
+    queries = points.query_points, points.query_offsets
+    needs_queries = features.is_cuda or features.requires_grad or clouds.reference_points.requires_grad
+    both = cells is None and needs_queries
     if cells is None:
-        points = clouds.detached()
-        queries = (points.query_points, points.query_offsets) if both else (None, None)
         references = points.reference_points, points.reference_offsets, points.count
-        cells = build_wrapped_cells(*references, radius, *queries)
-    return _aggregate(*clouds, list(cells), both, features, sigma, radius)[0]
+        cells = build_wrapped_cells(*references, radius, *(queries if both else (None, None)))
+    tables = list(cells)
+    if needs_queries and not both:
+        tables += build_wrapped_cells(*queries, points.count, radius)
+    return _aggregate(*clouds, tables, both, features, sigma, radius)[0]
+
+
+class Sets(NamedTuple):
+    """Queries and references with their tables of cells, as arguments of kernels."""
+
+    query_points: Tensor
+    query_offsets: Tensor | None
+    reference_points: Tensor
+    reference_offsets: Tensor | None
+    clouds: int
+    cells: list[Tensor]  # a table of both, or that of the references; then that of the queries, if known
+    both: bool
+
+    def searched_references(self) -> tuple:
+        return (*self.cells[:3], 0, self.reference_points.shape[0], self.reference_offsets)
+
+    def searched_queries(self) -> tuple:
+        first_place = places_of(self.reference_points.shape[0], self.clouds) if self.both else 0
+        return (*self.cells[-3:], first_place, self.query_points.shape[0], self.query_offsets)
+
+    def references_in_order(self) -> tuple:
+        """Points sorted by cell, of them the first ones, and their clouds."""
+        return (self.cells[2], self.reference_points.shape[0], self.reference_offsets, self.clouds)
+
+    def queries_in_order(self) -> tuple:
+        """Points sorted by cell, the first of the queries, how many, and their clouds."""
+        first = self.reference_points.shape[0] if self.both else 0
+        return (self.cells[-1], first, self.query_points.shape[0], self.query_offsets, self.clouds)
 
 
 def _specs(
@@ -73,59 +104,33 @@ def _backward(
     d_features: Tensor | None,
     d_sigma: Tensor | None,
 ) -> None:
-    kernels, (lanes, _, searches) = _kernels(query_points, features)
     limits = (radius, largest_square_within(radius, query_points.dtype))
-    queries = (query_points, query_offsets, clouds)
-    references = (reference_points, reference_offsets, clouds)
-    reference_cells = (*cells, 0, reference_points.shape[0], reference_offsets)
-    if d_features is not None or d_reference_points is not None:
-        first_place = places_of(reference_points.shape[0], clouds) if both else 0
-        table = cells if both else build_wrapped_cells(*queries, radius)
-        query_cells = (*table, first_place, query_points.shape[0], query_offsets)
+    sets = Sets(query_points, query_offsets, reference_points, reference_offsets, clouds, cells, both)
     if d_features is not None:
-        shape = (reference_points.shape[0] * searches, lanes)
+        division = divide(features.shape[1], features.device.type, most_lanes=32)
+        gather = gather_kernel(query_points.dtype, features.dtype, division)
+        shape = (reference_points.shape[0] * division.searches, division.lanes)
         known = (softmax, grad_aggregated, sigma, *limits)
-        in_order = (WrappedCells(*cells).points, reference_points.shape[0], reference_offsets, clouds)
-        launch(kernels.gather, shape, *in_order, *query_cells, *known, d_features)
+        launch(gather, shape, *sets.references_in_order(), *sets.searched_queries(), *known, d_features)
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
+        lanes = 1 if features.device.type == "cpu" else 32
+        pull, push = position_kernels(query_points.dtype, features.dtype, lanes)
+        known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
         own = features.new_empty(query_points.shape)
         sigma_rows = features.new_empty(query_points.shape[0])
-        known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
         shape = (query_points.shape[0], lanes)
-        launch(kernels.pull, shape, *queries, *reference_cells, *known, own, sigma_rows)
+        queries = (query_points, query_offsets, clouds)
+        launch(pull, shape, *queries, *sets.searched_references(), *known, own, sigma_rows)
         if d_query_points is not None:
             d_query_points.copy_(own)
         if d_sigma is not None:
             d_sigma.copy_(sigma_rows.sum())
         if d_reference_points is not None:
             own = features.new_empty(reference_points.shape)
-            known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
             shape = (reference_points.shape[0], lanes)
-            launch(kernels.push, shape, *references, *query_cells, *known, own)
+            references = (reference_points, reference_offsets, clouds)
+            launch(push, shape, *references, *sets.searched_queries(), *known, own)
             d_reference_points.copy_(own)
-
-
-class Kernels(NamedTuple):
-    aggregate: wp.Kernel
-    gather: wp.Kernel
-    pull: wp.Kernel
-    push: wp.Kernel
-
-
-@functools.cache
-def kernels_for(positions: torch.dtype, sums: torch.dtype, division: Division) -> Kernels:
-    """Kernels for positions of one dtype and sums in another, at least as wide."""
-    return Kernels(
-        aggregate_kernel(positions, sums, *division),
-        gather_kernel(positions, sums, *division),
-        pull_kernel(positions, sums, division.lanes),
-        push_kernel(positions, sums, division.lanes),
-    )
-
-
-def _kernels(query_points: Tensor, features: Tensor) -> tuple[Kernels, Division]:
-    division = divide(features.shape[1], features.device.type, most_lanes=32)
-    return kernels_for(query_points.dtype, features.dtype, division), division
 
 
 def _second_backward(
@@ -173,10 +178,22 @@ def _aggregate(
     aggregated: Tensor,
     softmax: Tensor,
 ) -> None:
-    kernels, (lanes, _, searches) = _kernels(query_points, features)
-    limits = (radius, largest_square_within(radius, query_points.dtype))
-    shape = (query_points.shape[0] * searches, lanes)
-    queries = (query_points, query_offsets, clouds)
-    known = (features, sigma, *limits)
-    searched = (*cells, 0, reference_points.shape[0], reference_offsets)
-    launch(kernels.aggregate, shape, *queries, *searched, *known, aggregated, softmax)
+    sets = Sets(query_points, query_offsets, reference_points, reference_offsets, clouds, cells, both)
+    known = (features, sigma, radius, largest_square_within(radius, query_points.dtype), aggregated, softmax)
+    dtypes = (query_points.dtype, features.dtype)
+    searched = sets.searched_references()
+    if features.is_cuda:
+        shape = tile_shape(query_points.shape[0], features.shape[1], features.dtype)
+        launch_tiles(
+            launch,
+            aggregate_tiles(*dtypes, shape.held, shape.warps),
+            shape,
+            *sets.queries_in_order(),
+            *searched,
+            *known,
+        )
+    else:
+        division = divide(features.shape[1], "cpu", most_lanes=1)
+        threads = query_points.shape[0] * division.searches
+        queries = (query_points, query_offsets, clouds)
+        launch(aggregate_kernel(*dtypes, division), threads, *queries, *searched, *known)

@@ -1,6 +1,7 @@
 """Kernels of the gradients of positions and sigma within a radius."""
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -106,7 +107,18 @@ def _pair_search(positions: torch.dtype, sums: torch.dtype, count: int, from_que
     return State, search
 
 
-def pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Kernel:
+class PositionKernels(NamedTuple):
+    pull: wp.Kernel
+    push: wp.Kernel
+
+
+@functools.cache
+def position_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> PositionKernels:
+    """Kernels for positions of one dtype, sums in another, at least as wide, and ``count`` lanes a point."""
+    return PositionKernels(_pull_kernel(positions, sums, count), _push_kernel(positions, sums, count))
+
+
+def _pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Kernel:
     """Gradients of the query points and of sigma."""
     place, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
@@ -154,7 +166,7 @@ def pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ker
     return pull
 
 
-def push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Kernel:
+def _push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Kernel:
     """Gradient of the reference points, gathered over the queries near each."""
     place, vec3 = REALS[positions]
     real, wide3 = REALS[sums]

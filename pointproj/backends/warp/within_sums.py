@@ -1,38 +1,39 @@
-"""Kernels that add up rows within a radius: features near a query, and upstream gradients near a point."""
+"""Sums of rows within a radius, point by point: features near a query, and upstream gradients near a point.
+
+Features are summed up here on a CPU only; :mod:`pointproj.backends.warp.within_tiles` does it on a GPU.
+"""
+
+import functools
 
 import torch
 import warp as wp
 
 from pointproj.backends.warp.common import BLOCK, OPTIONS, REALS, cloud_of, packed_point
 from pointproj.backends.warp.lanes import lanes
-from pointproj.backends.warp.row_sums import row_sum, waiting_rows
+from pointproj.backends.warp.row_sums import Division, row_sum, waiting_rows
 from pointproj.backends.warp.within_pairs import pair_functions
 from pointproj.backends.warp.wrapped import ball_search, wrapped_struct
 
-AT_HAND = (BLOCK, 4)  # so many blocks at a time: latency is what these kernels wait for
+AT_HAND = (BLOCK, 4)  # so many blocks at a time: latency is what the gather waits for
 
 
-def aggregate_kernel(
-    positions: torch.dtype, sums: torch.dtype, count: int, held: int, searches: int
-) -> wp.Kernel:
-    """Running softmax over the reference points near a query."""
+@functools.cache
+def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
+    """Running softmax over the reference points near a query, one thread a query."""
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
     Wrapped, wrapped_of = wrapped_struct(positions)
     Arrays, arrays_of, meet = pair_functions(positions, sums)
     load_point, _, row_of = packed_point(positions)
-    Channels, channel_of, add_row = row_sum(sums, count, held)
-    capacity, room_of, put, number_at, _, renumber, add_all = waiting_rows(sums, count, held)
-    group = lanes(count)
-    item, lane, minimum, total_of = group.item, group.lane, group.minimum, group.total
+    Channels, channel_of, add_row = row_sum(sums, *division[:2])
+    _, held, searches = division
 
     @wp.struct
     class State:
         chunk: int
-        nearest: real  # weights are relative to the nearest neighbour so far, the same in all lanes
-        total: real  # of this lane's weights
+        nearest: real  # weights are relative to the nearest neighbour so far
+        total: real  # of the weights
         sums: Channels
-        waiting: int  # neighbours whose distance waits in the list
 
     @wp.func
     def approach(state: State, arrays: Arrays, nearest: real):
@@ -45,44 +46,19 @@ def aggregate_kernel(
         return state
 
     @wp.func
-    def settle(state: State, arrays: Arrays):
-        """Add up the neighbours that wait."""
-        room = room_of()
-        nearest = state.nearest
-        for i in range(lane(), state.waiting, count):
-            nearest = wp.min(nearest, number_at(room, i))
-        state = approach(state, arrays, minimum(nearest))
-        for i in range(lane(), state.waiting, count):
-            weight = wp.exp((state.nearest - number_at(room, i)) * arrays.per_sigma)
-            state.total += weight
-            renumber(room, i, weight)
-        state.sums = add_all(state.sums, arrays.features, state.chunk, room, state.waiting)
-        state.waiting = 0
-        return state
-
-    @wp.func
     def consider(state: State, q: vec3, wrapped: Wrapped, arrays: Arrays, at: int, exists: bool):
-        far = real(-1.0)
-        row = int(0)
-        if exists:
-            point = load_point(wrapped.points, at)
-            far = meet(arrays, q, point)
-            row = row_of(point)
-        if wp.static(count == 1):
-            if far >= real(0.0):
-                state = approach(state, arrays, far)
-                weight = wp.exp((state.nearest - far) * arrays.per_sigma)
-                state.total += weight
-                state.sums = add_row(state.sums, arrays.features, state.chunk, weight, row)
-        else:
-            state.waiting = put(room_of(), state.waiting, far >= real(0.0), far, row)
-            if state.waiting > capacity - count:
-                state = settle(state, arrays)
+        point = load_point(wrapped.points, at)
+        far = meet(arrays, q, point)
+        if far >= real(0.0):
+            state = approach(state, arrays, far)
+            weight = wp.exp((state.nearest - far) * arrays.per_sigma)
+            state.total += weight
+            state.sums = add_row(state.sums, arrays.features, state.chunk, weight, row_of(point))
         return state
 
-    search = ball_search(positions, lanes(count), State, Arrays, consider)
+    search = ball_search(positions, lanes(1), State, Arrays, consider)
 
-    @wp.kernel(**OPTIONS, launch_bounds=AT_HAND)
+    @wp.kernel(**OPTIONS)
     def aggregate(
         query_points: wp.array(dtype=vec3),
         query_offsets: wp.array(dtype=wp.int32),
@@ -100,9 +76,8 @@ def aggregate_kernel(
         aggregated: wp.array2d(dtype=real),
         softmax: wp.array2d(dtype=real),
     ):
-        first, _ = wp.tid()
-        query = item(first) / searches
-        chunk = item(first) % searches
+        query = wp.tid() / searches
+        chunk = wp.tid() % searches
         wrapped = wrapped_of(width, start, points, first_place, rows, searched_offsets, clouds)
         arrays = arrays_of(radius, reach, sigma, features, features, features, features)
         q = query_points[query]
@@ -112,31 +87,28 @@ def aggregate_kernel(
         state.nearest = real(wp.inf)
         if wp.isfinite(q):
             state = search(state, q, wrapped, arrays, cloud, arrays.radius)
-            if wp.static(count > 1):
-                state = settle(state, arrays)
         inverse = real(0.0)
-        total = total_of(state.total)
-        if total > real(0.0):
-            inverse = real(1.0) / total
+        if state.total > real(0.0):
+            inverse = real(1.0) / state.total
         if not wp.isfinite(q):
             inverse = real(wp.nan)
         for i in range(held):
             channel = channel_of(chunk, i)
             if channel < features.shape[1]:
                 aggregated[query, channel] = state.sums[i] * inverse
-        if chunk == 0 and lane() == 0:
+        if chunk == 0:
             softmax[query, 0] = state.nearest
             softmax[query, 1] = inverse
 
     return aggregate
 
 
-def gather_kernel(
-    positions: torch.dtype, sums: torch.dtype, count: int, held: int, searches: int
-) -> wp.Kernel:
+@functools.cache
+def gather_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
     """Gradient of the features: weighted sum of upstream gradients near a point."""
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
+    count, held, searches = division
     Wrapped, wrapped_of = wrapped_struct(positions)
     Arrays, arrays_of, meet = pair_functions(positions, sums)
     load_point, _, row_of = packed_point(positions)
