@@ -11,15 +11,18 @@ from torch import Tensor, nn
 from pointproj.context import CONTEXT_CHANNELS, aggregate_with_context
 from pointproj.mlp import MLP
 from pointproj.model import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
-from pointproj.neighborhood import NeighborAttention
+from pointproj.neighborhood import NeighborAttention, full_precision
 from pointproj.ops import Index, build_index, knn, knn_aggregate, radius_aggregate
 from pointproj.passage import widest_passage
+from pointproj.planes import local_planes
 from pointproj.refinement import GridRefinement, cell_centres, trilinear
 
 REACH = 1.5  # radius of a level's projection, in cells of that level
 NEAREST_LEVEL = 1  # the level that is also shown the nearest points, however far they are
 NEAREST = 4
-FLOOD_CHANNELS = 4
+PLANE_CHANNELS = 4  # normal (3) and fit
+FINER = 2  # cells of the flood for each of the finest grid, along an axis
+FLOOD_CHANNELS = 4 * FINER**3
 UNIT = 0.05  # displacements between neighbours are measured in it; about the spacing of 4,096 points
 
 
@@ -27,6 +30,7 @@ class GridEncoding(NamedTuple):
     """What :meth:`Multiscale.encode` knows of a cloud; any number of queries can be decoded from it."""
 
     reference_points: Float[Tensor, "b n 3"]
+    normals: Float[Tensor, "b n 3"]
     features: Float[Tensor, "b n channels"]  # of the reference points, with what the grid knows there
     grid: Float[Tensor, "b side**3 grid_channels"]
     index: Index
@@ -36,22 +40,26 @@ class GridEncoding(NamedTuple):
 class Multiscale(nn.Module):
     """Project a cloud onto grids of several scales, refine them together, and decode at any points.
 
-    1. Each reference point attends to its neighbours, twice, so that it knows the surface about it.
-    2. One index serves all projections: onto every level of grids with halving sides by radius, with a
+    1. For each reference point a plane is found that it lies on with its neighbours
+       (:func:`pointproj.planes.local_planes`), and wherever a point attends to neighbours, it sees how far it
+       is from their planes. On flat pieces that is exact, between samples and on boards of any thickness.
+    2. Each reference point attends to its neighbours, twice, so that it knows the surface about it.
+    3. One index serves all projections: onto every level of grids with halving sides by radius, with a
        radius in proportion to the level's cells, and onto the second level from the nearest points too. Each
        has a sigma of its own, which is learned, and the context of
        :func:`pointproj.context.aggregate_with_context`.
-    3. The finest grid is also told how wide the way from outside is to each of its cells
+    4. The finest grid is also told how wide the way from outside is to each of its cells
        (:func:`pointproj.passage.widest_passage`): what is enclosed follows from the whole of a cloud, and
-       convolutions, which look about them, learn that from many examples only.
-    4. A U-Net over the levels decides what is far-reaching: which side of a surface is enclosed. No normals
+       convolutions, which look about them, learn that from many examples only. This is found on a grid of
+       half the cells' width.
+    5. A U-Net over the levels decides what is far-reaching: which side of a surface is enclosed. No normals
        are needed for that.
-    5. A query point sees the refined grid about it, attends to the nearest reference points (which have
-       looked at the refined grid themselves, and at each other), and sees their projection with context. An
-       MLP decides.
+    6. Each reference point reads the refined grid on both sides of its plane and attends to its neighbours
+       again. A query point sees the refined grid about it, attends to the nearest reference points, and sees
+       their projection with context. An MLP decides.
 
-    Under autocast the U-Net alone runs in low precision: thin walls are told apart by differences of
-    positions that are lost in it.
+    Under autocast the U-Net and the inner layers of attention run in low precision. Positions do not: thin
+    walls are told apart by differences that are lost in it.
 
     Parameters
     ----------
@@ -64,7 +72,7 @@ class Multiscale(nn.Module):
     grid_channels : int
         Width of the finest grid, a multiple of 8; each coarser one has twice that of the one before.
     k : int
-        Neighbours that a point attends to.
+        Neighbours that a point attends to, at least 3; a reference point itself is the first of its own.
     feature_channels : int
         Channels of ``features`` beside the points, 0 for none.
     out_channels : int
@@ -76,8 +84,8 @@ class Multiscale(nn.Module):
     Raises
     ------
     ValueError
-        For a side that cannot be halved that often, a width that is not a multiple of 8, or another
-        ``predicts``.
+        For a side that cannot be halved that often, a width that is not a multiple of 8, too few
+        neighbours, or another ``predicts``.
     """
 
     def __init__(
@@ -96,14 +104,17 @@ class Multiscale(nn.Module):
         super().__init__()
         if side % 2 ** (levels - 1):
             raise ValueError(f"expected a side that can be halved {levels - 1} times, got {side}")
+        if k < 3:
+            raise ValueError(f"expected at least 3 neighbours, which a plane goes through, got {k}")
         if predicts not in PREDICTED_CHANNELS:
             raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
         self.sides = [side // 2**level for level in range(levels)]
         self.k = k
         self.predicts = predicts
         self.backend = backend
-        self.surface = NeighborAttention(feature_channels, channels, unit=UNIT)
-        self.around = NeighborAttention(channels, channels, unit=UNIT)
+        among = {"unit": UNIT, "own_planes": True}
+        self.surface = NeighborAttention(PLANE_CHANNELS + feature_channels, channels, **among)
+        self.around = NeighborAttention(channels, channels, **among)
         self.carried = nn.Linear(channels, grid_channels)
         projected = grid_channels + CONTEXT_CHANNELS
         self.by_radius = nn.ModuleList(nn.Linear(projected, grid_channels) for _ in self.sides)
@@ -115,8 +126,8 @@ class Multiscale(nn.Module):
         self.query_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT / 4)))
         self.flood = nn.Linear(FLOOD_CHANNELS, grid_channels)
         self.refine = GridRefinement(grid_channels, grid_channels, levels)
-        self.reference_mlp = MLP(channels + grid_channels, channels, channels)
-        self.agreed = NeighborAttention(channels, channels, unit=UNIT)
+        self.reference_mlp = MLP(channels + 2 * grid_channels, channels, channels)
+        self.agreed = NeighborAttention(channels, channels, **among)
         self.near = NeighborAttention(channels, channels, unit=UNIT)
         predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
         self.query_mlp = MLP(
@@ -126,6 +137,7 @@ class Multiscale(nn.Module):
             begin_at_soft_distance(self.query_mlp)
         for level, cells in enumerate(self.sides):
             self.register_buffer(f"centres_{level}", cell_centres(cells), persistent=False)
+        self.register_buffer("flood_centres", cell_centres(FINER * side), persistent=False)
 
     def encode(
         self,
@@ -160,9 +172,12 @@ class Multiscale(nn.Module):
             index = build_index(reference_points, radius=radius, backend=self.backend)
         with full_precision(reference_points):
             distances, rows = self._nearest(reference_points, reference_points, self.k, index)
-            among = reference_points, reference_points
-            surface = self.surface(*among, features, rows)
-            surface = surface + self.around(*among, surface, rows)
+            normals, fit = local_planes(reference_points, rows, UNIT)
+            known = torch.cat([normals, fit] if features is None else [normals, fit, features], dim=-1)
+        among = reference_points, reference_points, normals
+        surface = self.surface(*among, known, rows, normals)
+        surface = surface + self.around(*among, surface, rows, normals)
+        with full_precision(reference_points):
             carried = self.carried(surface)
             levels = [
                 self._project(level, reference_points, carried, index) for level in range(len(self.sides))
@@ -171,10 +186,12 @@ class Multiscale(nn.Module):
             levels[0] = levels[0] + self._flooded(reference_points, spacing, index)
         grid = self.refine(levels).flatten(2).mT.to(surface.dtype)
         with full_precision(reference_points):
-            seen = trilinear(grid, reference_points, self.sides[0])
-            hidden = self.reference_mlp(torch.cat([surface, seen], dim=-1))
-            hidden = hidden + self.agreed(*among, hidden, rows)
-        return GridEncoding(reference_points, hidden, grid, index, batched)
+            beside = self._cell(self.sides[0]) * normals
+            both = torch.cat([reference_points + beside, reference_points - beside], dim=1)
+            seen = trilinear(grid, both, self.sides[0]).chunk(2, dim=1)
+            hidden = self.reference_mlp(torch.cat([surface, *seen], dim=-1))
+        hidden = hidden + self.agreed(*among, hidden, rows, normals)
+        return GridEncoding(reference_points, normals, hidden, grid, index, batched)
 
     def decode(
         self, query_points: Float[Tensor, "*batch q 3"], encoding: GridEncoding
@@ -192,13 +209,14 @@ class Multiscale(nn.Module):
         -------
         (Q, out) or (B, Q, out) float tensor
         """
-        reference_points, hidden, grid, index, batched = encoding
+        reference_points, normals, hidden, grid, index, batched = encoding
         if query_points.dim() == 2:
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
         with full_precision(query_points):
-            seen = trilinear(grid, query_points, self.sides[0])
             _, rows = self._nearest(query_points, reference_points, self.k, index)
-            near = self.near(query_points, reference_points, hidden, rows)
+        near = self.near(query_points, reference_points, normals, hidden, rows)
+        with full_precision(query_points):
+            seen = trilinear(grid, query_points, self.sides[0])
             where = query_points, reference_points
             shared = {"sigma": self.query_log_sigma.exp(), "index": index, "backend": self.backend}
             aggregate = partial(knn_aggregate, *where, k=self.k, **shared)
@@ -242,16 +260,19 @@ class Multiscale(nn.Module):
         self, reference_points: Tensor, spacing: Float[Tensor, " b"], index: Index
     ) -> Float[Tensor, "b grid_channels s s s"]:
         """What the cells of the finest level are told of the ways from outside."""
-        side = self.sides[0]
+        side = FINER * self.sides[0]
         cell = self._cell(side)
-        distances, _ = self._nearest(self._centres(0, reference_points), reference_points, 1, index)
+        centres = self.flood_centres.to(reference_points.dtype).expand(len(reference_points), -1, -1)
+        distances, _ = self._nearest(centres, reference_points, 1, index)
         distance = distances.view(-1, side, side, side)
         passage = widest_passage(distance, side)
         spacing = spacing.view(-1, 1, 1, 1).expand_as(distance)
         # Lengths from 0 to infinity as numbers from 0 to 1, finest where they are about the unit.
         pairs = [(distance, cell), (passage, cell), (passage, spacing), (spacing, cell)]
-        told = torch.stack([length / (length + unit) for length, unit in pairs], dim=-1)
-        return self.flood(told).movedim(-1, 1)
+        told = torch.stack([length / (length + unit) for length, unit in pairs], dim=1)
+        for axis in range(3):  # the fine cells within each cell of the grid become its channels
+            told = told.unflatten(2 + 2 * axis, (-1, FINER)).movedim(3 + 2 * axis, 1)
+        return self.flood(told.flatten(1, 4).movedim(1, -1)).movedim(-1, 1)
 
     def _centres(self, level: int, reference_points: Tensor) -> Float[Tensor, "b side**3 3"]:
         centres = getattr(self, f"centres_{level}").to(reference_points.dtype)
@@ -271,11 +292,6 @@ class Multiscale(nn.Module):
     def extra_repr(self) -> str:
         """What the network was told, for ``print(model)``."""
         return f"sides={self.sides}, k={self.k}, predicts={self.predicts}, backend={self.backend}"
-
-
-def full_precision(points: Tensor) -> torch.autocast:
-    """Context in which autocast is off."""
-    return torch.autocast(points.device.type, enabled=False)
 
 
 def _scaled(context: list[Tensor], unit: float) -> list[Tensor]:

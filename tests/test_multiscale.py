@@ -108,6 +108,7 @@ def test_a_cloud_needs_as_many_points_as_neighbours():
     [
         ({"side": 10, "levels": 3}, "halved 2 times, got 10"),
         ({"channels": 12}, "multiple of 8, got 12"),
+        ({"k": 2}, "at least 3 neighbours.*got 2"),
         ({"predicts": "colour"}, "'colour'"),
     ],
 )
@@ -134,12 +135,15 @@ def test_attention_is_a_softmax_over_the_neighbours_by_hand():
     torch.manual_seed(0)
     attention = NeighborAttention(3, 16, unit=0.1).double()
     features = torch.randn(1, 40, 3, dtype=torch.float64)
+    normals = torch.nn.functional.normalize(torch.randn(1, 40, 3, dtype=torch.float64), dim=-1)
     _, rows = knn(query_points[0], reference_points[0], 4, backend="torch")
-    attended = attention(query_points, reference_points, features, rows[None])
+    attended = attention(query_points, reference_points, normals, features, rows[None])
     for query, nearest, got in zip(query_points[0], rows, attended[0], strict=True):
         away = (reference_points[0, nearest] - query) / 0.1
-        pair = torch.cat([away, away.norm(dim=1, keepdim=True)], dim=1)
-        hidden = attention.pair(pair) + attention.neighbor(features[0, nearest])
+        height = -(away * normals[0, nearest]).sum(1, keepdim=True)
+        known, sided = attention.neighbor(features[0, nearest]).split([16, 8], dim=1)
+        pair = torch.cat([away, away.norm(dim=1, keepdim=True), height, sided * height], dim=1)
+        hidden = attention.pair(pair) + known
         hidden = attention.hidden(hidden.relu()).relu()
         weights = attention.logit(hidden).softmax(0).repeat_interleave(8, dim=1)
         torch.testing.assert_close(got, (weights * attention.value(hidden)).sum(0), atol=1e-6, rtol=1e-6)

@@ -46,7 +46,7 @@ MINIMA = {
     "model.grid_channels": 1,
     "model.side": 1,
     "model.levels": 1,
-    "model.neighbors": 1,
+    "model.neighbors": 3,
     "training.epochs": 1,
     "training.batch_size": 1,
     "training.validate_every": 1,

@@ -36,7 +36,7 @@ class ModelConfig:
     grid_channels: int = 16  # multiscale only: width of the finest grid
     side: int = 32  # multiscale only: cells a side of the finest grid
     levels: int = 3  # multiscale only: grids of halving sides
-    neighbors: int = 12  # multiscale only: reference points that a point attends to
+    neighbors: int = 12  # multiscale only: reference points that a point attends to, itself among them
     normals: bool | None = None  # show face normals; null: to the projector, where they tell in from out
 
 
