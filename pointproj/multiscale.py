@@ -187,8 +187,8 @@ class Multiscale(nn.Module):
         grid = self.refine(levels).flatten(2).mT.to(surface.dtype)
         with full_precision(reference_points):
             beside = self._cell(self.sides[0]) * normals
-            both = torch.cat([reference_points + beside, reference_points - beside], dim=1)
-            seen = trilinear(grid, both, self.sides[0]).chunk(2, dim=1)
+            both = reference_points + beside, reference_points - beside
+            seen = [trilinear(grid, side, self.sides[0]) for side in both]
             hidden = self.reference_mlp(torch.cat([surface, *seen], dim=-1))
         hidden = hidden + self.agreed(*among, hidden, rows, normals)
         return GridEncoding(reference_points, normals, hidden, grid, index, batched)
