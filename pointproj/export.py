@@ -28,6 +28,7 @@ from pointproj.devices import choose_device
 from pointproj.mlp import MLP
 from pointproj.networks import operators_of, saved_config, saved_network
 from pointproj.passage import plain_widest_passage
+from pointproj.planes import plain_local_planes
 from pointproj.runs import require_writable
 from pointproj.step import first_line
 from pointproj.worded import ending_in_words
@@ -216,7 +217,11 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     example = _example(network, SIZES[0], device)
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
-    return program.run_decompositions({torch.ops.pointproj.widest_passage.default: plain_widest_passage})
+    forms = {
+        torch.ops.pointproj.widest_passage.default: plain_widest_passage,
+        torch.ops.pointproj.local_planes.default: plain_local_planes,
+    }
+    return program.run_decompositions(forms)
 
 
 def _fewest_points(config: Config) -> int:

@@ -186,7 +186,7 @@ class Multiscale(nn.Module):
             levels[0] = levels[0] + self._flooded(reference_points, spacing, index)
         grid = self.refine(levels).flatten(2).mT.to(surface.dtype)
         with full_precision(reference_points):
-            beside = self._cell(self.sides[0]) * normals
+            beside = self._cell(self.sides[0]) / 2 * normals
             both = reference_points + beside, reference_points - beside
             seen = [trilinear(grid, side, self.sides[0]) for side in both]
             hidden = self.reference_mlp(torch.cat([surface, *seen], dim=-1))

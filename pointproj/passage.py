@@ -30,16 +30,18 @@ def widest_passage(distance: Float[Tensor, "b s s s"], rounds: int) -> Float[Ten
 
 def plain_widest_passage(distance: Tensor, rounds: int) -> Tensor:
     """The same as operators of torch, some hundreds of them."""
-    outside = (1,) * 6
-    capacity = nn.functional.pad(distance, outside, value=torch.inf)
-    passage = nn.functional.pad(torch.zeros_like(distance), outside, value=torch.inf)
+    side = distance.shape[-1]
+    passage = torch.zeros_like(distance)
     for _ in range(rounds):
-        for axis in range(3):
-            window = [1, 1, 1]
-            window[axis] = 3
-            widest = nn.functional.max_pool3d(passage, window, stride=1, padding=[n // 2 for n in window])
-            passage = torch.minimum(capacity, widest)
-    return passage[:, 1:-1, 1:-1, 1:-1].contiguous()
+        for axis in (1, 2, 3):
+            ends = [0] * 6
+            ends[6 - 2 * axis] = ends[7 - 2 * axis] = 1  # pad begins with the last axis
+            padded = nn.functional.pad(passage, ends, value=torch.inf)
+            before, after = (padded.narrow(axis, start, side) for start in (0, 2))
+            # max_pool3d would take ten times as long
+            widest = torch.maximum(torch.maximum(before, after), passage)
+            passage = torch.minimum(distance, widest)
+    return passage
 
 
 # One operator to torch.compile, which would take a minute to look through the loop.

@@ -36,7 +36,11 @@ def local_planes(
     fit : (B, N, 1) float tensor
         Share of the neighbours on the plane, from 0 to 1. Neither has gradients.
     """
-    points = points.detach()
+    return torch.ops.pointproj.local_planes(points.detach(), rows, unit)
+
+
+def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    """The same as operators of torch."""
     away = (take_rows(points, rows[..., 1:].clamp(min=0)) - points[:, :, None]) / unit
     paired = away[:, :, :PAIRED]
     turned = [paired.roll(shift, 2) for shift in range(1, paired.shape[2] // 2 + 1)]
@@ -48,3 +52,12 @@ def local_planes(
     normal = normals.gather(2, best[..., None].expand(-1, -1, -1, 3))[:, :, 0]
     upwards = sum(axis * part for axis, part in zip(normal.split(1, dim=-1), UPWARDS, strict=True))
     return torch.where(upwards < 0, -normal, normal), fit
+
+
+# One operator to torch.compile: Inductor of torch 2.11 fails at roll.
+_operator = torch.library.custom_op("pointproj::local_planes", plain_local_planes, mutates_args=())
+
+
+@_operator.register_fake
+def _(points: Tensor, rows: Tensor, unit: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(points), points.new_empty(*points.shape[:2], 1)
