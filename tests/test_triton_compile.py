@@ -7,9 +7,11 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from pointproj.backends.triton import lists, nearest, tree, within_kernels  # noqa: E402
+from pointproj.backends.triton import lists, nearest, sums, tree, within_kernels  # noqa: E402
 
 POSITIONS = [
+    "own",
+    "rings",
     "queries",
     "references",
     "points",
@@ -23,12 +25,14 @@ POSITIONS = [
     "reference_points",
 ]
 SUMS = [
+    "values",
+    "summed",
+    "d_features",
     "features",
     "sigma",
     "aggregated",
     "softmax",
     "grad",
-    "d_features",
     "means",
     "d_query",
     "d_sigma",
@@ -37,6 +41,9 @@ SUMS = [
     "products",
 ]
 ROWS = [
+    "own_rows",
+    "own_clouds",
+    "rows_of_rings",
     "query_rows",
     "query_clouds",
     "row_of",
@@ -53,6 +60,7 @@ ROWS = [
 ]
 TREE = {"LEAF": 32, "FANOUT": 64}
 WITHIN = {**TREE, "MANY": True, "BLOCK": 32, "TILE": 16}
+SUMS_WITHIN = {**WITHIN, "RING": sums.RING, "SOME": 64, "STEP": 256}
 LISTS = {"BLOCK": 32, "TILE": 16}
 SEARCH = {**TREE, "FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "MANY": False, "TILE": 8}
 ENCODE = {"SIDE": 1, "BITS": 8, "LAYOUT": 2, "PARTS": 64, "BLOCK": 1024}
@@ -65,8 +73,8 @@ KERNELS = {
     "lists-aggregate": (lists.aggregate_kernel, LISTS),
     "lists-spread": (lists.spread_kernel, LISTS),
     "lists-pull": (lists.pull_kernel, LISTS),
-    "aggregate": (within_kernels.aggregate_kernel, WITHIN),
-    "gather": (within_kernels.gather_kernel, WITHIN),
+    "sums": (sums.sums_kernel, {**SUMS_WITHIN, "GATHER": False}),
+    "sums-gather": (sums.sums_kernel, {**SUMS_WITHIN, "GATHER": True}),
     "pull": (within_kernels.pull_kernel, WITHIN),
     "push": (within_kernels.push_kernel, WITHIN),
 }
@@ -94,7 +102,7 @@ def _compiled(name: str, architecture: int, real: str, size: str) -> str:
     [
         (90, "fp32", "i64", KERNELS),  # as in a package, which keeps sizes open
         (80, "fp32", "i32", ["search"]),
-        (90, "fp64", "i32", ["search", "aggregate"]),
+        (90, "fp64", "i32", ["search", "sums"]),
     ],
     ids=["sm90", "sm80", "sm90-fp64"],
 )

@@ -76,3 +76,22 @@ def test_a_tree_holds_every_point_once_and_boxes_hold_their_points(device: str):
     assert torch.equal(torch.where(finite, by_leaf, -torch.inf).amax(-1), high)
     volume = (high - low)[:, finite.all(1)].prod(0).sum()
     assert volume < 2 * 8  # no more than twice the cube that the points fill
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1e-3], ids=["", "weights-that-vanish"])
+@pytest.mark.parametrize("programs", [2048, 3])
+def test_sums_of_more_points_than_wait_at_once(
+    sigma: float, programs: int, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("pointproj.backends.triton.sums.MOST_PROGRAMS", programs)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.rand(150, 3, generator=generator).to(device)
+    points = torch.rand(1500, 3, generator=generator).to(device)
+    features = torch.randn(1500, 20, generator=generator).to(device).requires_grad_()
+    upstream = torch.randn(150, 20, generator=generator).to(device)
+    expected = reference.radius_aggregate(query, points, features, 0.6, sigma)
+    aggregated = pointproj.radius_aggregate(query, points, features, 0.6, sigma=sigma, backend="triton")
+    torch.testing.assert_close(aggregated, expected)
+    (wanted,) = torch.autograd.grad(expected, features, upstream)
+    (gradient,) = torch.autograd.grad(aggregated, features, upstream)
+    torch.testing.assert_close(gradient, wanted)

@@ -113,13 +113,13 @@ def home_leaf(keys, leaves, box, frame, BITS: tl.constexpr, MANY: tl.constexpr):
         tl.load(frame + 3), tl.load(frame + 4), tl.load(frame + 5), BITS, KEY,
     )  # fmt: skip
     if MANY:
-        key |= (c0.to(KEY) & (2 ** (KEY.primitive_bitwidth - 2 - 3 * BITS) - 1)) << (3 * BITS)
-    # All leaves of the reference points have one side bit: without it their keys ascend as well.
+        key |= (c0.to(KEY) & (2 ** (KEY.primitive_bitwidth - 1 - 3 * BITS) - 1)) << (3 * BITS)
+    # All leaves of the reference points have one sign: without it their keys ascend as well.
     low = tl.full([], 0, tl.int32)
     high = low + leaves
     while high - low > 1:
         middle = (low + high) // 2
-        begins_before = (tl.load(keys + middle) & (2 ** (KEY.primitive_bitwidth - 2) - 1)) <= key
+        begins_before = (tl.load(keys + middle) & (2 ** (KEY.primitive_bitwidth - 1) - 1)) <= key
         low = tl.where(begins_before, middle, low)
         high = tl.where(begins_before, high, middle)
     return low

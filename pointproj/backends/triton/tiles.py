@@ -13,6 +13,7 @@ GROUP = LEAF * FANOUT
 INTERPRETED = triton.knobs.runtime.interpret  # whether kernels run in Python, on CPU tensors
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
+LOG2E = tl.constexpr(1.4426950408889634)  # powers are of 2
 END = tl.constexpr(2**31 - 1)  # more than any leaf, row or cloud
 
 
@@ -51,6 +52,26 @@ def squared_length(dx, dy, dz):
 
 
 @triton.jit
+def root(x):
+    """Square root, as the hardware approximates it; of what is close to the smallest number, 0."""
+    if _INTERPRETED or x.dtype == tl.float64:
+        result = tl.sqrt(x)
+    else:
+        result = tl.inline_asm_elementwise("sqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return result
+
+
+@triton.jit
+def power(x):
+    """2 to the power of x, as the hardware approximates it."""
+    if _INTERPRETED or x.dtype == tl.float64:
+        result = tl.exp2(x)
+    else:
+        result = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return result
+
+
+@triton.jit
 def load_points(points, padded, at):
     """Sorted points: three rows of ``padded`` coordinates."""
     return tl.load(points + at), tl.load(points + padded + at), tl.load(points + 2 * padded + at)
@@ -85,11 +106,17 @@ def bounds(x, exists):
 
 
 @triton.jit
+def between(low, high, other_low, other_high):
+    """Distance between two intervals."""
+    return tl.maximum(tl.maximum(low - other_high, other_low - high), 0.0)
+
+
+@triton.jit
 def axis_gap(boxes, stride, axis: tl.constexpr, node, exists, low, high):
     """Distance along an axis between the nodes' boxes and the interval from low to high."""
     node_low = tl.load(boxes + axis * stride + node, mask=exists, other=float("inf"))
     node_high = tl.load(boxes + (axis + 3) * stride + node, mask=exists, other=-float("inf"))
-    return tl.maximum(tl.maximum(node_low - high, low - node_high), 0.0)
+    return between(node_low, node_high, low, high)
 
 
 @triton.jit
@@ -117,6 +144,23 @@ def box_squares(boxes, spans, stride, node, exists, box, MANY: tl.constexpr):
 
 
 @triton.jit
+def next_group(group, boxes, spans, leaves, box, reach, MANY: tl.constexpr, FANOUT: tl.constexpr):
+    """The first group of leaves within reach of a box behind ``group``; their number if there is none."""
+    node = tl.arange(0, FANOUT)
+    groups = leaves // FANOUT
+    first = group + 1
+    found = groups
+    while (first < groups) & (found == groups):
+        candidate = first + node
+        squared = box_squares(
+            boxes, spans, leaves + groups, leaves + candidate, candidate < groups, box, MANY
+        )
+        found = tl.minimum(tl.min(tl.where(squared <= reach, candidate, END)), groups)
+        first += FANOUT
+    return found
+
+
+@triton.jit
 def first_leaf(boxes, spans, leaves, box, reach, MANY: tl.constexpr, FANOUT: tl.constexpr):
     """The first leaf within reach of a tile's box (END if none), and which leaves of its group are."""
     none = tl.arange(0, FANOUT) < 0
@@ -128,20 +172,13 @@ def next_leaf(leaf, near, boxes, spans, leaves, box, reach, MANY: tl.constexpr, 
     """The first leaf within reach behind ``leaf``; ``near`` is what came with that one."""
     node = tl.arange(0, FANOUT)
     groups = leaves // FANOUT
-    stride = leaves + groups
     group = (leaf + FANOUT) // FANOUT - 1  # of leaf -1 it is -1
     behind = near & (group * FANOUT + node > leaf)
     following = tl.min(tl.where(behind, group * FANOUT + node, END))
     while (following == END) & (group < groups):
-        first = group + 1
-        group = groups
-        while (first < groups) & (group == groups):
-            candidate = first + node
-            squared = box_squares(boxes, spans, stride, leaves + candidate, candidate < groups, box, MANY)
-            group = tl.minimum(tl.min(tl.where(squared <= reach, candidate, END)), groups)
-            first += FANOUT
+        group = next_group(group, boxes, spans, leaves, box, reach, MANY, FANOUT)
         if group < groups:
             inside = group * FANOUT + node
-            near = box_squares(boxes, spans, stride, inside, node >= 0, box, MANY) <= reach
+            near = box_squares(boxes, spans, leaves + groups, inside, node >= 0, box, MANY) <= reach
             following = tl.min(tl.where(near, inside, END))
     return following, near

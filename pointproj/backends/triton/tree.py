@@ -19,9 +19,11 @@ from pointproj.backends import Clouds
 from pointproj.backends.triton.operators import kernel_op
 from pointproj.backends.triton.tiles import END, FANOUT, GROUP, LEAF, cloud_of, is_finite
 
-FEW_POINTS = 2**17  # up to here keys of 32 bits are fine enough, and sorted in half the time
+VERY_FEW_POINTS = 2**16  # of one cloud: up to here keys of 16 bits are fine enough
+FEW_POINTS = 2**17  # up to here those of 32 bits are; each half of the bits is sorted in half the time
 PARTS = 64  # in which the bounding box is found
 BLOCK = 1024
+ENCODED = 256  # points a program; their number is small where time counts
 
 
 class Tree(NamedTuple):
@@ -32,7 +34,7 @@ class Tree(NamedTuple):
     clouds: Tensor  # (padded,) int32: which cloud it is of; empty for a single one
     boxes: Tensor  # (6, leaves + groups) real: lowest, then highest corner
     spans: Tensor  # (2, leaves + groups) int32: first and last cloud in there; empty for a single cloud
-    keys: Tensor  # (leaves,) int32 or int64: place on the curve of the first point of each leaf
+    keys: Tensor  # (leaves,) int16, int32 or int64: place on the curve of the first point of each leaf
     frame: Tensor  # (6,) real: lowest corner, and cells a unit of length, of the curve's grid
 
 
@@ -47,13 +49,17 @@ def build_trees(clouds: Clouds) -> tuple[Tree, Tree]:
     return Tree(*made[:7]), Tree(*made[7:])
 
 
-def has_short_keys(rows: int) -> bool:
-    """Whether keys have 32 bits, not 64. A number that a compiler keeps open could be any."""
-    return isinstance(rows, int) and rows <= FEW_POINTS
+def key_dtype(rows: Sequence[int], clouds: int) -> torch.dtype:
+    """Of the keys of points that are sorted together. A number that a compiler keeps open could be any."""
+    if not all(isinstance(n, int) for n in rows) or sum(rows) > FEW_POINTS:
+        return torch.int64
+    return torch.int16 if clouds == 1 and sum(rows) <= VERY_FEW_POINTS else torch.int32
 
 
 def key_bits(dtype: torch.dtype, clouds: int) -> int:
-    """How many bits of a key an axis gets. One tells queries from reference points, the rest clouds apart."""
+    """How many bits of a key an axis gets. The sign tells queries from reference points; the rest clouds."""
+    if dtype == torch.int16:
+        return 5
     if dtype == torch.int64:
         return 16
     return 10 if clouds == 1 else 8
@@ -75,9 +81,7 @@ def _specs(points: Tensor, clouds: int, key: torch.dtype) -> tuple:
 
 
 def _specs_of_all(sides: Sequence[Tensor], clouds: int) -> tuple:
-    short = all(has_short_keys(points.shape[0]) for points in sides)
-    short = short and has_short_keys(sum(points.shape[0] for points in sides))
-    key = torch.int32 if short else torch.int64
+    key = key_dtype([points.shape[0] for points in sides], clouds)
     return tuple(spec for points in sides for spec in _specs(points, clouds, key))
 
 
@@ -97,16 +101,16 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int) -> tuple[T
         arguments.append((points, offsets, rows, clouds, layout))
         parts = points.new_empty(6, PARTS)
         wrap_triton(bound_kernel)[(PARTS,)](points, parts, rows, PARTS, BLOCK)
-        wrap_triton(encode_kernel)[(triton.cdiv(rows, BLOCK),)](
+        wrap_triton(encode_kernel)[(triton.cdiv(rows, ENCODED),)](
             points, offsets, parts, tree.frame, keys, begins[side], rows, clouds,
-            side, bits, layout, PARTS, BLOCK,
+            side, bits, layout, PARTS, ENCODED,
         )  # fmt: skip
     keys, order = keys.sort(stable=True)
     for begin, tree, (points, offsets, rows, _, layout) in zip(begins, trees, arguments, strict=False):
         wrap_triton(arrange_kernel)[(tree.rows.shape[0] // GROUP,)](
             points, offsets, order, keys, begin,
             tree.points, tree.rows, tree.clouds, tree.boxes, tree.spans, tree.keys, rows, clouds,
-            layout, LEAF, FANOUT,
+            layout, LEAF, FANOUT, num_warps=8,
         )  # fmt: skip
     return tuple(made)
 
@@ -239,9 +243,10 @@ def encode_kernel(
     key = key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS, KEY)
     if LAYOUT > 0:
         cloud = cloud_of(at, offsets, rows, clouds, inside, LAYOUT).to(KEY)
-        key |= (cloud & (2 ** (WIDTH - 2 - 3 * BITS) - 1)) << (3 * BITS)
-    last = tl.full([BLOCK], 2 ** (WIDTH - 2) - 1, KEY)
-    key = tl.where(is_finite(x, y, z), key, last) | SIDE * 2 ** (WIDTH - 2)
+        key |= (cloud & (2 ** (WIDTH - 1 - 3 * BITS) - 1)) << (3 * BITS)
+    key = tl.where(is_finite(x, y, z), key, tl.full([BLOCK], 2 ** (WIDTH - 1) - 1, KEY))
+    if SIDE == 0:
+        key |= tl.full([BLOCK], -(2 ** (WIDTH - 1)), KEY)
     tl.store(keys + begin + at, key, mask=inside)
 
 

@@ -15,14 +15,10 @@ from pointproj.backends import Clouds
 from pointproj.backends.triton.flops import count_aggregation
 from pointproj.backends.triton.lists import channel_block
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
+from pointproj.backends.triton.sums import RING, most_programs, programs, sums_kernel
 from pointproj.backends.triton.tiles import FANOUT, LEAF, size_class
 from pointproj.backends.triton.tree import Tree
-from pointproj.backends.triton.within_kernels import (
-    aggregate_kernel,
-    gather_kernel,
-    pull_kernel,
-    push_kernel,
-)
+from pointproj.backends.triton.within_kernels import pull_kernel, push_kernel
 from pointproj.pairs import chunks_within, largest_square_within
 from pointproj.pairwise import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
 from pointproj.torch_op import Saved
@@ -71,16 +67,33 @@ def _forward(
     """Aggregated features, and of each query the nearest distance and 1 / total weight relative to it."""
     if not runs_kernels(query_points):
         return aggregate(locals(), chunks_within), features.new_empty(0, 2)
-    count, channels = query_points.shape[0], features.shape[1]
-    block = channel_block(channels)
-    aggregated = features.new_empty(count, channels)
-    softmax = features.new_empty(count, 2)
-    blocks = triton.cdiv(channels, block)
-    wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), blocks)](
-        *_side(query_tree), count, *_tree(reference_tree), features, sigma, _reach(radius, query_points),
-        aggregated, softmax, channels, size_class(count), clouds != 1, LEAF, FANOUT, block,
-    )  # fmt: skip
+    aggregated = features.new_empty(query_points.shape[0], features.shape[1])
+    softmax = features.new_empty(query_points.shape[0], 2)
+    _sum(query_tree, reference_tree, features, sigma, radius, softmax, aggregated, clouds, False)
     return aggregated, softmax
+
+
+def _sum(
+    own: list[Tensor],
+    others: list[Tensor],
+    values: Tensor,
+    sigma: Tensor,
+    radius: float,
+    softmax: Tensor,
+    summed: Tensor,
+    clouds: int,
+    gather: bool,
+) -> None:
+    """Into ``summed``, for each point of a side of its own, what there is near it of the other's values."""
+    count, channels = summed.shape
+    block = channel_block(channels)
+    blocks = triton.cdiv(channels, block)
+    rings = own[0].new_empty(most_programs(count) * blocks * RING, 3)
+    rows_of_rings = own[1].new_empty(most_programs(count) * blocks * RING, 2)
+    wrap_triton(sums_kernel)[lambda meta: (programs(count, meta["TILE"]), blocks)](
+        *_side(own), count, *_tree(others), values, sigma, _reach(radius, own[0]), softmax, summed,
+        rings, rows_of_rings, channels, size_class(count), gather, clouds != 1, LEAF, FANOUT, block, RING,
+    )  # fmt: skip
 
 
 def _side(tree: list[Tensor]) -> tuple:
@@ -116,13 +129,9 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
 
 def _gather(inputs: dict, softmax: Tensor, grad: Tensor) -> Tensor:
     d_features = torch.empty_like(inputs["features"])
-    count, channels = d_features.shape
-    block = channel_block(channels)
-    blocks = triton.cdiv(channels, block)
-    wrap_triton(gather_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]), blocks)](
-        *_side(inputs["reference_tree"]), count, *_tree(inputs["query_tree"]), softmax, grad,
-        inputs["sigma"], _reach(inputs["radius"], inputs["query_points"]), d_features,
-        channels, size_class(count), inputs["clouds"] != 1, LEAF, FANOUT, block,
+    _sum(
+        inputs["reference_tree"], inputs["query_tree"], grad, inputs["sigma"], inputs["radius"], softmax,
+        d_features, inputs["clouds"], True,
     )  # fmt: skip
     return d_features
 

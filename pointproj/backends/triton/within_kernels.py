@@ -1,27 +1,25 @@
-"""Kernels over all pairs within a radius: tiles of one side against the leaves of the other.
+"""Kernels for the gradients of positions within a radius: tiles of one side against leaves of the other.
 
 A tile of points goes through the leaves whose box is within the radius of its own. For each leaf the tile has
-a matrix of distances; weights times values of the leaf is then a matrix product. With nearest_i the distance
-of query i's nearest neighbour, weights are exp((nearest_i - d_ij) / sigma): exact for any sigma.
+a matrix of distances, and one of the products of upstream gradients and features.
 """
 
 import triton
 import triton.language as tl
 
+from pointproj.backends.triton.products import add_product, load_rows
 from pointproj.backends.triton.tiles import (
     END,
+    LOG2E,
     first_leaf,
     is_finite,
     load_points,
     next_leaf,
+    power,
+    root,
     squared_length,
     tile_box,
-    tuned,
 )
-
-CONFIGS = [
-    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((16, 1), (16, 2), (32, 2), (32, 4))
-]
 
 
 @triton.jit
@@ -44,144 +42,20 @@ def pairs(
     at = leaf * LEAF + tl.arange(0, LEAF)
     px, py, pz = load_points(points, padded, at)
     dx, dy, dz = x[:, None] - px[None, :], y[:, None] - py[None, :], z[:, None] - pz[None, :]
-    hit = (squared_length(dx, dy, dz) <= reach) & active[:, None]
+    squared = squared_length(dx, dy, dz)
+    hit = (squared <= reach) & active[:, None]
     if MANY:
         hit &= cloud[:, None] == tl.load(clouds + at)[None, :]
-    dx, dy, dz = dx.to(real), dy.to(real), dz.to(real)
-    return at, hit, dx, dy, dz, tl.sqrt(dx * dx + dy * dy + dz * dz)
+    return at, hit, dx.to(real), dy.to(real), dz.to(real), root(squared).to(real)
 
 
 @triton.jit
-def load_rows(values, row, exists, begin, channels, BLOCK: tl.constexpr):
-    """Some channels of the rows of a matrix."""
-    channel = begin + tl.arange(0, BLOCK)
-    at = values + row.to(tl.int64)[:, None] * channels + channel[None, :]
-    return tl.load(at, mask=exists[:, None] & (channel < channels)[None, :], other=0.0)
-
-
-@triton.jit
-def product(left, right):
-    """Matrix product with the precision of the operands; plain TF32 would round them."""
-    if left.dtype == tl.float64:
-        result = tl.dot(left, right, out_dtype=tl.float64)
-    else:
-        result = tl.dot(left, right, input_precision="tf32x3")
-    return result
-
-
-@triton.jit
-def quotient(x, y):
-    """x / y, rounded."""
-    x, y = tl.broadcast(x, y)
-    return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)
-
-
-@triton.jit
-def add_weighted(sums, broken, weights, hit, values):
-    """Add weights times values. A product would spread what is not finite: see ``broken``."""
-    finite = tl.abs(values) < float("inf")
-    if tl.min(finite.to(tl.int32)) == 1:
-        sums += product(weights, values)
-    else:
-        sums += product(weights, tl.where(finite, values, 0.0))
-        broken += product(hit.to(weights.dtype), 1.0 - finite.to(weights.dtype))
-    return sums, broken
-
-
-@triton.jit
-def finish(sums, broken):
-    return tl.where(broken > 0, float("nan"), sums)
-
-
-@tuned(CONFIGS, key=["channels", "MANY", "scale"])
-@triton.jit
-def aggregate_kernel(
-    queries, query_rows, query_clouds, queries_padded, query_count,
-    points, row_of, clouds, padded, boxes, spans,
-    features, sigma, reach, aggregated, softmax, channels, scale,
-    MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Running softmax over the reference points near a tile of queries."""
-    real: tl.constexpr = features.dtype.element_ty
-    at, x, y, z, cloud, active = load_tile(queries, query_clouds, queries_padded, query_count, TILE, MANY)
-    box = tile_box(x, y, z, cloud, active)
-    begin = tl.program_id(1) * BLOCK
-    per_sigma = 1.0 / tl.load(sigma)
-    limit = tl.load(reach)
-    nearest = tl.full([TILE], float("inf"), real)
-    ones = tl.full([LEAF, 16], 1.0, real)
-    totals = tl.zeros([TILE, 16], real)  # every column is the sum of the weights
-    sums = tl.zeros([TILE, BLOCK], real)
-    broken = tl.zeros([TILE, BLOCK], real)
-    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
-    leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
-    while leaf < END:
-        there, hit, _, _, _, far = pairs(
-            x, y, z, cloud, active, leaf, points, clouds, padded, limit, real, MANY, LEAF
-        )
-        closest = tl.min(tl.where(hit, far, float("inf")), 1)
-        if tl.min(closest) < float("inf"):
-            closest = tl.minimum(closest, nearest)
-            rescale = tl.where(nearest < float("inf"), tl.exp((closest - nearest) * per_sigma), 0.0)
-            nearest = closest
-            weights = tl.where(hit, tl.exp((nearest[:, None] - far) * per_sigma), 0.0)
-            # Rounded as the features are, so that features that are all alike come out as they went in.
-            totals = totals * rescale[:, None] + product(weights, ones)
-            row = tl.load(row_of + there)
-            values = load_rows(features, row, row >= 0, begin, channels, BLOCK)
-            sums, broken = add_weighted(sums * rescale[:, None], broken, weights, hit, values)
-        leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, limit, MANY, FANOUT)
-    total = tl.max(totals, 1)
-    has_neighbor = total > 0
-    exists = at < query_count
-    query = tl.load(query_rows + at, mask=exists, other=0).to(tl.int64)
-    channel = begin + tl.arange(0, BLOCK)
-    result = quotient(finish(sums, broken), tl.where(has_neighbor, total, 1.0)[:, None])
-    result = tl.where(active[:, None], result, float("nan"))
-    out = exists[:, None] & (channel < channels)[None, :]
-    tl.store(aggregated + query[:, None] * channels + channel[None, :], result, mask=out)
-    if tl.program_id(1) == 0:
-        tl.store(softmax + 2 * query, nearest, mask=exists)
-        tl.store(softmax + 2 * query + 1, tl.where(has_neighbor, 1.0 / total, 0.0), mask=exists)
-
-
-@tuned(CONFIGS, key=["channels", "MANY", "scale"])
-@triton.jit
-def gather_kernel(
-    references, reference_rows, reference_clouds, references_padded, reference_count,
-    points, row_of, clouds, padded, boxes, spans, softmax, grad, sigma, reach, d_features, channels, scale,
-    MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Gradient of the features: weighted sum of the upstream gradients near a tile of reference points."""
-    real: tl.constexpr = grad.dtype.element_ty
-    at, x, y, z, cloud, active = load_tile(
-        references, reference_clouds, references_padded, reference_count, TILE, MANY
-    )
-    box = tile_box(x, y, z, cloud, active)
-    begin = tl.program_id(1) * BLOCK
-    per_sigma = 1.0 / tl.load(sigma)
-    limit = tl.load(reach)
-    sums = tl.zeros([TILE, BLOCK], real)
-    broken = tl.zeros([TILE, BLOCK], real)
-    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
-    leaf, near = first_leaf(boxes, spans, leaves, box, limit, MANY, FANOUT)
-    while leaf < END:
-        there, hit, _, _, _, far = pairs(
-            x, y, z, cloud, active, leaf, points, clouds, padded, limit, real, MANY, LEAF
-        )
-        if tl.max(hit.to(tl.int32)) > 0:
-            query = tl.load(row_of + there)
-            nearest = tl.load(softmax + 2 * query, mask=query >= 0, other=0.0)
-            inverse = tl.load(softmax + 2 * query + 1, mask=query >= 0, other=0.0)
-            weights = tl.where(hit, tl.exp((nearest[None, :] - far) * per_sigma) * inverse[None, :], 0.0)
-            upstream = load_rows(grad, query, query >= 0, begin, channels, BLOCK)
-            sums, broken = add_weighted(sums, broken, weights, hit, upstream)
-        leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, limit, MANY, FANOUT)
-    exists = at < reference_count
-    reference = tl.load(reference_rows + at, mask=exists, other=0).to(tl.int64)
-    channel = begin + tl.arange(0, BLOCK)
-    out = exists[:, None] & (channel < channels)[None, :]
-    tl.store(d_features + reference[:, None] * channels + channel[None, :], finish(sums, broken), mask=out)
+def of_logits(weights, products, means):
+    """Gradients of logits. A neighbour with all the weight, to rounding, is the mean: its gradient is 0, and
+    not what rounding leaves of it.
+    """
+    most: tl.constexpr = 1.0 - (2.0**-49 if weights.dtype == tl.float64 else 2.0**-20)
+    return tl.where(weights < most, weights * (products - means), 0.0)
 
 
 @triton.jit
@@ -193,7 +67,7 @@ def paired_products(
     for begin in range(0, channels, BLOCK):
         left = load_rows(upstream, query, has_query, begin, channels, BLOCK)
         right = load_rows(features, reference, has_reference, begin, channels, BLOCK)
-        total += product(left, tl.trans(right))
+        total = add_product(total, left, tl.trans(right))
     return total
 
 
@@ -210,10 +84,10 @@ def pull_kernel(
     box = tile_box(x, y, z, cloud, active)
     query = tl.load(query_rows + at, mask=at < query_count, other=0)
     per_sigma = 1.0 / tl.load(sigma)
+    slope = per_sigma * LOG2E
     limit = tl.load(reach)
     nearest = tl.load(softmax + 2 * query.to(tl.int64), mask=active, other=0.0)
     inverse = tl.load(softmax + 2 * query.to(tl.int64) + 1, mask=active, other=0.0)
-    # By the same operations as the products of pairs: a lone neighbour's product is then its mean exactly.
     own = paired_products(grad, query, active, aggregated, query, active, channels, BLOCK)
     lane = tl.arange(0, TILE)
     mean = tl.sum(tl.where(lane[:, None] == lane[None, :], own, 0.0), 1)
@@ -230,8 +104,8 @@ def pull_kernel(
         if tl.max(hit.to(tl.int32)) > 0:
             row = tl.load(row_of + there)
             products = paired_products(grad, query, active, features, row, row >= 0, channels, BLOCK)
-            weights = tl.exp((nearest[:, None] - far) * per_sigma) * inverse[:, None]
-            grad_logit = tl.where(hit, weights * (products - mean[:, None]), 0.0)
+            weights = power((nearest[:, None] - far) * slope) * inverse[:, None]
+            grad_logit = tl.where(hit, of_logits(weights, products, mean[:, None]), 0.0)
             # Gradients of a row's logits add up to 0: distances may be counted from the nearest.
             spread += tl.sum(tl.where(hit, grad_logit * (far - nearest[:, None]), 0.0), 1)
             scale = tl.where(hit & (far > 0), grad_logit * per_sigma / far, 0.0)
@@ -263,6 +137,7 @@ def push_kernel(
     box = tile_box(x, y, z, cloud, active)
     reference = tl.load(reference_rows + at, mask=at < reference_count, other=0)
     per_sigma = 1.0 / tl.load(sigma)
+    slope = per_sigma * LOG2E
     limit = tl.load(reach)
     along_x = tl.zeros([TILE], real)
     along_y = tl.zeros([TILE], real)
@@ -280,8 +155,8 @@ def push_kernel(
             inverse = tl.load(softmax + 2 * query.to(tl.int64) + 1, mask=exists, other=0.0)
             mean = tl.load(means + query, mask=exists, other=0.0)
             products = paired_products(grad, query, exists, features, reference, active, channels, BLOCK)
-            weights = tl.exp((nearest[None, :] - far) * per_sigma) * inverse[None, :]
-            grad_logit = weights * (tl.trans(products) - mean[None, :])
+            weights = power((nearest[None, :] - far) * slope) * inverse[None, :]
+            grad_logit = of_logits(weights, tl.trans(products), mean[None, :])
             scale = tl.where(hit & (far > 0), grad_logit * per_sigma / far, 0.0)
             along_x -= tl.sum(tl.where(hit, scale * dx, 0.0), 1)
             along_y -= tl.sum(tl.where(hit, scale * dy, 0.0), 1)

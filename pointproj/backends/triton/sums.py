@@ -1,0 +1,177 @@
+"""The kernel of sums within a radius: of features for queries, of upstream gradients for reference points.
+
+A tile of points of one side meets the points of the other side that lie near its box, some at a time: a
+matrix of weights, times the matrix of their values. Weights are exp((nearest_i - d_ij) / sigma), with
+nearest_i = 0 where no weight can vanish so, else the distance of the query's nearest neighbour, which takes
+a pass of its own.
+"""
+
+import triton
+import triton.language as tl
+
+from pointproj.backends.triton.nearby import collect, near_leaves, pad
+from pointproj.backends.triton.products import add_product, load_rows
+from pointproj.backends.triton.tiles import (
+    LOG2E,
+    is_finite,
+    load_points,
+    next_group,
+    power,
+    root,
+    squared_length,
+    tile_box,
+    tuned,
+)
+
+MOST_PROGRAMS = 2048  # each takes tile after tile
+RING = 512  # points near a tile that wait; a power of two of at least SOME + STEP
+VANISHING = tl.constexpr(48.0)  # weights below 2 to this power, negative, are too small for tiny values
+CONFIGS = [
+    triton.Config({"TILE": tile, "SOME": some, "STEP": step}, num_warps=warps)
+    for tile, some, step, warps in ((16, 64, 256, 1), (16, 64, 256, 2), (32, 64, 256, 2), (32, 64, 256, 4))
+]
+
+# What a program goes through the points for. A product spreads what is not finite to all rows: where sums are
+# not, those that values reach which are not are marked, and the others added up once more.
+NEAREST = tl.constexpr(0)
+SUMS = tl.constexpr(1)
+MARKS = tl.constexpr(2)
+SUMS_OF_FINITE = tl.constexpr(3)
+DONE = tl.constexpr(4)
+
+
+def programs(rows: int, tile: int) -> int:
+    """How many programs share the tiles of some rows; a number that a compiler keeps open may be any."""
+    return min(triton.cdiv(rows, tile), MOST_PROGRAMS) if isinstance(rows, int) else MOST_PROGRAMS
+
+
+def most_programs(rows: int) -> int:
+    """How many programs there are at the most, whatever the kernel is tuned to."""
+    return max(programs(rows, config.kwargs["TILE"]) for config in CONFIGS)
+
+
+@triton.jit
+def quotient(x, y):
+    """x / y, rounded."""
+    x, y = tl.broadcast(x, y)
+    return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)
+
+
+@triton.jit
+def meet(
+    x, y, z, cloud, ring, ring_rows, at, reach, real: tl.constexpr, MANY: tl.constexpr, RING: tl.constexpr
+):
+    """Which pairs are within the radius, and their distances, for points in a ring."""
+    px, py, pz = load_points(ring, RING, at)
+    squared = squared_length(x[:, None] - px[None, :], y[:, None] - py[None, :], z[:, None] - pz[None, :])
+    hit = squared <= reach
+    if MANY:
+        hit &= cloud[:, None] == tl.load(ring_rows + RING + at)[None, :]
+    return hit, root(squared).to(real)
+
+
+@triton.jit
+def weigh(nearest, far, hit, slope, softmax, row, GATHER: tl.constexpr):
+    """Weights of pairs; where queries are gathered, theirs, and else relative to ``nearest``."""
+    if GATHER:
+        at = softmax + 2 * row.to(tl.int64)
+        weights = power((tl.load(at)[None, :] - far) * slope) * tl.load(at + 1)[None, :]
+    else:
+        weights = power((nearest[:, None] - far) * slope)
+    return tl.where(hit, weights, 0.0)
+
+
+@tuned(CONFIGS, key=["channels", "MANY", "GATHER", "scale"])
+@triton.jit
+def sums_kernel(
+    own, own_rows, own_clouds, own_padded, own_count,
+    points, row_of, clouds, padded, boxes, spans,
+    values, sigma, reach, softmax, summed, rings, rows_of_rings, channels, scale,
+    GATHER: tl.constexpr, MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr,
+    BLOCK: tl.constexpr, RING: tl.constexpr, TILE: tl.constexpr, SOME: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Weighted means of values near queries, or with GATHER weighted sums near reference points."""
+    real: tl.constexpr = values.dtype.element_ty
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    ring = rings + 3 * RING * program.to(tl.int64)
+    ring_rows = rows_of_rings + 2 * RING * program.to(tl.int64)
+    begin = tl.program_id(1) * BLOCK
+    slope = 1.0 / tl.load(sigma) * LOG2E
+    limit = tl.load(reach)
+    ones = tl.full([SOME, 16], 1.0, real)
+    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
+    groups = leaves // FANOUT
+    tiles = tl.cast(tl.cdiv(own_count, TILE), tl.int32)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        own_at = tile * TILE + tl.arange(0, TILE)
+        x, y, z = load_points(own, own_padded, own_at)
+        cloud = tl.zeros_like(own_at)
+        if MANY:
+            cloud = tl.load(own_clouds + own_at)
+        active = (own_at < own_count) & is_finite(x, y, z)
+        box = tile_box(x, y, z, cloud, active)
+        x = tl.where(active, x, float("nan"))
+        nearest = tl.zeros([TILE], real)
+        step = tl.full([], SUMS, tl.int32)
+        if not GATHER:
+            vanishing = tl.sqrt(limit) * slope > VANISHING
+            nearest = tl.where(vanishing, float("inf"), nearest)
+            step = tl.where(vanishing, NEAREST, SUMS)
+        totals = tl.zeros([TILE, 16], real)  # every column is the sum of the weights
+        sums = tl.zeros([TILE, BLOCK], real)
+        while step < DONE:
+            taken = 0
+            end = 0
+            group = next_group(-1, boxes, spans, leaves, box, limit, MANY, FANOUT)
+            last = False
+            while not last:  # one round more than there are groups, for what is left
+                last = group == groups
+                bits = near_leaves(group, boxes, spans, leaves, box, limit, MANY, FANOUT)
+                for first in range(0, tl.where(last, STEP, LEAF * FANOUT), STEP):
+                    part = (bits >> (first // LEAF)) & (2 ** (STEP // LEAF) - 1)
+                    if part != 0:
+                        end = collect(
+                            ring, ring_rows, end, group * (LEAF * FANOUT) + first, part,
+                            points, row_of, clouds, padded, box, limit, MANY, LEAF, STEP, RING,
+                        )  # fmt: skip
+                    if last:
+                        pad(ring, ring_rows, end, MANY, SOME, RING)
+                    tl.debug_barrier()  # other threads read what these have written
+                    while (end - taken >= SOME) | (last & (end > taken)):
+                        at = (taken & (RING - 1)) + tl.arange(0, SOME)
+                        taken += SOME
+                        hit, far = meet(x, y, z, cloud, ring, ring_rows, at, limit, real, MANY, RING)
+                        if step == NEAREST:
+                            nearest = tl.minimum(nearest, tl.min(tl.where(hit, far, float("inf")), 1))
+                        else:
+                            row = tl.load(ring_rows + at)
+                            weights = weigh(nearest, far, hit, slope, softmax, row, GATHER)
+                            some = load_rows(values, row, row >= 0, begin, channels, BLOCK)
+                            if step > SUMS:
+                                finite = tl.abs(some) < float("inf")
+                                some = tl.where(finite, some, 0.0)
+                                if step == MARKS:
+                                    some, weights = (~finite).to(real), hit.to(real)
+                            sums = add_product(sums, weights, some)
+                            if not GATHER:
+                                totals = add_product(totals, weights, ones, SHORT=True)
+                group = next_group(group, boxes, spans, leaves, box, limit, MANY, FANOUT)
+            whole = tl.min((tl.abs(sums) < float("inf")).to(tl.int32)) == 1
+            finished = (step == SUMS_OF_FINITE) | ((step == SUMS) & whole)
+            if not finished:
+                sums = tl.where((step == MARKS) & (sums > 0), float("nan"), 0.0).to(real)
+                totals = tl.zeros([TILE, 16], real)
+            step = tl.where(finished, DONE, step + 1)
+        exists = own_at < own_count
+        row = tl.load(own_rows + own_at, mask=exists, other=0).to(tl.int64)
+        if not GATHER:
+            total = tl.max(totals, 1)
+            has_neighbor = total > 0
+            sums = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])
+            sums = tl.where(active[:, None], sums, float("nan"))
+            if tl.program_id(1) == 0:
+                tl.store(softmax + 2 * row, nearest, mask=exists)
+                tl.store(softmax + 2 * row + 1, tl.where(has_neighbor, 1.0 / total, 0.0), mask=exists)
+        channel = begin + tl.arange(0, BLOCK)
+        out = exists[:, None] & (channel < channels)[None, :]
+        tl.store(summed + row[:, None] * channels + channel[None, :], sums, mask=out)
