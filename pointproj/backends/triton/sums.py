@@ -23,13 +23,13 @@ from pointproj.backends.triton.tiles import (
     tuned,
 )
 
+TILE = 32  # points of a side of its own that a program has at a time
+SOME = 64  # of the points near them it meets at a time. Both decide the order of sums: they are not tuned
+STEP = 256  # points it looks at in search of those
+RING = 512  # near points that wait: a power of two of at least SOME + STEP
 MOST_PROGRAMS = 2048  # each takes tile after tile
-RING = 512  # points near a tile that wait; a power of two of at least SOME + STEP
 VANISHING = tl.constexpr(48.0)  # weights below 2 to this power, negative, are too small for tiny values
-CONFIGS = [
-    triton.Config({"TILE": tile, "SOME": some, "STEP": step}, num_warps=warps)
-    for tile, some, step, warps in ((16, 64, 256, 1), (16, 64, 256, 2), (32, 64, 256, 2), (32, 64, 256, 4))
-]
+CONFIGS = [triton.Config({}, num_warps=warps) for warps in (2, 4)]
 
 # What a program goes through the points for. A product spreads what is not finite to all rows: where sums are
 # not, those that values reach which are not are marked, and the others added up once more.
@@ -40,14 +40,9 @@ SUMS_OF_FINITE = tl.constexpr(3)
 DONE = tl.constexpr(4)
 
 
-def programs(rows: int, tile: int) -> int:
+def programs(rows: int) -> int:
     """How many programs share the tiles of some rows; a number that a compiler keeps open may be any."""
-    return min(triton.cdiv(rows, tile), MOST_PROGRAMS) if isinstance(rows, int) else MOST_PROGRAMS
-
-
-def most_programs(rows: int) -> int:
-    """How many programs there are at the most, whatever the kernel is tuned to."""
-    return max(programs(rows, config.kwargs["TILE"]) for config in CONFIGS)
+    return min(triton.cdiv(rows, TILE), MOST_PROGRAMS) if isinstance(rows, int) else MOST_PROGRAMS
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from pointproj.backends import Clouds
 from pointproj.backends.triton.flops import count_aggregation
 from pointproj.backends.triton.lists import channel_block
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
-from pointproj.backends.triton.sums import RING, most_programs, programs, sums_kernel
+from pointproj.backends.triton.sums import RING, SOME, STEP, TILE, programs, sums_kernel
 from pointproj.backends.triton.tiles import FANOUT, LEAF, size_class
 from pointproj.backends.triton.tree import Tree
 from pointproj.backends.triton.within_kernels import pull_kernel, push_kernel
@@ -87,12 +87,13 @@ def _sum(
     """Into ``summed``, for each point of a side of its own, what there is near it of the other's values."""
     count, channels = summed.shape
     block = channel_block(channels)
-    blocks = triton.cdiv(channels, block)
-    rings = own[0].new_empty(most_programs(count) * blocks * RING, 3)
-    rows_of_rings = own[1].new_empty(most_programs(count) * blocks * RING, 2)
-    wrap_triton(sums_kernel)[lambda meta: (programs(count, meta["TILE"]), blocks)](
+    grid = programs(count), triton.cdiv(channels, block)
+    rings = own[0].new_empty(grid[0] * grid[1] * RING, 3)
+    rows_of_rings = own[1].new_empty(grid[0] * grid[1] * RING, 2)
+    wrap_triton(sums_kernel)[grid](
         *_side(own), count, *_tree(others), values, sigma, _reach(radius, own[0]), softmax, summed,
-        rings, rows_of_rings, channels, size_class(count), gather, clouds != 1, LEAF, FANOUT, block, RING,
+        rings, rows_of_rings, channels, size_class(count), gather, clouds != 1, LEAF, FANOUT, block,
+        RING, TILE, SOME, STEP,
     )  # fmt: skip
 
 
