@@ -13,8 +13,8 @@ from pointproj.backends.triton.nearby import collect, near_leaves, pad
 from pointproj.backends.triton.products import add_product, load_rows
 from pointproj.backends.triton.tiles import (
     LOG2E,
-    is_finite,
     load_points,
+    load_tile,
     next_group,
     power,
     root,
@@ -32,7 +32,7 @@ VANISHING = tl.constexpr(48.0)  # weights below 2 to this power, negative, are t
 CONFIGS = [triton.Config({}, num_warps=warps) for warps in (2, 4)]
 
 # What a program goes through the points for. A product spreads what is not finite to all rows: where sums are
-# not, those that values reach which are not are marked, and the others added up once more.
+# not finite, those that such values reach are marked, and the others added up once more.
 NEAREST = tl.constexpr(0)
 SUMS = tl.constexpr(1)
 MARKS = tl.constexpr(2)
@@ -76,6 +76,48 @@ def weigh(nearest, far, hit, slope, softmax, row, GATHER: tl.constexpr):
     return tl.where(hit, weights, 0.0)
 
 
+@triton.jit
+def add(
+    sums, totals, weights, hit, row, exists, values, begin, channels, step,
+    GATHER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add weights times values, and weights; see ``MARKS`` for values that are not finite."""
+    real: tl.constexpr = values.dtype.element_ty
+    some = load_rows(values, row, exists, begin, channels, BLOCK)
+    if step > SUMS:
+        finite = tl.abs(some) < float("inf")
+        some = tl.where(finite, some, 0.0)
+        if step == MARKS:
+            some, weights = (~finite).to(real), hit.to(real)
+    sums = add_product(sums, weights, some)
+    if not GATHER:
+        totals = add_product(totals, weights, tl.full([weights.shape[1], 16], 1.0, real), SHORT=True)
+    return sums, totals
+
+
+@triton.jit
+def next_step(step, sums, totals):
+    """What to do after going through the points once, and what sums begin with then."""
+    whole = tl.min((tl.abs(sums) < float("inf")).to(tl.int32)) == 1
+    finished = (step == SUMS_OF_FINITE) | ((step == SUMS) & whole)
+    if not finished:
+        sums = tl.where((step == MARKS) & (sums > 0), float("nan"), 0.0).to(sums.dtype)
+        totals = tl.zeros_like(totals)
+    return tl.where(finished, DONE, step + 1), sums, totals
+
+
+@triton.jit
+def store_means(sums, totals, nearest, active, row, exists, softmax):
+    """Divide sums by totals; keep what the gradient needs: the weights' reference, and 1 / total."""
+    total = tl.max(totals, 1)
+    has_neighbor = total > 0
+    if tl.program_id(1) == 0:
+        tl.store(softmax + 2 * row, nearest, mask=exists)
+        tl.store(softmax + 2 * row + 1, tl.where(has_neighbor, 1.0 / total, 0.0), mask=exists)
+    means = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])
+    return tl.where(active[:, None], means, float("nan"))
+
+
 @tuned(CONFIGS, key=["channels", "MANY", "GATHER", "scale"])
 @triton.jit
 def sums_kernel(
@@ -93,34 +135,23 @@ def sums_kernel(
     begin = tl.program_id(1) * BLOCK
     slope = 1.0 / tl.load(sigma) * LOG2E
     limit = tl.load(reach)
-    ones = tl.full([SOME, 16], 1.0, real)
+    vanishing = (tl.sqrt(limit) * slope > VANISHING) & (not GATHER)
     leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
-    groups = leaves // FANOUT
-    tiles = tl.cast(tl.cdiv(own_count, TILE), tl.int32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        own_at = tile * TILE + tl.arange(0, TILE)
-        x, y, z = load_points(own, own_padded, own_at)
-        cloud = tl.zeros_like(own_at)
-        if MANY:
-            cloud = tl.load(own_clouds + own_at)
-        active = (own_at < own_count) & is_finite(x, y, z)
+    for tile in range(tl.program_id(0), tl.cast(tl.cdiv(own_count, TILE), tl.int32), tl.num_programs(0)):
+        own_at, x, y, z, cloud, active = load_tile(own, own_clouds, own_padded, own_count, tile, TILE, MANY)
         box = tile_box(x, y, z, cloud, active)
-        x = tl.where(active, x, float("nan"))
-        nearest = tl.zeros([TILE], real)
-        step = tl.full([], SUMS, tl.int32)
-        if not GATHER:
-            vanishing = tl.sqrt(limit) * slope > VANISHING
-            nearest = tl.where(vanishing, float("inf"), nearest)
-            step = tl.where(vanishing, NEAREST, SUMS)
+        x = tl.where(active, x, float("nan"))  # compares as farther than anything
+        nearest = tl.where(vanishing, float("inf"), tl.zeros([TILE], real))
         totals = tl.zeros([TILE, 16], real)  # every column is the sum of the weights
         sums = tl.zeros([TILE, BLOCK], real)
+        step = tl.where(vanishing, NEAREST, SUMS)
         while step < DONE:
             taken = 0
             end = 0
             group = next_group(-1, boxes, spans, leaves, box, limit, MANY, FANOUT)
             last = False
             while not last:  # one round more than there are groups, for what is left
-                last = group == groups
+                last = group == leaves // FANOUT
                 bits = near_leaves(group, boxes, spans, leaves, box, limit, MANY, FANOUT)
                 for first in range(0, tl.where(last, STEP, LEAF * FANOUT), STEP):
                     part = (bits >> (first // LEAF)) & (2 ** (STEP // LEAF) - 1)
@@ -141,32 +172,16 @@ def sums_kernel(
                         else:
                             row = tl.load(ring_rows + at)
                             weights = weigh(nearest, far, hit, slope, softmax, row, GATHER)
-                            some = load_rows(values, row, row >= 0, begin, channels, BLOCK)
-                            if step > SUMS:
-                                finite = tl.abs(some) < float("inf")
-                                some = tl.where(finite, some, 0.0)
-                                if step == MARKS:
-                                    some, weights = (~finite).to(real), hit.to(real)
-                            sums = add_product(sums, weights, some)
-                            if not GATHER:
-                                totals = add_product(totals, weights, ones, SHORT=True)
+                            sums, totals = add(
+                                sums, totals, weights, hit, row, at >= 0, values, begin, channels, step,
+                                GATHER, BLOCK,
+                            )  # fmt: skip
                 group = next_group(group, boxes, spans, leaves, box, limit, MANY, FANOUT)
-            whole = tl.min((tl.abs(sums) < float("inf")).to(tl.int32)) == 1
-            finished = (step == SUMS_OF_FINITE) | ((step == SUMS) & whole)
-            if not finished:
-                sums = tl.where((step == MARKS) & (sums > 0), float("nan"), 0.0).to(real)
-                totals = tl.zeros([TILE, 16], real)
-            step = tl.where(finished, DONE, step + 1)
+            step, sums, totals = next_step(step, sums, totals)
         exists = own_at < own_count
         row = tl.load(own_rows + own_at, mask=exists, other=0).to(tl.int64)
         if not GATHER:
-            total = tl.max(totals, 1)
-            has_neighbor = total > 0
-            sums = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])
-            sums = tl.where(active[:, None], sums, float("nan"))
-            if tl.program_id(1) == 0:
-                tl.store(softmax + 2 * row, nearest, mask=exists)
-                tl.store(softmax + 2 * row + 1, tl.where(has_neighbor, 1.0 / total, 0.0), mask=exists)
+            sums = store_means(sums, totals, nearest, active, row, exists, softmax)
         channel = begin + tl.arange(0, BLOCK)
         out = exists[:, None] & (channel < channels)[None, :]
         tl.store(summed + row[:, None] * channels + channel[None, :], sums, mask=out)

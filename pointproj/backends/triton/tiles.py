@@ -83,6 +83,17 @@ def is_finite(x, y, z):
 
 
 @triton.jit
+def load_tile(points, clouds, padded, size, tile, TILE: tl.constexpr, MANY: tl.constexpr):
+    """The points of a tile, their clouds, and which of them can have neighbours."""
+    at = tile * TILE + tl.arange(0, TILE)
+    x, y, z = load_points(points, padded, at)
+    cloud = tl.zeros_like(at)
+    if MANY:
+        cloud = tl.load(clouds + at)
+    return at, x, y, z, cloud, (at < size) & is_finite(x, y, z)
+
+
+@triton.jit
 def cloud_of(row, offsets, rows, clouds, exists, LAYOUT: tl.constexpr):
     """Cloud of each packed row: of equal size (layout 1), or as offsets say (2)."""
     if LAYOUT == 1:

@@ -12,25 +12,14 @@ from pointproj.backends.triton.tiles import (
     END,
     LOG2E,
     first_leaf,
-    is_finite,
     load_points,
+    load_tile,
     next_leaf,
     power,
     root,
     squared_length,
     tile_box,
 )
-
-
-@triton.jit
-def load_tile(points, clouds, padded, size, TILE: tl.constexpr, MANY: tl.constexpr):
-    """The points of this program's tile, their clouds, and which of them can have neighbours."""
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    x, y, z = load_points(points, padded, at)
-    cloud = tl.zeros_like(at)
-    if MANY:
-        cloud = tl.load(clouds + at)
-    return at, x, y, z, cloud, (at < size) & is_finite(x, y, z)
 
 
 @triton.jit
@@ -80,7 +69,9 @@ def pull_kernel(
 ):  # fmt: skip
     """Gradients of the query points and of sigma."""
     real: tl.constexpr = features.dtype.element_ty
-    at, x, y, z, cloud, active = load_tile(queries, query_clouds, queries_padded, query_count, TILE, MANY)
+    at, x, y, z, cloud, active = load_tile(
+        queries, query_clouds, queries_padded, query_count, tl.program_id(0), TILE, MANY
+    )
     box = tile_box(x, y, z, cloud, active)
     query = tl.load(query_rows + at, mask=at < query_count, other=0)
     per_sigma = 1.0 / tl.load(sigma)
@@ -132,7 +123,7 @@ def push_kernel(
     """Gradient of the reference points, over the queries near a tile of them."""
     real: tl.constexpr = features.dtype.element_ty
     at, x, y, z, cloud, active = load_tile(
-        references, reference_clouds, references_padded, reference_count, TILE, MANY
+        references, reference_clouds, references_padded, reference_count, tl.program_id(0), TILE, MANY
     )
     box = tile_box(x, y, z, cloud, active)
     reference = tl.load(reference_rows + at, mask=at < reference_count, other=0)
