@@ -43,7 +43,7 @@ SUMS = [
 ROWS = [
     "own_rows",
     "own_clouds",
-    "rows_of_rings",
+    "lists_of_all",
     "query_rows",
     "query_clouds",
     "row_of",
@@ -60,7 +60,7 @@ ROWS = [
 ]
 TREE = {"LEAF": 32, "FANOUT": 64}
 WITHIN = {**TREE, "MANY": True, "BLOCK": 32, "TILE": 16}
-SUMS_WITHIN = {**WITHIN, "TILE": sums.TILE, "SOME": sums.SOME, "STEP": sums.STEP, "RING": sums.RING}
+SUMS_WITHIN = {**WITHIN, "TILE": sums.TILE, "SOME": sums.SOME}
 LISTS = {"BLOCK": 32, "TILE": 16}
 SEARCH = {**TREE, "FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "MANY": False, "TILE": 8}
 ENCODE = {"SIDE": 1, "BITS": 8, "LAYOUT": 2, "PARTS": 64, "BLOCK": 1024}

@@ -41,13 +41,13 @@ def add_product(sums, left, right, SHORT: tl.constexpr = False):
     """Add a matrix product to sums; SHORT if TF32 has all digits of the right side."""
     if left.dtype == tl.float64:
         sums = tl.dot(left, right, sums, out_dtype=tl.float64)
-    else:
+    else:  # Tensor cores cut off what they add up, so small numbers come first and sums are added last.
         left, left_rest = halves(left)
         if SHORT:
-            sums = tl.dot(left_rest, right, sums, input_precision="tf32")
+            part = tl.dot(left_rest, right, input_precision="tf32")
         else:
             right, right_rest = halves(right)
-            sums = tl.dot(left_rest, right, sums, input_precision="tf32")
-            sums = tl.dot(left, right_rest, sums, input_precision="tf32")
-        sums = tl.dot(left, right, sums, input_precision="tf32")
+            part = tl.dot(left_rest, right, input_precision="tf32")
+            part = tl.dot(left, right_rest, part, input_precision="tf32")
+        sums += tl.dot(left, right, part, input_precision="tf32")
     return sums

@@ -9,27 +9,38 @@ a pass of its own.
 import triton
 import triton.language as tl
 
-from pointproj.backends.triton.nearby import collect, near_leaves, pad
+from pointproj.backends.triton.nearby import (
+    AT_ROWS,
+    GROUPS,
+    LEAVES,
+    LISTS,
+    N_GROUPS,
+    N_LEAVES,
+    N_POINTS,
+    POINTS,
+    RING,
+    list_groups,
+    list_leaves,
+    list_points,
+    pad,
+)
 from pointproj.backends.triton.products import add_product, load_rows
 from pointproj.backends.triton.tiles import (
     LOG2E,
+    is_finite,
     load_points,
-    load_tile,
-    next_group,
     power,
     root,
     squared_length,
     tile_box,
-    tuned,
 )
 
-TILE = 32  # points of a side of its own that a program has at a time
-SOME = 64  # of the points near them it meets at a time. Both decide the order of sums: they are not tuned
-STEP = 256  # points it looks at in search of those
-RING = 512  # near points that wait: a power of two of at least SOME + STEP
-MOST_PROGRAMS = 2048  # each takes tile after tile
+TILE = 16  # points of a side of its own that a program has at a time
+SOME = 64  # of the points near them it meets at a time. Both decide the order of sums, so they are not tuned
+WARPS = 2
+MOST_PROGRAMS = 1024  # each takes tile after tile
 VANISHING = tl.constexpr(48.0)  # weights below 2 to this power, negative, are too small for tiny values
-CONFIGS = [triton.Config({}, num_warps=warps) for warps in (2, 4)]
+
 
 # What a program goes through the points for. A product spreads what is not finite to all rows: where sums are
 # not finite, those that such values reach are marked, and the others added up once more.
@@ -53,15 +64,13 @@ def quotient(x, y):
 
 
 @triton.jit
-def meet(
-    x, y, z, cloud, ring, ring_rows, at, reach, real: tl.constexpr, MANY: tl.constexpr, RING: tl.constexpr
-):
+def meet(x, y, z, cloud, lists, ring, at, reach, real: tl.constexpr, MANY: tl.constexpr):
     """Which pairs are within the radius, and their distances, for points in a ring."""
     px, py, pz = load_points(ring, RING, at)
     squared = squared_length(x[:, None] - px[None, :], y[:, None] - py[None, :], z[:, None] - pz[None, :])
     hit = squared <= reach
     if MANY:
-        hit &= cloud[:, None] == tl.load(ring_rows + RING + at)[None, :]
+        hit &= cloud[:, None] == tl.load(lists + AT_ROWS + RING + at)[None, :]
     return hit, root(squared).to(real)
 
 
@@ -118,27 +127,34 @@ def store_means(sums, totals, nearest, active, row, exists, softmax):
     return tl.where(active[:, None], means, float("nan"))
 
 
-@tuned(CONFIGS, key=["channels", "MANY", "GATHER", "scale"])
 @triton.jit
 def sums_kernel(
     own, own_rows, own_clouds, own_padded, own_count,
     points, row_of, clouds, padded, boxes, spans,
-    values, sigma, reach, softmax, summed, rings, rows_of_rings, channels, scale,
+    values, sigma, reach, softmax, summed, lists_of_all, rings, channels,
     GATHER: tl.constexpr, MANY: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr,
-    BLOCK: tl.constexpr, RING: tl.constexpr, TILE: tl.constexpr, SOME: tl.constexpr, STEP: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
     """Weighted means of values near queries, or with GATHER weighted sums near reference points."""
     real: tl.constexpr = values.dtype.element_ty
-    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    ring = rings + 3 * RING * program.to(tl.int64)
-    ring_rows = rows_of_rings + 2 * RING * program.to(tl.int64)
+    program = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    lists = lists_of_all + LISTS * program
+    ring = rings + 3 * RING * program
     begin = tl.program_id(1) * BLOCK
     slope = 1.0 / tl.load(sigma) * LOG2E
     limit = tl.load(reach)
     vanishing = (tl.sqrt(limit) * slope > VANISHING) & (not GATHER)
     leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
+    groups = leaves // FANOUT
     for tile in range(tl.program_id(0), tl.cast(tl.cdiv(own_count, TILE), tl.int32), tl.num_programs(0)):
-        own_at, x, y, z, cloud, active = load_tile(own, own_clouds, own_padded, own_count, tile, TILE, MANY)
+        own_at = tile * TILE + tl.arange(0, TILE)
+        x, y = tl.load(own + own_at), tl.load(own + own_padded + own_at)
+        z = tl.load(own + 2 * own_padded + own_at)
+        cloud = tl.zeros_like(own_at)
+        if MANY:
+            cloud = tl.load(own_clouds + own_at)
+        exists = own_at < own_count
+        active = exists & is_finite(x, y, z)
         box = tile_box(x, y, z, cloud, active)
         x = tl.where(active, x, float("nan"))  # compares as farther than anything
         nearest = tl.where(vanishing, float("inf"), tl.zeros([TILE], real))
@@ -148,37 +164,36 @@ def sums_kernel(
         while step < DONE:
             taken = 0
             end = 0
-            group = next_group(-1, boxes, spans, leaves, box, limit, MANY, FANOUT)
-            last = False
-            while not last:  # one round more than there are groups, for what is left
-                last = group == leaves // FANOUT
-                bits = near_leaves(group, boxes, spans, leaves, box, limit, MANY, FANOUT)
-                for first in range(0, tl.where(last, STEP, LEAF * FANOUT), STEP):
-                    part = (bits >> (first // LEAF)) & (2 ** (STEP // LEAF) - 1)
-                    if part != 0:
-                        end = collect(
-                            ring, ring_rows, end, group * (LEAF * FANOUT) + first, part,
-                            points, row_of, clouds, padded, box, limit, MANY, LEAF, STEP, RING,
-                        )  # fmt: skip
-                    if last:
-                        pad(ring, ring_rows, end, MANY, SOME, RING)
-                    tl.debug_barrier()  # other threads read what these have written
-                    while (end - taken >= SOME) | (last & (end > taken)):
-                        at = (taken & (RING - 1)) + tl.arange(0, SOME)
-                        taken += SOME
-                        hit, far = meet(x, y, z, cloud, ring, ring_rows, at, limit, real, MANY, RING)
-                        if step == NEAREST:
-                            nearest = tl.minimum(nearest, tl.min(tl.where(hit, far, float("inf")), 1))
-                        else:
-                            row = tl.load(ring_rows + at)
-                            weights = weigh(nearest, far, hit, slope, softmax, row, GATHER)
-                            sums, totals = add(
-                                sums, totals, weights, hit, row, at >= 0, values, begin, channels, step,
-                                GATHER, BLOCK,
-                            )  # fmt: skip
-                group = next_group(group, boxes, spans, leaves, box, limit, MANY, FANOUT)
+            for first in range(0, groups, GROUPS):
+                list_groups(lists, first, boxes, spans, leaves, box, limit, MANY, FANOUT)
+                of_groups = tl.load(lists + N_GROUPS)
+                ends = first + GROUPS >= groups  # at last, what is left is taken, also if nothing came to it
+                for group in range(0, tl.maximum(of_groups, ends.to(tl.int32)), LEAVES // FANOUT):
+                    list_leaves(lists, group, boxes, spans, leaves, box, limit, MANY, FANOUT)
+                    of_leaves = tl.load(lists + N_LEAVES)
+                    ends_here = ends & (group + LEAVES // FANOUT >= of_groups)
+                    for leaf in range(0, tl.maximum(of_leaves, ends_here.to(tl.int32)), POINTS // LEAF):
+                        list_points(
+                            lists, ring, leaf, end, points, row_of, clouds, padded, box, limit, MANY, LEAF
+                        )
+                        end = tl.load(lists + N_POINTS)
+                        last = ends_here & (leaf + POINTS // LEAF >= of_leaves)
+                        if last:
+                            pad(lists, ring, end, MANY, SOME)
+                        while (end - taken >= SOME) | (last & (end > taken)):
+                            at = (taken & (RING - 1)) + tl.arange(0, SOME)
+                            taken += SOME
+                            hit, far = meet(x, y, z, cloud, lists, ring, at, limit, real, MANY)
+                            if step == NEAREST:
+                                nearest = tl.minimum(nearest, tl.min(tl.where(hit, far, float("inf")), 1))
+                            else:
+                                row = tl.load(lists + AT_ROWS + at)
+                                weights = weigh(nearest, far, hit, slope, softmax, row, GATHER)
+                                sums, totals = add(
+                                    sums, totals, weights, hit, row, at >= 0, values, begin, channels, step,
+                                    GATHER, BLOCK,
+                                )  # fmt: skip
             step, sums, totals = next_step(step, sums, totals)
-        exists = own_at < own_count
         row = tl.load(own_rows + own_at, mask=exists, other=0).to(tl.int64)
         if not GATHER:
             sums = store_means(sums, totals, nearest, active, row, exists, softmax)

@@ -14,9 +14,10 @@ from torch.library import wrap_triton
 from pointproj.backends import Clouds
 from pointproj.backends.triton.flops import count_aggregation
 from pointproj.backends.triton.lists import channel_block
+from pointproj.backends.triton.nearby import LISTS, RING
 from pointproj.backends.triton.operators import kernel_op, runs_kernels
-from pointproj.backends.triton.sums import RING, SOME, STEP, TILE, programs, sums_kernel
-from pointproj.backends.triton.tiles import FANOUT, LEAF, size_class
+from pointproj.backends.triton.sums import SOME, TILE, WARPS, programs, sums_kernel
+from pointproj.backends.triton.tiles import FANOUT, LEAF
 from pointproj.backends.triton.tree import Tree
 from pointproj.backends.triton.within_kernels import pull_kernel, push_kernel
 from pointproj.pairs import chunks_within, largest_square_within
@@ -88,12 +89,12 @@ def _sum(
     count, channels = summed.shape
     block = channel_block(channels)
     grid = programs(count), triton.cdiv(channels, block)
-    rings = own[0].new_empty(grid[0] * grid[1] * RING, 3)
-    rows_of_rings = own[1].new_empty(grid[0] * grid[1] * RING, 2)
+    lists = own[1].new_empty(grid[0] * grid[1], LISTS.value)
+    rings = own[0].new_empty(grid[0] * grid[1], 3 * RING.value)
     wrap_triton(sums_kernel)[grid](
         *_side(own), count, *_tree(others), values, sigma, _reach(radius, own[0]), softmax, summed,
-        rings, rows_of_rings, channels, size_class(count), gather, clouds != 1, LEAF, FANOUT, block,
-        RING, TILE, SOME, STEP,
+        lists, rings, channels, gather, clouds != 1, LEAF, FANOUT, block,
+        TILE, SOME, num_warps=WARPS,
     )  # fmt: skip
 
 
