@@ -74,7 +74,7 @@ def baseline(name: str, device: str = "cpu") -> Baseline:
 def flood_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruction:
     """Reconstruct by the distance to the nearest sample and the sign of a flood."""
     values = flooded_distance(points)
-    return reconstruct(grid_field(values), "flood", FLOOD_SIDE, device=device)
+    return reconstruct(grid_field(values), "flood", FLOOD_SIDE, linear=True, device=device)
 
 
 def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray, "side side side"]:

@@ -23,6 +23,7 @@ CHUNK = 1 << 16
 """Points asked at once: what a dense grid needs beside its result does not grow with its side."""
 
 DEFAULT_SIDE = 64
+HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is found: to 1/64 of a cell
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,22 @@ class Reconstruction:
     inside: Inside
 
 
-def reconstruct(field: Field, name: str, side: int = DEFAULT_SIDE, *, device: str = "cpu") -> Reconstruction:
+def reconstruct(
+    field: Field, name: str, side: int = DEFAULT_SIDE, *, linear: bool = False, device: str = "cpu"
+) -> Reconstruction:
     """Make the solid where a field is below 0.
 
     Parameters
     ----------
     field : callable
-        Float32 points (Q, 3) of the query cube to values (Q,), in an order of magnitude that allows linear
-        interpolation near 0.
+        Float32 points (Q, 3) of the query cube to values (Q,).
     name : str
         Of the mesh.
     side : int
-        Points a side of the grid that the surface is extracted from. The side of a point is asked of the
-        field itself.
+        Points a side of the grid that the surface is extracted from. Where the surface crosses its edges is
+        asked of the field itself, and so is the side of a point.
+    linear : bool
+        The field is linear along the grid's edges, so that nothing needs to be asked there.
     device : str
         Where Warp extracts the surface.
 
@@ -61,7 +65,10 @@ def reconstruct(field: Field, name: str, side: int = DEFAULT_SIDE, *, device: st
     -------
     Reconstruction
     """
-    mesh = extract_surface(dense_values(field, side), name, device=device)
+    values = dense_values(field, side)
+    mesh = extract_surface(values, name, device=device)
+    if not linear and len(mesh.faces):
+        mesh = Mesh(on_surface(field, mesh.vertices, values), mesh.faces, name)
     return Reconstruction(mesh, lambda points: in_parts(field, points) < 0)
 
 
@@ -136,6 +143,43 @@ def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device:
         vertices, indices = IsoSurfaceMarchingCubes.extract(lattice, 0.0, lower=-corner, upper=corner)
         faces = indices.numpy().reshape(-1, 3)
         return Mesh(vertices.numpy().reshape(-1, 3), faces, name)
+
+
+def on_surface(
+    field: Field, vertices: Float[np.ndarray, "V 3"], values: Float[np.ndarray, "side side side"]
+) -> Float[np.ndarray, "V 3"]:
+    """Move vertices of marching cubes along their edges to where the field itself passes through 0.
+
+    What a network predicts is far from linear across a cell, so that linear interpolation leaves steps.
+
+    Parameters
+    ----------
+    field : callable
+    vertices : float32 array, shape (V, 3)
+        From :func:`extract_surface`.
+    values : float32 array, shape (side, side, side)
+        The field on the grid. Vertices between nodes of equal sign, as at the cube's walls, stay.
+
+    Returns
+    -------
+    float32 array, shape (V, 3)
+    """
+    half = (len(values) - 1) / 2
+    place = (vertices + 1) * half
+    low = np.rint(place).astype(int)
+    rows, along = np.arange(len(place)), np.abs(place - low).argmax(axis=1)
+    low[rows, along] = np.floor(place[rows, along]).clip(0, len(values) - 2)
+    high = low.copy()
+    high[rows, along] += 1
+    low_inside, high_inside = (values[tuple(ends.T)] < 0 for ends in (low, high))
+    inside = np.where(low_inside[:, None], low, high) / half - 1
+    outside = np.where(low_inside[:, None], high, low) / half - 1
+    for _ in range(HALVINGS):
+        middle = (inside + outside) / 2
+        is_inside = (in_parts(field, middle) < 0)[:, None]
+        inside, outside = np.where(is_inside, middle, inside), np.where(is_inside, outside, middle)
+    crosses = (low_inside != high_inside)[:, None]
+    return np.where(crosses, (inside + outside) / 2, vertices).astype(np.float32)
 
 
 def grid_field(values: Float[np.ndarray, "side side side"]) -> Field:

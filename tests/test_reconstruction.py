@@ -87,3 +87,20 @@ def test_the_surface_is_the_same_on_a_gpu():
     surface = as_trimesh(solid.mesh)
     assert surface.is_watertight
     assert surface.volume == pytest.approx(4 / 3 * np.pi * RADIUS**3, rel=5e-3)
+
+
+def test_a_field_that_is_far_from_linear_gives_the_same_ball():
+    def saturated(points):
+        distance = ball(points)
+        return np.where(distance < 0, 0.1 * distance, 0.2 + distance)  # a jump, as between logits
+
+    solid = reconstruct(saturated, "ball", side=32)
+    assert as_trimesh(solid.mesh).is_watertight
+    assert np.abs(ball(solid.mesh.vertices)).max() < 2 / 31 / 32
+
+
+def test_where_a_solid_is_cut_by_the_cube_it_stays_closed_there():
+    solid = reconstruct(lambda points: points[:, 0] - 0.21, "half", side=16)
+    surface = as_trimesh(solid.mesh)
+    assert surface.is_watertight
+    assert surface.bounds[1, 0] == pytest.approx(0.21, abs=2 / 15 / 32)
