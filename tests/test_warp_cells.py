@@ -6,9 +6,11 @@ from torch import Tensor
 
 import pointproj
 from pointproj import reference
+from pointproj.backends import Clouds
 from pointproj.backends.warp import nearest
 from pointproj.backends.warp.cells import build_cells
 from pointproj.backends.warp.common import CROWD
+from pointproj.backends.warp.nearest import Stage
 from pointproj.backends.warp.scan import MANY, running_sum, states_of
 from pointproj.warp_op import Launch
 from tests.cases import clustered
@@ -53,6 +55,21 @@ def test_crowds(kind: str, together: bool, device: str, monkeypatch: pytest.Monk
     _, rows = pointproj.knn(points, points, K, backend="warp")
     some = torch.arange(0, len(points), 17, device=device)
     assert torch.equal(rows[some], reference.knn_search(points[some], points, K))
+
+
+def test_searches_without_patience(device: str, monkeypatch: pytest.MonkeyPatch):
+    """What a kernel has left is finished by the next: here the first two leave much."""
+    points = _cloud("clustered").to(device)
+    queries = torch.cat([points[:300], torch.rand(300, 3, device=device) * 0.1 + 0.25])
+    clouds = Clouds(queries, None, points, None, 1)
+    impatient = Stage(1, 1, False, 12, 4), Stage(1, 1, True, 40, 4)
+    left = []
+    for stages in (impatient[:1], impatient, (*impatient, Stage(1, 1, True, 0, 4))):
+        monkeypatch.setattr(nearest, "_stages", lambda *_, stages=stages: stages)
+        rows = nearest.search(clouds, build_cells(points, None, 1), K)
+        left.append((rows[:, 0] == nearest.LEFT_TO_DO).sum().item())
+    assert left[0] > left[1] > left[2] == 0
+    assert torch.equal(rows.long(), reference.knn_search(queries, points, K))
 
 
 def test_crowds_of_several_clouds(device: str):

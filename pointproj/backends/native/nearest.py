@@ -14,7 +14,7 @@ from pointproj.neighbor_lists import listed_chunks
 from pointproj.pairwise import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.torch_op import Spec
 
-CROWD = 64  # as in csrc/cells.h, which says what the tables hold
+CROWD = 256  # as in csrc/cells.h, which says what the tables hold
 READ_AHEAD = 16  # as in csrc/common.h
 
 
@@ -53,7 +53,7 @@ def sorted_points_spec(points: Tensor) -> Spec:
 def _cells_specs(points: Tensor, offsets: Tensor | None, clouds: int) -> tuple[Spec, ...]:
     """The sizes that ``CellSizes`` in csrc/cells.h has."""
     rows = points.shape[0]
-    density = 2 if not points.is_cuda else 4 if rows <= 2**20 else 1
+    density = 2 if not points.is_cuda else 4 if rows <= 2**18 else 1
     cells, cuts = density * rows // 2 + clouds, rows // CROWD + 2
     numbers = 4 * clouds + cells + cuts + (cells + 1) + (cells + rows + 2)
     return ((12 * clouds + 6 * cuts,), points.dtype), ((numbers,), torch.int32), sorted_points_spec(points)

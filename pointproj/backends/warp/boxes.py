@@ -9,6 +9,8 @@ from torch import Tensor
 from pointproj.backends.warp.arrivals import completes, fresh
 from pointproj.backends.warp.common import OPTIONS, REALS, cloud_of, first_row_of
 
+AT_ONCE = 16  # points that a thread reads before it looks at the first
+
 
 def bound_threads(points: Tensor) -> tuple[int, int]:
     """So many that a GPU warp, or a thread of a CPU, sees 512 points or more: few atomics meet then.
@@ -50,18 +52,6 @@ def warp_minimum(x: wp.float64) -> wp.float64: ...
 """)
 def any_of_warp(flag: bool) -> bool:
     """Whether the flag is set in any of the 32 threads of a GPU warp; on a CPU, the flag."""
-    ...
-
-
-@wp.func_native("""
-#if defined(__CUDA_ARCH__)
-    return thread % 32 == 0;
-#else
-    return true;
-#endif
-""")
-def is_leader(thread: int) -> bool:
-    """Whether this thread speaks for those that :func:`warp_minimum` took together."""
     ...
 
 
@@ -185,7 +175,7 @@ def bound_kernel(dtype: torch.dtype) -> wp.Kernel:
     lower = atomic_lower(dtype)
     choose_grid = _grid_chooser(dtype)
     boxes = wp.array2d(dtype=real)
-    Batch = wp.types.matrix(shape=(8, 3), dtype=real)
+    Batch = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
     @wp.func
     def keep(box: boxes, cloud: int, low: vec3, high: vec3):
@@ -194,6 +184,18 @@ def bound_kernel(dtype: torch.dtype) -> wp.Kernel:
                 lower(box, cloud, axis, low[axis])
             if high[axis] < box[cloud, axis + 3]:
                 lower(box, cloud, axis + 3, high[axis])
+
+    @wp.func
+    def keep_one(box: boxes, column: int, low: vec3, high: vec3):
+        """What a group adds to one column of the box of a single cloud."""
+        axis = column % 3
+        value = wp.where(axis == 0, low[0], wp.where(axis == 1, low[1], low[2]))
+        if column % 6 >= 3:
+            value = wp.where(axis == 0, high[0], wp.where(axis == 1, high[1], high[2]))
+        if column < 6:
+            lower(box, 0, column, value)
+        else:
+            wp.atomic_add(box, 0, column, wp.where(column < 12, value, real(1.0)))
 
     @wp.kernel(**OPTIONS)
     def bound(
@@ -216,14 +218,14 @@ def bound_kernel(dtype: torch.dtype) -> wp.Kernel:
         row = int(thread)
         while clouds == 1 and row < rows:
             batch = Batch()
-            for i in range(8):  # all on their way before the first is looked at
+            for i in range(AT_ONCE):  # all on their way before the first is looked at
                 batch[i] = points[wp.min(row + i * threads, rows - 1)]
-            for i in range(8):
+            for i in range(AT_ONCE):
                 p = batch[i]
                 finite = wp.dot(p - p, vec3(real(1.0))) == real(0.0)
                 low = wp.where(finite, wp.min(low, p), low)
                 high = wp.where(finite, wp.min(high, -p), high)
-            row += 8 * threads
+            row += AT_ONCE * threads
         while row < rows:
             p = points[row]
             if wp.isfinite(p):
@@ -242,13 +244,9 @@ def bound_kernel(dtype: torch.dtype) -> wp.Kernel:
                 high[axis] = warp_minimum(high[axis])
         if clouds > 1:
             keep(box, cloud, low, high)
-        elif is_leader(thread) and low[0] < real(wp.inf):
-            for axis in range(3):
-                lower(box, 0, axis, low[axis])
-                lower(box, 0, axis + 3, high[axis])
-                wp.atomic_add(box, 0, axis + 6, low[axis])
-                wp.atomic_add(box, 0, axis + 9, high[axis])
-            wp.atomic_add(box, 0, 12, real(1.0))
+        elif low[0] < real(wp.inf):
+            for column in range(thread % together, 13, together):  # each thread has one
+                keep_one(box, column, low, high)
         if any_of_warp(completes(arrived, 0, threads)):  # the last ones
             for other in range(thread % together, clouds, together):
                 choose_grid(other, offsets, rows, clouds, density, box, frames, dims)

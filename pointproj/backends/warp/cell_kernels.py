@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.backends.warp.arrivals import arrive, completes, fresh
+from pointproj.backends.warp.arrivals import arrive, await_turns, completes, end_turn, fresh, take_turn
 from pointproj.backends.warp.boxes import bound_kernel, grid_shape_function
 from pointproj.backends.warp.common import (
     AXIS_BITS,
@@ -33,7 +33,6 @@ class BuildKernels(NamedTuple):
     bound: wp.Kernel
     count: wp.Kernel
     cut: wp.Kernel
-    place: wp.Kernel
     scatter: wp.Kernel
 
 
@@ -45,7 +44,6 @@ def build_kernels(dtype: torch.dtype) -> BuildKernels:
         bound_kernel(dtype),
         _count_kernel(dtype),
         _cut_kernel(dtype),
-        _place_kernel(dtype),
         scatter_kernel(dtype, torch.int64),
     )
 
@@ -178,80 +176,115 @@ def _extent_of_sample(dtype: torch.dtype) -> Any:
 
 
 def _cut_kernel(dtype: torch.dtype) -> wp.Kernel:
-    """Choose the sub-cells of each crowd, by a sample of its points: the last of them to come does it."""
+    """Choose the sub-cells of each crowd, by a sample of its points: the last of them to come does it.
+
+    Then find the sub-cell of each point in a crowd, and its rank of arrival there. So there are two threads
+    for each point, in whole blocks, and the second half waits for the first.
+    """
     real, vec3 = REALS[dtype]
     inverse, _, low_of, edge_of, cell_at, _ = cell_functions(dtype)
     add, choose = _extent_of_sample(dtype)
+    frame_rows = wp.array2d(dtype=real)
+
+    @wp.func
+    def cut(
+        row: int,
+        p: vec3,
+        crowd: int,
+        size: int,
+        cloud: int,
+        frames: frame_rows,
+        dims: INT_ROWS,
+        extent: INT_ROWS,
+        arrived: INTS,
+        cells: int,
+        subcell_count: INTS,
+        subframes: frame_rows,
+        subdims: INT_ROWS,
+    ):
+        shape = wp.vec3i(dims[cloud, 0], dims[cloud, 1], dims[cloud, 2])
+        at = cell_at(p, low_of(frames, cloud), inverse(edge_of(frames, cloud)), shape)
+        # By row, not by arrival: the same points give the same cells.
+        scattered = int((wp.uint32(row) * wp.uint32(1640531527)) >> wp.uint32(8))
+        if scattered % size < SAMPLE:
+            add(extent, crowd, p, at, frames, dims, cloud)
+        if completes(arrived, crowd, size):
+            sub = choose(extent, crowd, size, at, frames, dims, cloud, subframes)
+            subdims[crowd, 0] = sub[0] | (sub[1] << AXIS_BITS) | (sub[2] << (2 * AXIS_BITS))
+            subdims[crowd, 1] = cells + wp.atomic_add(subcell_count, 0, sub[0] * sub[1] * sub[2])
+
+    @wp.func
+    def place(
+        row: int,
+        p: vec3,
+        crowd: int,
+        subframes: frame_rows,
+        subdims: INT_ROWS,
+        occupancy: INTS,
+        placed: INT_ROWS,
+    ):
+        shape = subcells_along(subdims[crowd, 0])
+        at = cell_at(p, low_of(subframes, crowd), inverse(edge_of(subframes, crowd)), shape)
+        subcell = subdims[crowd, 1] + (at[2] * shape[1] + at[1]) * shape[0] + at[0]
+        placed[row, 0] = subcell
+        placed[row, 1] = arrive(occupancy, subcell)
 
     @wp.kernel(**OPTIONS)
     def cut_crowds(
         points: wp.array(dtype=vec3),
         offsets: INTS,
         clouds: int,
-        frames: wp.array2d(dtype=real),
+        frames: frame_rows,
         dims: INT_ROWS,
         occupancy: INTS,
         cut_count: INTS,
-        cut: INTS,
+        cells_cut: INTS,
         placed: INT_ROWS,
+        turns: INTS,
+        half: int,
         extent: INT_ROWS,
         arrived: INTS,
         subcell_count: INTS,
-        subframes: wp.array2d(dtype=real),
+        subframes: frame_rows,
         subdims: INT_ROWS,
     ):
-        row = wp.tid()
         if cut_count[0] == 0:
             return
-        cell = placed[row, 0]
-        if cell < cut.shape[0] and occupancy[cell] >= CROWD:
-            p = points[row]
-            size = occupancy[cell]
-            crowd = cut[cell]
-            cloud = cloud_of(row, offsets, points.shape[0], clouds)
-            shape = wp.vec3i(dims[cloud, 0], dims[cloud, 1], dims[cloud, 2])
-            at = cell_at(p, low_of(frames, cloud), inverse(edge_of(frames, cloud)), shape)
-            # By row, not by arrival: the same points give the same cells.
-            scattered = int((wp.uint32(row) * wp.uint32(1640531527)) >> wp.uint32(8))
-            if scattered % size < SAMPLE:
-                add(extent, crowd, p, at, frames, dims, cloud)
-            if completes(arrived, crowd, size):
-                sub = choose(extent, crowd, size, at, frames, dims, cloud, subframes)
-                subdims[crowd, 0] = sub[0] | (sub[1] << AXIS_BITS) | (sub[2] << (2 * AXIS_BITS))
-                subdims[crowd, 1] = cut.shape[0] + wp.atomic_add(subcell_count, 0, sub[0] * sub[1] * sub[2])
+        cells = cells_cut.shape[0]
+        number = take_turn(turns)
+        row = number % half
+        cell = cells
+        if row < points.shape[0]:
+            cell = placed[row, 0]
+        crowded = cell < cells and occupancy[wp.min(cell, cells - 1)] >= CROWD
+        if number < half:
+            if crowded:
+                p = points[row]
+                size = occupancy[cell]
+                crowd = cells_cut[cell]
+                cloud = cloud_of(row, offsets, points.shape[0], clouds)
+                cut(
+                    row,
+                    p,
+                    crowd,
+                    size,
+                    cloud,
+                    frames,
+                    dims,
+                    extent,
+                    arrived,
+                    cells,
+                    subcell_count,
+                    subframes,
+                    subdims,
+                )
+            end_turn(turns)
+        else:
+            await_turns(turns, half)
+            if crowded:
+                place(row, points[row], cells_cut[cell], subframes, subdims, occupancy, placed)
 
     return cut_crowds
-
-
-def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
-    """Sub-cell of each point in a crowd and its rank of arrival there."""
-    real, vec3 = REALS[dtype]
-    inverse, _, low_of, edge_of, cell_at, _ = cell_functions(dtype)
-
-    @wp.kernel(**OPTIONS)
-    def place(
-        points: wp.array(dtype=vec3),
-        cut_count: INTS,
-        cut: INTS,
-        subframes: wp.array2d(dtype=real),
-        subdims: INT_ROWS,
-        occupancy: INTS,
-        placed: INT_ROWS,
-    ):
-        row = wp.tid()
-        if cut_count[0] == 0:
-            return
-        cell = placed[row, 0]
-        if cell < cut.shape[0] and occupancy[cell] >= CROWD:
-            crowd = cut[cell]
-            shape = subcells_along(subdims[crowd, 0])
-            per_unit = inverse(edge_of(subframes, crowd))
-            at = cell_at(points[row], low_of(subframes, crowd), per_unit, shape)
-            subcell = subdims[crowd, 1] + (at[2] * shape[1] + at[1]) * shape[0] + at[0]
-            placed[row, 0] = subcell
-            placed[row, 1] = arrive(occupancy, subcell)
-
-    return place
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pointproj.backends.warp.boxes import bound_threads
 from pointproj.backends.warp.cell_kernels import build_kernels
-from pointproj.backends.warp.common import CROWD, POINTS_PER_SUBCELL
+from pointproj.backends.warp.common import BLOCK, CROWD, POINTS_PER_SUBCELL
 from pointproj.backends.warp.scan import running_sum, states_of
 from pointproj.warp_op import Launch, warp_op
 
@@ -78,9 +78,11 @@ def _build_cells(
     kernels = build_kernels(points.dtype)
     rows, cells, cuts, sizes = points.shape[0], cut.shape[0], subdims.shape[0], start.shape[0] - 1
     # One buffer, so that one launch clears all counters.
-    lengths = [2 * states_of(sizes), sizes, 6 * cuts, cuts, 1, 1, 1]
+    lengths = [2 * states_of(sizes), sizes, 6 * cuts, cuts, 1, 1, 1, 2]
     counters = dims.new_empty(sum(lengths))
-    states, occupancy, extent, arrived, threads_arrived, cut_count, subcell_count = counters.split(lengths)
+    states, occupancy, extent, arrived, threads_arrived, cut_count, subcell_count, turns = counters.split(
+        lengths
+    )
     box = points.new_empty(clouds, 13)
     placed = dims.new_empty(rows, 2)  # cell or sub-cell of each point, and its rank in there
 
@@ -92,9 +94,9 @@ def _build_cells(
     launch(kernels.bound, threads, *cloud, *division, *found, block_dim=64)  # few threads, many processors
     grid = (frames, dims, occupancy, cut_count, cut, placed)
     launch(kernels.count, rows, *cloud, *grid)
+    half = -(-rows // BLOCK) * BLOCK if points.is_cuda else rows  # whole blocks
     sampled = (extent.view(cuts, 6), arrived, subcell_count)
-    launch(kernels.cut, rows, *cloud, *grid, *sampled, subframes, subdims)
-    launch(kernels.place, rows, points, cut_count, cut, subframes, subdims, occupancy, placed)
+    launch(kernels.cut, 2 * half, *cloud, *grid, turns, half, *sampled, subframes, subdims, block_dim=BLOCK)
     running_sum(launch, occupancy, cells, states.view(torch.int64), start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         placed[:, 1] = stable_ranks(placed[:, 0], start)

@@ -1,7 +1,7 @@
 """How a search keeps the nearest of the points that it meets, ties by the lower index.
 
-Each maker returns a :class:`~pointproj.backends.warp.rings.Visitor`, ``begin(query, arrays) -> state`` and
-``finish(state, query, arrays)``, which writes the neighbours' rows, nearest first.
+Each maker returns a :class:`~pointproj.backends.warp.cell_rows.Visitor`, ``begin(query, arrays) -> state``
+and ``finish(state, query, arrays)``, which writes the neighbours' rows, nearest first.
 """
 
 import functools
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import warp as wp
 
+from pointproj.backends.warp.cell_rows import Visitor
 from pointproj.backends.warp.common import REALS, packed_point
+from pointproj.backends.warp.frames import grid_struct
 from pointproj.backends.warp.lanes import bit_count, lanes
-from pointproj.backends.warp.rings import Visitor, grid_struct
 
 NO_ROW = 2**31 - 1  # after every row there can be
 

@@ -219,7 +219,7 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
 @functools.cache
 def list_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> ListKernels:
     """Kernels of the backward, for positions of one dtype and sums in another, at least as wide."""
-    item, lane = lanes(count).item, lanes(count).lane
+    item, lane, take = lanes(count).item, lanes(count).lane, lanes(count).take
     _, vec3 = REALS[positions]
     real, _ = REALS[sums]
     distance = _distance(positions, sums)
@@ -231,12 +231,25 @@ def list_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> ListK
     def spread(neighbor_indices: lists, weights: matrix, grad: matrix, d_features: matrix):
         first, _ = wp.tid()
         query = item(first)
-        for channel in range(lane(), grad.shape[1], count):
-            g = grad[query, channel]
-            for i in range(neighbor_indices.shape[1]):
-                row = neighbor_indices[query, i]
-                if row >= 0:
-                    wp.atomic_add(d_features, row, channel, weights[query, i] * g)
+        k = neighbor_indices.shape[1]
+        for first_channel in range(0, grad.shape[1], count):
+            channel = first_channel + lane()
+            there = channel < grad.shape[1]
+            g = real(0.0)
+            if there:
+                g = grad[query, channel]
+            for begin in range(0, k, count):
+                # Each lane reads one neighbour, for all of them.
+                row_here = int(-1)
+                weight_here = real(0.0)
+                if begin + lane() < k:
+                    row_here = neighbor_indices[query, begin + lane()]
+                    weight_here = weights[query, begin + lane()]
+                for i in range(wp.min(count, k - begin)):
+                    row = take(row_here, i)
+                    weight = take(weight_here, i)
+                    if there and row >= 0:
+                        wp.atomic_add(d_features, row, channel, weight * g)
 
     @wp.kernel(**OPTIONS)
     def products(neighbor_indices: lists, features: matrix, grad: matrix, product: matrix):

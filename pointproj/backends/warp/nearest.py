@@ -10,9 +10,10 @@ from torch import Tensor
 from pointproj.backends import Clouds
 from pointproj.backends.warp.cells import Cells
 from pointproj.backends.warp.common import MODULE_OPTIONS, REALS, cloud_of, packed_point
+from pointproj.backends.warp.frames import grid_struct
 from pointproj.backends.warp.keepers import across_lanes, in_memory, in_registers
 from pointproj.backends.warp.lanes import lanes, lowest_bit
-from pointproj.backends.warp.rings import grid_struct, ring_search
+from pointproj.backends.warp.rings import ring_search
 from pointproj.backends.warp.scan import crowds_before
 from pointproj.warp_op import Launch, warp_op
 
@@ -20,7 +21,7 @@ LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
 FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
 SHORT_LIST = 8  # so few neighbours are no burden for a single thread:
 VERY_FEW_QUERIES = 2**14  # then threads work alone but for so few
-PATIENCE = 4096  # rows of cells that a thread looks at before a warp takes over
+PATIENCE = 256  # rows of cells that a thread looks at in and around crowds before a warp takes over
 LEFT_TO_DO = -2  # in place of the first neighbour
 
 
@@ -60,36 +61,44 @@ def _search(
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and queries == reference_points.shape[0]
     points = (query_points, query_offsets, itself, clouds, *cells)
-    for width, each, into_crowds, patience in _stages(queries, k, query_points.is_cuda):
-        kernel = search_kernel(query_points.dtype, k if listed else None, width, into_crowds, patience)
-        launch(kernel, (-(-queries // each), width), *points, each, rows, heap, block_dim=128)
+    for stage in _stages(queries, k, query_points.is_cuda):
+        kernel = search_kernel(query_points.dtype, k if listed else None, stage)
+        shape = (-(-queries // stage.each), stage.width)
+        launch(kernel, shape, *points, stage.each, rows, heap, block_dim=128)
 
 
 class Stage(NamedTuple):
     """One kernel over all queries; it leaves to the next what would take it too long."""
 
     width: int  # lanes a query
-    each: int  # queries that these lanes take, one after another
+    each: int  # queries that these lanes take, one after another, far from each other
     into_crowds: bool
-    patience: int  # rows of cells that a query may look at; 0 for no limit
+    patience: int  # rows of cells that a query may look at in and around crowds; 0 for no limit
+    blocks: int  # that a processor of a GPU has room for: many need few registers each
 
 
 def _stages(queries: int, k: int, on_gpu: bool) -> tuple[Stage, ...]:
     """The kernels of a search: without crowds, which most queries never meet, then into them."""
     if not on_gpu or k > LARGEST_LIST:
-        return Stage(1, 1, False, 0), Stage(1, 1, True, 0)
+        return Stage(1, 1, False, 0, 1), Stage(1, 1, True, 0, 1)
     if queries <= FEW_QUERIES:
         alone = k <= SHORT_LIST and queries > VERY_FEW_QUERIES
-        return Stage(1 if alone else 32, 1, False, 0), Stage(32, 8, True, 0)
-    # Beside a cluster a few searches are a thousand times as long as the others.
-    return Stage(1, 1, False, 0), Stage(1, 1, True, PATIENCE), Stage(32, 32, True, 0)
+        first = Stage(1, 1, False, PATIENCE, 4) if alone else Stage(32, 1, False, 0, 6)
+        return first, Stage(32, 16, True, 0, 4)
+    # Beside a cluster a few searches are a thousand times as long as the others. With long lists it is better
+    # to run few threads than to keep the lists in memory.
+    first, second = (8, 3) if k <= SHORT_LIST else (1, 1)
+    return (
+        Stage(1, 1, False, PATIENCE, first),
+        Stage(1, 1, True, PATIENCE, second),
+        Stage(32, 32, True, 0, 4),
+    )
 
 
 @functools.cache
-def search_kernel(
-    dtype: torch.dtype, k: int | None, width: int, into_crowds: bool, patience: int
-) -> wp.Kernel:
+def search_kernel(dtype: torch.dtype, k: int | None, stage: Stage) -> wp.Kernel:
     """The kernel of a stage. With k None the neighbours wait in memory, else in registers."""
+    width, _, into_crowds, patience, blocks = stage
     real, vec3 = REALS[dtype]
     _, grid_of = grid_struct(dtype)
     if k is None:
@@ -102,8 +111,6 @@ def search_kernel(
     group = lanes(width)
     item, lane, take, ballot = group.item, group.lane, group.take, group.ballot
     Grid, _ = grid_struct(dtype)
-    # With long lists it is better to run few threads than to keep the lists in memory.
-    blocks = 6 if width == 32 else 4 if k is not None and k <= SHORT_LIST else 1
 
     @wp.func
     def search_one(
@@ -128,7 +135,7 @@ def search_kernel(
     @wp.kernel(
         module="unique",
         module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST},
-        launch_bounds=(128, blocks),
+        launch_bounds=(128, blocks if dtype == torch.float32 else 1),
     )
     def search_nearest(
         query_points: wp.array(dtype=vec3),
@@ -154,7 +161,8 @@ def search_kernel(
         arrays = Arrays()
         arrays.rows = rows
         arrays.heap = heap
-        query = item(number) * each + lane()
+        items = (rows.shape[0] + each - 1) / each
+        query = lane() * items + item(number)
         there = query < rows.shape[0] and lane() < each
         if there and itself:
             query = row_of(load_point(points, query))

@@ -9,7 +9,7 @@
 
 namespace pointproj {
 
-constexpr int kCrowd = 64;     // a cell with so many points is cut
+constexpr int kCrowd = 256;    // a cell with so many points is cut
 constexpr int kAxisBits = 10;  // into less than 2^kAxisBits sub-cells along an axis
 constexpr int kAxisMask = (1 << kAxisBits) - 1;
 constexpr double kRoundings = 16;  // errors, in units of the largest coordinate, a distance to a cell can have
@@ -29,6 +29,7 @@ template <class Real>
 struct Cells {
   Real* frames;     // (clouds, 12): corner of each grid, edges of its cells, lowest and highest point of the cloud
   Real* subframes;  // (cuts, 6): corner and edges of the sub-cells
+  int count;        // of the cells
   int* dims;        // (clouds, 4): cells along x, y, z; number of the first cell
   int* cut;         // (cells,): for a cell that is cut, its row in the tables of sub-cells
   int* subdims;     // (cuts,): sub-cells along x, y, z, kAxisBits bits each
@@ -37,7 +38,7 @@ struct Cells {
   Points<Real> points;
 
   Cells(const CellSizes& sizes, Real* reals, int* numbers, Points<Real> points)
-      : frames(reals), subframes(reals + 12 * sizes.clouds), points(points) {
+      : frames(reals), subframes(reals + 12 * sizes.clouds), count(static_cast<int>(sizes.cells())), points(points) {
     dims = numbers;
     cut = dims + 4 * sizes.clouds;
     subdims = cut + sizes.cells();
@@ -66,7 +67,8 @@ struct Frame {
   Vec3<Real> low, edge, per_unit;
   Vec3<Real> outer_low, outer_high;  // border cells reach out to here
   int shape[3];
-  int base;  // number of cell 0 in the tables
+  int base;   // number of cell 0 in the tables
+  bool flat;  // none of these cells is cut
   Real slack;
 
   POINTPROJ_FN int along(Real x, int axis) const { return axis_cell(x, low[axis], per_unit[axis], shape[axis]); }
@@ -100,6 +102,7 @@ POINTPROJ_FN Frame<Real> cloud_frame(const Cells<Real>& cells, int cloud) {
     frame.shape[axis] = cells.dims[4 * cloud + axis];
   }
   frame.base = cells.dims[4 * cloud + 3];
+  frame.flat = cells.shift[cells.count] == 0;
   frame.slack = Real(0);
   return frame;
 }
@@ -142,6 +145,7 @@ POINTPROJ_FN Frame<Real> cell_frame(
   }
   set_subgrid(frame, cells, cells.cut[cell]);
   frame.base = cell + cells.shift[cell];
+  frame.flat = true;
   frame.slack = parent.slack;
   return frame;
 }

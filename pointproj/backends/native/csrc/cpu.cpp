@@ -85,12 +85,12 @@ void each(const Task& task, int64_t items) {
 
 #define BUILD(...) template void build(const __VA_ARGS__&);
 #define EACH(...) template void each(const __VA_ARGS__&, int64_t);
-#define SEARCH(Real)                              \
-  BUILD(BuildCells<Real>)                         \
-  BUILD(BuildWrapped<Real>)                       \
-  EACH(SearchAlone<Real, 8, Level::kBoth>)        \
-  EACH(SearchAlone<Real, 16, Level::kBoth>)       \
-  EACH(SearchAlone<Real, 32, Level::kBoth>)       \
+#define SEARCH(Real)                               \
+  BUILD(BuildCells<Real>)                          \
+  BUILD(BuildWrapped<Real>)                        \
+  EACH(SearchAlone<Real, 8, Level::kBoth, false>)  \
+  EACH(SearchAlone<Real, 16, Level::kBoth, false>) \
+  EACH(SearchAlone<Real, 32, Level::kBoth, false>) \
   EACH(SearchInMemory<Real>)
 #define AGGREGATE(...)           \
   EACH(SortRows<__VA_ARGS__>)        \

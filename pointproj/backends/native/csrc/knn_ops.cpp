@@ -23,7 +23,7 @@ constexpr int kLeftWarps = 1 << 12, kLeftThreads = 1 << 18;
 CellSizes cell_sizes(const Tensor& points, int64_t clouds) {
   const int64_t rows = points.size(0);
   // Fine cells spare distances; for many points on a GPU the tables themselves are what takes time.
-  const int64_t density = !points.is_cuda() ? 2 : rows <= 1 << 20 ? 4 : 1;
+  const int64_t density = !points.is_cuda() ? 2 : rows <= 1 << 18 ? 4 : 1;
   return {rows, clouds, density};
 }
 
@@ -75,15 +75,15 @@ std::tuple<Tensor, Tensor, Tensor> build_cells(const Tensor& points, const Optio
 
 // ---- search
 
-template <int kLength, class Real>
+template <int kLength, bool many, class Real>
 void search_alone(const Device& device, const Search<Real>& search) {
   const int queries = search.queries.rows;
 #ifdef POINTPROJ_CUDA
   if (device.is_cuda) {
-    return cuda::each_thread(SearchAlone<Real, kLength, Level::kCells>{search}, queries, device.stream);
+    return cuda::each_thread(SearchAlone<Real, kLength, Level::kOne, many>{search}, queries, device.stream);
   }
 #endif
-  device.each(SearchAlone<Real, kLength, Level::kBoth>{search}, queries);
+  device.each(SearchAlone<Real, kLength, Level::kBoth, false>{search}, queries);
 }
 
 #ifdef POINTPROJ_CUDA
@@ -109,12 +109,14 @@ void search_in_registers(const Device& device, const Search<Real>& search, [[may
     cuda::each_warp(SearchTogether<Real>{search}, search.queries.rows, device.stream);
   } else
 #endif
-  if (search.k <= kShortestList) {
-    search_alone<kShortestList>(device, search);
+  if (device.is_cuda && search.k <= kShortestList && search.queries.rows > kMoreQueries) {
+    search_alone<kShortestList, true>(device, search);
+  } else if (search.k <= kShortestList) {
+    search_alone<kShortestList, false>(device, search);
   } else if (search.k <= 16) {
-    search_alone<16>(device, search);
+    search_alone<16, false>(device, search);
   } else {
-    search_alone<32>(device, search);
+    search_alone<32, false>(device, search);
   }
 #ifdef POINTPROJ_CUDA
   if (device.is_cuda) search_left(device, search, again);

@@ -167,14 +167,19 @@ struct SpreadListed {
     POINTPROJ_UNROLL
     for (int i = 0; i < kHeld; ++i) held[i] = column + i * kLanes < channels ? upstream[column + i * kLanes] : Sum(0);
     const int64_t first = static_cast<int64_t>(query) * lists.k;
-    for (int64_t pair = first; pair < first + lists.k; ++pair) {
-      const int row = lists.rows[pair];
-      if (row < 0) return;
-      const Sum weight = weights[pair];
-      Sum* to = d_features + static_cast<int64_t>(row) * channels + column;
-      POINTPROJ_UNROLL
-      for (int i = 0; i < kHeld; ++i) {
-        if (column + i * kLanes < channels) lanes.add(to + i * kLanes, weight * held[i]);
+    for (int begin = 0; begin < lists.k; begin += kLanes) {
+      const int own = begin + lanes.lane();  // each lane reads one neighbour, for all of them
+      const int own_row = own < lists.k ? lists.rows[first + own] : -1;
+      const Sum own_weight = own < lists.k ? weights[first + own] : Sum(0);
+      for (int j = 0; j < lesser(kLanes, lists.k - begin); ++j) {
+        const int row = lanes.take(own_row, j);
+        if (row < 0) return;
+        const Sum weight = lanes.take(own_weight, j);
+        Sum* to = d_features + static_cast<int64_t>(row) * channels + column;
+        POINTPROJ_UNROLL
+        for (int i = 0; i < kHeld; ++i) {
+          if (column + i * kLanes < channels) lanes.add(to + i * kLanes, weight * held[i]);
+        }
       }
     }
   }

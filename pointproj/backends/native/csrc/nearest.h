@@ -27,18 +27,22 @@ struct SortedList {
     }
   }
   POINTPROJ_FN Real limit() const { return squared[kLength - 1]; }
+  // Those behind the newcomer move up. No comparison waits for another: all are with the old list.
   POINTPROJ_FN void insert(Real newcomer, int row) {
-    if (!is_before(newcomer, row, squared[kLength - 1], rows[kLength - 1])) return;
+    bool moves = is_before(newcomer, row, squared[kLength - 1], rows[kLength - 1]);
+    if (!moves) return;
     POINTPROJ_UNROLL
-    for (int i = 0; i < kLength; ++i) {  // the newcomer sinks to its place, each one behind it moves up
-      if (is_before(newcomer, row, squared[i], rows[i])) {
-        const Real squared_there = squared[i];
-        const int row_there = rows[i];
-        squared[i] = newcomer;
-        rows[i] = row;
-        newcomer = squared_there;
-        row = row_there;
+    for (int i = kLength - 1; i > 0; --i) {
+      const bool next_moves = is_before(newcomer, row, squared[i - 1], rows[i - 1]);
+      if (moves) {
+        squared[i] = next_moves ? squared[i - 1] : newcomer;
+        rows[i] = next_moves ? rows[i - 1] : row;
       }
+      moves = next_moves;
+    }
+    if (moves) {
+      squared[0] = newcomer;
+      rows[0] = row;
     }
   }
   POINTPROJ_FN void write(int k, int* to) {
@@ -149,10 +153,10 @@ struct Search {
   }
 };
 
-// One thread a query, the list in registers.
-template <class Real, int kLength, Level level>
+// One thread a query, the list in registers. Of many queries a GPU should hold many at once, whatever that costs each.
+template <class Real, int kLength, Level level, bool many>
 struct SearchAlone {
-  static constexpr int kBlocks = sizeof(Real) == 4 && kLength == kShortestList ? 8 : 1;  // a GPU should hold at once
+  static constexpr int kBlocks = sizeof(Real) == 4 && many ? 8 : 1;
 
   Search<Real> search;
 
@@ -192,7 +196,7 @@ struct SearchTogether {
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
     const int query = search.query_at(item);
     typename Lanes::template List<Real> list(search.k);
-    if (!search.template find<Level::kCells>(lanes, list, query)) search.leave(lanes, query);
+    if (!search.template find<Level::kOne>(lanes, list, query)) search.leave(lanes, query);
   }
 };
 
@@ -200,7 +204,7 @@ struct SearchTogether {
 // left once more.
 template <class Real>
 struct SearchLeftAlone {
-  static constexpr int kBlocks = 1, kPatience = 256;
+  static constexpr int kBlocks = 1;
 
   Search<Real> search, again;
   int threads;
@@ -209,7 +213,7 @@ struct SearchLeftAlone {
   POINTPROJ_FN void operator()(Lanes& lanes, int thread) const {
     for (int item = thread; item < *search.left_count; item += threads) {
       SortedList<Real, kShortestList> list(search.k);
-      lanes.rows_left = kPatience;
+      lanes.begin_patience();
       if (!search.template find<Level::kBoth>(lanes, list, search.left[item])) again.leave(lanes, search.left[item]);
     }
   }

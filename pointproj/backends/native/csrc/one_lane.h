@@ -35,8 +35,13 @@ struct OneLane {
   }
 
 #if defined(__CUDACC__)
+  static constexpr int kPatience = 256, kPointsAsARow = 8;
   int rows_left = kNoRow;  // of cells that it is willing to visit
-  POINTPROJ_FN bool has_patience() { return --rows_left >= 0; }
+  POINTPROJ_FN void begin_patience() { rows_left = kPatience; }
+  POINTPROJ_FN bool has_patience(int points) {
+    rows_left -= 1 + points / kPointsAsARow;
+    return rows_left >= 0;
+  }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
 
   template <class Real, class Limit, class Body, class Then>
@@ -49,7 +54,8 @@ struct OneLane {
     }
   }
 #else
-  bool has_patience() const { return true; }
+  void begin_patience() const {}
+  bool has_patience(int) const { return true; }
   int fetch_add(int* to, int value) const { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 
   // Distances of several candidates at a time; most of the time few of them are near enough.

@@ -7,11 +7,13 @@ namespace pointproj {
 
 constexpr int kLargestFirstRing = 3;  // the first ring visited includes its inside
 constexpr int kPlenty = 3;            // it should hold so many times the neighbours wanted
+constexpr int kEverything = 1 << 20;  // a ring around all cells, for what a bound leaves of a grid that may be large
 
 enum class Level {
-  kCells,      // gives up where it meets a crowd: most queries never do, and one thread needs few registers
-  kBoth,       // searches crowds by their sub-cells, and gives up where the lanes have no patience left
-  kSubcells,   // inside of a crowd
+  kOne,       // only one: for a query in a crowd that of the sub-cells. Gives up where the other has to be seen: most
+              // queries never need it, and one thread needs few registers then
+  kBoth,      // searches crowds by their sub-cells
+  kSubcells,  // inside of a crowd
 };
 
 // A visitor has
@@ -27,7 +29,8 @@ struct RingSearch {
   Visitor& visitor;
   int home = -1;  // a crowd that has been searched
 
-  // False if it gave up. Lanes with no search of their own, or one that has ended, stay with the others of the warp.
+  // False if it gave up, which it also does when the lanes have no patience left. Lanes with no search of their own,
+  // or one that has ended, stay with the others of the warp.
   POINTPROJ_FN bool operator()(bool searches) {
     int at[3];
     POINTPROJ_UNROLL
@@ -35,7 +38,7 @@ struct RingSearch {
     if constexpr (level == Level::kBoth) {
       // In its own crowd a query finds a bound that leaves little of the others.
       const int cell = frame.cell_at(q);
-      if (subcell(cell + 1) - subcell(cell) > 1) {
+      if (is_cut(cell)) {
         if (!visit_crowd(cell, at[0], at[1], at[2])) return false;
         home = cell;
       }
@@ -43,6 +46,7 @@ struct RingSearch {
     int ring = first_ring(at), inner = -1;  // inner: the ring up to which all has been visited
     bool whole = true;
     while (lanes.anywhere(searches)) {
+      if (level != Level::kOne && visitor.limit() < kInfinity<Real>) ring = kEverything;
       int low[3], high[3];
       bounds(at, ring, low, high);
       whole = visit_box(at, low, high, inner, searches) && whole;
@@ -55,19 +59,26 @@ struct RingSearch {
   }
 
   POINTPROJ_FN int subcell(int cell) const {
-    return level == Level::kSubcells ? cell : cell + cells.shift[cell];
+    return level == Level::kSubcells || frame.flat ? cell : cell + cells.shift[cell];
   }
+  POINTPROJ_FN bool is_cut(int cell) const { return subcell(cell + 1) - subcell(cell) > 1; }
 
-  // So wide that the points around the query, if they go on as in its row, are plenty.
+  // So wide that the points around the query, if they go on as in its row, are plenty. Only its own cell if that holds
+  // plenty: the bound found there leaves little of others.
   POINTPROJ_FN int first_ring(const int* at) const {
     const int row = frame.base + (at[2] * frame.shape[1] + at[1]) * frame.shape[0];
     const int left = subcell(row + greater(at[0] - 1, 0));
     const int right = subcell(row + lesser(at[0] + 2, frame.shape[0]));
     const float points = static_cast<float>(cells.start[right] - cells.start[left]);
+    const float plenty = static_cast<float>(kPlenty * visitor.wanted());
+    if (points >= plenty) {
+      const int own = cells.start[subcell(row + at[0] + 1)] - cells.start[subcell(row + at[0])];
+      if (static_cast<float>(own) >= plenty) return 0;
+    }
     int ring = 1;
     for (int larger = 2; larger <= kLargestFirstRing; ++larger) {
       const float side = static_cast<float>(2 * ring + 1);
-      if (points * side * side * side < static_cast<float>(3 * kPlenty * visitor.wanted())) ring = larger;
+      if (points * side * side * side < 3 * plenty) ring = larger;
     }
     return ring;
   }
@@ -117,22 +128,34 @@ struct RingSearch {
     return left > both ? at - j + both : at + j - both;
   }
 
+  // Of the cells from `first` to `last` along an axis those within a squared distance.
+  POINTPROJ_FN void narrow(Real within, int axis, int* first, int* last) const {
+    if (within < Real(0)) {
+      *last = *first - 1;
+    } else if (within < kInfinity<Real>) {
+      const Real far = sqrt(within) + frame.slack;
+      *first = greater(*first, frame.along(q[axis] - far, axis));
+      *last = lesser(*last, frame.along(q[axis] + far, axis));
+    }
+  }
+
   // The part of a row of cells that the bound can reach.
   POINTPROJ_FN void reach(int y, int z, int* first, int* last) const {
-    const Real limit = visitor.limit();
     const Real across_y = frame.gap(q[1], 1, y), across_z = frame.gap(q[2], 2, z);
-    const Real along = limit - (across_y * across_y + across_z * across_z);
-    if (along < Real(0)) {
-      *last = *first - 1;
-    } else if (along < kInfinity<Real>) {
-      const Real far = sqrt(along) + frame.slack;
-      *first = greater(*first, frame.along(q[0] - far, 0));
-      *last = lesser(*last, frame.along(q[0] + far, 0));
-    }
+    narrow(visitor.limit() - (across_y * across_y + across_z * across_z), 0, first, last);
   }
 
   // Visit the cells from `low` to `high`, but for those up to ring `inner`, within the bound; none unless `searches`.
   POINTPROJ_FN bool visit_box(const int* at, const int* low, const int* high, int inner, bool searches) {
+    if constexpr (level == Level::kOne) {
+      return visit_rows(at, low, high, inner, searches);
+    } else {
+      return visit_planes(at, low, high, inner, searches);
+    }
+  }
+
+  // The lanes take the rows of a small box all at once.
+  POINTPROJ_FN bool visit_rows(const int* at, const int* low, const int* high, int inner, bool searches) {
     const int width = high[1] - low[1] + 1;
     int height = searches && width > 0 ? high[2] - low[2] + 1 : 0;
     bool whole = true;
@@ -147,20 +170,10 @@ struct RingSearch {
         // The rows nearest the query first: they tighten the bound.
         const int y = nearest_first(row_y, at[1], low[1], high[1]);
         const int z = nearest_first(row_z, at[2], low[2], high[2]);
-        int first = low[0], last = high[0];
-        bool idle = row_z >= height;
+        const bool seen = abs(z - at[2]) <= inner && abs(y - at[1]) <= inner;
+        const bool there = row_z < height && (part == 0 || seen);
         row_y += Lanes::width;
-        if (abs(z - at[2]) <= inner && abs(y - at[1]) <= inner) {
-          if (part == 0) {
-            last = lesser(last, at[0] - inner - 1);
-          } else {
-            first = greater(first, at[0] + inner + 1);
-          }
-        } else if (part == 1) {
-          idle = true;
-        }
-        if (!idle) reach(y, z, &first, &last);
-        if (!visit_row(idle || first > last, y, z, first, last)) {
+        if (!visit_part(there, seen, part, inner, at, low, high, y, z)) {
           whole = false;
           height = 0;
         }
@@ -168,6 +181,42 @@ struct RingSearch {
     }
     return whole;
   }
+
+  // Plane by plane, of each only what the bound leaves: a box in or near a crowd may be large.
+  POINTPROJ_FN bool visit_planes(const int* at, const int* low, const int* high, int inner, bool searches) {
+    const int depth = searches ? high[2] - low[2] + 1 : 0, parts = inner >= 0 ? 2 : 1;
+    for (int part = 0; part < parts; ++part) {
+      for (int j = 0; j < depth; ++j) {
+        const int z = nearest_first(j, at[2], low[2], high[2]);
+        const bool near = abs(z - at[2]) <= inner;
+        int first = low[1], last = high[1];
+        if (part == 1) {
+          first = greater(first, at[1] - inner);
+          last = near ? lesser(last, at[1] + inner) : first - 1;
+        }
+        const Real across = frame.gap(q[2], 2, z);
+        narrow(visitor.limit() - across * across, 1, &first, &last);
+        for (int row = 0; row <= last - first; row += Lanes::width) {
+          const bool there = row + lanes.lane() <= last - first;
+          const int y = nearest_first(lesser(row + lanes.lane(), last - first), at[1], first, last);
+          const bool seen = near && abs(y - at[1]) <= inner;
+          if (!visit_part(there, seen, part, inner, at, low, high, y, z)) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  // What is new of a row, of each lane its own: of one seen before its left or its right end.
+  POINTPROJ_FN bool visit_part(bool there, bool seen, int part, int inner, const int* at, const int* low,
+                               const int* high, int y, int z) {
+    int first = low[0], last = high[0];
+    if (seen && part == 0) last = lesser(last, at[0] - inner - 1);
+    if (seen && part == 1) first = greater(first, at[0] + inner + 1);
+    if (there) reach(y, z, &first, &last);
+    return visit_row(!there || first > last, y, z, first, last);
+  }
+
 
   // Cells of one row, of each lane its own.
   POINTPROJ_FN bool visit_row(bool idle, int y, int z, int first, int last) {
@@ -183,10 +232,9 @@ struct RingSearch {
       }
     }
     visitor.visit(lanes, cells.points, begin, count);
-    if constexpr (level == Level::kCells) {
+    if (!lanes.has_patience(count)) return false;
+    if constexpr (level == Level::kOne) {
       if (lanes.ballot(crowded)) return false;
-    } else {
-      if (!lanes.has_patience()) return false;
     }
     if constexpr (level == Level::kBoth) {
       unsigned waiting = lanes.ballot(crowded);
@@ -234,7 +282,18 @@ POINTPROJ_FN bool search_rings(
   searches = searches && frame.low[0] < kInfinity<Real>;  // the cloud has a finite point
   if (!lanes.anywhere(searches)) return true;
   frame.slack = slack_for(frame, q);
-  return RingSearch<Real, level, Lanes, Visitor>{cells, frame, q, lanes, visitor}(searches);
+  RingSearch<Real, level, Lanes, Visitor> search{cells, frame, q, lanes, visitor};
+  if constexpr (level == Level::kOne) {
+    const int cell = frame.cell_at(q);
+    if (search.is_cut(cell)) {
+      const int at[3] = {frame.along(q[0], 0), frame.along(q[1], 1), frame.along(q[2], 2)};
+      const Real outside = search.beyond(at, 0);
+      frame = cell_frame(cells, Frame<Real>(frame), cell, at[0], at[1], at[2]);
+      lanes.begin_patience();
+      return search(searches) && !(outside <= visitor.limit());
+    }
+  }
+  return search(searches);
 }
 
 }  // namespace pointproj

@@ -64,7 +64,8 @@ struct WarpLanes {
   POINTPROJ_FN int bit_count(unsigned bits) const { return __popc(bits); }
   POINTPROJ_FN int bits_before(unsigned bits) const { return __popc(bits & lower); }
   POINTPROJ_FN void sync() const { __syncwarp(); }
-  POINTPROJ_FN bool has_patience() const { return true; }
+  POINTPROJ_FN void begin_patience() const {}
+  POINTPROJ_FN bool has_patience(int) const { return true; }
   template <class T>
   POINTPROJ_FN T take(T x, int source) const {
     return __shfl_sync(kAll, x, source, kWidth);
