@@ -219,7 +219,7 @@ class Multiscale(nn.Module):
             seen = trilinear(grid, query_points, self.sides[0])
             where = query_points, reference_points
             shared = {"sigma": self.query_log_sigma.exp(), "index": index, "backend": self.backend}
-            aggregate = partial(knn_aggregate, *where, k=self.k, **shared)
+            aggregate = partial(knn_aggregate, *where, k=self.k, neighbor_indices=rows, **shared)
             carried, *context = aggregate_with_context(aggregate, *where, hidden)
             parts = [seen, near, carried, *_scaled(context, UNIT)]
             predicted = self.query_mlp(torch.cat(parts, dim=-1))

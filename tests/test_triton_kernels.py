@@ -32,7 +32,8 @@ def _clustered(count: int, device: str) -> Tensor:
     return clustered(count)(torch.Generator().manual_seed(0)).float().to(device)
 
 
-def test_more_groups_than_are_looked_at_together(device: str):
+def test_more_groups_than_are_looked_at_together(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pointproj.backends.triton.tree.ENCODED", 8192)  # few programs to interpret
     points = _clustered(132_000, device)
     query = points[:4] * 1e-4 + 0.3  # one tile, in the cluster
     _, rows = pointproj.knn(query, points, 9, backend="triton")
@@ -78,17 +79,16 @@ def test_a_tree_holds_every_point_once_and_boxes_hold_their_points(device: str):
     assert volume < 2 * 8  # no more than twice the cube that the points fill
 
 
-@pytest.mark.parametrize("sigma", [0.1, 1e-3], ids=["", "weights-that-vanish"])
-@pytest.mark.parametrize("programs", [2048, 3])
+@pytest.mark.parametrize(("sigma", "programs"), [(0.1, 2), (1e-3, 2048)], ids=["", "weights-that-vanish"])
 def test_sums_of_more_points_than_wait_at_once(
     sigma: float, programs: int, device: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("pointproj.backends.triton.sums.MOST_PROGRAMS", programs)
     generator = torch.Generator().manual_seed(0)
-    query = torch.rand(150, 3, generator=generator).to(device)
+    query = torch.rand(40, 3, generator=generator).to(device)
     points = torch.rand(1500, 3, generator=generator).to(device)
     features = torch.randn(1500, 20, generator=generator).to(device).requires_grad_()
-    upstream = torch.randn(150, 20, generator=generator).to(device)
+    upstream = torch.randn(40, 20, generator=generator).to(device)
     expected = reference.radius_aggregate(query, points, features, 0.6, sigma)
     aggregated = pointproj.radius_aggregate(query, points, features, 0.6, sigma=sigma, backend="triton")
     torch.testing.assert_close(aggregated, expected)
