@@ -54,7 +54,7 @@ def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tenso
     return torch.where(upwards < 0, -normal, normal), fit
 
 
-# One operator to torch.compile: Inductor of torch 2.11 fails at roll.
+# One operator to torch.compile: with it in the graph, Inductor of torch 2.11 failed, perhaps at roll.
 _operator = torch.library.custom_op("pointproj::local_planes", plain_local_planes, mutates_args=())
 
 
