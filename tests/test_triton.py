@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,24 +36,35 @@ def test_on_a_cpu_every_other_backend_comes_first():
     assert min(ranks, key=ranks.get) == "triton"
 
 
+# What the interpreter runs, on CPU tensors: the arguments of a test run of its own.
+INTERPRETED = {
+    "contract": ["tests/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
+    "kernels": ["tests/test_triton_kernels.py"],
+    "layers": ["tests/test_narrow_mlp.py", "-k", "277 or finite or needed"],
+}
+
+
+@pytest.fixture(scope="module")
+def interpreters() -> Iterator[dict[str, subprocess.Popen]]:
+    """All test runs by the interpreter, side by side: each keeps one core busy."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider"]
+    shared = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started = {
+        name: subprocess.Popen([*command, *tests], text=True, **shared) for name, tests in INTERPRETED.items()
+    }
+    yield started
+    for process in started.values():
+        process.kill()
+
+
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "tests",
-    [
-        ["tests/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
-        ["tests/test_triton_kernels.py"],
-        ["tests/test_narrow_mlp.py", "-k", "277 or finite or needed"],
-    ],
-    ids=["contract", "kernels", "layers"],
-)
-def test_kernels_by_the_interpreter(tests: list[str]):
-    """The kernels themselves, on CPU tensors."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider", *tests]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout[-4000:]
-    assert re.search(r"\d+ passed", ended.stdout)
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_kernels_by_the_interpreter(name: str, interpreters: dict[str, subprocess.Popen]):
+    printed, _ = interpreters[name].communicate()
+    assert interpreters[name].returncode == 0, printed[-4000:]
+    assert re.search(r"\d+ passed", printed)
 
 
 @needs_triton
