@@ -8,8 +8,10 @@ looks every :data:`CHECK_EVERY` steps, and before anything is validated or saved
 - the batch is known, and saved, at most :data:`CHECK_EVERY` steps later.
 """
 
+import functools
 import logging
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,7 @@ class FiniteGuard:
         loss_sum : () float tensor
             Gets the loss added.
         """
-        look, account = (_compiled_look, _compiled_account) if self.compiled else (_look, _account)
+        look, account = (_compiled(_look), _compiled(_account)) if self.compiled else (_look, _account)
         look(loss if gradient_norm is None else loss + gradient_norm, self._passed_over)
         if gradient_norm is None:
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._passed_over, self._one)
@@ -110,8 +112,9 @@ def _account(
     loss_sum.add_(torch.where(bad, 0.0, loss))
 
 
-_compiled_look = torch.compile(_look, fullgraph=True)
-_compiled_account = torch.compile(_account, fullgraph=True)
+@functools.cache
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    return torch.compile(function, fullgraph=True)
 
 
 class DivergenceWatch:

@@ -33,6 +33,14 @@ def nearest_first(j: int, at: int, low: int, high: int):
     return wp.where(left > both, at - j + both, at + j - both)
 
 
+@wp.func
+def new_end(part: int, at: int, inner: int, low: int, high: int):
+    """What of a row from ``low`` to ``high`` is new outside of ring ``inner``: its first end, or its second."""
+    if part == 0:
+        return low, wp.min(high, at - inner - 1)
+    return wp.max(low, at + inner + 1), high
+
+
 def row_visitor(
     dtype: torch.dtype,
     lanes: Lanes,
@@ -154,10 +162,7 @@ def box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor, visit_row: w
                 idle = row_z >= height
                 row_y += lanes_count
                 if wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner:
-                    if part == 0:
-                        x1 = wp.min(x1, at[0] - inner - 1)
-                    else:
-                        x0 = wp.max(x0, at[0] + inner + 1)
+                    x0, x1 = new_end(part, at[0], inner, x0, x1)
                 elif part == 1:
                     idle = True
                 if idle:
@@ -228,10 +233,7 @@ def plane_visitor(
                     x0 = low[0]
                     x1 = high[0]
                     if wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner:
-                        if part == 0:
-                            x1 = wp.min(x1, at[0] - inner - 1)
-                        else:
-                            x0 = wp.max(x0, at[0] + inner + 1)
+                        x0, x1 = new_end(part, at[0], inner, x0, x1)
                     if not there:
                         x1 = x0 - 1
                     state = visit_row(state, q, grid, arrays, frame, y, z, x0, x1)
