@@ -124,10 +124,8 @@ def knn(
     rows = module.search(clouds.detached(), tables, int(k)).long()
     distances = _distances(clouds.query_points, clouds.reference_points, rows)
     if query_points.ndim == 3:
-        batch, size = reference_points.shape[:2]
-        first = torch.arange(batch, device=rows.device)[:, None, None] * size
         rows = rows.view(*query_points.shape[:2], k)
-        rows = torch.where(rows >= 0, rows - first, -1)
+        rows = torch.where(rows >= 0, rows - _first_rows(reference_points), -1)
         distances = distances.view(*query_points.shape[:2], k)
     return distances, rows
 
@@ -179,15 +177,16 @@ def knn_aggregate(
     checks.check_k(k, reference_points)
     checks.check_features(features, reference_points)
     checks.check_sigma(sigma, query_points)
+    if neighbor_indices is not None:
+        checks.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
     clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
     module, tables = _searcher(backend, "knn", index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     if neighbor_indices is None:
-        aggregated = module.knn_aggregate(clouds, tables, packed, sigma, int(k))
+        rows = module.search(clouds.detached(), tables, int(k))
     else:
-        checks.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
         rows = _packed_rows(neighbor_indices, reference_points)
-        aggregated = module.aggregate_neighbors(clouds, packed, sigma, rows)
+    aggregated = module.aggregate_neighbors(clouds, packed, sigma, rows)
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -294,13 +293,18 @@ def _packed_features(
     return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma
 
 
+def _first_rows(reference_points: Tensor) -> Tensor:
+    """Where each cloud of a dense batch begins among the packed points: (B, 1, 1)."""
+    batch, size = reference_points.shape[:2]
+    return torch.arange(batch, device=reference_points.device)[:, None, None] * size
+
+
 def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
     """The inverse of what :func:`knn` does to rows: (Q, k) int32 rows of the packed points, -1 for none."""
     size = reference_points.shape[-2]
     exists = (neighbor_indices >= 0) & (neighbor_indices < size)
     if reference_points.ndim == 3:
-        clouds = torch.arange(reference_points.shape[0], device=neighbor_indices.device)
-        neighbor_indices = neighbor_indices + clouds[:, None, None] * size
+        neighbor_indices = neighbor_indices + _first_rows(reference_points)
     rows = torch.where(exists, neighbor_indices, -1).to(torch.int32)
     return rows.reshape(-1, rows.shape[-1]).contiguous()
 

@@ -66,13 +66,11 @@ class Backend(Protocol):
     def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
         """Packed rows of the k nearest, ``(Q, k)`` int32 or int64, -1 where there are fewer."""
 
-    def knn_aggregate(
-        self, clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int
-    ) -> Tensor:
-        """Aggregated features, ``(Q, C)`` in the features' dtype (fp32 or fp64), differentiable twice."""
-
     def aggregate_neighbors(self, clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-        """What ``knn_aggregate`` does once it has searched: ``rows`` (Q, k) int32 are as from ``search``."""
+        """Features aggregated over rows as from ``search``: ``(Q, C)`` in their dtype (fp32 or fp64).
+
+        Differentiable twice.
+        """
 
     def radius_aggregate(
         self, clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float

@@ -72,10 +72,6 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, tables[0] if tables else None, k)
 
 
-def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
-    return aggregate_neighbors(clouds, features, sigma, search(clouds.detached(), tables, k))
-
-
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
     points = clouds.query_points, clouds.reference_points
     return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)

@@ -28,10 +28,6 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, k)
 
 
-def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
-    return aggregate_neighbors(clouds, features, sigma, _search(*clouds.detached(), k))
-
-
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
     points = clouds.query_points, clouds.reference_points
     return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)

@@ -33,10 +33,6 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return nearest.search(clouds, *_trees(clouds, tables), k)
 
 
-def knn_aggregate(clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int) -> Tensor:
-    return aggregate_neighbors(clouds, features, sigma, search(clouds.detached(), tables, k))
-
-
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
     from pointproj.backends.triton import lists
 
