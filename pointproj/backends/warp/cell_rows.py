@@ -35,7 +35,7 @@ def nearest_first(j: int, at: int, low: int, high: int):
 
 @wp.func
 def new_end(part: int, at: int, inner: int, low: int, high: int):
-    """What of a row from ``low`` to ``high`` is new outside of ring ``inner``: its first or its second end."""
+    """What of a row from ``low`` to ``high`` is new outside of ring ``inner``: its first or second end."""
     if part == 0:
         return low, wp.min(high, at - inner - 1)
     return wp.max(low, at + inner + 1), high
