@@ -40,17 +40,21 @@ class Tree(NamedTuple):
 
 def build_tree(points: Tensor, offsets: Tensor | None, clouds: int) -> Tree:
     """Sort ``points`` (N, 3), packed clouds; points that are not finite come last, in no box."""
-    return Tree(*_build_one(points, offsets, clouds))
+    return Tree(*_build_one(points, offsets, clouds, key_dtype([points.shape[0]], clouds)))
 
 
 def build_trees(clouds: Clouds) -> tuple[Tree, Tree]:
     """Sort queries and reference points, at once: sorting takes as long for both as for one."""
-    made = _build_both(*clouds)
+    sizes = [clouds.query_points.shape[0], clouds.reference_points.shape[0]]
+    made = _build_both(*clouds, key_dtype(sizes, clouds.count))
     return Tree(*made[:7]), Tree(*made[7:])
 
 
 def key_dtype(rows: Sequence[int], clouds: int) -> torch.dtype:
-    """Of the keys of points that are sorted together. A number that a compiler keeps open could be any."""
+    """Of the keys of points that are sorted together. A number that an export keeps open could be any.
+
+    An argument of the operators, so that what they return never depends on who traces them.
+    """
     if not all(isinstance(n, int) for n in rows) or sum(rows) > FEW_POINTS:
         return torch.int64
     return torch.int16 if clouds == 1 and sum(rows) <= VERY_FEW_POINTS else torch.int32
@@ -80,19 +84,18 @@ def _specs(points: Tensor, clouds: int, key: torch.dtype) -> tuple:
     )
 
 
-def _specs_of_all(sides: Sequence[Tensor], clouds: int) -> tuple:
-    key = key_dtype([points.shape[0] for points in sides], clouds)
+def _specs_of_all(sides: Sequence[Tensor], clouds: int, key: torch.dtype) -> tuple:
     return tuple(spec for points in sides for spec in _specs(points, clouds, key))
 
 
-def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int) -> tuple[Tensor, ...]:
+def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int, key: torch.dtype) -> tuple[Tensor, ...]:
     """The tensors of one tree, or of several that are sorted together, side after side."""
-    specs = _specs_of_all([points for points, _ in sides], clouds)
+    specs = _specs_of_all([points for points, _ in sides], clouds, key)
     made = [sides[0][0].new_empty(shape, dtype=dtype) for shape, dtype in specs]
     trees = [Tree(*made[7 * side : 7 * side + 7]) for side in range(len(sides))]
     begins = [0, sides[0][0].shape[0]]
     keys = trees[0].keys.new_empty(sum(points.shape[0] for points, _ in sides))
-    bits = key_bits(keys.dtype, clouds)
+    bits = key_bits(key, clouds)
     arguments = []
     for side, ((points, offsets), tree) in enumerate(zip(sides, trees, strict=True)):
         rows = points.shape[0]
@@ -116,9 +119,9 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int) -> tuple[T
 
 
 def _sort_one(
-    points: Tensor, offsets: Tensor | None, clouds: int
+    points: Tensor, offsets: Tensor | None, clouds: int, key: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _sort([(points, offsets)], clouds)
+    return _sort([(points, offsets)], clouds, key)
 
 
 def _sort_both(
@@ -127,11 +130,12 @@ def _sort_both(
     reference_points: Tensor,
     reference_offsets: Tensor | None,
     clouds: int,
+    key: torch.dtype,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
 ]:  # fmt: skip
-    return _sort([(query_points, query_offsets), (reference_points, reference_offsets)], clouds)
+    return _sort([(query_points, query_offsets), (reference_points, reference_offsets)], clouds, key)
 
 
 @triton.jit
@@ -309,12 +313,12 @@ def arrange_kernel(
 _build_one = kernel_op(
     "pointproj::triton_build_tree",
     _sort_one,
-    lambda points, offsets, clouds: _specs_of_all([points], clouds),
+    lambda points, offsets, clouds, key: _specs_of_all([points], clouds, key),
 )
 _build_both = kernel_op(
     "pointproj::triton_build_trees",
     _sort_both,
-    lambda query_points, qo, reference_points, ro, clouds: _specs_of_all(
-        [query_points, reference_points], clouds
+    lambda query_points, qo, reference_points, ro, clouds, key: _specs_of_all(
+        [query_points, reference_points], clouds, key
     ),
 )

@@ -32,9 +32,9 @@ def aggregate_within(
     if cells is None:
         references = points.reference_points, points.reference_offsets, points.count
         cells = build_wrapped_cells(*references, radius, *(queries if both else (None, None)))
-    tables = list(cells)
+    tables = [*cells]
     if needs_queries and not both:
-        tables += build_wrapped_cells(*queries, points.count, radius)
+        tables = [*tables, *build_wrapped_cells(*queries, points.count, radius)]
     return _aggregate(*clouds, tables, both, features, sigma, radius)[0]
 
 
