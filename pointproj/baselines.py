@@ -13,18 +13,15 @@ from jaxtyping import Bool, Float
 from scipy import ndimage
 from scipy.spatial import cKDTree
 
+from pointproj.lattice import grid_field, hole_radius, in_parts
 from pointproj.meshes import Mesh
-from pointproj.reconstruction import Reconstruction, grid_field, in_parts, reconstruct
+from pointproj.reconstruction import Reconstruction, reconstruct
 
 Points = Float[np.ndarray, "n 3"]
 Baseline = Callable[[Points], Reconstruction]
 
 FLOOD_SIDE = 96
 """Nodes a side of the lattice that is flooded."""
-
-WALL_NEIGHBOR, WALL_QUANTILE = 12, 0.9
-"""Walls are as thick as this quantile of the samples' distances to that neighbour, about the radius of the
-largest hole. Of the values tried, these gave the best overlap on training meshes of ModelNet10 (0.68)."""
 
 NORMAL_NEIGHBORS = 12
 POISSON_DEPTH = 7
@@ -81,7 +78,8 @@ def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray
     """Distance to the nearest sample, negative where a flood from outside does not come.
 
     The flood runs over a lattice and stops at walls around the samples, thick enough to close the holes
-    between them. Then it is let through the walls' outer half, so that the surface is where the samples are.
+    between them (:func:`pointproj.lattice.hole_radius`). Then it is let through the walls' outer half, so
+    that the surface is where the samples are.
 
     Parameters
     ----------
@@ -97,11 +95,9 @@ def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray
     """
     axis = np.linspace(-1.0, 1.0, side)
     nodes = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
-    tree = cKDTree(points)
-    reach, _ = tree.query(points, k=min(WALL_NEIGHBOR + 1, len(points)))
     cell = axis[1] - axis[0]
-    wall = max(float(np.quantile(reach[:, -1], WALL_QUANTILE)), cell)
-    distance = tree.query(nodes)[0].reshape(side, side, side)
+    wall = max(hole_radius(points), cell)
+    distance = cKDTree(points).query(nodes)[0].reshape(side, side, side)
     rooms, _ = ndimage.label(np.pad(distance > wall, 1, constant_values=True))
     flooded = (rooms == rooms[0, 0, 0])[1:-1, 1:-1, 1:-1]
     reached = ndimage.distance_transform_edt(~flooded, sampling=cell) < wall

@@ -102,7 +102,7 @@ def model_method(trained: TrainedModel, side: int) -> Method:
     device = str(trained.device)
 
     def method(points: Points, normals: Points) -> Reconstruction:
-        return reconstruct(trained.field(points, normals), MODEL, side, device=device)
+        return reconstruct(trained.field(points, normals), MODEL, side, cloud=points, device=device)
 
     return method
 

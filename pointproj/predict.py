@@ -7,7 +7,7 @@ from pathlib import Path
 from pointproj.layout import DataError
 from pointproj.mesh_files import write_mesh
 from pointproj.point_files import SUFFIXES, Cloud, read_cloud
-from pointproj.reconstruction import DEFAULT_SIDE, dense_values, extract_surface
+from pointproj.reconstruction import DEFAULT_SIDE, reconstruct
 from pointproj.renderings import cloud_panel, draw_rows, surface_panel
 from pointproj.runs import require_writable
 from pointproj.trained_model import TrainedModel, add_arguments, load_trained
@@ -40,7 +40,7 @@ def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_
         If the model needs normals that the cloud has not, or finds nothing inside; nothing is written then.
     """
     field = trained.field(cloud.points, cloud.normals)
-    mesh = extract_surface(dense_values(field, side), cloud.name, device=str(trained.device))
+    mesh = reconstruct(field, cloud.name, side, cloud=cloud.points, device=str(trained.device)).mesh
     if not len(mesh.faces):
         raise DataError(
             f"{cloud.name}: the model finds nothing inside; give it more points, or a model trained longer"

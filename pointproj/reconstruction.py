@@ -1,7 +1,4 @@
-"""From a field to a solid: ask it on a dense grid, in parts, and extract the surface.
-
-A field is anything that tells for points of the query cube a number below 0 inside and above 0 outside.
-"""
+"""From a field to a solid: ask it on a grid, extract the surface, and move that to the field's zero."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,20 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import warp as wp
 from jaxtyping import Bool, Float
-from scipy.interpolate import RegularGridInterpolator
 from warp.geometry import IsoSurfaceMarchingCubes
 
+from pointproj.lattice import Field, dense_values, in_parts, values_near
 from pointproj.meshes import Mesh
 
 wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)  # standard output is for results
 
-Field = Callable[[Float[np.ndarray, "Q 3"]], Float[np.ndarray, " Q"]]
 Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]
 
-CHUNK = 1 << 16
-"""Points asked at once: what a dense grid needs beside its result does not grow with its side."""
-
-DEFAULT_SIDE = 64
+DEFAULT_SIDE = 128
 HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is found: to 1/64 of a cell
 
 
@@ -43,7 +36,13 @@ class Reconstruction:
 
 
 def reconstruct(
-    field: Field, name: str, side: int = DEFAULT_SIDE, *, linear: bool = False, device: str = "cpu"
+    field: Field,
+    name: str,
+    side: int = DEFAULT_SIDE,
+    *,
+    cloud: Float[np.ndarray, "n 3"] | None = None,
+    linear: bool = False,
+    device: str = "cpu",
 ) -> Reconstruction:
     """Make the solid where a field is below 0.
 
@@ -56,6 +55,9 @@ def reconstruct(
     side : int
         Points a side of the grid that the surface is extracted from. Where the surface crosses its edges is
         asked of the field itself, and so is the side of a point.
+    cloud : float array, shape (n, 3), optional
+        Samples that the field was made from: it is asked near them, and near surfaces that a coarser grid
+        finds (:func:`pointproj.lattice.values_near`). Everywhere without.
     linear : bool
         The field is linear along the grid's edges, so that nothing needs to be asked there.
     device : str
@@ -65,52 +67,11 @@ def reconstruct(
     -------
     Reconstruction
     """
-    values = dense_values(field, side)
+    values = dense_values(field, side) if cloud is None else values_near(field, side, cloud)
     mesh = extract_surface(values, name, device=device)
     if not linear and len(mesh.faces):
         mesh = Mesh(on_surface(field, mesh.vertices, values), mesh.faces, name)
     return Reconstruction(mesh, lambda points: in_parts(field, points) < 0)
-
-
-def in_parts(field: Field, points: Float[np.ndarray, "Q 3"], chunk: int = CHUNK) -> Float[np.ndarray, " Q"]:
-    """Evaluate a field at any number of points, ``chunk`` at a time."""
-    values = np.empty(len(points), dtype=np.float32)
-    for start in range(0, len(points), chunk):
-        values[start : start + chunk] = field(np.ascontiguousarray(points[start : start + chunk], np.float32))
-    return values
-
-
-def dense_values(field: Field, side: int, chunk: int = CHUNK) -> Float[np.ndarray, "side side side"]:
-    """Evaluate a field on the regular grid on the query cube, corners included.
-
-    Points are made and asked ``chunk`` at a time, so that memory is bounded by the result and one part.
-
-    Parameters
-    ----------
-    field : callable
-    side : int
-        Points along each axis, at least 2.
-    chunk : int
-
-    Returns
-    -------
-    float32 array, shape (side, side, side)
-        Indexed by x, y, z.
-
-    Raises
-    ------
-    ValueError
-        If ``side`` is below 2.
-    """
-    if side < 2:
-        raise ValueError(f"expected a grid of at least 2 points a side, got {side}")
-    axis = np.linspace(-1.0, 1.0, side, dtype=np.float32)
-    values = np.empty(side**3, dtype=np.float32)
-    for start in range(0, len(values), chunk):
-        places = np.arange(start, min(start + chunk, len(values)))
-        points = np.stack([axis[index] for index in np.unravel_index(places, (side,) * 3)], axis=-1)
-        values[start : start + chunk] = field(points)
-    return values.reshape(side, side, side)
 
 
 def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device: str = "cpu") -> Mesh:
@@ -180,9 +141,3 @@ def on_surface(
         inside, outside = np.where(is_inside, middle, inside), np.where(is_inside, outside, middle)
     crosses = (low_inside != high_inside)[:, None]
     return np.where(crosses, (inside + outside) / 2, vertices).astype(np.float32)
-
-
-def grid_field(values: Float[np.ndarray, "side side side"]) -> Field:
-    """Return the field that interpolates linearly between values on a grid over the query cube."""
-    axes = [np.linspace(-1.0, 1.0, length) for length in values.shape]
-    return RegularGridInterpolator(axes, values)

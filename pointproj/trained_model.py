@@ -14,9 +14,10 @@ from pointproj import checkpoint
 from pointproj.backends import resolve
 from pointproj.config import Config
 from pointproj.devices import choose_device
+from pointproj.lattice import Field
 from pointproj.layout import DataError
 from pointproj.networks import cloud_features, operators_of, saved_config, saved_network
-from pointproj.reconstruction import DEFAULT_SIDE, Field
+from pointproj.reconstruction import DEFAULT_SIDE
 
 SOLID_TARGETS = ("sdf", "occupancy")
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values

@@ -12,9 +12,9 @@ from hydra import compose, initialize_config_dir
 from pointproj import checkpoint, evaluate, predict
 from pointproj.config import register_schema, to_config
 from pointproj.furniture import write_furniture
+from pointproj.lattice import dense_values
 from pointproj.mesh_files import read_mesh
 from pointproj.networks import build_model
-from pointproj.reconstruction import dense_values
 from pointproj.trained_model import load_trained
 
 CONF = Path(__file__).resolve().parent.parent / "conf"

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import trimesh
 
-from pointproj.reconstruction import dense_values, extract_surface, grid_field, in_parts, reconstruct
+from pointproj.reconstruction import extract_surface, reconstruct
 
 CENTRE, RADIUS = np.array([0.1, 0.0, -0.05]), 0.55
 
 
 def ball(points):
     return np.linalg.norm(points - CENTRE, axis=1) - RADIUS
+
+
+def directions(count):
+    away = np.random.default_rng(0).standard_normal((count, 3))
+    return away / np.linalg.norm(away, axis=1, keepdims=True)
 
 
 def as_trimesh(mesh):
@@ -29,34 +34,6 @@ def test_a_ball_comes_back_closed_and_oriented_outwards():
     assert solid.inside(points).tolist() == [True, False, True]
 
 
-def test_dense_values_are_in_the_order_of_x_y_z_whatever_the_parts():
-    def place(points):
-        return points @ np.array([1.0, 10.0, 100.0])
-
-    axis = np.linspace(-1, 1, 5, dtype=np.float32)
-    expected = axis[:, None, None] + 10 * axis[None, :, None] + 100 * axis[None, None, :]
-    for chunk in (1000, 125, 7):
-        assert np.allclose(dense_values(place, 5, chunk), expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="at least 2 points a side, got 1"):
-        dense_values(place, 1)
-
-
-def test_no_more_points_are_asked_at_once_than_the_chunk_holds():
-    asked = []
-
-    def field(points):
-        asked.append(len(points))
-        assert points.dtype == np.float32
-        return points[:, 0]
-
-    dense_values(field, 21, chunk=1000)
-    assert max(asked) == 1000
-    assert sum(asked) == 21**3
-    points = np.random.default_rng(0).uniform(-1, 1, (2500, 3))
-    assert np.array_equal(in_parts(field, points, chunk=1000), points[:, 0].astype(np.float32))
-    assert asked[-3:] == [1000, 1000, 500]
-
-
 def test_what_reaches_the_cubes_wall_is_closed_there_and_nothing_is_no_surface():
     full = as_trimesh(extract_surface(np.full((9, 9, 9), -1.0), "full"))
     assert full.is_watertight
@@ -73,12 +50,6 @@ def test_rough_fields_give_closed_surfaces_too():
     surface = as_trimesh(extract_surface(values, "noise"))
     assert surface.is_watertight
     assert surface.is_winding_consistent
-
-
-def test_grid_field_interpolates():
-    field = grid_field(dense_values(lambda points: points @ np.array([1.0, 2.0, -3.0]), 9))
-    points = np.random.default_rng(2).uniform(-1, 1, (50, 3))
-    assert np.allclose(field(points), points @ [1.0, 2.0, -3.0], atol=1e-6)
 
 
 @pytest.mark.gpu
@@ -104,3 +75,10 @@ def test_where_a_solid_is_cut_by_the_cube_it_stays_closed_there():
     surface = as_trimesh(solid.mesh)
     assert surface.is_watertight
     assert surface.bounds[1, 0] == pytest.approx(0.21, abs=2 / 15 / 32)
+
+
+def test_asked_near_its_samples_a_field_gives_the_same_solid():
+    cloud = CENTRE + RADIUS * directions(400)
+    far, near = reconstruct(ball, "ball", side=48), reconstruct(ball, "ball", side=48, cloud=cloud)
+    assert np.array_equal(near.mesh.vertices, far.mesh.vertices)
+    assert np.array_equal(near.mesh.faces, far.mesh.faces)

@@ -1,0 +1,160 @@
+"""Values of a field on a regular grid over the query cube: everywhere, or only where its surface can be.
+
+A field is anything that tells for points of the query cube a number below 0 inside and above 0 outside.
+Points are made and asked in parts, so that memory is bounded by the result and one part.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import ndimage
+from scipy.interpolate import RegularGridInterpolator
+from scipy.spatial import cKDTree
+
+Field = Callable[[Float[np.ndarray, "Q 3"]], Float[np.ndarray, " Q"]]
+
+CHUNK = 1 << 16
+"""Points asked at once: what a dense grid needs beside its result does not grow with its side."""
+
+COARSER = 4  # cells of the asked grid along one of the grid that looks for surfaces away from the cloud
+BLOCKS = 64  # a side, of which each is near the cloud or not
+
+HOLE_NEIGHBOR, HOLE_QUANTILE = 12, 0.9
+
+
+def hole_radius(points: Float[np.ndarray, "n 3"]) -> float:
+    """Radius of about the largest hole between samples of a surface.
+
+    It is the 0.9 quantile of the distances to the 12th neighbour: as the thickness of walls that stop a
+    flood, this gave the best overlap of the rules tried on training meshes of ModelNet10 (0.68).
+
+    Parameters
+    ----------
+    points : float array, shape (n, 3)
+
+    Returns
+    -------
+    float
+        In units of the points.
+    """
+    reach, _ = cKDTree(points).query(points, k=min(HOLE_NEIGHBOR + 1, len(points)))
+    return float(np.quantile(reach.reshape(len(points), -1)[:, -1], HOLE_QUANTILE))
+
+
+def in_parts(field: Field, points: Float[np.ndarray, "Q 3"], chunk: int = CHUNK) -> Float[np.ndarray, " Q"]:
+    """Evaluate a field at any number of points, ``chunk`` at a time."""
+    values = np.empty(len(points), dtype=np.float32)
+    for start in range(0, len(points), chunk):
+        values[start : start + chunk] = field(np.ascontiguousarray(points[start : start + chunk], np.float32))
+    return values
+
+
+def dense_values(field: Field, side: int, chunk: int = CHUNK) -> Float[np.ndarray, "side side side"]:
+    """Evaluate a field on the regular grid on the query cube, corners included.
+
+    Parameters
+    ----------
+    field : callable
+    side : int
+        Points along each axis, at least 2.
+    chunk : int
+        Points asked at once.
+
+    Returns
+    -------
+    float32 array, shape (side, side, side)
+        Indexed by x, y, z.
+
+    Raises
+    ------
+    ValueError
+        If ``side`` is below 2.
+    """
+    if side < 2:
+        raise ValueError(f"expected a grid of at least 2 points a side, got {side}")
+    values = np.empty(side**3, dtype=np.float32)
+    for start in range(0, len(values), chunk):
+        places = np.arange(start, min(start + chunk, len(values)))
+        values[start : start + chunk] = field(_points_at(places, side))
+    return values.reshape(side, side, side)
+
+
+def values_near(
+    field: Field, side: int, cloud: Float[np.ndarray, "n 3"], chunk: int = CHUNK
+) -> Float[np.ndarray, "side side side"]:
+    """Evaluate a field on the same grid where its surface can be, and take the rest from a coarser one.
+
+    A surface is looked for within :func:`hole_radius` of the cloud, where the solid may be thinner than a
+    coarse cell; and in coarse cells whose corners lie on two sides, and beside them, as in the extraction of
+    Mescheder et al., Occupancy Networks, CVPR 2019, section 3.3. Of 4,096 points on furniture that asks a
+    tenth to a fifth of the grid.
+
+    Parameters
+    ----------
+    field : callable
+    side : int
+        Points along each axis, at least 2.
+    cloud : float array, shape (n, 3)
+        The samples that the field was made from.
+    chunk : int
+        Points asked at once.
+
+    Returns
+    -------
+    float32 array, shape (side, side, side)
+        Indexed by x, y, z. What was not asked has the sign of the coarse cell about it.
+
+    Raises
+    ------
+    ValueError
+        If ``side`` is below 2.
+    """
+    coarse = dense_values(field, max(side // COARSER, min(side, 2)), chunk)
+    if len(coarse) == side:
+        return coarse
+    values = ndimage.zoom(coarse, side / len(coarse), order=1)
+    cells, changing = _node_cells(side, len(coarse) - 1), _changing_cells(coarse)
+    blocks, near = _node_cells(side, BLOCKS), _blocks_near(cloud)
+    flat = values.reshape(side, side * side)
+    for plane in range(side):
+        asked = changing[cells[plane]][np.ix_(cells, cells)] | near[blocks[plane]][np.ix_(blocks, blocks)]
+        places = np.flatnonzero(asked)
+        flat[plane, places] = in_parts(field, _points_at(places + plane * side * side, side), chunk)
+    return values
+
+
+def grid_field(values: Float[np.ndarray, "side side side"]) -> Field:
+    """Return the field that interpolates linearly between values on a grid over the query cube."""
+    axes = [np.linspace(-1.0, 1.0, length) for length in values.shape]
+    return RegularGridInterpolator(axes, values)
+
+
+def _points_at(places: Int[np.ndarray, " Q"], side: int) -> Float[np.ndarray, "Q 3"]:
+    axis = np.linspace(-1.0, 1.0, side, dtype=np.float32)
+    return np.stack([axis[index] for index in np.unravel_index(places, (side,) * 3)], axis=-1)
+
+
+def _node_cells(side: int, cells: int) -> Int[np.ndarray, " side"]:
+    """Which of so many cells along an axis each node lies in."""
+    return np.minimum(np.arange(side) * cells // (side - 1), cells - 1)
+
+
+def _changing_cells(values: Float[np.ndarray, "s s s"]) -> Bool[np.ndarray, "c c c"]:
+    """Cells between nodes of both signs, and those beside them."""
+    inside = values < 0
+    corners = [
+        inside[x : len(inside) - 1 + x, y : len(inside) - 1 + y, z : len(inside) - 1 + z]
+        for x in (0, 1)
+        for y in (0, 1)
+        for z in (0, 1)
+    ]
+    return ndimage.binary_dilation(np.any(corners, axis=0) & ~np.all(corners, axis=0))
+
+
+def _blocks_near(cloud: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, "blocks blocks blocks"]:
+    """Blocks of the cube within a hole's radius of the cloud."""
+    held = np.zeros((BLOCKS,) * 3, dtype=bool)
+    held[tuple(((cloud + 1) / 2 * BLOCKS).astype(int).clip(0, BLOCKS - 1).T)] = True
+    width = 2 / BLOCKS
+    return ndimage.distance_transform_edt(~held, sampling=width) <= hole_radius(cloud) + width
