@@ -171,6 +171,7 @@ class Training:
         """
         self._log_header()
         if continued is None:
+            self.run_folder.forget_after(-1)  # of a run that was killed here before its first checkpoint
             self._validate()
         else:
             with checkpoint.fits(continued[0]):

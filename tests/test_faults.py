@@ -84,6 +84,17 @@ def test_a_run_killed_at_any_moment_and_resumed_has_the_losses_of_one_left_alone
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_without_its_lines(config, tmp_path, data):
+    whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "outputs" / "killed")
+    train(config, whole)
+    for step in range(4):
+        killed.log_metrics({"split": "train", "step": step, "loss": 9.0})
+    config.resume = "auto"
+    train(config, killed)
+    assert losses(killed) == losses(whole)
+    assert "9.0" not in (killed.path / "metrics.jsonl").read_text()
+
+
 def test_of_a_checkpoint_cut_in_half_the_one_before_continues_to_the_same_losses(
     config, tmp_path, data, caplog
 ):
