@@ -15,7 +15,7 @@ wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)  # standard outpu
 
 Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]
 
-DEFAULT_SIDE = 128
+DEFAULT_SIDE = 64
 HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is found: to 1/64 of a cell
 
 
