@@ -25,7 +25,7 @@ KINDS = {
 }
 NAMED = {"w1": "W1: kNN, 100,000 points", "w2": "W2: r = 0.1, 25,000 points", "w2_wide": "W2: r = 0.25"}
 MODES = {"operator": "operator, forward and feature gradient", "step": "whole training step"}
-OURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8f5bb5", "#e08e1b")
+OURS = ("#c2a200", "#d1495b", "#2e933c", "#8f5bb5", "#e08e1b", "#1b6ca8", "#7a4b2a", "#0f9d9d")
 PEERS = ("#7d8597", "#a3865f", "#5c8a8a", "#b08bb0", "#8c9a4e", "#bf8080", "#6b7fb3", "#9a9a9a")
 DOTS_PER_INCH = 110
 
