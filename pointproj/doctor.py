@@ -9,8 +9,9 @@ A backend asked for is tried on a few points, and its result compared with the s
 
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from typing import NamedTuple
+
+from pointproj.versions import installed_version
 
 ASKABLE = {"backend": "auto", "device": "auto", "allocator": "torch"}
 OPERATORS = ("knn", "radius")
@@ -42,9 +43,10 @@ def describe() -> Iterator[str]:
     yield "versions"
     yield f"  {'python':20s} {sys.version.split()[0]}"
     for package in PACKAGES:
-        yield f"  {package:20s} {_version(package) or 'not installed'}"
+        yield f"  {package:20s} {installed_version(package) or 'not installed'}"
     for library, variants in VARIANTS.items():
-        installed = [f"{version} ({variant})" for variant in variants if (version := _version(variant))]
+        versions = {variant: installed_version(variant) for variant in variants}
+        installed = [f"{version} ({variant})" for variant, version in versions.items() if version]
         yield f"  {library:20s} {', '.join(installed) or 'not installed'}"
     yield f"  {'CUDA of torch':20s} {torch.version.cuda or 'none: torch was built for the CPU'}"
     yield "devices"
@@ -172,13 +174,6 @@ def _rmm_obstacle() -> str | None:
 
 def _yes_or_no(obstacle: str | None) -> str:
     return "yes" if obstacle is None else f"no: {obstacle}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

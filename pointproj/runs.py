@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from pointproj.versions import installed_version
 
 PROJECT = Path(__file__).resolve().parent.parent
 RECORDED_PACKAGES = (
@@ -188,7 +189,7 @@ def environment(device: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "versions": {name: _version(name) for name in RECORDED_PACKAGES},
+        "versions": {name: installed_version(name) for name in RECORDED_PACKAGES},
         "git": _git_state(),
     }
     if device is not None:
@@ -205,13 +206,6 @@ def run_name() -> str:
 def run_token() -> str:
     """Return a word that no other process has at this moment on any machine that shares the folder."""
     return f"{os.getpid():x}{os.urandom(6).hex()}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -6,12 +6,12 @@ import re
 import shutil
 import subprocess
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from pointproj.runs import environment
+from pointproj.versions import installed_version
 
 COMMIT_VARIABLE = "POINTPROJ_COMMIT"  # names the commit where the code runs outside of a checkout
 
@@ -45,10 +45,8 @@ def slug(name: str) -> str:
 
 def package_version(package: str) -> str:
     """``"package version"``, or the bare name where no version is known."""
-    try:
-        return f"{package} {metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        return package
+    version = installed_version(package)
+    return package if version is None else f"{package} {version}"
 
 
 def _processor() -> str:
