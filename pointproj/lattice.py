@@ -116,11 +116,15 @@ def values_near(
     values = ndimage.zoom(coarse, side / len(coarse), order=1)
     cells, changing = _node_cells(side, len(coarse) - 1), _changing_cells(coarse)
     blocks, near = _node_cells(side, BLOCKS), _blocks_near(cloud)
-    flat = values.reshape(side, side * side)
-    for plane in range(side):
-        asked = changing[cells[plane]][np.ix_(cells, cells)] | near[blocks[plane]][np.ix_(blocks, blocks)]
-        places = np.flatnonzero(asked)
-        flat[plane, places] = in_parts(field, _points_at(places + plane * side * side, side), chunk)
+    asked = [
+        np.flatnonzero(changing[cells[x]][np.ix_(cells, cells)] | near[blocks[x]][np.ix_(blocks, blocks)])
+        for x in range(side)
+    ]
+    places = np.concatenate([x * side**2 + in_plane for x, in_plane in enumerate(asked)])
+    flat = values.reshape(-1)
+    for start in range(0, len(places), chunk):
+        part = places[start : start + chunk]
+        flat[part] = field(_points_at(part, side))
     return values
 
 
