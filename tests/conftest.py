@@ -10,9 +10,8 @@ import torch
 from pointproj.backends import BackendUnavailable, names, resolve, waits
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # as many processes as cores, so one thread each, also of what they start
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many processes as cores: one thread each, also of what they start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
