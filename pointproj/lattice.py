@@ -4,7 +4,7 @@ A field is anything that tells for points of the query cube a number below 0 ins
 Points are made and asked in parts, so that memory is bounded by the result and one part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -73,11 +73,10 @@ def dense_values(field: Field, side: int, chunk: int = CHUNK) -> Float[np.ndarra
     """
     if side < 2:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}")
-    values = np.empty(side**3, dtype=np.float32)
-    for start in range(0, len(values), chunk):
-        places = np.arange(start, min(start + chunk, len(values)))
-        values[start : start + chunk] = field(_points_at(places, side))
-    return values.reshape(side, side, side)
+    values = np.empty((side,) * 3, dtype=np.float32)
+    starts = range(0, side**3, chunk)
+    _ask(field, values, (np.arange(start, min(start + chunk, side**3)) for start in starts))
+    return values
 
 
 def values_near(
@@ -121,10 +120,7 @@ def values_near(
         for x in range(side)
     ]
     places = np.concatenate([x * side**2 + in_plane for x, in_plane in enumerate(asked)])
-    flat = values.reshape(-1)
-    for start in range(0, len(places), chunk):
-        part = places[start : start + chunk]
-        flat[part] = field(_points_at(part, side))
+    _ask(field, values, (places[start : start + chunk] for start in range(0, len(places), chunk)))
     return values
 
 
@@ -134,9 +130,12 @@ def grid_field(values: Float[np.ndarray, "side side side"]) -> Field:
     return RegularGridInterpolator(axes, values)
 
 
-def _points_at(places: Int[np.ndarray, " Q"], side: int) -> Float[np.ndarray, "Q 3"]:
-    axis = np.linspace(-1.0, 1.0, side, dtype=np.float32)
-    return np.stack([axis[index] for index in np.unravel_index(places, (side,) * 3)], axis=-1)
+def _ask(field: Field, values: Float[np.ndarray, "s s s"], parts: Iterable[Int[np.ndarray, " Q"]]) -> None:
+    """Fill in the values at places of the flattened grid, one part after the other."""
+    axis, flat = np.linspace(-1.0, 1.0, len(values), dtype=np.float32), values.reshape(-1)
+    for places in parts:
+        along_axes = np.unravel_index(places, values.shape)
+        flat[places] = field(np.stack([axis[index] for index in along_axes], axis=-1))
 
 
 def _node_cells(side: int, cells: int) -> Int[np.ndarray, " side"]:

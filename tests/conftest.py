@@ -42,6 +42,12 @@ def where(request: pytest.FixtureRequest) -> Where:
     return request.param
 
 
+@pytest.fixture(params=_on("cpu"))
+def on_cpu(request: pytest.FixtureRequest) -> Where:
+    """Every backend, on the CPU only."""
+    return request.param
+
+
 @pytest.fixture(params=_on("cuda"))
 def on_gpu(request: pytest.FixtureRequest) -> Where:
     """Every backend, on a GPU only."""

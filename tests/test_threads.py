@@ -18,16 +18,14 @@ def threads():
 
 
 @pytest.mark.parametrize("operator", ["knn", "radius"])
-def test_threads_change_nothing(operator: str, where: Where, threads):
-    if where.device != "cpu":
-        pytest.skip("threads of the CPU")
-    where.skip_unless(operator)
+def test_threads_change_nothing(operator: str, on_cpu: Where, threads):
+    on_cpu.skip_unless(operator)
     problem, neighborhood = CASE.problem(), CASE.neighborhood(operator)
     at, made = probe(problem, CASE.sigma), {}
     for count in (1, 3):
         threads(count)
         made[count] = derivatives(
-            lambda p, sigma: run(operator, p, neighborhood, sigma, backend=where.backend), problem, at
+            lambda p, sigma: run(operator, p, neighborhood, sigma, backend=on_cpu.backend), problem, at
         )
     for name, alone in made[1].items():
         assert_close(name, made[3][name], alone)

@@ -36,26 +36,25 @@ def test_on_a_cpu_every_other_backend_comes_first():
     assert min(ranks, key=ranks.get) == "triton"
 
 
-# What the interpreter runs, on CPU tensors: the arguments of a test run of its own.
-INTERPRETED = {
-    "contract": ["tests/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
-    "kernels": ["tests/test_triton_kernels.py"],
-    "layers": ["tests/test_narrow_mlp.py", "-k", "277 or finite or needed"],
-}
-
-
 @needs_triton
 @pytest.mark.skipif(
     TorchVersion(torch.__version__) < (2, 13), reason="this torch wraps no kernels that are interpreted"
 )
 @pytest.mark.slow
-@pytest.mark.parametrize("name", INTERPRETED)
-def test_kernels_by_the_interpreter(name: str):
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["tests/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
+        ["tests/test_triton_kernels.py"],
+        ["tests/test_narrow_mlp.py", "-k", "277 or finite or needed"],
+    ],
+    ids=["contract", "kernels", "layers"],
+)
+def test_kernels_by_the_interpreter(tests: list[str]):
+    """The kernels themselves, on CPU tensors."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider"]
-    ended = subprocess.run(
-        [*command, *INTERPRETED[name]], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider", *tests]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
     assert re.search(r"\d+ passed", ended.stdout)
 
