@@ -16,10 +16,11 @@ import numpy as np
 from jaxtyping import Float
 
 from pointproj.baselines import baseline, baselines
-from pointproj.dataset import TEST_SEED, mesh_files
+from pointproj.dataset import TEST_SEED
 from pointproj.evaluation_page import summary_table, write_csv, write_page
 from pointproj.layout import DataError, MeshFile, find_meshes
 from pointproj.mesh_files import parse_mesh, read_content, write_mesh
+from pointproj.mesh_sources import mesh_files
 from pointproj.meshes import MeshError, normalize
 from pointproj.reconstruction import Reconstruction, reconstruct
 from pointproj.renderings import cloud_panel, draw_rows, surface_panel
