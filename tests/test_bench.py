@@ -1,9 +1,11 @@
 """The benchmark: rows are kept, wrong results get no time, and tables and plots need the file alone."""
 
 import dataclasses
+import gc
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from pointproj.benchmark.peers import PEERS, Peer
 from pointproj.benchmark.plots import draw
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.results import COLUMNS, MISSING, OK, RED, SKIPPED, ResultsFile, Row, read_rows
-from pointproj.benchmark.run import run
+from pointproj.benchmark.run import only_new_garbage, run
 from pointproj.benchmark.timing import measure, percentiles
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError
@@ -241,6 +243,22 @@ class TestResults:
         assert slug("NVIDIA H200") == "nvidia-h200"
 
 
+def test_only_what_was_made_within_is_looked_at_for_garbage():
+    class Ring:
+        def __init__(self):
+            self.itself = self
+
+    before = Ring()
+    old = weakref.ref(before)
+    with only_new_garbage():
+        young = weakref.ref(Ring())
+        del before
+        gc.collect()
+        assert (old() is None, young() is None) == (False, True)
+    gc.collect()
+    assert old() is None
+
+
 class TestTiming:
     def test_percentiles_are_milliseconds_a_call(self):
         timing = percentiles([0.001 * i for i in range(1, 12)], calls=3)
@@ -254,6 +272,10 @@ class TestTiming:
             now[0] += seconds
 
         assert measure(lambda: call(3.0), CPU, 0.4) == pytest.approx((3000.0, 3000.0, 3000.0, 1))
+        assert now == [3.0]
+        assert measure(lambda: call(0.25), CPU, 0.4) == pytest.approx((250.0, 250.0, 250.0, 3))
+        assert now == [4.0]
+        now[0] = 0.0
         assert measure(lambda: call(0.04), CPU, 0.4) == pytest.approx((40.0, 40.0, 40.0, 10), rel=1e-6)
         assert measure(lambda: call(2**-20), CPU, 0.01).repetitions == 210 * 49  # 0.2 ms a sample
 

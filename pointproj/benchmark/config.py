@@ -31,7 +31,7 @@ class BenchConfig:
     gpu_memory: str = "torch"  # torch | rmm: who owns it; with rmm, names end in "+ RMM"
     sizes: list[int] | None = None  # points of the scaling workload; null: 10^4 to 10^7 (CPU: 10^6)
     elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
-    budget_s: float = 0.2  # seconds of repetitions a row
+    budget_s: float = 0.1  # seconds of repetitions a row
     slowest_call_s: float = 2.0  # a call that would take longer than this is a row without a time
     minutes: float = 15.0  # after this long the rest are rows without a time
     output: str | None = None  # CSV file; null: benchmarks/<device>.csv

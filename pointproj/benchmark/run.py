@@ -3,7 +3,8 @@
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -202,6 +203,21 @@ class _Run:
         return held_bytes(self.device)
 
 
+@contextmanager
+def only_new_garbage() -> Iterator[None]:
+    """Let collections within look at what was made within.
+
+    Each row begins with one, and the modules of torch.compile and of the peers are so many objects that
+    looking at them all takes half a second.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def without_time(blank: Row, reason: Exception) -> Row:
     """The row of a measurement that came to nothing."""
     if isinstance(reason, RedParity):
@@ -238,7 +254,8 @@ class _Clouds:
                 blank = self._blank(entry.contender, "-", "-")
                 self.of.add(dataclasses.replace(blank, status=MISSING, note=entry.missing))
             else:
-                self._measure(entry.contender, entry.measurements)
+                with only_new_garbage():
+                    self._measure(entry.contender, entry.measurements)
             torch.compiler.reset()  # its limit of versions of one function is for a whole process
 
     def _measure(self, contender: Contender, measurements: tuple[tuple[str, str], ...]) -> None:

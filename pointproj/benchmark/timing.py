@@ -16,7 +16,8 @@ import torch
 SHORTEST_SAMPLE_S = 2e-4
 FASTEST_CALL_S = 1e-7  # nothing is faster: a clock that says so has too coarse a grain
 MOST_SAMPLES = 500
-LONG_CALL_S = 1.0  # from here on one repetition must do
+LONG_CALL_S = 0.5  # from here on the second call must do
+FEWEST_SAMPLES = 3
 
 
 class Timing(NamedTuple):
@@ -48,18 +49,21 @@ def measure(
     Timing
     """
     sample = _sample_on_gpu if device.type == "cuda" else _sample_on_host
-    function()
+    warm_up = sample(function, device, 1, 1)  # seconds a call
     if repetitions is not None:
         return percentiles(sample(function, device, 1, repetitions), 1)
-    estimate = min(sample(function, device, 1, 2))  # seconds a call
-    if estimate > LONG_CALL_S:
-        return percentiles([estimate], 1)
+    if warm_up[0] > LONG_CALL_S:
+        return percentiles(warm_up, 1)
+    few = sample(function, device, 1, FEWEST_SAMPLES)
+    estimate = min(few)
+    if FEWEST_SAMPLES * estimate > budget_s:
+        return percentiles(few, 1)
     calls = _calls_a_sample(estimate)
     if calls > 1:
-        estimate = min(sample(function, device, calls, 3))
+        estimate = min(sample(function, device, calls, FEWEST_SAMPLES))
         calls = _calls_a_sample(estimate)
-    samples = max(3, min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S)))))
-    return percentiles(sample(function, device, calls, samples), calls)
+    samples = min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S))))
+    return percentiles(sample(function, device, calls, max(FEWEST_SAMPLES, samples)), calls)
 
 
 def _calls_a_sample(estimate: float) -> int:
