@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.backends.warp.common import REALS, cell_functions
+from pointproj.backends.warp.common import REALS
 from pointproj.backends.warp.frames import frames, grid_struct
 from pointproj.backends.warp.lanes import Lanes, lowest_bit
 from pointproj.backends.warp.scan import crowds_before, points_before
@@ -53,8 +53,7 @@ def row_visitor(
     (x1 < x0), and its part within the bound is visited."""
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    Frame, _, _, gap, _ = frames(dtype)
-    _, axis_cell, *_ = cell_functions(dtype)
+    Frame, gap, narrow = frames(dtype).struct, frames(dtype).gap, frames(dtype).narrow
     State, Arrays, _, bound, _ = visitor
     visits_crowds = visit_crowds is not None
     take, ballot = lanes.take, lanes.ballot
@@ -64,16 +63,9 @@ def row_visitor(
         """The part of a row that the bound can reach: first and last cell, none if they cross."""
         across_y = gap(q[1], frame, 1, y)
         across_z = gap(q[2], frame, 2, z)
-        along = limit - (across_y * across_y + across_z * across_z)
-        if along < real(0.0):
-            return 0, -1
         first = wp.max(x0, 0)
         last = wp.min(x1, frame.shape[0] - 1)
-        if along < real(wp.inf):
-            far = wp.sqrt(along) + frame.slack
-            first = wp.max(first, axis_cell(q[0] - far, frame.low[0], frame.per_unit[0], frame.shape[0]))
-            last = wp.min(last, axis_cell(q[0] + far, frame.low[0], frame.per_unit[0], frame.shape[0]))
-        return first, last
+        return narrow(q[0], frame, 0, limit - (across_y * across_y + across_z * across_z), first, last)
 
     @wp.func
     def visit_row(
@@ -128,7 +120,7 @@ def box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor, visit_row: w
     """
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    Frame, *_ = frames(dtype)
+    Frame = frames(dtype).struct
     State, Arrays, _, _, _ = visitor
     lanes_count, lane = lanes.count, lanes.lane
 
@@ -180,25 +172,11 @@ def plane_visitor(
 
     It gives up after an effort of ``patience``, unless that is 0.
     """
-    real, vec3 = REALS[dtype]
+    _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    Frame, _, _, gap, _ = frames(dtype)
-    _, axis_cell, *_ = cell_functions(dtype)
+    Frame, gap, narrow = frames(dtype).struct, frames(dtype).gap, frames(dtype).narrow
     State, Arrays, _, bound, _ = visitor
     lanes_count, lane = lanes.count, lanes.lane
-
-    @wp.func
-    def rows_of_plane(q: vec3, frame: Frame, limit: real, z: int, low: int, high: int):
-        """First and last of the rows from ``low`` to ``high`` that the bound can reach."""
-        across = gap(q[2], frame, 2, z)
-        along = limit - across * across
-        if along < real(0.0):
-            return low, low - 1
-        if along < real(wp.inf):
-            far = wp.sqrt(along) + frame.slack
-            low = wp.max(low, axis_cell(q[1] - far, frame.low[1], frame.per_unit[1], frame.shape[1]))
-            high = wp.min(high, axis_cell(q[1] + far, frame.low[1], frame.per_unit[1], frame.shape[1]))
-        return low, high
 
     @wp.func
     def visit_box(
@@ -222,7 +200,8 @@ def plane_visitor(
                 if part == 1:
                     first = wp.max(first, at[1] - inner)
                     last = wp.where(wp.abs(z - at[2]) <= inner, wp.min(last, at[1] + inner), first - 1)
-                first, last = rows_of_plane(q, frame, bound(state, arrays), z, first, last)
+                across = gap(q[2], frame, 2, z)
+                first, last = narrow(q[1], frame, 1, bound(state, arrays) - across * across, first, last)
                 if wp.static(patience > 0):
                     state.gave_up = state.gave_up or state.effort > patience
                 if state.gave_up:

@@ -5,7 +5,7 @@ and the border of its cell are computed in different ways.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -51,12 +51,23 @@ def grid_struct(dtype: torch.dtype) -> Any:
     return Grid, grid_of
 
 
-@functools.cache
-def frames(dtype: torch.dtype) -> Any:
+class Frames(NamedTuple):
     """One grid of cells, a cloud's or that inside one cell, and distances to its cells."""
+
+    struct: Any
+    of_cloud: wp.Function
+    of_crowd: wp.Function
+    gap: wp.Function
+    narrow: wp.Function
+    beyond: wp.Function
+
+
+@functools.cache
+def frames(dtype: torch.dtype) -> Frames:
+    """Struct and functions for positions of one dtype."""
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    inverse, _, low_of, edge_of, _, _ = cell_functions(dtype)
+    inverse, axis_cell, low_of, edge_of, _, _ = cell_functions(dtype)
     unit = torch.finfo(dtype).eps * ROUNDINGS
 
     @wp.struct
@@ -71,7 +82,7 @@ def frames(dtype: torch.dtype) -> Any:
         slack: real
 
     @wp.func
-    def cloud_frame(grid: Grid, cloud: int, q: vec3):
+    def of_cloud(grid: Grid, cloud: int, q: vec3):
         frame = Frame()
         frame.low = low_of(grid.frames, cloud)
         frame.edge = edge_of(grid.frames, cloud)
@@ -86,7 +97,7 @@ def frames(dtype: torch.dtype) -> Any:
         return frame
 
     @wp.func
-    def crowd_frame(grid: Grid, parent: Frame, cell: int, x: int, y: int, z: int):
+    def of_crowd(grid: Grid, parent: Frame, cell: int, x: int, y: int, z: int):
         """The sub-cells of a crowded cell."""
         frame = Frame()
         at = wp.vec3i(x, y, z)
@@ -118,6 +129,19 @@ def frames(dtype: torch.dtype) -> Any:
         return wp.max(wp.max(low - x, x - high) - frame.slack, real(0.0))
 
     @wp.func
+    def narrow(x: real, frame: Frame, axis: int, square: real, first: int, last: int):
+        """Of cells along an axis those that may be within a squared distance; none if that is negative."""
+        if square < real(0.0):
+            return first, first - 1
+        if square < real(wp.inf):
+            far = wp.sqrt(square) + frame.slack
+            low = axis_cell(x - far, frame.low[axis], frame.per_unit[axis], frame.shape[axis])
+            high = axis_cell(x + far, frame.low[axis], frame.per_unit[axis], frame.shape[axis])
+            first = wp.max(first, low)
+            last = wp.min(last, high)
+        return first, last
+
+    @wp.func
     def beyond(q: vec3, frame: Frame, at: wp.vec3i, ring: int):
         """Squared distance to the nearest cell outside a ring around ``at``, never too large."""
         outside = vec3()
@@ -140,4 +164,4 @@ def frames(dtype: torch.dtype) -> Any:
                 nearest = wp.min(nearest, rest + face * face)
         return nearest
 
-    return Frame, cloud_frame, crowd_frame, gap, beyond
+    return Frames(Frame, of_cloud, of_crowd, gap, narrow, beyond)

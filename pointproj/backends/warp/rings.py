@@ -26,7 +26,7 @@ def ring_search(
     """
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    _, cloud_frame, crowd_frame, _, beyond = frames(dtype)
+    cloud_frame, crowd_frame, beyond = frames(dtype).of_cloud, frames(dtype).of_crowd, frames(dtype).beyond
     *_, cell_at, _ = cell_functions(dtype)
     State, Arrays, consider, bound, _ = visitor
     visit_runs = run_visitor(lanes, vec3, State, Grid, Arrays, consider)
@@ -74,7 +74,7 @@ def _search_grid(
     """One level. Of crowded cells it visits the crowds, or gives up, or knows that there are none."""
     real, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    Frame, _, _, _, beyond = frames(dtype)
+    Frame, beyond = frames(dtype).struct, frames(dtype).beyond
     _, axis_cell, _, _, cell_at, _ = cell_functions(dtype)
     State, Arrays, _, bound, wanted = visitor
     visit_row = row_visitor(dtype, lanes, visitor, visit_runs, visit_crowds, gives_up)
@@ -141,7 +141,7 @@ def _crowd_visitor(dtype: torch.dtype, visitor: Visitor, search_crowd: wp.Functi
     """The crowds in a run of cells: all lanes go through it together, cell by cell."""
     _, vec3 = REALS[dtype]
     Grid, _ = grid_struct(dtype)
-    Frame, _, crowd_frame, gap, _ = frames(dtype)
+    Frame, crowd_frame, gap = frames(dtype).struct, frames(dtype).of_crowd, frames(dtype).gap
     State, Arrays, _, bound, _ = visitor
 
     @wp.func
