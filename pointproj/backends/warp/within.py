@@ -5,6 +5,7 @@ to reference points are gathered by the transposed search, over the queries near
 that no two threads ever add to one place.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from pointproj.backends import Clouds
 from pointproj.backends.warp.row_sums import divide
 from pointproj.backends.warp.tiles import tile_shape
-from pointproj.backends.warp.within_positions import position_kernels
+from pointproj.backends.warp.within_positions import position_kernel
 from pointproj.backends.warp.within_sums import aggregate_kernel, gather_kernel
 from pointproj.backends.warp.within_tiles import aggregate_tiles, launch_tiles
 from pointproj.backends.warp.wrapped import WrappedCells, build_wrapped_cells, places_of
@@ -114,13 +115,14 @@ def _backward(
         launch(gather, shape, *sets.references_in_order(), *sets.searched_queries(), *known, d_features)
     if not (d_query_points is None and d_reference_points is None and d_sigma is None):
         lanes = 1 if features.device.type == "cpu" else 32
-        pull, push = position_kernels(query_points.dtype, features.dtype, lanes)
+        kernel = partial(position_kernel, query_points.dtype, features.dtype, lanes)
         known = (features, aggregated, softmax, grad_aggregated, sigma, *limits)
         own = features.new_empty(query_points.shape)
         sigma_rows = features.new_empty(query_points.shape[0])
         shape = (query_points.shape[0], lanes)
         queries = (query_points, query_offsets, clouds)
-        launch(pull, shape, *queries, *sets.searched_references(), *known, own, sigma_rows)
+        searched = sets.searched_references()
+        launch(kernel(from_query=True), shape, *queries, *searched, *known, own, sigma_rows)
         if d_query_points is not None:
             d_query_points.copy_(own)
         if d_sigma is not None:
@@ -129,7 +131,8 @@ def _backward(
             own = features.new_empty(reference_points.shape)
             shape = (reference_points.shape[0], lanes)
             references = (reference_points, reference_offsets, clouds)
-            launch(push, shape, *references, *sets.searched_queries(), *known, own)
+            searched = sets.searched_queries()
+            launch(kernel(from_query=False), shape, *references, *searched, *known, own, None)
             d_reference_points.copy_(own)
 
 

@@ -1,7 +1,7 @@
 """Kernels of the gradients of positions and sigma within a radius."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import warp as wp
@@ -107,30 +107,24 @@ def _pair_search(positions: torch.dtype, sums: torch.dtype, count: int, from_que
     return State, search
 
 
-class PositionKernels(NamedTuple):
-    pull: wp.Kernel
-    push: wp.Kernel
-
-
 @functools.cache
-def position_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> PositionKernels:
-    """Kernels for positions of one dtype, sums in another, at least as wide, and ``count`` lanes a point."""
-    return PositionKernels(_pull_kernel(positions, sums, count), _push_kernel(positions, sums, count))
+def position_kernel(positions: torch.dtype, sums: torch.dtype, count: int, from_query: bool) -> wp.Kernel:
+    """Gradient of the query points and of sigma, or that of the reference points.
 
-
-def _pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Kernel:
-    """Gradients of the query points and of sigma."""
+    Each is gathered over the pairs of its own points, in the dtype ``sums``, at least as wide as that of the
+    positions, by ``count`` lanes a point.
+    """
     place, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
     _, wrapped_of = wrapped_struct(positions)
     _, arrays_of, _ = pair_functions(positions, sums)
-    State, search = _pair_search(positions, sums, count, from_query=True)
+    State, search = _pair_search(positions, sums, count, from_query)
     item, lane = lanes(count).item, lanes(count).lane
 
     @wp.kernel(**OPTIONS, launch_bounds=AT_HAND)
-    def pull(
-        query_points: wp.array(dtype=vec3),
-        query_offsets: wp.array(dtype=wp.int32),
+    def gather(
+        own_points: wp.array(dtype=vec3),
+        own_offsets: wp.array(dtype=wp.int32),
         clouds: int,
         width: wp.array(dtype=place),
         start: wp.array(dtype=wp.int32),
@@ -145,66 +139,24 @@ def _pull_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Ke
         sigma: wp.array(dtype=real),
         radius: wp.float64,
         reach: wp.float64,
-        d_query: wp.array(dtype=wide3),
+        d_points: wp.array(dtype=wide3),
         d_sigma: wp.array(dtype=real),
     ):
         first, _ = wp.tid()
-        query = item(first)
+        own = item(first)
         wrapped = wrapped_of(width, start, points, first_place, rows, searched_offsets, clouds)
         arrays = arrays_of(radius, reach, sigma, features, grad, softmax, aggregated)
-        q = query_points[query]
-        cloud = cloud_of(query, query_offsets, query_points.shape[0], clouds)
+        p = own_points[own]
+        cloud = cloud_of(own, own_offsets, own_points.shape[0], clouds)
         state = State()
-        state.row = query
-        state.nearest = softmax[query, 0]
-        state.inverse = softmax[query, 1]
-        state = search(state, q, wrapped, arrays, cloud)
-        if lane() == 0:
-            d_query[query] = wide3(state.shares[0], state.shares[1], state.shares[2])
-            d_sigma[query] = state.shares[3] / (sigma[0] * sigma[0])
-
-    return pull
-
-
-def _push_kernel(positions: torch.dtype, sums: torch.dtype, count: int) -> wp.Kernel:
-    """Gradient of the reference points, gathered over the queries near each."""
-    place, vec3 = REALS[positions]
-    real, wide3 = REALS[sums]
-    _, wrapped_of = wrapped_struct(positions)
-    _, arrays_of, _ = pair_functions(positions, sums)
-    State, search = _pair_search(positions, sums, count, from_query=False)
-    item, lane = lanes(count).item, lanes(count).lane
-
-    @wp.kernel(**OPTIONS, launch_bounds=AT_HAND)
-    def push(
-        reference_points: wp.array(dtype=vec3),
-        reference_offsets: wp.array(dtype=wp.int32),
-        clouds: int,
-        width: wp.array(dtype=place),
-        start: wp.array(dtype=wp.int32),
-        points: wp.array2d(dtype=place),
-        first_place: int,
-        rows: int,
-        searched_offsets: wp.array(dtype=wp.int32),
-        features: wp.array2d(dtype=real),
-        aggregated: wp.array2d(dtype=real),
-        softmax: wp.array2d(dtype=real),
-        grad: wp.array2d(dtype=real),
-        sigma: wp.array(dtype=real),
-        radius: wp.float64,
-        reach: wp.float64,
-        d_reference: wp.array(dtype=wide3),
-    ):
-        first, _ = wp.tid()
-        reference = item(first)
-        wrapped = wrapped_of(width, start, points, first_place, rows, searched_offsets, clouds)
-        arrays = arrays_of(radius, reach, sigma, features, grad, softmax, aggregated)
-        p = reference_points[reference]
-        cloud = cloud_of(reference, reference_offsets, reference_points.shape[0], clouds)
-        state = State()
-        state.row = reference
+        state.row = own
+        if wp.static(from_query):
+            state.nearest = softmax[own, 0]
+            state.inverse = softmax[own, 1]
         state = search(state, p, wrapped, arrays, cloud)
         if lane() == 0:
-            d_reference[reference] = wide3(state.shares[0], state.shares[1], state.shares[2])
+            d_points[own] = wide3(state.shares[0], state.shares[1], state.shares[2])
+            if wp.static(from_query):
+                d_sigma[own] = state.shares[3] / (sigma[0] * sigma[0])
 
-    return push
+    return gather
