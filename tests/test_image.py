@@ -51,6 +51,7 @@ def test_what_is_copied_is_what_runs():
     assert "conf/backend/cuml.yaml" in files
     assert not [file for file in files if "__pycache__" in file or file.startswith((".git/", "outputs/"))]
     assert [file for file in files if file.startswith("data/")] == ["data/README.md"]
+    assert is_ignored(PROJECT / "my-venv/lib/torch/x.py", ignore_patterns())
     assert sum((PROJECT / file).stat().st_size for file in files) < 8 * 2**20
 
 
