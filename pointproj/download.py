@@ -283,6 +283,11 @@ def _check_space(members: list[tuple[zipfile.ZipInfo, PurePosixPath]], zip_file:
 
 
 def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    # Either is an error of the operating system to zipfile, as a full disk is.
+    if member.header_offset < 0:
+        raise zipfile.BadZipFile(f"{member.filename!r} begins before the archive")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise zipfile.BadZipFile(f"{member.filename!r} is compressed by method {member.compress_type}")
     path.parent.mkdir(parents=True, exist_ok=True)
     # zipfile reads no further than the size that the archive declares, which has been checked.
     with archive.open(member) as source, open(path, "xb") as target:

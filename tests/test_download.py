@@ -9,7 +9,7 @@ import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pointproj import download
@@ -227,6 +227,8 @@ def test_another_archive_is_refused(root):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, len(zipped(GOOD)) - 1), byte=st.integers(1, 255), cut=st.booleans())
+@example(place=493, byte=2, cut=False)  # a file that begins before the archive
+@example(place=255, byte=4, cut=False)  # bzip2
 def test_a_damaged_archive_is_an_error_or_does_no_harm(tmp_path_factory, place, byte, cut):
     content = bytearray(zipped(GOOD))
     content[place] ^= byte
