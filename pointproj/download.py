@@ -264,8 +264,17 @@ def _wanted(
             raise DownloadError(f"{zip_file} holds {member.filename!r}, which is a link: refused")
         resource_fork = path.parts[0] == "__MACOSX" or path.name.startswith("._") or path.name == ".DS_Store"
         if not member.is_dir() and not resource_fork and path.parts[0] == folder:
+            _check_header(member)
             members.append((member, path))
     return members
+
+
+def _check_header(member: zipfile.ZipInfo) -> None:
+    """What zipfile would answer while it unpacks, with the errors that a full disk has."""
+    if member.header_offset < 0:
+        raise zipfile.BadZipFile(f"{member.filename!r} begins before the archive")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise zipfile.BadZipFile(f"{member.filename!r} is compressed by method {member.compress_type}")
 
 
 def _check_space(members: list[tuple[zipfile.ZipInfo, PurePosixPath]], zip_file: Path, root: Path) -> None:
@@ -283,11 +292,6 @@ def _check_space(members: list[tuple[zipfile.ZipInfo, PurePosixPath]], zip_file:
 
 
 def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
-    # Either is an error of the operating system to zipfile, as a full disk is.
-    if member.header_offset < 0:
-        raise zipfile.BadZipFile(f"{member.filename!r} begins before the archive")
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise zipfile.BadZipFile(f"{member.filename!r} is compressed by method {member.compress_type}")
     path.parent.mkdir(parents=True, exist_ok=True)
     # zipfile reads no further than the size that the archive declares, which has been checked.
     with archive.open(member) as source, open(path, "xb") as target:
