@@ -9,9 +9,9 @@ import hydra
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pointproj import commandline
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
+from pointproj.runtime import commandline
 
 register_schema()
 
@@ -21,10 +21,10 @@ def bench(composed: DictConfig) -> None:
     """Run the benchmark that was composed."""
     try:
         config = to_bench_config(composed)
-        from pointproj import distributed
         from pointproj.benchmark.run import run
-        from pointproj.devices import DeviceError
-        from pointproj.rmm_memory import AllocatorUnavailable
+        from pointproj.runtime import distributed
+        from pointproj.runtime.devices import DeviceError
+        from pointproj.runtime.rmm_memory import AllocatorUnavailable
 
         try:
             run(config)

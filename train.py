@@ -10,10 +10,10 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from pointproj import commandline, distributed, sweep
 from pointproj.config import ConfigError, register_schema
-from pointproj.interruption import Stopped
-from pointproj.runs import RunError, run_name
+from pointproj.runtime import commandline, distributed, sweep
+from pointproj.runtime.run_folder import RunError, run_name
+from pointproj.runtime.signals import Stopped
 
 register_schema()
 
@@ -21,7 +21,7 @@ register_schema()
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def train(composed: DictConfig) -> None:
     """Run one job; in a sweep each process calls this once a job."""
-    from pointproj.jobs import run_job
+    from pointproj.training.job import run_job
 
     run_job(composed)
 

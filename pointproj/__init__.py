@@ -4,18 +4,7 @@ The public names are imported on first use, so that reading a config or printing
 for torch.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
-
-_HOMES = {
-    "knn": "ops",
-    "knn_aggregate": "ops",
-    "radius_aggregate": "ops",
-    "build_index": "ops",
-    "backends": "backends",
-    "BackendUnavailable": "backends",
-    "Projector": "model",
-}
 
 __all__ = [
     "BackendUnavailable",
@@ -28,12 +17,22 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from pointproj.backends import BackendUnavailable, backends
-    from pointproj.model import Projector
-    from pointproj.ops import build_index, knn, knn_aggregate, radius_aggregate
+    from pointproj.nn.projector import Projector
+    from pointproj.ops.functional import build_index, knn, knn_aggregate, radius_aggregate
+    from pointproj.ops.registry import BackendUnavailable, backends
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name == "Projector":
+        from pointproj.nn.projector import Projector
+
+        return Projector
+    if name in ("BackendUnavailable", "backends"):
+        from pointproj.ops import registry
+
+        return getattr(registry, name)
+    if name in __all__:
+        from pointproj.ops import functional
+
+        return getattr(functional, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from pointproj.backends import BackendUnavailable, names, resolve, waits
+from pointproj.ops.registry import BackendUnavailable, names, resolve, waits
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
 if "PYTEST_XDIST_WORKER" in os.environ:

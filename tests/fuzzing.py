@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pointproj import checkpoint
-from pointproj.checkpoint import CheckpointError
-from pointproj.mesh_files import parse_mesh
-from pointproj.meshes import MeshError
-from pointproj.point_files import read_cloud
-from tests.test_mesh_files import OTHER_FORMATS, READABLE, STL_FILES
+from pointproj.geometry.files import parse_mesh
+from pointproj.geometry.files.points import read_cloud
+from pointproj.geometry.meshes import MeshError
+from pointproj.training import checkpoint
+from pointproj.training.checkpoint import CheckpointError
+from tests.geometry.test_files import OTHER_FORMATS, READABLE, STL_FILES
 
 SECONDS = 5  # that one input may take
 MEGABYTES = 1024  # of address space that a process of this may add to what it has

@@ -54,7 +54,7 @@ def _in_one(
     rank: int, count: int, port: int, device: str, function: Callable[..., None], arguments: tuple
 ) -> None:
     os.environ.update(environment(rank, count, port, device=device))
-    from pointproj import distributed
+    from pointproj.runtime import distributed
 
     function(distributed.join(), *arguments)
     distributed.leave()

@@ -13,8 +13,8 @@ from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
 from pointproj.benchmark.table import updated
-from pointproj.commandline import check_arguments
 from pointproj.config import register_schema, to_config
+from pointproj.runtime.commandline import check_arguments
 
 PROJECT = Path(__file__).resolve().parent.parent
 CONF = PROJECT / "conf"

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pointproj import checkpoint
+from pointproj.training import checkpoint
 from tests.processes import PROJECT, TWO_GPUS
 
 pytestmark = TWO_GPUS
@@ -19,7 +19,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # Process 1 meets an error in its twelfth step, while the other waits for its gradients.
 FAILS_IN_ONE = """
 import os, runpy, sys
-from pointproj.step import TrainingStep
+from pointproj.training.step import TrainingStep
 sys.path.insert(0, os.getcwd())
 plain, taken = TrainingStep.__call__, []
 def step(self, batch):

@@ -17,9 +17,9 @@ from torch import Tensor
 from pointproj.benchmark.contenders import SEED, Contender
 from pointproj.benchmark.workloads import NETWORK
 from pointproj.config import OptimizerConfig, TargetConfig
-from pointproj.optimization import build_optimizer, loss_function
-from pointproj.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, beside
-from tests.cases import Problem
+from pointproj.ops.cases import Problem
+from pointproj.training.optimizers import build_optimizer, loss_function
+from pointproj.training.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, beside
 
 NOT_COMPILED = ("build", "search")
 

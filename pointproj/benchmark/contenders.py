@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 
 import pointproj
-from pointproj.backends import BackendUnavailable, Clouds, load, names, resolve, waits
 from pointproj.benchmark.config import EXECUTIONS
-from pointproj.benchmark.machine import package_version
 from pointproj.benchmark.peers import PEERS, Peer, gather_aggregate
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError, nearest
-from pointproj.model import Projector
-from tests.cases import Problem
+from pointproj.nn.projector import Projector
+from pointproj.ops.cases import Problem
+from pointproj.ops.registry import BackendUnavailable, Clouds, load, names, resolve, waits
+from pointproj.runtime.machine import package_version
 
 SEED = 0  # of the networks
 HIDDEN = 25

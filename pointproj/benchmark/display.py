@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from pointproj.benchmark.results import MISSING, OK, RED, Row
 from pointproj.benchmark.workloads import Workload
-from tests.cases import Problem
+from pointproj.ops.cases import Problem
 
 COLOURS = {OK: "default", RED: "red", MISSING: "dim"}
 

@@ -1,7 +1,7 @@
 """Handing fresh torch tensors that require grad to a Warp kernel: the default conversion and the bridge.
 
 ``wp.from_torch`` gives such a tensor a gradient, which costs memory, a pass over it and a wait for the
-device, at every call. :mod:`pointproj.warp_op` converts without.
+device, at every call. :mod:`pointproj.ops.bridge.warp_op` converts without.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.warp_op import warp_op
+from pointproj.ops.bridge.warp_op import warp_op
 
 FACTOR = 2.0
 
@@ -38,7 +38,7 @@ def by_default_conversion(x: Tensor, y: Tensor) -> Tensor:
 
 
 def by_bridge(x: Tensor, y: Tensor) -> Tensor:
-    """The operator made by :func:`pointproj.warp_op.warp_op`."""
+    """The operator made by :func:`pointproj.ops.bridge.warp_op.warp_op`."""
     return bridged_saxpy(x, y, FACTOR)
 
 

@@ -1,7 +1,7 @@
 """A cloud near the most that devices hold, on one GPU or in slabs on several.
 
 Alone it is called like everything else; started by torchrun, each process makes the points of its own slab,
-and the operator is :func:`pointproj.sharded.radius_aggregate`. The reference is asked about some queries:
+and the operator is :func:`pointproj.ops.sharded.radius_aggregate`. The reference is asked about some queries:
 each process adds up what its points contribute to them, so that nothing holds all pairs at once.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pointproj import ops, reference, sharded
-from pointproj.distributed import Processes
+from pointproj.ops import reference, sharded
+from pointproj.runtime.distributed import Processes
 
 SIZES = {"cuda": (10**8, 10**7), "cpu": (10**5, 10**4)}  # reference points, queries
 CHANNELS = 32

@@ -1,4 +1,4 @@
-"""Whether a contender computes what :mod:`pointproj.reference` specifies, as one number.
+"""Whether a contender computes what :mod:`pointproj.ops.reference` specifies, as one number.
 
 The reference compares all pairs, so large problems are checked on a random part of the queries. For the
 gradient of the features the upstream gradient is then zero on all other queries.
@@ -7,10 +7,10 @@ gradient of the features the upstream gradient is then zero on all other queries
 import torch
 from torch import Tensor
 
-from pointproj import reference
 from pointproj.benchmark.contenders import PeerNetwork
 from pointproj.benchmark.workloads import Workload
-from tests.cases import Problem
+from pointproj.ops import reference
+from pointproj.ops.cases import Problem
 
 PAIRS = {"cuda": 2**28, "cpu": 2**23}
 PAIRS_WITH_GRADIENT = {"cuda": 2**22, "cpu": 2**20}  # in one piece: it keeps all pairs times channels

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.step import first_line
+from pointproj.training.step import first_line
 
 MOST_IN_RADIUS = 1024  # neighbours a query that torch-cluster is given room for
 

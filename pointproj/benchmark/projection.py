@@ -9,7 +9,7 @@ from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import Contender
 from pointproj.benchmark.results import OK, OUT_OF_MINUTES, Row
 from pointproj.benchmark.workloads import Workload
-from tests.cases import Problem
+from pointproj.ops.cases import Problem
 
 PILOT_PAIRS = {"cuda": 2**27, "cpu": 2**22}
 GIB = 2**30

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from pointproj import distributed
 from pointproj.benchmark import interop, large
 from pointproj.benchmark.calls import NetworkCalls, OperatorCalls, calls_for
 from pointproj.benchmark.config import BenchConfig
@@ -21,7 +20,6 @@ from pointproj.benchmark.contenders import (
     peer_names,
 )
 from pointproj.benchmark.display import Display
-from pointproj.benchmark.machine import device_name, machine_columns, package_version, slug
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import prepare_environment
 from pointproj.benchmark.plan import Entry, entries, executions, large_modes, ways
@@ -30,11 +28,13 @@ from pointproj.benchmark.results import FAILED, MISSING, OK, RED, SKIPPED, Resul
 from pointproj.benchmark.timing import measure
 from pointproj.benchmark.workloads import ELEMENTS, NETWORK, Workload, workloads
 from pointproj.config import AllocatorConfig
-from pointproj.devices import choose_device
-from pointproj.distributed import Processes
-from pointproj.memory import configure_allocator, empty_cache, held_bytes, peak_bytes, reset_peak
-from pointproj.step import first_line
-from tests.cases import Problem
+from pointproj.ops.cases import Problem
+from pointproj.runtime import distributed
+from pointproj.runtime.devices import choose_device
+from pointproj.runtime.distributed import Processes
+from pointproj.runtime.machine import device_name, machine_columns, package_version, slug
+from pointproj.runtime.memory import configure_allocator, empty_cache, held_bytes, peak_bytes, reset_peak
+from pointproj.training.step import first_line
 
 log = logging.getLogger(__name__)
 

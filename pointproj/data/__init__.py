@@ -1,0 +1,1 @@
+"""From mesh files to batches: sources, preparation, cache, augmentation."""

@@ -1,0 +1,131 @@
+"""Training shapes in other poses and states, made on the device: the queries move with the cloud.
+
+All is drawn from a generator seeded by (seed, step), so that a resumed run sees what it would have seen, and
+nothing waits for the device.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj.config import AugmentationConfig
+from pointproj.geometry.meshes import LONGEST_SIDE
+
+
+def augment(
+    batch: dict[str, Any], settings: AugmentationConfig, *, seed: tuple[int, int], distances: bool
+) -> dict[str, Any]:
+    """Change the shapes of a batch, each in its own way.
+
+    Parameters
+    ----------
+    batch : dict
+        ``reference_points`` and ``normals`` (B, N, 3); ``query_points`` (B, Q, 3) and ``target`` (B, Q) where
+        shapes are to move; anything else is passed on.
+    settings : AugmentationConfig
+        Where shapes move, each is moved and scaled to the normalised size before it shrinks, as
+        :func:`pointproj.geometry.meshes.normalize` does with meshes.
+    seed : (seed, step)
+        Equal seeds change equal batches equally.
+    distances : bool
+        Whether the target holds distances, which scale with the shape.
+
+    Returns
+    -------
+    dict
+        The batch with other tensors; the one given keeps its own.
+    """
+    if settings == AugmentationConfig():
+        return batch
+    device = batch["reference_points"].device
+    generator = torch.Generator(device).manual_seed(seed[0] * 1_000_003 + seed[1])
+    if settings.proportions:
+        batch = _proportioned(batch, settings.proportions, generator)
+    if settings.moves:
+        batch = _moved(batch, settings, generator, distances)
+    points = batch["reference_points"]
+    if settings.noise:
+        size = settings.noise * _uniform(points, generator)
+        points = points + size * torch.randn(points.shape, generator=generator, device=device)
+    batch = {**batch, "reference_points": points}
+    return _with_gap(batch, settings.drop, generator) if settings.drop else batch
+
+
+def _proportioned(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
+    """Let parts grow at the cost of others: along each axis the scale is 1 + most * a wave of one length.
+
+    Planes across an axis stay planes, and what is enclosed stays so.
+    """
+    points, queries = batch["reference_points"], batch["query_points"]
+    turns_a_unit = math.pi * (0.25 + 0.75 * _uniform(points, generator, axes=3))  # 1/4 to 1 wave in the cube
+    phase = 2 * math.pi * _uniform(points, generator, axes=3)
+    height = most * _uniform(points, generator, axes=3)
+
+    def moved(places: Float[Tensor, "b n 3"]) -> Float[Tensor, "b n 3"]:
+        return places + height / turns_a_unit * (turns_a_unit * places + phase).sin()
+
+    scale = 1 + height * (turns_a_unit * points + phase).cos()
+    normals = torch.nn.functional.normalize(batch["normals"] / scale, dim=-1)
+    return {**batch, "reference_points": moved(points), "query_points": moved(queries), "normals": normals}
+
+
+def _moved(
+    batch: dict[str, Any], settings: AugmentationConfig, generator: torch.Generator, distances: bool
+) -> dict[str, Any]:
+    points, queries = batch["reference_points"], batch["query_points"]
+    turns = _turns(points, settings.turn, generator)
+    if settings.mirror:
+        sides = torch.randint(0, 2, (len(points), 1, 3), generator=generator, device=points.device) * 2 - 1
+        sides[..., 2] = 1
+        turns = turns * sides
+    lengths = 1 + settings.stretch * (2 * _uniform(points, generator, axes=3) - 1)
+    linear = turns * lengths
+    points, queries = points @ linear.mT, queries @ linear.mT
+    low, high = points.amin(1, keepdim=True), points.amax(1, keepdim=True)
+    centre = (low + high) / 2
+    scale = LONGEST_SIDE / (high - low).amax(-1, keepdim=True).clamp(min=1e-6)
+    scale = scale * (1 - settings.shrink * _uniform(points, generator))
+    normals = batch["normals"] @ (turns / lengths).mT  # by the inverse transpose
+    return {
+        **batch,
+        "reference_points": (points - centre) * scale,
+        "query_points": (queries - centre) * scale,
+        "normals": torch.nn.functional.normalize(normals, dim=-1),
+        "target": batch["target"] * scale.view(-1, 1) if distances else batch["target"],
+    }
+
+
+def _turns(points: Float[Tensor, "b n 3"], turn: str, generator: torch.Generator) -> Float[Tensor, "b 3 3"]:
+    """Rotations about the vertical axis."""
+    share, chosen = _uniform(points, generator), _uniform(points, generator)
+    angle = 2 * math.pi * share.flatten()
+    right = (4 * share.flatten()).floor() * (math.pi / 2)
+    if turn == "none":
+        angle = torch.zeros_like(angle)
+    elif turn == "right":
+        angle = right
+    else:
+        angle = torch.where(chosen.flatten() < 0.5, angle, right)
+    cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    return torch.stack([cos, -sin, zero, sin, cos, zero, zero, zero, one], dim=-1).view(-1, 3, 3)
+
+
+def _with_gap(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
+    """Take away the points nearest to one of them; copies of the others keep the number of points."""
+    points = batch["reference_points"]
+    clouds, count, _ = points.shape
+    centre = points[:, :1]  # as random as any
+    kept_count = (count * (1 - most * _uniform(points, generator))).long().view(-1, 1)
+    farthest_first = (points - centre).square().sum(-1).argsort(dim=1, descending=True)
+    place = torch.arange(count, device=points.device).expand(clouds, -1)
+    rows = farthest_first.gather(1, place % kept_count.clamp(min=1))
+    rows = rows[..., None].expand(-1, -1, 3)
+    return {**batch, "reference_points": points.gather(1, rows), "normals": batch["normals"].gather(1, rows)}
+
+
+def _uniform(points: Float[Tensor, "b n 3"], generator: torch.Generator, axes: int = 1) -> Tensor:
+    """Numbers in [0, 1), (B, 1, axes)."""
+    return torch.rand((len(points), 1, axes), generator=generator, device=points.device)

@@ -1,0 +1,111 @@
+"""Variants of meshes with surface taken away: what was enclosed may be open then, and is outside.
+
+A network that only ever sees closed solids learns to fill what looks like one. Real files have open boxes,
+missing backs and loose sheets beside closed parts; from a few files, variants make many such cases, whose
+targets are as exact as those of any mesh.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from pointproj.data.modelnet import MeshFile
+from pointproj.geometry.files import read_mesh, write_mesh
+from pointproj.geometry.meshes import Mesh, MeshError, face_areas
+
+OPENINGS = (1, 4)  # how many are made, at least and at most
+LEAST_LEFT = 0.4  # of the area
+FLAT = 1e-3  # of the longest side: how far from a plane its faces may lie
+
+
+def opened(mesh: Mesh, rng: np.random.Generator) -> Mesh:
+    """Take surface away in a few places: flat pieces, separate parts, or what lies within a ball.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        In any units.
+    rng : Generator
+        Chooses the places.
+
+    Returns
+    -------
+    Mesh
+        The vertices of the mesh, and at least 40% of the area of its faces: what would take more is left,
+        so now and then nothing is taken.
+    """
+    kept = np.ones(len(mesh.faces), dtype=bool)
+    areas = face_areas(mesh)
+    for _ in range(rng.integers(OPENINGS[0], OPENINGS[1] + 1)):
+        chance = np.where(kept, areas, 0.0)
+        start = rng.choice(len(areas), p=chance / chance.sum())
+        taken = rng.choice([_flat_piece, _flat_piece, _part, _ball])(mesh, start, rng)
+        if areas[kept & ~taken].sum() >= LEAST_LEFT * areas.sum():
+            kept &= ~taken
+    return Mesh(mesh.vertices, mesh.faces[kept], mesh.name)
+
+
+def write_variants(files: Sequence[MeshFile], root: Path | str, count: int) -> list[MeshFile]:
+    """Write opened variants of mesh files, as OFF files in the same layout; those already there stay.
+
+    Parameters
+    ----------
+    files : sequence of MeshFile
+        Files that cannot be read have no variants.
+    root : Path or str
+        Folder that will hold ``<class>/<split>/<name>_<content>_<number>.off``.
+    count : int
+        Variants a file. They follow from its content.
+
+    Returns
+    -------
+    list of MeshFile
+    """
+    written = []
+    for file in files:
+        try:
+            content = file.path.read_bytes()
+            mesh = read_mesh(file.path)
+        except (OSError, MeshError):
+            continue  # the preparation of the file itself says why it is left out
+        digest = hashlib.sha256(content).hexdigest()
+        for number in range(count):
+            name = f"{file.name}_{digest[:8]}_{number}"
+            path = Path(root) / file.class_name / file.split / f"{name}.off"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                rng = np.random.default_rng([int(digest[:16], 16), number])
+                write_mesh(opened(mesh, rng), path)
+            written.append(MeshFile(path, file.class_name, file.split))
+    return written
+
+
+def _flat_piece(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.ndarray, " F"]:
+    """All faces in the plane of one face: the lid of a box, copies and backs included."""
+    corners = mesh.vertices[mesh.faces]
+    a, b, c = corners[start]
+    normal = np.cross(b - a, c - a)
+    height = np.abs((corners - a) @ (normal / np.linalg.norm(normal)))
+    return height.max(axis=1) <= FLAT * np.ptp(corners.reshape(-1, 3), axis=0).max()
+
+
+def _part(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.ndarray, " F"]:
+    """All faces that hang together with one face, by vertices at the same place."""
+    _, place = np.unique(mesh.vertices + 0.0, axis=0, return_inverse=True)
+    corners = place.reshape(-1)[mesh.faces]
+    pairs = np.concatenate([corners[:, :2], corners[:, 1:]])
+    links = coo_array((np.ones(len(pairs)), pairs.T), shape=(len(mesh.vertices),) * 2)
+    _, part = connected_components(links, directed=False)
+    return part[corners[:, 0]] == part[corners[start, 0]]
+
+
+def _ball(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.ndarray, " F"]:
+    """All faces whose centre lies near that of one face."""
+    centres = mesh.vertices[mesh.faces].mean(axis=1)
+    reach = rng.uniform(0.05, 0.3) * np.ptp(centres, axis=0).max()
+    return np.linalg.norm(centres - centres[start], axis=1) <= reach

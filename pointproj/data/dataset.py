@@ -1,0 +1,350 @@
+"""Shapes to train on: where they come from, how they are sampled, and how they become batches."""
+
+import itertools
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pointproj.config import Config
+from pointproj.data.cache import Cache
+from pointproj.data.modelnet import SPLITS, DataError, MeshFile
+from pointproj.data.preparation import PreparedMesh, Recipe, prepare_meshes
+from pointproj.data.shapes import Entry, Shape, StoredShapes
+from pointproj.data.sources import mesh_files
+from pointproj.geometry.meshes import MeshError, query_grid
+from pointproj.geometry.sampling import FixedCloud
+from pointproj.runtime.distributed import ALONE, Processes
+
+log = logging.getLogger(__name__)
+
+TEST_SEED = 0  # samples of test shapes do not depend on the run's seed, so that runs can be compared
+
+
+class ShapeDataset(Dataset[dict[str, Any]]):
+    """Shapes with freshly sampled reference points, fixed by (seed, epoch, shape).
+
+    Parameters
+    ----------
+    shapes
+        What to sample; may load each when it is asked for.
+    query_points : float32 tensor, shape (Q, 3)
+        The grid that all targets belong to.
+    points
+        Reference points a shape.
+    seed
+        Another seed draws other points.
+    resample
+        Draw other points in every epoch; otherwise always those of epoch 0.
+    queries
+        Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
+    costs
+        Of a step with each shape, of any unit; by these, processes get parts of equal work.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        query_points: Float[Tensor, "Q 3"],
+        *,
+        points: int,
+        seed: int,
+        resample: bool,
+        queries: int = 0,
+        costs: Sequence[float] | None = None,
+    ) -> None:
+        self.shapes = shapes
+        self.costs = costs
+        self.query_points = query_points
+        self.points = points
+        self.seed = seed
+        self.resample = resample
+        self.queries = queries
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
+        """Sample one shape.
+
+        Parameters
+        ----------
+        index
+            Of the shape; or (epoch, index), which draws other points in every epoch if ``resample``.
+            An index alone is of epoch 0.
+
+        Returns
+        -------
+        dict
+            ``reference_points`` (N, 3) and ``normals`` (N, 3) float32, ``target`` (Q,) float32,
+            ``name``, ``class_name``, ``identity``; with random queries also ``query_points`` (Q, 3) float32,
+            where ``target`` is.
+        """
+        epoch, index = index if isinstance(index, tuple) else (0, index)
+        shape = self.shapes[index]
+        generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
+        points, normals = shape.source.draw(self.points, generator)
+        asked = {"target": shape.target}
+        if self.queries:
+            chosen = generator.integers(len(shape.pool_points), size=self.queries)
+            asked = {
+                "query_points": shape.pool_points[chosen],
+                "target": shape.pool_values[chosen],
+            }
+        return {
+            "reference_points": torch.from_numpy(points),
+            "normals": torch.from_numpy(normals),
+            **asked,
+            "name": shape.name,
+            "class_name": shape.class_name,
+            "identity": shape.identity,
+        }
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """All that a run needs of its data.
+
+    Attributes
+    ----------
+    train, test : ShapeDataset
+    left_out : list of (file, reason)
+        Meshes that could not be used.
+    """
+
+    train: ShapeDataset
+    test: ShapeDataset
+    left_out: list[tuple[str, str]]
+
+
+def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
+    """Find and prepare the data of a run; it stays on disk until it is sampled.
+
+    Parameters
+    ----------
+    config
+        Sections ``data`` and ``target``, and ``seed``.
+    processes
+        Who shares the work; all of them see the same folders.
+
+    Returns
+    -------
+    PreparedData
+        ``data=gaussian`` has one cloud, and the test shapes are that same cloud: nothing unseen can be
+        predicted about random values.
+
+    Raises
+    ------
+    DataError
+        If there is no data, or no usable mesh for training or for testing; says both ways forward.
+    MeshError
+        With ``data.strict=true``, at the first unusable mesh.
+    """
+    if config.data.name == "gaussian":
+        return _gaussian(config)
+    started = time.monotonic()
+    with processes.first_alone():
+        files = mesh_files(config.data)
+    entries, left_out = _prepared_entries(config, files, processes)
+    for split in SPLITS:
+        if not entries[split]:
+            first = f", such as {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
+            raise DataError(
+                f"expected at least one usable mesh in split {split}, got none; {len(left_out)} were left "
+                f"out{first}. Check data.root, data.classes and target={config.target.name}"
+            )
+    log.info(
+        "%d training and %d test meshes ready after %.1f s, %d left out",
+        len(entries["train"]),
+        len(entries["test"]),
+        time.monotonic() - started,
+        len(left_out),
+    )
+    grid = torch.from_numpy(query_grid(config.data.grid))
+    data = config.data
+    shared = {"seed": config.seed, "resample": data.resample, "queries": data.queries}
+    train, test = (StoredShapes(entries[split], Cache(Path(data.cache))) for split in SPLITS)
+    return PreparedData(
+        ShapeDataset(train, grid, points=data.points, costs=_costs(train, processes), **shared),
+        ShapeDataset(test, grid, points=data.points, seed=TEST_SEED, resample=False),
+        left_out,
+    )
+
+
+def batches(
+    dataset: ShapeDataset,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
+    epochs: int = 1,
+    start: int = 0,
+    workers: int = 0,
+    processes: Processes = ALONE,
+) -> Iterator[dict[str, Any]]:
+    """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
+
+    Parameters
+    ----------
+    dataset
+    batch_size
+        Shapes a batch; the last batch of an epoch may hold fewer.
+    shuffle
+        Another order in every epoch, fixed by ``seed``.
+    seed, epoch
+        What the order depends on.
+    epochs
+        How many, one after the other: the workers go on where another call would start new ones.
+    start
+        Batches of the first epoch to pass over: resumed there, it yields what it would have yielded.
+    workers
+        Helpers that sample ahead; 0 samples in this process.
+    processes
+        Each gets its own part of batches that are ``processes.count`` times as large. Where the last one is
+        too small for all, the others get a shape of it again, with the share 0.
+
+    Yields
+    ------
+    dict
+        ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
+        ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name``, ``class_name`` and
+        ``identity``, lists of B. Where there are several processes also ``share`` (), float32: this part's
+        share of the whole batch.
+    """
+
+    def parts() -> Iterator[tuple[float, list[tuple[int, int]]]]:
+        for number in range(epoch, epoch + epochs):
+            order = np.arange(len(dataset))
+            if shuffle:
+                order = np.random.default_rng([seed, number]).permutation(len(dataset))
+            whole = batch_size * processes.count
+            for low in range(start * whole if number == epoch else 0, len(order), whole):
+                batch = order[low : low + whole]
+                part = dealt(batch, dataset.costs, processes.count)[processes.rank]
+                indices = part if len(part) else batch[:1]
+                yield len(part) / len(batch), [(number, int(index)) for index in indices]
+
+    ahead, behind = itertools.tee(parts())
+    chunks, shares = (chunk for _, chunk in ahead), (share for share, _ in behind)
+    if workers == 0:
+        stacked = (collate([dataset[index] for index in chunk]) for chunk in chunks)
+    else:
+        stacked = DataLoader(
+            dataset,
+            batch_sampler=chunks,
+            num_workers=workers,
+            collate_fn=collate,
+            generator=torch.Generator(),  # else starting workers would advance torch's global random state
+        )
+    for batch, share in zip(stacked, shares, strict=True):
+        shared = {} if processes.alone else {"share": torch.tensor(share)}
+        yield {"query_points": dataset.query_points, **batch, **shared}
+
+
+def dealt(batch: Int[np.ndarray, " B"], costs: Sequence[float] | None, count: int) -> list[np.ndarray]:
+    """Divide a step's shapes among processes: numbers as equal as can be, and costs nearly so.
+
+    A step takes as long as its slowest part. The dearest shapes are dealt first, each to the process that has
+    the least so far.
+
+    Parameters
+    ----------
+    batch
+        Indices of shapes.
+    costs
+        Of all shapes; None if nothing is known of them.
+    count
+        Of processes.
+
+    Returns
+    -------
+    list of int arrays
+        One a process; empty ones if there are fewer shapes than processes.
+    """
+    parts = np.array_split(batch, count)
+    if costs is None or count == 1:
+        return parts
+    dealt_to: list[list[int]] = [[] for _ in parts]
+    for index in sorted(batch, key=lambda index: -costs[index]):
+        places = [place for place, part in enumerate(parts) if len(dealt_to[place]) < len(part)]
+        least = min(places, key=lambda place: sum(costs[other] for other in dealt_to[place]))
+        dealt_to[least].append(int(index))
+    return [np.array(indices, dtype=int) for indices in dealt_to]
+
+
+def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stack the tensors of samples along a new first axis and list their names."""
+    return {
+        key: torch.stack([sample[key] for sample in samples])
+        if isinstance(samples[0][key], Tensor)
+        else [sample[key] for sample in samples]
+        for key in samples[0]
+    }
+
+
+def _prepared_entries(
+    config: Config, files: Sequence[MeshFile], processes: Processes
+) -> tuple[dict[str, list[Entry]], list[tuple[str, str]]]:
+    """What is known of the shapes of each split, and what was left out, both in the order of the files."""
+    recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
+    ready: dict[MeshFile, PreparedMesh] = {}
+    repeats = Counter(files)
+    once = list(repeats)
+    cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
+    meshes = prepare_meshes(processes.share(once), recipe, Path(config.data.cache), processes=cores)
+    # Closed at once if this stops at a mesh, so that helper processes and bar end before the error shows.
+    with closing(meshes) as prepared_meshes:
+        for file, prepared in prepared_meshes:
+            if prepared.reason is not None and config.data.strict:
+                hint = "data.strict=true stops here, false leaves it out"
+                raise MeshError(file.path, f"{prepared.reason} ({hint})")
+            ready[file] = prepared
+    for others in processes.gather(ready):
+        ready |= others
+    entries: dict[str, list[Entry]] = {split: [] for split in SPLITS}
+    left_out = []
+    for file in once:
+        prepared = ready[file]
+        if prepared.reason is None:
+            identity = int(prepared.digest[:16], 16)
+            entries[file.split].extend(  # a repeated mesh is sampled each time anew
+                Entry(file.name, file.class_name, identity + copy, prepared.key)
+                for copy in range(repeats[file])
+            )
+        else:
+            log.warning("left out %s: %s", file.path, prepared.reason)
+            left_out.append((str(file.path), prepared.reason))
+    return entries, left_out
+
+
+def _costs(shapes: StoredShapes, processes: Processes) -> list[float] | None:
+    """What a step with each shape costs; None where one process takes all of a step."""
+    if processes.alone:
+        return None
+    from pointproj.data.costs import search_cost
+
+    own = [(place, search_cost(shapes[place].source)) for place in processes.share(range(len(shapes)))]
+    return [cost for _, cost in sorted(itertools.chain(*processes.gather(own)))]
+
+
+def _gaussian(config: Config) -> PreparedData:
+    """The tutorial's workload: one cloud ~ N(0, 1)^3, and values ~ N(0, 1) to fit on the query grid."""
+    generator = np.random.default_rng(config.seed)
+    cloud = FixedCloud(generator.standard_normal((config.data.points, 3), dtype=np.float32))
+    target = torch.from_numpy(generator.standard_normal(config.data.grid**3, dtype=np.float32))
+    shape = Shape("gaussian", "gaussian", config.seed, cloud, target)
+    grid = torch.from_numpy(query_grid(config.data.grid))
+    dataset = ShapeDataset([shape], grid, points=config.data.points, seed=config.seed, resample=False)
+    return PreparedData(dataset, dataset, [])

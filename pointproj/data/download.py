@@ -1,0 +1,298 @@
+"""Fetch ModelNet10: one command that may be interrupted and repeated.
+
+The archive grows in a ``.part`` file that the next attempt continues. It is unpacked into a folder beside
+its destination, which appears only when all of it is there.
+"""
+
+import fcntl
+import hashlib
+import http.client
+import logging
+import os
+import shutil
+import stat
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pointproj.data.modelnet import DataError, layout_root
+from pointproj.runtime.progress_bar import progress
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT_SECONDS = 30
+LARGEST_UNPACKED_BYTES = 16 << 30  # several times what ModelNet10 unpacks to; more is no ModelNet10
+
+# What zipfile raises for archives that are cut, overwritten, encrypted, or name a file twice.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    FileExistsError,
+    NotADirectoryError,
+)
+
+
+class DownloadError(DataError):
+    """The archive could not be fetched or is not what it should be; says how to go on."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A zip file on the web that holds one folder of meshes.
+
+    Attributes
+    ----------
+    url : str
+    folder : str
+        Name of the one folder in it.
+    size : int
+        Bytes. Another size is an error.
+    sha256 : str
+        Another digest is a warning: the publisher names none, this one was measured on a copy.
+    """
+
+    url: str
+    folder: str
+    size: int
+    sha256: str
+
+
+MODELNET10 = Archive(
+    url="http://3dvision.princeton.edu/projects/2014/3DShapeNets/ModelNet10.zip",
+    folder="ModelNet10",
+    size=473_402_300,
+    sha256="9d8679435fc07d1d26f13009878db164a7aa8ea5e7ea3c8880e42794b7307d51",
+)
+
+
+def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path:
+    """Fetch and unpack the official archive, unless it is there.
+
+    Parameters
+    ----------
+    root
+        Gets ``ModelNet10.zip`` and the folder ``ModelNet10``. A zip file placed there by hand is used.
+    archive
+        What to fetch.
+
+    Returns
+    -------
+    Path
+        The folder with the class folders.
+
+    Raises
+    ------
+    DownloadError
+        If the server cannot be reached, the connection breaks, or the archive is not the expected one.
+        What was fetched is kept, and the next call goes on from there.
+    """
+    root = Path(root)
+    folder = root / archive.folder
+    if folder.exists():
+        log.info("%s is there, nothing to download", folder)
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    zip_file = root / f"{archive.folder}.zip"
+    with _alone(root / f".{archive.folder}.lock"):
+        if folder.exists():  # another process made it while this one waited
+            return folder
+        if not zip_file.exists():
+            part = zip_file.with_name(zip_file.name + ".part")
+            _fetch(archive, part)
+            os.replace(part, zip_file)
+        _check(zip_file, archive)
+        unpack(zip_file, root, archive.folder)
+    log.info("%s is ready; %s is no longer needed", folder, zip_file)
+    return folder
+
+
+@contextmanager
+def _alone(lock_file: Path) -> Iterator[None]:
+    """Let one process at a time download into a folder: the jobs of a sweep may start together."""
+    with open(lock_file, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(archive: Archive, part: Path) -> None:
+    """Append to ``part`` what it lacks."""
+    have = part.stat().st_size if part.exists() else 0
+    if have > archive.size:
+        part.unlink()
+        have = 0
+    if have == archive.size:
+        return
+    request = urllib.request.Request(archive.url, headers={"Range": f"bytes={have}-"} if have else {})
+    log.info("fetching %s into %s%s", archive.url, part, f", from byte {have:,} on" if have else "")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            if response.status != http.client.PARTIAL_CONTENT:
+                have = 0  # the server sends all of it again
+            _check_announced(response, have, archive)
+            _append(response, part, have, archive)
+    except (OSError, http.client.HTTPException) as error:  # urllib's URLError is an OSError
+        raise DownloadError(
+            f"fetching {archive.url} failed: {_reason(error)}. {_by_hand(archive, part)}"
+        ) from error
+    have = part.stat().st_size
+    if have != archive.size:
+        raise DownloadError(
+            f"the connection ended after {have:,} of {archive.size:,} bytes. {_by_hand(archive, part)}"
+        )
+
+
+def _check_announced(response: http.client.HTTPResponse, have: int, archive: Archive) -> None:
+    """Refuse another file before it is fetched."""
+    length = response.headers.get("Content-Length")
+    if length is not None and have + int(length) != archive.size:
+        raise DownloadError(
+            f"{archive.url} offers {have + int(length):,} bytes; expected {archive.size:,}: the file "
+            "there is another one now, perhaps a page that says why"
+        )
+
+
+def _append(response: http.client.HTTPResponse, part: Path, have: int, archive: Archive) -> None:
+    with (
+        open(part, "r+b" if have else "wb") as file,
+        progress(f"fetching {archive.folder}", archive.size, done=have, unit="bytes") as advance,
+    ):
+        file.seek(have)
+        # Never more than was announced, whatever the server sends.
+        while chunk := response.read(min(CHUNK_BYTES, archive.size - file.tell())):
+            file.write(chunk)
+            advance(len(chunk))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {error.reason}"
+    return str(getattr(error, "reason", None) or error or type(error).__name__)
+
+
+def _by_hand(archive: Archive, part: Path) -> str:
+    zip_file = part.with_suffix("")
+    return (
+        "Run the same command again to go on from where it stopped, or place the data by hand: fetch that "
+        f"address on a machine that reaches it and put the file at {zip_file}, or unpack it so that "
+        f"{zip_file.with_suffix('')}/<class>/train/*.off exist"
+    )
+
+
+def _check(zip_file: Path, archive: Archive) -> None:
+    """Size and digest of a whole archive."""
+    size = zip_file.stat().st_size
+    if size != archive.size:
+        raise DownloadError(
+            f"{zip_file} has {size:,} bytes, expected {archive.size:,}: delete it and run the command again"
+        )
+    with open(zip_file, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != archive.sha256:
+        log.warning(
+            "%s has SHA-256 %s, not %s as the copy this was written with; going on, since its size is right",
+            zip_file,
+            digest,
+            archive.sha256,
+        )
+
+
+def unpack(zip_file: Path, root: Path, folder: str) -> None:
+    """Unpack ``folder`` of an archive into ``root``; it appears whole or not at all.
+
+    Resource forks (``__MACOSX``, ``._*``) and ``.DS_Store`` are passed over.
+
+    Parameters
+    ----------
+    zip_file
+        The archive.
+    root
+        Where the folder goes; must not have one of that name.
+    folder
+        Name of the folder.
+
+    Raises
+    ------
+    DownloadError
+        If the archive is damaged, too large, or holds links or paths that lead out of the folder.
+        Nothing is left behind then.
+    """
+    workspace = root / f".{folder}.unpacking"
+    shutil.rmtree(workspace, ignore_errors=True)  # of an attempt that was killed
+    workspace.mkdir()
+    try:
+        with zipfile.ZipFile(zip_file) as archive:
+            members = _wanted(archive, zip_file, folder)
+            _check_space(members, zip_file, root)
+            with progress(f"unpacking {folder}", len(members), unit="files") as advance:
+                for member, path in members:
+                    _write_member(archive, member, workspace / path)
+                    advance(1)
+        if layout_root(workspace / folder) is None:
+            raise DownloadError(f"{zip_file} holds no {folder}/<class>/train folder: it is not {folder}")
+        os.replace(workspace / folder, root / folder)
+    except _DAMAGE as error:
+        raise DownloadError(
+            f"{zip_file} is damaged ({error}): delete it and run the command again"
+        ) from error
+    finally:
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
+def _wanted(
+    archive: zipfile.ZipFile, zip_file: Path, folder: str
+) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:
+    """Files of the archive that belong to the data, with safe relative paths."""
+    members = []
+    for member in archive.infolist():
+        path = PurePosixPath(member.filename.replace("\\", "/"))
+        if not path.parts:
+            continue
+        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+            raise DownloadError(
+                f"{zip_file} holds {member.filename!r}, which leads out of its folder: refused"
+            )
+        if stat.S_ISLNK(member.external_attr >> 16):
+            raise DownloadError(f"{zip_file} holds {member.filename!r}, which is a link: refused")
+        resource_fork = path.parts[0] == "__MACOSX" or path.name.startswith("._") or path.name == ".DS_Store"
+        if not member.is_dir() and not resource_fork and path.parts[0] == folder:
+            _check_header(member)
+            members.append((member, path))
+    return members
+
+
+def _check_header(member: zipfile.ZipInfo) -> None:
+    """What zipfile would answer while it unpacks, with the errors that a full disk has."""
+    if member.header_offset < 0:
+        raise zipfile.BadZipFile(f"{member.filename!r} begins before the archive")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise zipfile.BadZipFile(f"{member.filename!r} is compressed by method {member.compress_type}")
+
+
+def _check_space(members: list[tuple[zipfile.ZipInfo, PurePosixPath]], zip_file: Path, root: Path) -> None:
+    needed = sum(member.file_size for member, _ in members)
+    if needed > LARGEST_UNPACKED_BYTES:
+        raise DownloadError(
+            f"{zip_file} would unpack to {needed:,} bytes; "
+            f"expected at most {LARGEST_UNPACKED_BYTES:,}: refused"
+        )
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise DownloadError(
+            f"{root} has {free:,} bytes left and {zip_file.name} unpacks to {needed:,}: make room"
+        )
+
+
+def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # zipfile reads no further than the size that the archive declares, which has been checked.
+    with archive.open(member) as source, open(path, "xb") as target:
+        shutil.copyfileobj(source, target, CHUNK_BYTES)

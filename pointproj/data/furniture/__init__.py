@@ -1,0 +1,218 @@
+"""Procedural furniture in the ten classes of ModelNet10, fixed by a seed.
+
+The embedded data set: with it the application trains and is tested without any download. Pieces are
+written as OFF files in ModelNet10's layout and read back like real ones. They are watertight, or have the
+defects of real files on demand.
+"""
+
+import copy
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from manifold3d import Manifold
+
+from pointproj.data.furniture.bathtubs import bathtub, varied_bathtub
+from pointproj.data.furniture.beds import bed, varied_bed
+from pointproj.data.furniture.chairs import chair, varied_chair
+from pointproj.data.furniture.defects import defective_surface
+from pointproj.data.furniture.desks import desk, varied_desk
+from pointproj.data.furniture.monitors import monitor, varied_monitor
+from pointproj.data.furniture.parts import chance
+from pointproj.data.furniture.sofas import sofa, varied_sofa
+from pointproj.data.furniture.solids import union
+from pointproj.data.furniture.storage import dresser, night_stand, varied_dresser, varied_night_stand
+from pointproj.data.furniture.tables import table, varied_table
+from pointproj.data.furniture.toilets import toilet, varied_toilet
+from pointproj.data.modelnet import SPLITS, DataError
+from pointproj.geometry.files import write_mesh
+from pointproj.geometry.meshes import Mesh
+
+log = logging.getLogger(__name__)
+
+Maker = Callable[[np.random.Generator], list[Manifold]]
+
+# Two families of designs a class: one of few styles and sound measures, one of many builds and proportions.
+_MAKERS: dict[str, tuple[Maker, Maker]] = {
+    "bathtub": (bathtub, varied_bathtub),
+    "bed": (bed, varied_bed),
+    "chair": (chair, varied_chair),
+    "desk": (desk, varied_desk),
+    "dresser": (dresser, varied_dresser),
+    "monitor": (monitor, varied_monitor),
+    "night_stand": (night_stand, varied_night_stand),
+    "sofa": (sofa, varied_sofa),
+    "table": (table, varied_table),
+    "toilet": (toilet, varied_toilet),
+}
+
+CLASSES: tuple[str, ...] = tuple(_MAKERS)
+GENERATOR_VERSION = 2  # raise it whenever a seed gives another shape than before
+SHORTEST_EDGE = 1e-5  # metres, before scaling
+MARKER = "furniture.json"  # claims a folder as generated and says from what
+
+
+def make_furniture(
+    class_name: str, seed: int | Sequence[int], *, varied: bool = False, defects: bool = False
+) -> Mesh:
+    """Make one piece of furniture.
+
+    Parameters
+    ----------
+    class_name
+        One of :data:`CLASSES`.
+    seed
+        Equal seeds give equal meshes, vertex for vertex.
+    varied
+        Draw from many more builds, thin and thick, in any proportions, as real collections hold.
+    defects
+        Give the same solid a surface with the defects of real files, see
+        :mod:`pointproj.data.furniture.defects`. What is inside stays the same.
+
+    Returns
+    -------
+    Mesh
+        z up, standing on z = 0; without defects watertight, faces oriented outwards. The scale is
+        arbitrary (longest side 15 to 2,000 units), as in the real files.
+
+    Raises
+    ------
+    DataError
+        For an unknown class.
+    """
+    if class_name not in _MAKERS:
+        raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
+    entropy = [CLASSES.index(class_name), *([seed] if isinstance(seed, int) else seed)]
+    rng = np.random.default_rng(entropy)
+    faces = None
+    while faces is None or not _is_closed(faces):  # parts happened to touch along an edge: draw again
+        start = copy.deepcopy(rng)
+        # No name for the parts: while they are held, they are merged in another order, with other rounding.
+        vertices, faces = _merged(union(_parts(class_name, rng, varied=varied)))
+    floor = vertices[:, 2].min()  # the cut ends of leaning legs reach a little below the floor
+    vertices[:, 2] -= floor
+    longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
+    scale = longest / np.ptp(vertices, axis=0).max()
+    if defects:
+        parts = _parts(class_name, start, varied=varied)
+        vertices, faces = defective_surface(parts, np.random.default_rng([*entropy, 1]))
+        vertices[:, 2] -= floor
+    return Mesh(vertices=vertices * scale, faces=faces, name=class_name)
+
+
+def _parts(class_name: str, rng: np.random.Generator, *, varied: bool) -> list[Manifold]:
+    """Draw the overlapping solids that a piece consists of."""
+    plain, other = _MAKERS[class_name]
+    if not varied:
+        return plain(rng)
+    made = (plain if chance(rng, 0.3) else other)(rng)
+    proportions = np.exp(rng.uniform(-0.3, 0.3, 3)) * [rng.choice([-1.0, 1.0]), 1.0, 1.0]
+    return [part.scale(list(proportions)) for part in made if not part.is_empty()]
+
+
+def _merged(solid: Manifold) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
+    """Vertices and faces of a solid without hidden cavities, equal vertices merged.
+
+    Unions leave edges of no length between vertices that differ by rounding only. They are collapsed
+    here, so that readers which merge vertices see a closed surface too.
+    """
+    shells = [shell for shell in solid.simplify(SHORTEST_EDGE).decompose() if shell.volume() > 0]
+    mesh = Manifold.compose(shells).to_mesh()
+    snapped = np.round(mesh.vert_properties[:, :3].astype(np.float64) / SHORTEST_EDGE) * SHORTEST_EDGE
+    vertices, renumbered = np.unique(snapped, axis=0, return_inverse=True)
+    faces = renumbered.reshape(-1)[mesh.tri_verts].astype(np.int64)
+    a, b, c = faces.T
+    return vertices, faces[(a != b) & (b != c) & (c != a)]
+
+
+def _is_closed(faces: Int[np.ndarray, "f 3"]) -> bool:
+    """Whether every edge belongs to exactly two faces."""
+    edges = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+    _, counts = np.unique(edges, axis=0, return_counts=True)
+    return bool((counts == 2).all())
+
+
+def furniture_file(root: Path, class_name: str, split: str, number: int) -> Path:
+    """Where piece ``number`` (from 1) of a split lies; test pieces are numbered from 5001.
+
+    The numbers of the splits never meet, so asking for more training pieces later renames no test piece.
+    """
+    shown = number if split == "train" else 5000 + number
+    return root / class_name / split / f"{class_name}_{shown:04d}.off"
+
+
+def write_furniture(
+    root: Path | str,
+    classes: Sequence[str] = CLASSES,
+    train: int = 6,
+    test: int = 2,
+    seed: int = 0,
+    *,
+    varied: bool = False,
+    defects: bool = False,
+) -> list[Path]:
+    """Write furniture as OFF files in ModelNet10's layout; files already there are left alone.
+
+    Parameters
+    ----------
+    root
+        Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``.
+    classes
+        Which of :data:`CLASSES` to write.
+    train, test
+        Pieces a class in either split.
+    seed, varied, defects
+        As in :func:`make_furniture`. Other values, or a newer generator, replace all pieces in the folder.
+
+    Returns
+    -------
+    list of Path
+        The files asked for, written now or before.
+
+    Raises
+    ------
+    DataError
+        For an unknown class, or a folder with OFF files that were not generated here.
+    """
+    root = Path(root)
+    unknown = [name for name in classes if name not in _MAKERS]
+    if unknown:
+        raise DataError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
+    family = {"varied": varied, "defects": defects}
+    _claim(root, {"generator": GENERATOR_VERSION, "seed": seed, **family})
+    files = []
+    for class_name in classes:
+        for split_index, (split, count) in enumerate(zip(SPLITS, (train, test), strict=True)):
+            for number in range(1, count + 1):
+                path = furniture_file(root, class_name, split, number)
+                files.append(path)
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_mesh(make_furniture(class_name, (seed, split_index, number), **family), path)
+    return files
+
+
+def _claim(root: Path, settings: dict[str, int | bool]) -> None:
+    """Mark the folder as generated from ``settings``; pieces made from other settings are removed."""
+    marker = root / MARKER
+    found = json.loads(marker.read_text()) if marker.exists() else None
+    if found == settings:
+        return
+    present = [path for name in CLASSES for path in root.glob(f"{name}/*/{name}_*.off")]
+    if found is None and present:
+        raise DataError(
+            f"expected a folder that is empty or holds generated furniture; {root} holds {len(present)} "
+            f"other OFF files, such as {present[0].name}: choose another data.root, or read these by "
+            "data=modelnet10"
+        )
+    for path in present:
+        path.unlink()
+    root.mkdir(parents=True, exist_ok=True)
+    temporary = marker.with_name(f"{MARKER}.{os.getpid()}")
+    temporary.write_text(json.dumps(settings) + "\n")
+    os.replace(temporary, marker)
+    log.info("making furniture in %s", root)

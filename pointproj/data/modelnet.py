@@ -1,0 +1,115 @@
+"""Where mesh files lie: the folder layout of ModelNet10 and ModelNet40."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pointproj.geometry.files import MESH_SUFFIXES
+
+SPLITS = ("train", "test")
+
+# Folders that the official archives unpack to, looked for below the root.
+ARCHIVE_FOLDERS = ("ModelNet10", "ModelNet40")
+
+EXPECTED_LAYOUT = "FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off (or .obj, .ply, .stl)"
+
+
+class DataError(ValueError):
+    """The data that a run asks for is not there or cannot be used; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class MeshFile:
+    """One mesh file and its place in the layout."""
+
+    path: Path
+    class_name: str
+    split: str  # train | test
+
+    @property
+    def name(self) -> str:
+        """File name without its suffix, such as ``chair_0001``."""
+        return self.path.stem
+
+
+def layout_root(root: Path | str) -> Path | None:
+    """Return the folder that holds the class folders: ``root``, or an official archive's folder in it.
+
+    None where neither holds a single ``<class>/{train,test}`` folder.
+    """
+    root = Path(root)
+    for folder in (root, *(root / name for name in ARCHIVE_FOLDERS)):
+        if _class_folders(folder):
+            return folder
+    return None
+
+
+def find_meshes(
+    root: Path | str, classes: Sequence[str] | None = None, limit: int | None = None
+) -> list[MeshFile]:
+    """List mesh files in the layout of ModelNet10.
+
+    Parameters
+    ----------
+    root
+        Folder with ``<class>/{train,test}/*.off`` (or another format that
+        :func:`pointproj.geometry.files.read_mesh` reads), or the folder that holds ``ModelNet10/``.
+    classes
+        Classes to read; None for all that are found.
+    limit
+        At most this many files a class and split, in the order of their names.
+
+    Returns
+    -------
+    list of MeshFile
+        By class, train before test, by name. Hidden files (``._chair_0001.off``) are no meshes.
+
+    Raises
+    ------
+    DataError
+        If there is no such layout, a class is not in it, or it holds no mesh file.
+    """
+    folder = layout_root(root)
+    if folder is None:
+        state = "holds none" if Path(root).is_dir() else "does not exist"
+        archives = " or ".join(ARCHIVE_FOLDERS)
+        raise DataError(f"expected {EXPECTED_LAYOUT} with FOLDER={root} or its {archives}; {root} {state}")
+    found = _class_folders(folder)
+    missing = [name for name in classes or () if name not in found]
+    if missing:
+        raise DataError(
+            f"data.classes={_listed(missing)}: {folder} has no such class; it has {', '.join(sorted(found))}"
+        )
+    files = [
+        MeshFile(path, name, split)
+        for name in sorted(set(classes or found))
+        for split in SPLITS
+        for path in _mesh_files(found[name] / split)[:limit]
+    ]
+    if not files:
+        raise DataError(f"expected {EXPECTED_LAYOUT}; the class folders in {folder} hold no mesh file")
+    return files
+
+
+def _class_folders(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        return {}
+    return {
+        path.name: path
+        for path in folder.iterdir()
+        if not path.name.startswith((".", "__")) and any((path / split).is_dir() for split in SPLITS)
+    }
+
+
+def _mesh_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in MESH_SUFFIXES and not path.name.startswith(".")
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "[" + ",".join(names) + "]"

@@ -1,0 +1,112 @@
+"""Shapes to sample, and sets of them that stay on disk until then: any size in bounded memory."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj.data.cache import Cache
+from pointproj.data.modelnet import DataError
+from pointproj.data.preparation import pool_seed
+from pointproj.geometry.sampling import PointSource, SurfaceSampler, pool_points
+
+KEPT_BYTES = 2**28  # of shapes that a process keeps in memory, those sampled last
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One shape: a source of reference points, the target on the query grid, and at random points.
+
+    Attributes
+    ----------
+    name, class_name : str
+    identity : int
+        Known by content, so that equal shapes are sampled equally wherever their files lie.
+    source : PointSource
+    target : float32 tensor, shape (Q,)
+    pool_points, pool_values : float32 tensors, shapes (P, 3) and (P,), or None
+        Random points of the query cube and the target there.
+    """
+
+    name: str
+    class_name: str
+    identity: int
+    source: PointSource
+    target: Float[Tensor, " Q"]
+    pool_points: Float[Tensor, "P 3"] | None = None
+    pool_values: Float[Tensor, " P"] | None = None
+
+
+class Entry(NamedTuple):
+    """What is known of a shape before it is loaded."""
+
+    name: str
+    class_name: str
+    identity: int  # a mesh that is there several times has one for each
+    key: str  # in the cache
+
+
+class StoredShapes(Sequence[Shape]):
+    """Shapes of a cache, each loaded when it is asked for.
+
+    A small set is read once and then stays; of a large one every process, helpers included, keeps no more
+    than :data:`KEPT_BYTES`, and the system's own file cache does the rest.
+
+    Parameters
+    ----------
+    entries
+        Which shapes, in their order.
+    cached
+        Where they are.
+    """
+
+    def __init__(self, entries: Sequence[Entry], cached: Cache) -> None:
+        self.entries = entries
+        self.cached = cached
+        self._kept: OrderedDict[str, tuple[Shape, int]] = OrderedDict()  # with its size in bytes
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> Shape:
+        """Return a shape.
+
+        Raises
+        ------
+        DataError
+            If its entry is no longer in the cache, or damaged.
+        """
+        entry = self.entries[index]
+        if entry.key in self._kept:
+            self._kept.move_to_end(entry.key)
+            return replace(self._kept[entry.key][0], identity=entry.identity)
+        shape, size = self._load(entry)
+        self._kept[entry.key] = shape, size
+        self._bytes += size
+        while self._bytes > KEPT_BYTES and len(self._kept) > 1:
+            _, (_, size) = self._kept.popitem(last=False)
+            self._bytes -= size
+        return shape
+
+    def _load(self, entry: Entry) -> tuple[Shape, int]:
+        arrays = self.cached.load(entry.key)
+        if arrays is None:
+            raise DataError(
+                f"{self.cached.path(entry.key)}, the prepared {entry.name}, was there when the run began and "
+                "is gone or damaged now: leave data.cache alone while a run reads it. Started again, the run "
+                "prepares it anew; resume=auto continues"
+            )
+        vertices, faces, count = arrays["vertices"], arrays["faces"], len(arrays["pool"])
+        sampler = SurfaceSampler(vertices, faces)
+        target, values = (torch.from_numpy(arrays[name]).float() for name in ("target", "pool"))
+        size = sum(array.nbytes for array in (vertices, faces, sampler.summed_areas))
+        size += 4 * (len(target) + 4 * count)
+        pool = None, None
+        if count:  # the points follow from the mesh, so the cache need not hold them
+            pool = torch.from_numpy(pool_points(sampler, count, pool_seed(entry.key))), values
+        return Shape(entry.name, entry.class_name, entry.identity, sampler, target, *pool), size

@@ -1,0 +1,58 @@
+"""Which mesh files a config names: real ones, made ones, or both; made or downloaded first where need be."""
+
+from pathlib import Path
+
+from pointproj.config import DataConfig
+from pointproj.data.modelnet import EXPECTED_LAYOUT, DataError, MeshFile, find_meshes, layout_root
+
+
+def mesh_files(data: DataConfig) -> list[MeshFile]:
+    """List the meshes of both splits, made or downloaded first where the config says so.
+
+    Raises
+    ------
+    DataError
+        If there are none; says both ways forward.
+    """
+    if data.name == "furniture":
+        return _furniture_files(data, data.root, data.test_meshes)
+    if data.name == "mixed":
+        return _mixed_files(data)
+    return _real_files(data)
+
+
+def _real_files(data: DataConfig) -> list[MeshFile]:
+    root = Path(data.root or "data/modelnet10")
+    if data.download:
+        from pointproj.data.download import download_modelnet10
+
+        root = download_modelnet10(root)
+    if layout_root(root) is None:
+        raise DataError(
+            f"no meshes in {root}. Two ways forward: write data.download=true to fetch ModelNet10 into it "
+            f"(473 MB), or data.root=FOLDER to read what you have, laid out as {EXPECTED_LAYOUT}. "
+            "data=furniture needs neither."
+        )
+    return find_meshes(root, data.classes, data.limit)
+
+
+def _mixed_files(data: DataConfig) -> list[MeshFile]:
+    """Real meshes of both splits; for training these again, made pieces, and opened variants of both."""
+    from pointproj.data.cutouts import write_variants
+
+    real = _real_files(data)
+    train = [file for file in real if file.split == "train"]
+    made = _furniture_files(data, None, 0)
+    opened = write_variants(train, "data/variants", data.variants)
+    opened += write_variants(made, "data/variants", min(data.variants, 1))
+    return [*real, *train * (data.repeats - 1), *made, *opened]
+
+
+def _furniture_files(data: DataConfig, root: str | None, test_meshes: int) -> list[MeshFile]:
+    from pointproj.data.furniture import CLASSES, write_furniture
+
+    family = {"varied": data.varied, "defects": data.defects}
+    folder = "-".join(["furniture", *(name for name, chosen in family.items() if chosen)])
+    train, test = (min(count, data.limit or count) for count in (data.train_meshes, test_meshes))
+    files = write_furniture(root or f"data/{folder}", data.classes or CLASSES, train, test, **family)
+    return [MeshFile(path, path.parents[1].name, path.parent.name) for path in files]

@@ -1,0 +1,1 @@
+"""Meshes and solids: files, sampling, fields, isosurfaces, metrics."""

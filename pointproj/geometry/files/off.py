@@ -1,0 +1,75 @@
+"""OFF: a header, counts, one vertex a line, one polygon a line.
+
+Understood are counts glued to the header (``OFF3514 3546 0``), any line ends, comments, blank lines, a stray
+``end_header``, and the ``COFF``/``NOFF`` variants: the deviations of the files of ModelNet10 and ModelNet40.
+"""
+
+import re
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pointproj.geometry.files.text import SHOWN, FormatError, Surface, coordinates, decode, fans, indices
+
+_HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
+
+
+def parse(content: bytes) -> Surface:
+    """Vertices and triangles of an OFF file.
+
+    Raises
+    ------
+    FormatError
+        If it is no complete OFF file. Counts are checked against the lines present before they are used.
+    """
+    lines = [line.split("#", 1)[0].strip() for line in decode(content).splitlines()]
+    lines = [line for line in lines if line and line.lower() != "end_header"]
+    if not lines:
+        raise FormatError("is empty")
+    header = _HEADER.match(lines[0])
+    if header is None:
+        raise FormatError(f"is not an OFF file: expected it to begin with OFF, got {lines[0][:20]!r}")
+    glued = lines[0][header.end() :].strip()
+    body = [glued, *lines[1:]] if glued else lines[1:]
+    vertex_count, face_count = _counts(body[0] if body else "")
+    found = len(body) - 1
+    if found < vertex_count + face_count:
+        raise FormatError(
+            f"declares {vertex_count} vertices and {face_count} faces, but only {found} lines follow"
+        )
+    faces = body[1 + vertex_count : 1 + vertex_count + face_count]
+    return (
+        coordinates(body[1 : 1 + vertex_count]),
+        fans(_corners(row, number) for number, row in enumerate(faces)),
+    )
+
+
+def _counts(line: str) -> tuple[int, int]:
+    """Number of vertices and of faces, from the line that declares them."""
+    try:
+        vertex_count, face_count = (int(word) for word in line.split()[:2])
+    except ValueError:
+        raise FormatError(f"must declare its vertex and face counts, got {line[:SHOWN]!r}") from None
+    if vertex_count < 1 or face_count < 1:
+        raise FormatError(f"is empty: it declares {vertex_count} vertices and {face_count} faces")
+    return vertex_count, face_count
+
+
+def _corners(row: str, number: int) -> list[int]:
+    """Vertex indices of the polygon in one line."""
+    size, *words = row.split()
+    try:
+        count = int(size)
+    except ValueError:
+        count = -1
+    if not 0 <= count <= len(words):
+        raise FormatError(f"face {number} must list as many vertices as it declares, got {row[:SHOWN]!r}")
+    return indices(words[:count], number, row)
+
+
+def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:
+    """Content of an OFF file, with as many digits as tell every number from all others."""
+    lines = ["OFF", f"{len(vertices)} {len(faces)} 0"]
+    lines += [f"{x!r} {y!r} {z!r}" for x, y, z in vertices.tolist()]
+    lines += [f"3 {a} {b} {c}" for a, b, c in faces.tolist()]
+    return ("\n".join(lines) + "\n").encode("ascii")

@@ -1,0 +1,193 @@
+"""Clouds from files of any kind: sampled from a mesh, or points as they are.
+
+Meshes: OFF, OBJ, PLY, STL. Points: PLY and OBJ without faces, XYZ (text, one point a line), NPY (an array).
+"""
+
+import io
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from pointproj.geometry.files import MESH_SUFFIXES, parse_mesh, read_content
+from pointproj.geometry.files.obj import parse_points as obj_points
+from pointproj.geometry.files.ply import parse_points as ply_points
+from pointproj.geometry.files.text import FormatError, Points, decode
+from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
+from pointproj.geometry.sampling import SurfaceSampler
+
+log = logging.getLogger(__name__)
+
+FLATTEST = 1e-3
+"""A cloud whose thinnest direction is below this share of its longest is planar."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How coordinates of a file and of the query cube belong together: ``file = cube * scale + centre``."""
+
+    centre: Float[np.ndarray, " 3"]
+    scale: float
+
+    def to_cube(self, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
+        """Move points of the file into the query cube."""
+        return (points - self.centre) / self.scale
+
+    def to_file(self, mesh: Mesh) -> Mesh:
+        """Move a mesh in the query cube to where the file's shape is."""
+        return Mesh(mesh.vertices * self.scale + self.centre, mesh.faces, mesh.name)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A cloud in the query cube.
+
+    Attributes
+    ----------
+    name : str
+        Stem of the file.
+    points : float32 array, shape (n, 3)
+    normals : float32 array, shape (n, 3), or None
+        Unit normals; of arbitrary sign if they come from a mesh's faces.
+    placement : Placement
+        Where the cloud is in the file.
+    """
+
+    name: str
+    points: Float[np.ndarray, "n 3"]
+    normals: Float[np.ndarray, "n 3"] | None
+    placement: Placement
+
+
+def read_cloud(path: str | Path, count: int, *, seed: int = 0) -> Cloud:
+    """Read a file as a cloud, moved and scaled into the query cube as training shapes are.
+
+    Parameters
+    ----------
+    path : str or Path
+        Its suffix says what it is: one of :data:`SUFFIXES`.
+    count : int
+        Points to sample from a mesh, and most that are kept of a larger cloud (a random choice).
+    seed : int
+        Of the sample or choice.
+
+    Returns
+    -------
+    Cloud
+
+    Raises
+    ------
+    MeshError
+        If the file cannot be read, is none of these kinds or damaged, or its points are none, not finite,
+        all in one place, on a line or in a plane: such clouds have no inside.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise MeshError(path, f"is of no known kind: expected {', '.join(SUFFIXES)}, got {path.suffix!r}")
+    content = read_content(path)
+    generator = np.random.default_rng(seed)
+    loose = _loose_points(content, path)
+    if loose is None:
+        mesh = parse_mesh(content, path)
+        used = mesh.vertices[mesh.faces].reshape(-1, 3)
+        placement = _checked_placement(used, path)
+        sampler = SurfaceSampler(placement.to_cube(mesh.vertices), mesh.faces)
+        return Cloud(path.stem, *sampler.draw(count, generator), placement)
+    points, normals = loose
+    placement = _checked_placement(points, path)
+    if normals is not None:
+        length = np.linalg.norm(normals, axis=1, keepdims=True)
+        if not (np.isfinite(length) & (length > 0)).all():
+            raise MeshError(path, "has normals without a direction: leave them out")
+        normals = (normals / length).astype(np.float32)
+    if len(points) > count:
+        log.info("%s: %d of its %d points are used, as in training", path, count, len(points))
+        chosen = np.sort(generator.choice(len(points), count, replace=False))
+        points, normals = points[chosen], None if normals is None else normals[chosen]
+    elif len(points) < count / 2:
+        log.warning("%s has %d points; the model was trained with %d", path, len(points), count)
+    return Cloud(path.stem, placement.to_cube(points).astype(np.float32), normals, placement)
+
+
+def _loose_points(content: bytes, path: Path) -> Points | None:
+    """Points and normals of a file that holds no faces, else None."""
+    parse = _POINT_READERS.get(path.suffix.lower())
+    try:
+        return None if parse is None else parse(content)
+    except FormatError as error:
+        raise MeshError(path, str(error)) from error
+
+
+def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placement:
+    """Where the points are; refuses those that enclose nothing."""
+    if not len(points):
+        raise MeshError(path, "is empty: expected points, got none")
+    finite = np.isfinite(points).all(axis=1)
+    if not finite.all():
+        raise MeshError(path, f"is not finite: point {int(np.argmin(finite))} holds a NaN or an infinity")
+    low, high = points.min(axis=0) / 2, points.max(axis=0) / 2  # halves, so that no sum overflows
+    scale = float((high - low).max()) * 2 / LONGEST_SIDE
+    if not scale > 0:
+        raise MeshError(path, f"has no extent: all {len(points)} points lie in one place")
+    placement = Placement(low + high, scale)
+    inside = placement.to_cube(points)
+    extents = np.linalg.svd(inside - inside.mean(axis=0), compute_uv=False)
+    if len(extents) < 3 or extents[2] < FLATTEST * extents[0]:
+        shape = "on a line" if len(extents) < 2 or extents[1] < FLATTEST * extents[0] else "in a plane"
+        raise MeshError(path, f"has no inside: its points lie {shape}; expected points all around a solid")
+    return placement
+
+
+def _xyz(content: bytes) -> Points:
+    rows = [line.split("#", 1)[0].replace(",", " ").split() for line in decode(content).splitlines()]
+    rows = [row for row in rows if row]
+    widths = {len(row) for row in rows}
+    if widths - {3} and widths - {6}:
+        raise FormatError("must have x y z, or x y z nx ny nz, on every line")
+    try:
+        return _columns(np.array(rows, dtype=np.float64))
+    except ValueError as error:
+        raise FormatError(f"must hold numbers ({error})") from None
+
+
+def _npy(content: bytes) -> Points:
+    """Read an array as long as its header declares; numpy itself takes the memory before it looks."""
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        of_version = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+        shape, by_columns, dtype = of_version[version[0]](file)
+    except Exception as error:  # the header is Python, and may be wrong in as many ways
+        raise FormatError(f"is no NPY file of plain numbers ({type(error).__name__})") from None
+    if dtype.kind not in "fiu":
+        raise FormatError(f"must be one NPY array of real numbers, got {dtype.str}")
+    if len(shape) != 2 or shape[1] not in (3, 6):
+        raise FormatError(f"must have shape (n, 3), or (n, 6) with normals; got {shape}")
+    left = len(content) - file.tell()
+    if shape[0] * shape[1] * dtype.itemsize != left:
+        raise FormatError(
+            f"declares {shape[0]} points of {shape[1]} numbers in {dtype.str}, but holds {left} bytes"
+        )
+    numbers = np.frombuffer(content, dtype, offset=file.tell()).reshape(
+        shape, order="F" if by_columns else "C"
+    )
+    return _columns(numbers.astype(np.float64))
+
+
+def _columns(numbers: Float[np.ndarray, "n columns"]) -> Points:
+    if not len(numbers):
+        return np.empty((0, 3)), None
+    return numbers[:, :3], numbers[:, 3:] if numbers.shape[1] == 6 else None
+
+
+_POINT_READERS: dict[str, Callable[[bytes], Points | None]] = {
+    ".ply": ply_points,
+    ".obj": obj_points,
+    ".xyz": _xyz,
+    ".npy": _npy,
+}
+
+SUFFIXES = (*MESH_SUFFIXES, *(suffix for suffix in _POINT_READERS if suffix not in MESH_SUFFIXES))

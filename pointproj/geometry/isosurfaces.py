@@ -1,0 +1,143 @@
+"""From a field to a solid: ask it on a grid, extract the surface, and move that to the field's zero."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import warp as wp
+from jaxtyping import Bool, Float
+from warp.geometry import IsoSurfaceMarchingCubes
+
+from pointproj.geometry.grids import Field, dense_values, in_parts, values_near
+from pointproj.geometry.meshes import Mesh
+
+wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)  # standard output is for results
+
+Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]
+
+DEFAULT_SIDE = 64
+HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is found: to 1/64 of a cell
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """A solid made from a cloud.
+
+    Attributes
+    ----------
+    mesh : Mesh
+        Its surface in the query cube, closed, faces oriented outwards; without faces if it is empty.
+    inside : callable
+        Points (Q, 3) of the query cube to bool (Q,).
+    """
+
+    mesh: Mesh
+    inside: Inside
+
+
+def reconstruct(
+    field: Field,
+    name: str,
+    side: int = DEFAULT_SIDE,
+    *,
+    cloud: Float[np.ndarray, "n 3"] | None = None,
+    linear: bool = False,
+    device: str = "cpu",
+) -> Reconstruction:
+    """Make the solid where a field is below 0.
+
+    Parameters
+    ----------
+    field : callable
+        Float32 points (Q, 3) of the query cube to values (Q,).
+    name : str
+        Of the mesh.
+    side : int
+        Points a side of the grid that the surface is extracted from. Where the surface crosses its edges is
+        asked of the field itself, and so is the side of a point.
+    cloud : float array, shape (n, 3), optional
+        Samples that the field was made from: it is asked near them, and near surfaces that a coarser grid
+        finds (:func:`pointproj.geometry.grids.values_near`). Everywhere without.
+    linear : bool
+        The field is linear along the grid's edges, so that nothing needs to be asked there.
+    device : str
+        Where Warp extracts the surface.
+
+    Returns
+    -------
+    Reconstruction
+    """
+    values = dense_values(field, side) if cloud is None else values_near(field, side, cloud)
+    mesh = extract_surface(values, name, device=device)
+    if not linear and len(mesh.faces):
+        mesh = Mesh(on_surface(field, mesh.vertices, values), mesh.faces, name)
+    return Reconstruction(mesh, lambda points: in_parts(field, points) < 0)
+
+
+def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device: str = "cpu") -> Mesh:
+    """Extract the surface where a field on the query cube passes through 0, by marching cubes.
+
+    Parameters
+    ----------
+    values : float32 array, shape (nx, ny, nz)
+        On a regular grid on the cube, corners included; below 0 inside. What is inside on the boundary is
+        closed there.
+    name : str
+        Of the mesh.
+    device : str
+        Where Warp runs.
+
+    Returns
+    -------
+    Mesh
+        Closed, oriented outwards; without faces if nothing is inside.
+    """
+    closed = np.array(values, dtype=np.float32)
+    outside = np.float32(max(np.abs(closed).max(), 1e-6))
+    for axis in range(3):
+        ends = np.moveaxis(closed, axis, 0)
+        ends[0] = np.where(ends[0] < 0, outside, ends[0])
+        ends[-1] = np.where(ends[-1] < 0, outside, ends[-1])
+    corner = wp.vec3(1.0, 1.0, 1.0)
+    with wp.ScopedDevice(device):
+        lattice = wp.array(closed, dtype=wp.float32)
+        vertices, indices = IsoSurfaceMarchingCubes.extract(lattice, 0.0, lower=-corner, upper=corner)
+        faces = indices.numpy().reshape(-1, 3)
+        return Mesh(vertices.numpy().reshape(-1, 3), faces, name)
+
+
+def on_surface(
+    field: Field, vertices: Float[np.ndarray, "V 3"], values: Float[np.ndarray, "side side side"]
+) -> Float[np.ndarray, "V 3"]:
+    """Move vertices of marching cubes along their edges to where the field itself passes through 0.
+
+    What a network predicts is far from linear across a cell, so that linear interpolation leaves steps.
+
+    Parameters
+    ----------
+    field : callable
+    vertices : float32 array, shape (V, 3)
+        From :func:`extract_surface`.
+    values : float32 array, shape (side, side, side)
+        The field on the grid. Vertices between nodes of equal sign, as at the cube's walls, stay.
+
+    Returns
+    -------
+    float32 array, shape (V, 3)
+    """
+    half = (len(values) - 1) / 2
+    place = (vertices + 1) * half
+    low = np.rint(place).astype(int)
+    rows, along = np.arange(len(place)), np.abs(place - low).argmax(axis=1)
+    low[rows, along] = np.floor(place[rows, along]).clip(0, len(values) - 2)
+    high = low.copy()
+    high[rows, along] += 1
+    low_inside, high_inside = (values[tuple(ends.T)] < 0 for ends in (low, high))
+    inside = np.where(low_inside[:, None], low, high) / half - 1
+    outside = np.where(low_inside[:, None], high, low) / half - 1
+    for _ in range(HALVINGS):
+        middle = (inside + outside) / 2
+        is_inside = (in_parts(field, middle) < 0)[:, None]
+        inside, outside = np.where(is_inside, middle, inside), np.where(is_inside, outside, middle)
+    crosses = (low_inside != high_inside)[:, None]
+    return np.where(crosses, (inside + outside) / 2, vertices).astype(np.float32)

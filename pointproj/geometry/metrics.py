@@ -1,0 +1,198 @@
+"""How good a reconstructed solid is, beside the true one, in the measures of the Occupancy Networks papers.
+
+Mescheder et al., Occupancy Networks, CVPR 2019, section 4 and supplementary; Peng et al., Convolutional
+Occupancy Networks, ECCV 2020; the F-score as in Tatarchenko et al., What do single-view 3D reconstruction
+networks learn?, CVPR 2019. All measures are taken in the query cube, where a shape's longest side is 1.8.
+
+The true solid is what cannot be reached from outside (:mod:`pointproj.geometry.fields`). The true surface is
+the part of the mesh between inside and outside: walls inside a solid and sheets outside of it are in files,
+not in shapes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.spatial import cKDTree
+
+from pointproj.geometry.field_points import inside_at
+from pointproj.geometry.fields import NoInterior, inside
+from pointproj.geometry.isosurfaces import Reconstruction
+from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, query_grid
+from pointproj.geometry.sampling import SurfaceSampler
+
+CHAMFER_UNIT = LONGEST_SIDE / 10
+"""Chamfer distances are given in tenths of the shape's longest side, as in the papers."""
+
+F_SCORE_THRESHOLD = LONGEST_SIDE / 100
+"""A point is right if the other surface is within 1% of the shape's longest side."""
+
+SAMPLES = 100_000
+BESIDE = 1e-3
+"""How far beside the surface its two sides are asked, in units of the query cube."""
+
+METRICS = {
+    "iou_grid": "IoU, grid",
+    "iou": "IoU",
+    "chamfer_l1": "Chamfer-L1",
+    "f_score": "F-score",
+    "normal_consistency": "normals",
+}
+"""Keys of what :func:`measure` returns, with headings. Chamfer-L1 is better lower, the others higher."""
+
+# Of a reconstruction without any surface: nothing is right, and everything is as far away as can be.
+_NOTHING = {"chamfer_l1": LONGEST_SIDE * 3**0.5 / CHAMFER_UNIT, "f_score": 0.0, "normal_consistency": 0.0}
+
+SurfacePoints = tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a reconstruction is compared with.
+
+    Attributes
+    ----------
+    mesh : Mesh
+        Normalised.
+    grid_inside : bool array, shape (grid**3,)
+        On the query grid.
+    points, points_inside : arrays, shapes (n, 3) and (n,)
+        Points spread evenly over the query cube, and whether they are inside.
+    surface : (points, normals), float32 arrays of shape (n, 3)
+        Samples of the solid's surface, by area; normals have arbitrary sign.
+    """
+
+    mesh: Mesh
+    grid_inside: Bool[np.ndarray, " g"]
+    points: Float[np.ndarray, "n 3"]
+    points_inside: Bool[np.ndarray, " n"]
+    surface: SurfacePoints
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one method reached on one mesh; ``values`` has the keys of :data:`METRICS`."""
+
+    name: str
+    class_name: str
+    method: str
+    values: dict[str, float]
+    seconds: float
+
+
+def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, device: str = "cpu") -> Truth:
+    """Find out what is true of a mesh.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        Normalised.
+    grid : int
+        Points a side of the query grid.
+    samples : int
+        Points in the cube, and on the surface.
+    seed : int
+        Equal arguments give equal samples.
+    device : str
+        Where Warp runs.
+
+    Returns
+    -------
+    Truth
+
+    Raises
+    ------
+    NoInterior
+        If no point of the query grid is inside: there is no solid to reconstruct.
+    """
+    grid_inside = inside(mesh, grid, device=device)
+    if not grid_inside.any():
+        raise NoInterior(mesh.name, f"encloses no point of the grid of {grid} a side")
+    generator = np.random.default_rng(seed)
+    points = generator.uniform(-1, 1, (samples, 3)).astype(np.float32)
+    points_inside = inside_at(mesh, points, device=device)
+    surface = _solid_surface(mesh, samples, generator, device)
+    return Truth(mesh, grid_inside, points, points_inside, surface)
+
+
+def measure(made: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, float]:
+    """Compare a reconstruction with the truth.
+
+    - ``iou_grid``, ``iou``: points inside both over points inside either, on the query grid and at the
+      random points of the cube.
+    - ``chamfer_l1``: mean of accuracy (mean distance from the made surface to the nearest true sample) and
+      completeness (the other way round), in tenths of the longest side.
+    - ``f_score``: harmonic mean of precision (share of made samples within 1% of the longest side of a true
+      one) and recall (the other way round).
+    - ``normal_consistency``: mean absolute cosine between the normals of nearest samples, both ways.
+
+    Parameters
+    ----------
+    made : Reconstruction
+    truth : Truth
+    seed : int
+        Of the samples on the made surface; as many as the truth has.
+
+    Returns
+    -------
+    dict
+        With the keys of :data:`METRICS`.
+    """
+    grid = query_grid(round(len(truth.grid_inside) ** (1 / 3)))
+    measured = {
+        "iou_grid": intersection_over_union(made.inside(grid), truth.grid_inside),
+        "iou": intersection_over_union(made.inside(truth.points), truth.points_inside),
+    }
+    if not len(made.mesh.faces):
+        return {**measured, **_NOTHING}
+    generator = np.random.default_rng(seed)
+    sampler = SurfaceSampler(made.mesh.vertices, made.mesh.faces)
+    samples = sampler.draw(len(truth.surface[0]), generator)
+    return {**measured, **surface_agreement(samples, truth.surface)}
+
+
+def intersection_over_union(one: Bool[np.ndarray, " n"], other: Bool[np.ndarray, " n"]) -> float:
+    """Points in both over points in either; 1 where there are none."""
+    either = int((one | other).sum())
+    return int((one & other).sum()) / either if either else 1.0
+
+
+def surface_agreement(made: SurfacePoints, true: SurfacePoints) -> dict[str, float]:
+    """Compare samples of two surfaces with their normals; see :func:`measure`."""
+    (made_points, made_normals), (true_points, true_normals) = made, true
+    accuracy, nearest_true = cKDTree(true_points).query(made_points)
+    completeness, nearest_made = cKDTree(made_points).query(true_points)
+    precision, recall = ((distance <= F_SCORE_THRESHOLD).mean() for distance in (accuracy, completeness))
+    there = np.abs((made_normals * true_normals[nearest_true]).sum(axis=1)).mean()
+    back = np.abs((true_normals * made_normals[nearest_made]).sum(axis=1)).mean()
+    return {
+        "chamfer_l1": float(accuracy.mean() + completeness.mean()) / 2 / CHAMFER_UNIT,
+        "f_score": float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0,
+        "normal_consistency": float(there + back) / 2,
+    }
+
+
+def _solid_surface(mesh: Mesh, count: int, generator: np.random.Generator, device: str) -> SurfacePoints:
+    """Samples, by area, of the surface with inside on one side and outside on the other.
+
+    Copies of faces count once.
+    """
+    _, place = np.unique(mesh.vertices, axis=0, return_inverse=True)
+    _, first = np.unique(np.sort(place.reshape(-1)[mesh.faces], axis=1), axis=0, return_index=True)
+    sampler = SurfaceSampler(mesh.vertices, mesh.faces[np.sort(first)])
+    points, normals = sampler.draw(count, generator)
+    bounding = _bounds_solid(mesh, points, normals, device)
+    while bounding.sum() < count:  # every solid has such a surface, so each round finds more
+        wanted = 1.1 * (count - bounding.sum()) * len(bounding) / bounding.sum()
+        more = sampler.draw(min(int(wanted) + 1, 10 * count), generator)
+        points, normals = np.concatenate([points, more[0]]), np.concatenate([normals, more[1]])
+        bounding = np.concatenate([bounding, _bounds_solid(mesh, *more, device)])
+    return points[bounding][:count], normals[bounding][:count]
+
+
+def _bounds_solid(
+    mesh: Mesh, points: Float[np.ndarray, "n 3"], normals: Float[np.ndarray, "n 3"], device: str
+) -> Bool[np.ndarray, " n"]:
+    sides = np.concatenate([points + BESIDE * normals, points - BESIDE * normals])
+    first, second = np.split(inside_at(mesh, sides, device=device), 2)
+    return first != second

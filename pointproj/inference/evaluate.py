@@ -1,0 +1,186 @@
+"""Measure how well a trained model reconstructs unseen meshes.
+
+Every test mesh is sampled, reconstructed by the model and by baselines that need no training, and compared
+with the truth (:mod:`pointproj.geometry.metrics`). Left behind are a table, a CSV file, reconstructions and a
+page of pictures, worst first.
+"""
+
+import argparse
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from pointproj.data.dataset import TEST_SEED
+from pointproj.data.modelnet import DataError, MeshFile, find_meshes
+from pointproj.data.sources import mesh_files
+from pointproj.geometry.baselines import baseline, baselines
+from pointproj.geometry.files import parse_mesh, read_content, write_mesh
+from pointproj.geometry.isosurfaces import Reconstruction, reconstruct
+from pointproj.geometry.meshes import MeshError, normalize
+from pointproj.geometry.metrics import Measured, Truth, measure, truth_of
+from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained, whole
+from pointproj.runtime.errors import ending_in_words
+from pointproj.runtime.run_folder import require_writable
+from pointproj.viz.evaluation_page import summary_table, write_csv, write_page
+from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
+
+log = logging.getLogger(__name__)
+
+MODEL = "model"
+Points = Float[np.ndarray, "n 3"]
+Method = Callable[[Points, Points], Reconstruction]  # points and normals to a solid
+
+
+def evaluate_shapes(
+    files: Sequence[MeshFile],
+    methods: Mapping[str, Method],
+    out: Path,
+    *,
+    points: int,
+    grid: int,
+    device: str = "cpu",
+) -> Iterator[Measured]:
+    """Reconstruct and measure meshes, and leave reconstructions and pictures.
+
+    Parameters
+    ----------
+    files
+        What to reconstruct; meshes that cannot be used, or have no inside, are left out with a warning.
+    methods
+        By name; the first is the one that is judged.
+    out : Path
+        Gets ``meshes/NAME-METHOD.{ply,off}`` and ``pictures/NAME.png``, in the query cube.
+    points : int
+        Samples a method sees.
+    grid : int
+        Points a side of the query grid of ``iou_grid``.
+    device : str
+        Where Warp finds out the truth.
+
+    Yields
+    ------
+    Measured
+        As soon as it is known.
+    """
+    for file in files:
+        try:
+            content = read_content(file.path)
+            mesh = normalize(parse_mesh(content, file.path))
+            truth = truth_of(mesh, grid, device=device)
+        except MeshError as error:
+            log.warning("left out %s: %s", file.path, error.reason)
+            continue
+        identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
+        generator = np.random.default_rng([TEST_SEED, 0, identity])  # the samples that training tests with
+        sample = SurfaceSampler(mesh.vertices, mesh.faces).draw(points, generator)
+        made = {}
+        for name, method in methods.items():
+            started = time.perf_counter()
+            made[name] = method(*sample)
+            seconds = time.perf_counter() - started
+            yield Measured(file.name, file.class_name, name, measure(made[name], truth), seconds)
+        _keep(file.name, sample[0], made, truth, out)
+
+
+def _keep(name: str, cloud: Points, made: Mapping[str, Reconstruction], truth: Truth, out: Path) -> None:
+    for method, solid in made.items():
+        for suffix in (".ply", ".off"):
+            write_mesh(solid.mesh, out / "meshes" / f"{name}-{method}{suffix}")
+    panels = [cloud_panel(f"{len(cloud):,} points", cloud)]
+    panels += [surface_panel(method, solid.mesh) for method, solid in made.items()]
+    (out / "pictures").mkdir(parents=True, exist_ok=True)
+    draw_rows(out / "pictures" / f"{name}.png", [("", [*panels, surface_panel("truth", truth.mesh)])])
+
+
+def model_method(trained: TrainedModel, side: int) -> Method:
+    """Return the method that asks a trained model on a grid of ``side`` points a side."""
+    device = str(trained.device)
+
+    def method(points: Points, normals: Points) -> Reconstruction:
+        return reconstruct(trained.field(points, normals), MODEL, side, cloud=points, device=device)
+
+    return method
+
+
+def _baseline_methods(names: Sequence[str] | None, device: str) -> dict[str, Method]:
+    """Return those asked for, or by default all that can run here."""
+    if names is None:
+        usable = baselines()
+        for name, reason in usable.items():
+            if reason is not None:
+                log.warning("baseline %s is left out: %s", name, reason)
+        names = [name for name, reason in usable.items() if reason is None]
+    chosen = {name: baseline(name, device) for name in names}
+    return {name: lambda points, _, run=run: run(points) for name, run in chosen.items()}
+
+
+def _test_files(trained: TrainedModel, folder: Path | None, limit: int | None) -> list[MeshFile]:
+    found = mesh_files(trained.config.data) if folder is None else find_meshes(folder)
+    files = [file for file in found if file.split == "test"]
+    taken: dict[str, int] = {}
+    for file in list(files):
+        taken[file.class_name] = taken.get(file.class_name, 0) + 1
+        if limit is not None and taken[file.class_name] > limit:
+            files.remove(file)
+    if not files:
+        raise DataError(f"there is no test mesh in {folder or trained.config.data.root}")
+    return files
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj.inference.evaluate",
+        description="How well a trained model reconstructs test meshes.",
+    )
+    add_arguments(parser)
+    parser.add_argument("--meshes", type=Path, help="other test meshes: FOLDER/<class>/test/*.off")
+    parser.add_argument("--limit", type=whole(1), help="at most this many meshes a class")
+    parser.add_argument("--points", type=whole(1), help="samples a mesh; by default as in training")
+    parser.add_argument("--baselines", nargs="*", choices=[*baselines()], help="by default all")
+    parser.add_argument("--out", type=Path, help="folder; by default evaluation/ beside the checkpoint")
+    return parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what the command line asks for."""
+    folder = arguments.checkpoint if arguments.checkpoint.is_dir() else arguments.checkpoint.parent
+    out = arguments.out or folder / "evaluation"
+    require_writable(out)
+    trained = load_trained(arguments.checkpoint, arguments.device)
+    device = str(trained.device)
+    methods = {MODEL: model_method(trained, arguments.side)}
+    methods |= _baseline_methods(arguments.baselines, device)
+    files = _test_files(trained, arguments.meshes, arguments.limit)
+    points = arguments.points or trained.points
+    log.info("%d meshes, %d points each, surface from %d^3, %s", len(files), points, arguments.side, device)
+    results = []
+    grid = trained.config.data.grid
+    facts = {"checkpoint": arguments.checkpoint, "points": points, "side": arguments.side, "device": device}
+    for result in evaluate_shapes(files, methods, out, points=points, grid=grid, device=device):
+        results.append(result)
+        write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
+        if result.method == MODEL:
+            iou, f_score = result.values["iou"], result.values["f_score"]
+            log.info("%-18s IoU %.3f, F-score %.3f", result.name, iou, f_score)
+    if not results:
+        raise DataError(f"none of the {len(files)} meshes has an inside, so there is nothing to compare")
+    write_page(out / "index.html", results, facts)
+    log.info("%s", summary_table(results))
+    log.info("pictures, worst first: %s; beside it results.csv and meshes/", out / "index.html")
+
+
+def main() -> None:
+    """Evaluate the checkpoint named on the command line."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with ending_in_words():
+        run(_arguments())
+
+
+if __name__ == "__main__":
+    main()

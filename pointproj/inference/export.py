@@ -1,0 +1,291 @@
+"""Export a trained network as two files that need torch alone.
+
+The program (ExportedProgram) is made of plain torch operators, for any device that torch has. The package
+(AOTInductor) is compiled for this machine's device and needs no Python. Both take query points ``(Q, 3)`` and
+reference points ``(N, 3)``, for a network that sees normals those as well ``(N, 3)``, and return ``(Q, 1)``.
+Q and N may be any numbers from 2, and N at least the number of neighbours.
+"""
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch._inductor.exc import InductorError
+
+from pointproj.config import Config
+from pointproj.inference.saved_network import saved_config, saved_network
+from pointproj.nn.mlp import MLP
+from pointproj.nn.networks import operators_of
+from pointproj.nn.planes import plain_local_planes
+from pointproj.nn.widest_path import plain_widest_passage
+from pointproj.ops.registry import BackendUnavailable, resolve
+from pointproj.runtime.devices import choose_device
+from pointproj.runtime.errors import ending_in_words
+from pointproj.runtime.run_folder import require_writable
+from pointproj.training.checkpoint import BEST, LAST, load
+from pointproj.training.step import first_line
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "projector.program.pt2"
+PACKAGE = "projector.package.pt2"
+EXPORTABLE = {"cpu": ("torch",), "cuda": ("triton", "torch")}  # the first is the default
+SIZES = ((300, 500), (71, 130))  # traced with, and compared at
+TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
+
+
+class ExportError(RuntimeError):
+    """A network cannot be exported; the message says why and what to do."""
+
+
+class Exported(NamedTuple):
+    """What was written, and how far each is from the network in eager mode."""
+
+    program: Path
+    package: Path
+    differences: dict[str, float]  # by file name: largest, relative to the largest value
+
+
+class CloudField(nn.Module):
+    """A network as a function of tensors: (Q, 3) and (N, 3), perhaps normals (N, 3), to (Q, 1)."""
+
+    def __init__(self, network: nn.Module, config: Config) -> None:
+        super().__init__()
+        self.network = network
+        self.inputs = 3 if config.model.normals else 2
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "q 3"],
+        reference_points: Float[Tensor, "n 3"],
+        normals: Float[Tensor, "n 3"] | None = None,
+    ) -> Float[Tensor, "q 1"]:
+        """Evaluate the network of one cloud."""
+        features = None if normals is None else torch.cat([reference_points, normals], dim=-1)
+        return self.network(query_points, reference_points, features=features)
+
+
+def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "auto") -> Exported:
+    """Write the two files, each whole or not at all, and compare them with the network.
+
+    Parameters
+    ----------
+    checkpoint : Path
+        A checkpoint, or the folder of a run (its best checkpoint is meant then).
+    out : Path
+        Folder for the files; made if it is not there.
+    device : {"auto", "cpu", "cuda"}
+        What the package is compiled for.
+    backend : str
+        Of the package's operators: ``torch``, on CUDA also ``triton``, or ``auto``.
+
+    Raises
+    ------
+    CheckpointError, DeviceError, BackendUnavailable
+        If there is no such checkpoint, device or backend.
+    ExportError
+        If the backend cannot be exported, torch cannot compile the package, or what was exported computes
+        something else.
+    """
+    path = _file(checkpoint)
+    content = load(path)
+    config = saved_config(path, content)
+    chosen = choose_device(device)
+    backend = _exportable(backend, chosen.type, operators_of(config))
+
+    def field(backend: str) -> CloudField:
+        network = saved_network(path, content, config, backend)
+        for module in network.modules():
+            if isinstance(module, MLP):
+                module.in_one_kernel = False  # its operator is ours, and is not there where these files run
+        return CloudField(network, config).to(chosen).eval()
+
+    plain = field("torch")
+    network = plain if backend == "torch" else field(backend)
+    out.mkdir(parents=True, exist_ok=True)
+    with torch.no_grad():
+        program = plain_program(plain, config, chosen)
+        traced = program if network is plain else _trace(network, config, chosen)
+        written = Exported(out / PROGRAM, out / PACKAGE, {})
+        written.differences[PROGRAM] = _write(
+            written.program,
+            lambda path: torch.export.save(program, path),
+            lambda path: torch.export.load(path).module(),
+            plain,
+            chosen,
+        )
+        written.differences[PACKAGE] = _write(
+            written.package,
+            lambda path: _compile(traced, path),
+            _in_its_own_process,
+            plain,
+            chosen,
+        )
+    return written
+
+
+def _compile(program: torch.export.ExportedProgram, path: str) -> None:
+    try:
+        torch._inductor.aoti_compile_and_package(program, package_path=path)
+    except InductorError as error:
+        raise ExportError(
+            f"torch {torch.__version__} could not compile {PACKAGE} ({first_line(error.inner_exception)}); "
+            f"{PROGRAM} is written. Take another --backend or --device, or a newer torch"
+        ) from error
+
+
+# Compiled code that goes wrong ends its process, so it is tried in another than ours.
+_RUN_PACKAGE = """
+import sys, torch
+package, inputs, output = sys.argv[1:]
+with torch.no_grad():
+    torch.save(torch._inductor.aoti_load_package(package)(*torch.load(inputs)), output)
+"""
+
+
+def _in_its_own_process(package: str) -> Callable[..., Tensor]:
+    inputs, output = f"{package}.inputs", f"{package}.output"
+
+    def run(*points: Tensor) -> Tensor:
+        torch.save(points, inputs)
+        command = [sys.executable, "-c", _RUN_PACKAGE, package, inputs, output]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode != 0:
+            said = ended.stderr.strip().splitlines() or ["no message"]
+            raise ExportError(
+                f"torch {torch.__version__} compiled {PACKAGE}, but it does not run (exit code "
+                f"{ended.returncode}: {said[-1]}), so it was not kept; {PROGRAM} is written. Take another "
+                f"--backend or --device, or a newer torch"
+            )
+        return torch.load(output)
+
+    return run
+
+
+def _file(checkpoint: Path) -> Path:
+    if not checkpoint.is_dir():
+        return checkpoint
+    return checkpoint / (BEST if (checkpoint / BEST).exists() else LAST)
+
+
+def _exportable(backend: str, device: str, operator: str) -> str:
+    able = EXPORTABLE[device]
+    if backend == "auto":
+        for name in able:
+            try:
+                return resolve(name, device, operator)[0]
+            except BackendUnavailable as reason:
+                log.info("not exported with %s", reason)
+    if backend not in able:
+        raise ExportError(
+            f"backend {backend!r} cannot be exported for {device}: its operators run code that would have to "
+            f"be installed beside the files; give --backend {' or '.join(able)} (weights fit any backend)"
+        )
+    return resolve(backend, device, operator)[0]
+
+
+def plain_program(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
+    """The network as plain torch operators."""
+    from pointproj.ops import portable
+
+    ops = torch.ops.pointproj
+    forms = {
+        ops.torch_search.default: portable.search,
+        ops.torch_radius_aggregate.default: portable.radius_aggregate,
+        ops.aggregate_neighbors.default: portable.aggregate_neighbors,
+    }
+    # Numbers that differ from loop to loop (k, radius) would else become arguments that may vary.
+    with torch._dynamo.config.patch(specialize_int=True, specialize_float=True):
+        program = _trace(network, config, device).run_decompositions(forms)
+    own = {str(node.target) for node in program.graph.nodes if "pointproj" in str(node.target)}
+    if own:
+        raise ExportError(f"these operators have no plain form: {', '.join(sorted(own))}")
+    return program
+
+
+def _trace(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
+    queries = torch.export.Dim("queries", min=2)
+    points = torch.export.Dim("points", min=_fewest_points(config))
+    example = _example(network, SIZES[0], device)
+    shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
+    program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
+    forms = {
+        torch.ops.pointproj.widest_passage.default: plain_widest_passage,
+        torch.ops.pointproj.local_planes.default: plain_local_planes,
+    }
+    return program.run_decompositions(forms)
+
+
+def _fewest_points(config: Config) -> int:
+    neighbors = config.model.neighbors if config.model.name == "multiscale" else config.projector.k
+    return max(2, neighbors or 2)
+
+
+def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
+    """Points in the query cube, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    rows = (sizes[0], *[sizes[1]] * (network.inputs - 1))
+    return tuple((torch.rand(n, 3, generator=generator) * 2 - 1).to(device) for n in rows)
+
+
+def _write(
+    path: Path,
+    save: Callable[[str], object],
+    load: Callable[[str], Callable[..., Tensor]],
+    network: CloudField,
+    device: torch.device,
+) -> float:
+    """Save under another name, load that and compare it, then move it; return the largest difference."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = os.path.join(folder, path.name)
+        save(made)
+        difference = _difference(load(made), network, device)
+        if not difference <= TOLERANCE:
+            raise ExportError(
+                f"what {path.name} computes is {difference:.1e} away from the network (allowed: "
+                f"{TOLERANCE:.0e}), so it was not kept; please report this with the checkpoint's config"
+            )
+        os.replace(made, path)
+    return difference
+
+
+def _difference(function: Callable[..., Tensor], network: CloudField, device: torch.device) -> float:
+    worst = 0.0
+    for sizes in SIZES:
+        inputs = _example(network, sizes, device)
+        expected = network(*inputs)
+        apart = (function(*inputs) - expected).abs().max() / expected.abs().max()
+        worst = max(worst, apart.item())
+    return worst
+
+
+def main() -> None:
+    """Parse the command line, export, and say what was written."""
+    parser = argparse.ArgumentParser(prog="python -m pointproj.inference.export", description=__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
+    parser.add_argument("--out", type=Path, help="folder for the files; by default that of the checkpoint")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--backend", default="auto", help="of the package: torch, or on CUDA triton")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
+    out = given.out or folder
+    with ending_in_words():
+        require_writable(out)
+        written = export(given.checkpoint, out, given.device, given.backend)
+    for path in (written.program, written.package):
+        size = path.stat().st_size / 2**20
+        print(f"{path}  {size:.1f} MiB  differs from the network by {written.differences[path.name]:.1e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Reconstruct the solid behind any mesh or point file."""
+
+import argparse
+import logging
+from pathlib import Path
+
+from pointproj.data.modelnet import DataError
+from pointproj.geometry.files import write_mesh
+from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
+from pointproj.geometry.isosurfaces import DEFAULT_SIDE, reconstruct
+from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained
+from pointproj.runtime.errors import ending_in_words
+from pointproj.runtime.run_folder import require_writable
+from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
+
+log = logging.getLogger(__name__)
+
+
+def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_SIDE) -> list[Path]:
+    """Reconstruct a cloud and write mesh and picture.
+
+    Parameters
+    ----------
+    trained : TrainedModel
+    cloud : Cloud
+        From :func:`pointproj.geometry.files.points.read_cloud`.
+    out : Path
+        Folder, made as needed.
+    side : int
+        Points a side of the grid that the surface is extracted from.
+
+    Returns
+    -------
+    list of Path
+        ``NAME-reconstruction.ply`` and ``.off``, in the coordinates of the cloud's file, and ``.png``.
+
+    Raises
+    ------
+    DataError
+        If the model needs normals that the cloud has not, or finds nothing inside; nothing is written then.
+    """
+    field = trained.field(cloud.points, cloud.normals)
+    mesh = reconstruct(field, cloud.name, side, cloud=cloud.points, device=str(trained.device)).mesh
+    if not len(mesh.faces):
+        raise DataError(
+            f"{cloud.name}: the model finds nothing inside; give it more points, or a model trained longer"
+        )
+    files = [out / f"{cloud.name}-reconstruction{suffix}" for suffix in (".ply", ".off", ".png")]
+    for file in files[:2]:
+        write_mesh(cloud.placement.to_file(mesh), file)
+    panels = [
+        cloud_panel(f"{len(cloud.points):,} points", cloud.points),
+        surface_panel("reconstruction", mesh),
+    ]
+    draw_rows(files[2], [(cloud.name, panels)])
+    return files
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj.inference.predict",
+        description="Reconstruct the solid behind a mesh or a cloud of points; z points up.",
+    )
+    add_arguments(parser)
+    parser.add_argument("file", type=Path, help=f"what to reconstruct: {', '.join(SUFFIXES)}")
+    parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help="folder of the results")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Reconstruct the file named on the command line."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments = _arguments()
+    with ending_in_words():
+        require_writable(arguments.out)
+        trained = load_trained(arguments.checkpoint, arguments.device)
+        cloud = read_cloud(arguments.file, trained.points)
+        for file in predict(trained, cloud, arguments.out, arguments.side):
+            print(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The config and the network of a checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import nn
+
+from pointproj.config import Config, to_config
+from pointproj.nn.networks import build_model
+from pointproj.training import checkpoint
+
+
+def saved_config(path: Path, content: dict[str, Any]) -> Config:
+    """Read the config of a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        Of the checkpoint, for messages.
+    content : dict
+        From :func:`pointproj.training.checkpoint.load`.
+
+    Raises
+    ------
+    CheckpointError
+        If another version of this program wrote it.
+    """
+    given = {**content["config"], "resume": None}  # what that run continued from is of no interest
+    try:
+        return to_config(OmegaConf.merge(OmegaConf.structured(Config), given))
+    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+
+
+def saved_network(path: Path, content: dict[str, Any], config: Config, backend: str) -> nn.Module:
+    """Make the network of a checkpoint, on the CPU, with its weights, which fit any backend.
+
+    Parameters
+    ----------
+    path, content
+        As for :func:`saved_config`.
+    config : Config
+        What that returned.
+    backend : str
+        Of the operators.
+
+    Raises
+    ------
+    CheckpointError
+        If another version of this program wrote it.
+    """
+    try:
+        with torch.device("meta"):  # sizes alone: the config may ask for more than the file has weights for
+            build_model(config, backend).load_state_dict(content["model"], assign=True)
+        network = build_model(config, backend)
+        network.load_state_dict(content["model"])
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+    return network
+
+
+def _other_version(path: Path, error: Exception) -> str:
+    return (
+        f"{path} does not fit this version of the program ({type(error).__name__}: {error}): "
+        "take a checkpoint that this version wrote"
+    )

@@ -1,0 +1,152 @@
+"""A checkpoint as a field: the model with its weights, ready to be asked about any cloud."""
+
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.config import Config
+from pointproj.data.modelnet import DataError
+from pointproj.geometry.grids import Field
+from pointproj.geometry.isosurfaces import DEFAULT_SIDE
+from pointproj.inference.saved_network import saved_config, saved_network
+from pointproj.nn.networks import cloud_features, operators_of
+from pointproj.ops.registry import resolve
+from pointproj.runtime.devices import choose_device
+from pointproj.training import checkpoint
+
+SOLID_TARGETS = ("sdf", "occupancy")
+MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that predicts solids.
+
+    Attributes
+    ----------
+    config : Config
+        Of the run that trained it.
+    model : torch.nn.Module
+        In evaluation mode, on ``device``.
+    device : torch.device
+    backend : str
+        Of the operators.
+    """
+
+    config: Config
+    model: nn.Module
+    device: torch.device
+    backend: str
+
+    @property
+    def points(self) -> int:
+        """Reference points a shape that it was trained with."""
+        return self.config.data.points
+
+    @torch.inference_mode()
+    def field(
+        self, points: Float[np.ndarray, "n 3"], normals: Float[np.ndarray, "n 3"] | None = None
+    ) -> Field:
+        """Encode a cloud once, and return its field: below 0 inside.
+
+        Parameters
+        ----------
+        points : float32 array, shape (n, 3)
+            In the query cube.
+        normals : float32 array, shape (n, 3), optional
+            Needed where the model was trained with them.
+
+        Returns
+        -------
+        callable
+            Float32 points (Q, 3) to values (Q,): signed distances, or logits of being outside.
+
+        Raises
+        ------
+        DataError
+            If the model needs normals and there are none.
+        """
+        shown = {"reference_points": self._tensor(points)}
+        if self.config.model.normals:
+            if normals is None:
+                raise DataError(
+                    "the cloud has no normals, and this model was trained with them: give a mesh, or points "
+                    "with normals, or train with model.normals=false"
+                )
+            shown["normals"] = self._tensor(normals)
+        features = cloud_features(shown, self.config.model).get("features")
+        encoding = self.model.encode(shown["reference_points"], features)
+        sign = 1 if self.config.target.name == "sdf" else -1
+
+        @torch.inference_mode()
+        def values(query_points: Float[np.ndarray, "Q 3"]) -> Float[np.ndarray, " Q"]:
+            predicted = self.model.decode(self._tensor(query_points), encoding)
+            return sign * predicted.squeeze(-1).float().cpu().numpy()
+
+        return values
+
+    def _tensor(self, values: Float[np.ndarray, "n 3"]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(self.device)
+
+
+def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> TrainedModel:
+    """Make the model of a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        A checkpoint, or the folder of a run (its best checkpoint is meant then).
+    device : {"auto", "cpu", "cuda"}
+    backend : str
+        Of the operators.
+
+    Returns
+    -------
+    TrainedModel
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, it is damaged, or its model predicts no solid.
+    DeviceError, BackendUnavailable
+        If the device or the backend cannot be used here.
+    """
+    path = path / checkpoint.BEST if path.is_dir() else path
+    content = checkpoint.load(path)
+    config = saved_config(path, content)
+    target = config.target.name
+    if target not in SOLID_TARGETS:
+        raise checkpoint.CheckpointError(
+            f"{path} was trained with target={target}, which tells nothing about inside and outside: train "
+            f"with target={' or target='.join(SOLID_TARGETS)}"
+        )
+    chosen = choose_device(device)
+    backend, _ = resolve(backend, chosen.type, operators_of(config))
+    model = saved_network(path, content, config, backend)
+    return TrainedModel(config, model.to(chosen).eval(), chosen, backend)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Give a command line what each one needs that uses a checkpoint."""
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
+    help_side = f"grid points a side that the surface is extracted from; {DEFAULT_SIDE} by default"
+    parser.add_argument("--side", type=whole(2, MOST_SIDE), default=DEFAULT_SIDE, help=help_side)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number within these bounds."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ArgumentTypeError(f"expected a whole number {bounds}, got {text!r}")
+        return int(text)
+
+    return read

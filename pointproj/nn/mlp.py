@@ -1,0 +1,72 @@
+"""The small network at every point."""
+
+import functools
+import importlib.util
+import logging
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+WIDEST_IN_ONE_KERNEL = 32  # channels; beyond, its sums no longer fit into registers
+
+
+class MLP(nn.Sequential):
+    """Three linear layers with ReLU between them.
+
+    On a GPU, in fp32, narrow ones are one kernel (:mod:`pointproj.nn.narrow_mlp`); ``in_one_kernel = False``
+    forbids it.
+
+    Parameters
+    ----------
+    in_channels, hidden_channels, out_channels : int
+        Widths: in -> hidden -> hidden -> out.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:
+        super().__init__(
+            nn.Linear(in_channels, hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, out_channels),
+        )
+        widest = max(in_channels, hidden_channels, out_channels)
+        self.in_one_kernel = widest <= WIDEST_IN_ONE_KERNEL and importlib.util.find_spec("triton") is not None
+
+    def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+        """Apply the layers to each row."""
+        if not self._runs_as_one_kernel(rows):
+            return super().forward(rows)
+        from pointproj.nn.narrow_mlp import narrow_mlp
+
+        parameters = [
+            tensor for layer in (self[0], self[2], self[4]) for tensor in (layer.weight, layer.bias)
+        ]
+        result = narrow_mlp(rows.reshape(-1, rows.shape[-1]).contiguous(), parameters)
+        return result.view(*rows.shape[:-1], result.shape[-1])
+
+    def _runs_as_one_kernel(self, rows: Tensor) -> bool:
+        if not self.in_one_kernel or not rows.is_cuda:
+            return False
+        whole = rows.dtype == self[0].weight.dtype == torch.float32
+        if not whole or torch.is_autocast_enabled(rows.device.type):
+            return False
+        return torch.compiler.is_compiling() or _kernels_run(rows.device)  # torch.compile needs Triton itself
+
+
+@functools.cache
+def _kernels_run(device: torch.device) -> bool:
+    """Try once: Triton needs a C compiler and Python's headers, which eager torch can do without."""
+    from pointproj.nn.narrow_mlp import narrow_mlp
+
+    single = {"dtype": torch.float32, "device": device}
+    parameters = [torch.zeros(shape, **single) for shape in ((1, 1), (1,)) * 3]
+    try:
+        narrow_mlp(torch.zeros(1, 1, **single), parameters)
+    except Exception as error:
+        log.warning("MLPs run as matrix products, since Triton fails here: %s", error)
+        return False
+    return True

@@ -1,0 +1,288 @@
+"""Three narrow linear layers with ReLU between them: one kernel forward, two backward.
+
+Layers of 25 channels on 100,000 points are too narrow for the matrix products of a library: each reads and
+writes its activations, and the gradient of a weight, a product of (25, 100,000) and (100,000, 25), takes
+longest of all. Here a tile of rows goes through all layers at once and nothing between them is stored; the
+backward computes it again. Gradients of the parameters are summed tile by tile in a fixed order, without
+atomics.
+
+Each product is made of three TF32 ones, by splitting numbers into halves of 11 bits. Its error is close to
+that of fp32.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import wrap_triton
+
+from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
+from pointproj.ops.bridge.torch_op import Saved
+
+TILE = 64  # rows that go through the layers together
+PROGRAMS = 256  # of the backward; each leaves one partial sum of every gradient
+SUMMED = 32  # columns of these that a program adds up
+
+PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
+
+
+def narrow_mlp(rows: Tensor, parameters: list[Tensor]) -> Tensor:
+    """As ``rows`` through three linear layers with ReLU between them.
+
+    Parameters
+    ----------
+    rows : (R, in) fp32 tensor
+        Contiguous.
+    parameters : six fp32 tensors
+        Weight (out, in) and bias (out,) of each layer, in order; contiguous, no width above 32.
+
+    Returns
+    -------
+    (R, out) fp32 tensor
+    """
+    return _mlp(rows, *parameters)
+
+
+def _forward(
+    rows: Tensor,
+    weight_1: Tensor,
+    bias_1: Tensor,
+    weight_2: Tensor,
+    bias_2: Tensor,
+    weight_3: Tensor,
+    bias_3: Tensor,
+) -> tuple[Tensor]:
+    parameters = weight_1, bias_1, weight_2, bias_2, weight_3, bias_3
+    if not runs_kernels(rows):
+        return (_Layers(rows, *parameters).result(),)
+    count = rows.shape[0]
+    result = rows.new_empty(count, weight_3.shape[0])
+    widths = _widths(*parameters)
+    wrap_triton(forward_kernel)[(triton.cdiv(count, TILE),)](rows, *parameters, result, count, *widths, TILE)
+    return (result,)
+
+
+def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
+    rows, *parameters = saved.inputs.values()
+    grad = grads[0]
+    if not runs_kernels(rows):
+        return _Layers(rows, *parameters).gradients(grad)
+    count = rows.shape[0]
+    d_rows = torch.empty_like(rows) if needs["rows"] else rows.new_empty(0)
+    partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
+    widths = _widths(*parameters)
+    wrap_triton(backward_kernel)[(PROGRAMS,)](
+        rows, *parameters, grad, d_rows, partial, count, *widths, needs["rows"], PROGRAMS, TILE
+    )
+    made = [torch.empty_like(p) for p in parameters]
+    wrap_triton(sum_kernel)[(triton.cdiv(partial.shape[1], SUMMED),)](
+        partial, *made, *widths[:3], PROGRAMS, SUMMED
+    )
+    return d_rows if needs["rows"] else None, *made
+
+
+def _second_backward(
+    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
+) -> tuple[Tensor, ...]:
+    return _Layers(*saved.inputs.values()).second_gradients(grads[0], directions)
+
+
+def _widths(weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, *last: Tensor) -> tuple:
+    """Widths in, hidden and out, and the powers of two that hold them (16 is the least a product takes)."""
+    widths = weight_1.shape[1], weight_2.shape[0], last[0].shape[0]
+    return *widths, *(max(16, triton.next_power_of_2(width)) for width in widths)
+
+
+class _Layers:
+    """The same in plain torch: the formulas, and what runs where no kernel does."""
+
+    def __init__(
+        self, rows: Tensor, w_1: Tensor, b_1: Tensor, w_2: Tensor, b_2: Tensor, w_3: Tensor, b_3: Tensor
+    ) -> None:
+        self.rows = rows
+        self.weights = w_1, w_2, w_3
+        self.last_bias = b_3
+        self.hidden_1 = torch.addmm(b_1, rows, w_1.T).relu()
+        self.hidden_2 = torch.addmm(b_2, self.hidden_1, w_2.T).relu()
+
+    def result(self) -> Tensor:
+        return torch.addmm(self.last_bias, self.hidden_2, self.weights[2].T)
+
+    def gradients(self, grad: Tensor) -> tuple[Tensor, ...]:
+        """Of rows and parameters, for the upstream gradient."""
+        grad_1, grad_2 = self._hidden_gradients(grad)
+        of_layers = [
+            gradient
+            for upstream, seen in ((grad_1, self.rows), (grad_2, self.hidden_1), (grad, self.hidden_2))
+            for gradient in (upstream.T @ seen, upstream.sum(0))
+        ]
+        return grad_1 @ self.weights[0], *of_layers
+
+    def second_gradients(self, grad: Tensor, directions: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Of the upstream gradient, rows and parameters.
+
+        The sum of directions times gradients is the upstream gradient times the derivative of the result
+        along the directions; that derivative goes through the layers as their values do (``along``).
+        """
+        w_1, w_2, w_3 = self.weights
+        v_rows, v_1, v_bias_1, v_2, v_bias_2, v_3, v_bias_3 = directions
+        along_1 = self._mask(1, torch.addmm(v_bias_1, v_rows, w_1.T) + self.rows @ v_1.T)
+        along_2 = self._mask(2, torch.addmm(v_bias_2, along_1, w_2.T) + self.hidden_1 @ v_2.T)
+        along = torch.addmm(v_bias_3, along_2, w_3.T) + self.hidden_2 @ v_3.T
+        grad_1, grad_2 = self._hidden_gradients(grad)
+        onto_2 = self._mask(2, grad @ v_3)  # what the hidden layers themselves do to the derivative
+        onto_1 = self._mask(1, grad_2 @ v_2 + onto_2 @ w_2)
+        return (
+            along,
+            grad_1 @ v_1 + onto_1 @ w_1,
+            grad_1.T @ v_rows + onto_1.T @ self.rows,
+            onto_1.sum(0),
+            grad_2.T @ along_1 + onto_2.T @ self.hidden_1,
+            onto_2.sum(0),
+            grad.T @ along_2,
+            torch.zeros_like(self.last_bias),
+        )
+
+    def _hidden_gradients(self, grad: Tensor) -> tuple[Tensor, Tensor]:
+        grad_2 = self._mask(2, grad @ self.weights[2])
+        return self._mask(1, grad_2 @ self.weights[1]), grad_2
+
+    def _mask(self, layer: int, values: Tensor) -> Tensor:
+        hidden = self.hidden_1 if layer == 1 else self.hidden_2
+        return torch.where(hidden <= 0, 0.0, values)
+
+
+@triton.jit
+def product(a, b):
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def relu(x):
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def table(start, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Entries of a matrix, with zeros around it."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < columns)
+    return tl.load(start + row * stride_row + column * stride_column, mask=inside, other=0.0)
+
+
+@triton.jit
+def tile_of(start, first, count, channels, TILE: tl.constexpr, CHANNELS: tl.constexpr):
+    """Rows of a tile, with zeros around them, and where each entry stands."""
+    row = (first + tl.arange(0, TILE)).to(tl.int64)[:, None]
+    channel = tl.arange(0, CHANNELS)[None, :]
+    inside = (row < count) & (channel < channels)
+    at = row * channels + channel
+    return tl.load(start + at, mask=inside, other=0.0), at, inside
+
+
+@triton.jit
+def layer(x, weight, bias, ins, outs, INS: tl.constexpr, OUTS: tl.constexpr):
+    bias_row = tl.load(bias + tl.arange(0, OUTS), mask=tl.arange(0, OUTS) < outs, other=0.0)
+    return product(x, table(weight, ins, outs, 1, ins, INS, OUTS)) + bias_row[None, :]
+
+
+@triton.jit
+def forward_kernel(
+    rows, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, result, count, ins, hidden, outs,
+    INS: tl.constexpr, HIDDEN: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """All layers for a tile of rows."""
+    first = tl.program_id(0) * TILE
+    x, _, _ = tile_of(rows, first, count, ins, TILE, INS)
+    hidden_1 = relu(layer(x, weight_1, bias_1, ins, hidden, INS, HIDDEN))
+    hidden_2 = relu(layer(hidden_1, weight_2, bias_2, hidden, hidden, HIDDEN, HIDDEN))
+    y = layer(hidden_2, weight_3, bias_3, hidden, outs, HIDDEN, OUTS)
+    row = (first + tl.arange(0, TILE)).to(tl.int64)[:, None]
+    channel = tl.arange(0, OUTS)[None, :]
+    tl.store(result + row * outs + channel, y, mask=(row < count) & (channel < outs))
+
+
+@triton.jit
+def store_partial(partial, sums, bias_sums, outs, ins, OUTS: tl.constexpr, INS: tl.constexpr):
+    """Partial gradients of one layer: of its weight, then of its bias."""
+    out, column = tl.arange(0, OUTS)[:, None], tl.arange(0, INS)[None, :]
+    tl.store(partial + out * ins + column, sums, mask=(out < outs) & (column < ins))
+    tl.store(partial + outs * ins + tl.arange(0, OUTS), bias_sums, mask=tl.arange(0, OUTS) < outs)
+
+
+@triton.jit
+def backward_kernel(
+    rows, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, grad, d_rows, partial, count,
+    ins, hidden, outs, INS: tl.constexpr, HIDDEN: tl.constexpr, OUTS: tl.constexpr,
+    NEEDS_ROWS: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile's rows, and of the parameters summed over every ``PROGRAMS``-th tile."""
+    program = tl.program_id(0)
+    sums_1 = tl.zeros([HIDDEN, INS], tl.float32)
+    sums_2 = tl.zeros([HIDDEN, HIDDEN], tl.float32)
+    sums_3 = tl.zeros([OUTS, HIDDEN], tl.float32)
+    bias_sums_1 = tl.zeros([HIDDEN], tl.float32)
+    bias_sums_2 = tl.zeros([HIDDEN], tl.float32)
+    bias_sums_3 = tl.zeros([OUTS], tl.float32)
+    for tile in tl.range(program, tl.cdiv(count, TILE), PROGRAMS, num_stages=1):
+        x, at, inside = tile_of(rows, tile * TILE, count, ins, TILE, INS)
+        upstream, _, _ = tile_of(grad, tile * TILE, count, outs, TILE, OUTS)
+        hidden_1 = relu(layer(x, weight_1, bias_1, ins, hidden, INS, HIDDEN))
+        hidden_2 = relu(layer(hidden_1, weight_2, bias_2, hidden, hidden, HIDDEN, HIDDEN))
+        grad_2 = product(upstream, table(weight_3, outs, hidden, hidden, 1, OUTS, HIDDEN))
+        grad_2 = tl.where(hidden_2 <= 0, 0.0, grad_2)
+        grad_1 = product(grad_2, table(weight_2, hidden, hidden, hidden, 1, HIDDEN, HIDDEN))
+        grad_1 = tl.where(hidden_1 <= 0, 0.0, grad_1)
+        if NEEDS_ROWS:
+            into = product(grad_1, table(weight_1, hidden, ins, ins, 1, HIDDEN, INS))
+            tl.store(d_rows + at, into, mask=inside)
+        sums_1 += product(tl.trans(grad_1), x)
+        sums_2 += product(tl.trans(grad_2), hidden_1)
+        sums_3 += product(tl.trans(upstream), hidden_2)
+        bias_sums_1 += tl.sum(grad_1, 0)
+        bias_sums_2 += tl.sum(grad_2, 0)
+        bias_sums_3 += tl.sum(upstream, 0)
+    # Places are computed here: of a helper that returned them, torch would think that it writes everywhere.
+    second = hidden * (ins + 1)
+    third = second + hidden * (hidden + 1)
+    mine = partial + program * (third + outs * (hidden + 1))
+    store_partial(mine, sums_1, bias_sums_1, hidden, ins, HIDDEN, INS)
+    store_partial(mine + second, sums_2, bias_sums_2, hidden, hidden, HIDDEN, HIDDEN)
+    store_partial(mine + third, sums_3, bias_sums_3, outs, hidden, OUTS, HIDDEN)
+
+
+@triton.jit
+def store_part(start, column, begin, size, values):
+    """Store the columns of one parameter; returns where the next one's begin."""
+    place = column - begin
+    tl.store(start + place, values, mask=(place >= 0) & (place < size))
+    return begin + size
+
+
+@triton.jit
+def sum_kernel(
+    partial, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, ins, hidden, outs,
+    PROGRAMS: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
+    """Add up the partial gradients of some columns, and store each where it belongs."""
+    total = hidden * (ins + 1) + hidden * (hidden + 1) + outs * (hidden + 1)
+    column = tl.program_id(0) * SUMMED + tl.arange(0, SUMMED)
+    program = tl.arange(0, PROGRAMS)[:, None]
+    parts = tl.load(partial + program * total + column[None, :], mask=column[None, :] < total, other=0.0)
+    sums = tl.sum(parts, 0)
+    begin = store_part(weight_1, column, 0, hidden * ins, sums)
+    begin = store_part(bias_1, column, begin, hidden, sums)
+    begin = store_part(weight_2, column, begin, hidden * hidden, sums)
+    begin = store_part(bias_2, column, begin, hidden, sums)
+    begin = store_part(weight_3, column, begin, outs * hidden, sums)
+    store_part(bias_3, column, begin, outs, sums)
+
+
+_mlp = kernel_op(
+    "pointproj::narrow_mlp",
+    _forward,
+    lambda rows, *parameters: (((rows.shape[0], parameters[-1].shape[0]), rows.dtype),),
+    differentiable=("rows", *PARAMETERS),
+    backward=_backward,
+    second_backward=_second_backward,
+)

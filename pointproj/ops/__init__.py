@@ -1,0 +1,1 @@
+"""The library: search and aggregation operators for point clouds, on several backends."""

@@ -1,0 +1,1 @@
+"""The backends: every module here is one, found by its name."""

@@ -1,0 +1,211 @@
+"""RAPIDS cuML's ``NearestNeighbors`` on CUDA, made exact by :mod:`pointproj.ops.candidates`; kNN only.
+
+cuML waits for the device in every call, so this backend does too: clouds of a ragged batch are searched one
+after the other, their sizes read from the device, and no CUDA graph can hold a step. It works in fp32:
+positions in fp64 are searched in fp32 and ranked in fp64.
+"""
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pointproj.ops import neighbor_lists
+from pointproj.ops.bridge.torch_op import torch_op
+from pointproj.ops.candidates import Candidates, candidates_of, exact_neighbors
+from pointproj.ops.registry import Clouds, Tables
+
+OPERATORS = frozenset({"knn"})
+RANK = {"cuda": 2}
+WAITS = "cuML waits for the GPU in every search"
+ALGORITHMS = ("auto", "brute", "rbc")
+FEWEST_FOR_RBC = 100_000  # below, brute force is faster (27,000 queries, k = 7, on an H200)
+PACKAGES = ("cuml", "cupy")
+
+_algorithm = "auto"
+
+
+class CaptureImpossible(RuntimeError):  # noqa: N818 - says what happened
+    """A search was asked for while a CUDA graph is recorded."""
+
+
+def unavailable() -> str | None:
+    if not torch.cuda.is_available():
+        return f"needs a CUDA GPU, and torch {torch.__version__} finds none"
+    cuda = torch.version.cuda.partition(".")[0]
+    install = f'install it with: pip install -c constraints.txt -e ".[rapids-cu{cuda}]"'
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            return f"the package {package} is missing; {install}"
+    failure = _import_failure()
+    return failure and f"cuML cannot be imported ({failure}); {install}"
+
+
+def use_algorithm(name: str) -> None:
+    """Choose how cuML searches from now on: ``brute`` force, ``rbc`` (random ball cover), or ``auto``.
+
+    ``auto`` takes rbc for clouds of 100,000 points and more. rbc asked for by name is used for smaller clouds
+    too; where cuML cannot (more neighbours than landmarks) it takes brute force. Results are the same.
+    """
+    global _algorithm
+    if name not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}; got {name!r}")
+    _algorithm = name
+
+
+def build_index(
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+) -> Tables:
+    return (_build_index(reference_points, reference_offsets, count),)
+
+
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
+    return _search(*clouds, tables[0] if tables else None, k)
+
+
+def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+    points = clouds.query_points, clouds.reference_points
+    return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)
+
+
+class _FittedCloud:
+    """One cloud, fitted once."""
+
+    def __init__(self, reference_points: Tensor) -> None:
+        self.candidates: Candidates = candidates_of(reference_points)
+        self._model = self._by_cuml(self._fit) if len(self.candidates.rows) else None
+
+    def search(self, query_points: Tensor, k: int) -> Tensor:
+        """Rows of the k nearest, (Q, k)."""
+        return exact_neighbors(query_points, self.candidates, self._propose, k)
+
+    def _fit(self) -> Any:
+        import cupy
+        from cuml.neighbors import NearestNeighbors
+
+        algorithm = _algorithm
+        if algorithm == "auto":
+            algorithm = "rbc" if len(self.candidates.rows) >= FEWEST_FOR_RBC else "brute"
+        model = NearestNeighbors(algorithm=algorithm, metric="euclidean", output_type="cupy")
+        return model.fit(cupy.from_dlpack(self.candidates.shifted))
+
+    def _propose(self, shifted: Tensor, count: int) -> Tensor:
+        import cupy
+
+        def rows() -> Any:
+            return self._model.kneighbors(cupy.from_dlpack(shifted), count, return_distance=False)
+
+        return torch.from_dlpack(self._by_cuml(rows))
+
+    def _by_cuml(self, work: Callable[[], Any]) -> Any:
+        """Let cuML work on what the current stream has written by then.
+
+        cuML has a stream of its own and is done when it returns, so waiting for the current stream before is
+        all the order there must be. What it returned is read before a search ends, see ``candidates``.
+        """
+        torch.cuda.current_stream().synchronize()
+        return _thread_of(self.candidates.points.device).submit(work).result()
+
+
+class _Index(NamedTuple):
+    """What an index's token stands for; gone when the token is."""
+
+    token: StorageWeakRef
+    clouds: list[_FittedCloud]
+
+
+# cuML's models are no tensors. An index is a token, a tensor whose address finds the models here.
+_indices: dict[int, _Index] = {}
+
+
+def _build_body(reference_points: Tensor, reference_offsets: Tensor | None, clouds: int) -> tuple[Tensor]:
+    for address in [address for address, index in _indices.items() if index.token.expired()]:
+        del _indices[address]
+    token = reference_points.new_empty(1)
+    with _on(reference_points.device):
+        fitted = _fit(reference_points, _bounds(reference_offsets, len(reference_points), clouds))
+    _indices[token.data_ptr()] = _Index(StorageWeakRef(token.untyped_storage()), fitted)
+    return (token,)
+
+
+def _search_body(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    token: Tensor | None,
+    k: int,
+) -> tuple[Tensor]:
+    index = None if token is None else _indices.get(token.data_ptr())
+    found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
+    with _on(query_points.device):
+        bounds = _bounds(reference_offsets, len(reference_points), clouds)
+        queries = _bounds(query_offsets, len(query_points), clouds)
+        fitted = _fit(reference_points, bounds) if index is None or index.token.expired() else index.clouds
+        for (first, end), (first_row, _), cloud in zip(queries, bounds, fitted, strict=True):
+            if end > first:
+                rows = cloud.search(query_points[first:end], k)
+                found[first:end] = torch.where(rows >= 0, rows + first_row, -1)
+    return (found,)
+
+
+def _fit(reference_points: Tensor, bounds: list[tuple[int, int]]) -> list[_FittedCloud]:
+    return [_FittedCloud(reference_points[first:end]) for first, end in bounds]
+
+
+@contextlib.contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """Make a device the current one, where no CUDA graph is being recorded."""
+    if torch.cuda.is_current_stream_capturing():
+        raise CaptureImpossible(f"backend cuml cannot be recorded in a CUDA graph: {WAITS}")
+    with torch.cuda.device(device):
+        yield
+
+
+def _bounds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]]:
+    """First row and end of every cloud."""
+    if offsets is None:
+        return [(cloud * (size // clouds), (cloud + 1) * (size // clouds)) for cloud in range(clouds)]
+    return [*itertools.pairwise(offsets.tolist())]
+
+
+@functools.cache
+def _thread_of(device: torch.device) -> ThreadPoolExecutor:
+    """A thread whose device is this one: cuML keeps what it needs of a device by thread."""
+    return ThreadPoolExecutor(1, "cuml", initializer=torch.cuda.set_device, initargs=(device,))
+
+
+@functools.cache
+def _import_failure() -> str | None:
+    """Import cuML; None, or in a line what went wrong."""
+    try:
+        importlib.import_module("cuml.neighbors")
+    except Exception as error:  # broken installations raise all sorts
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    # A k beyond rbc's landmarks goes to brute force, which is what is wanted.
+    warnings.filterwarnings("ignore", message="algorithm='rbc' requires")
+    return None
+
+
+_build_index = torch_op(
+    "pointproj::cuml_build_index",
+    _build_body,
+    lambda reference_points, reference_offsets, clouds: (((1,), reference_points.dtype),),
+)
+_search = torch_op(
+    "pointproj::cuml_search",
+    _search_body,
+    lambda query_points, qo, reference_points, ro, clouds, token, k: (
+        ((query_points.shape[0], k), torch.int64),
+    ),
+)

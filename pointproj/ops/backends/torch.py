@@ -1,0 +1,109 @@
+"""Plain torch: no kernels, every device. Pairs are formed in chunks, so memory stays bounded."""
+
+import torch
+from torch import Tensor
+
+from pointproj.ops import neighbor_lists
+from pointproj.ops.bridge.torch_op import torch_op
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
+from pointproj.ops.pairs import chunks_within, pairs_of_clouds
+from pointproj.ops.reference import squared_distances
+from pointproj.ops.registry import Clouds, Tables
+
+OPERATORS = frozenset({"knn", "radius"})
+RANK = {"cpu": 0, "cuda": 0}
+
+
+def unavailable() -> str | None:
+    return None
+
+
+def build_index(
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+) -> Tables:
+    return ()
+
+
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
+    return _search(*clouds, k)
+
+
+def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+    points = clouds.query_points, clouds.reference_points
+    return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)
+
+
+def radius_aggregate(
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
+) -> Tensor:
+    return _radius_aggregate(*clouds, features, sigma, radius)
+
+
+def _search_body(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    k: int,
+) -> tuple[Tensor]:
+    found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
+    chunks = pairs_of_clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    for query, reference, same_cloud in chunks:
+        squared = squared_distances(query_points[query], reference_points[reference])
+        squared = squared.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        if same_cloud is not None:
+            squared.masked_fill_(~same_cloud, torch.inf)
+        nearest = smallest(squared, min(k, squared.shape[1]))
+        rows = torch.where(squared.gather(1, nearest).isfinite(), nearest + reference.start, -1)
+        found[query, : rows.shape[1]] = rows
+    return (found,)
+
+
+def smallest(values: Tensor, k: int) -> Tensor:
+    """Columns of the k smallest values in each row, in ascending order, ties by the lower column.
+
+    ``topk`` leaves open which of several equal values it takes, so it only finds the k-th value; a second
+    one over column numbers takes all below that value, then the first of those equal to it.
+    """
+    columns = torch.arange(values.shape[1], device=values.device)
+    kth = values.topk(k, largest=False, sorted=False).values.amax(1, keepdim=True)
+    order = torch.where(values < kth, columns, columns + len(columns))
+    order = torch.where(values > kth, 2 * len(columns), order)
+    chosen = order.topk(k, largest=False, sorted=True).values % len(columns)
+    ranks = values.gather(1, chosen).argsort(dim=1, stable=True)
+    return chosen.gather(1, ranks)
+
+
+_search = torch_op(
+    "pointproj::torch_search",
+    _search_body,
+    lambda query_points, qo, reference_points, ro, clouds, k: (((query_points.shape[0], k), torch.int64),),
+)
+
+
+def _radius_forward(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+) -> tuple[Tensor]:
+    return (aggregate(locals(), chunks_within),)
+
+
+_radius_aggregate = torch_op(
+    "pointproj::torch_radius_aggregate",
+    _radius_forward,
+    lambda query_points, qo, reference_points, ro, clouds, features, sigma, radius: (
+        ((query_points.shape[0], features.shape[1]), features.dtype),
+    ),
+    differentiable=DIFFERENTIABLE,
+    backward=lambda grads, needs, saved: aggregate_backward(grads[0], needs, saved.inputs, chunks_within),
+    second_backward=lambda directions, grads, saved: aggregate_second_backward(
+        directions, grads[0], saved.inputs, chunks_within
+    ),
+)

@@ -1,0 +1,57 @@
+"""Triton kernels over a tree of boxes on CUDA; plain torch on CPU."""
+
+import importlib.util
+
+from torch import Tensor
+
+from pointproj.ops.registry import Clouds, Tables
+
+OPERATORS = frozenset({"knn", "radius"})
+RANK = {"cpu": -1, "cuda": 5}
+
+
+def unavailable() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is missing; install it with: pip install triton"
+    return None
+
+
+def build_index(
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+) -> Tables:
+    from pointproj.ops.backends.triton.operators import runs_kernels
+    from pointproj.ops.backends.triton.tree import build_tree
+
+    if not runs_kernels(reference_points):
+        return ()
+    return build_tree(reference_points, reference_offsets, count)
+
+
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
+    from pointproj.ops.backends.triton import nearest
+
+    return nearest.search(clouds, *_trees(clouds, tables), k)
+
+
+def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+    from pointproj.ops.backends.triton import lists
+
+    return lists.aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+
+
+def radius_aggregate(
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
+) -> Tensor:
+    from pointproj.ops.backends.triton import within
+
+    return within.aggregate_within(clouds, *_trees(clouds.detached(), tables), features, sigma, radius)
+
+
+def _trees(clouds: Clouds, tables: Tables | None) -> tuple[Tables, Tables]:
+    """Queries and reference points sorted: queries side by side then meet the same points."""
+    from pointproj.ops.backends.triton.operators import runs_kernels
+    from pointproj.ops.backends.triton.tree import build_trees
+
+    if tables is None and runs_kernels(clouds.query_points):
+        return build_trees(clouds)
+    return build_index(clouds.query_points, clouds.query_offsets, clouds.count, None), tables or ()

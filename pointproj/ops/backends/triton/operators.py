@@ -1,0 +1,39 @@
+"""Torch operators made of Triton kernels: torch.compile and AOTInductor trace into them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pointproj.ops.backends.triton.tiles import INTERPRETED
+from pointproj.ops.bridge.torch_op import opaque, torch_op
+
+
+def runs_kernels(tensor: Tensor) -> bool:
+    """Whether work on this tensor is done by kernels, and not by torch operators."""
+    return tensor.is_cuda or INTERPRETED
+
+
+def _traceable(name: str, function: Callable, fake: Callable) -> Any:
+    """Register ``function``, which launches wrapped kernels on CUDA and calls torch on a CPU.
+
+    Its CPU part may loop over chunks, which no tracer can follow for sizes it does not know: in traces it
+    stands as an operator of its own.
+    """
+    on_cpu = opaque(f"{name}_on_cpu", function, fake)
+
+    def dispatch(*args: Any) -> Any:
+        first = next(a for a in args if isinstance(a, Tensor))
+        return function(*args) if first.is_cuda else on_cpu(*args)
+
+    dispatch.__signature__ = function.__signature__
+    operator = torch.library.triton_op(name, dispatch, mutates_args=())
+    operator.register_kernel("cpu")(function)
+    operator.register_fake(fake)
+    return operator
+
+
+kernel_op = functools.partial(torch_op, register=_traceable)
+"""As :mod:`pointproj.ops.bridge.torch_op`, with ``torch.library.triton_op`` for forward and backward."""

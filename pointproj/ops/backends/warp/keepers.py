@@ -1,0 +1,267 @@
+"""How a search keeps the nearest of the points that it meets, ties by the lower index.
+
+Each maker returns a :class:`~pointproj.ops.backends.warp.cell_rows.Visitor`, ``begin(query, arrays) ->
+state`` and ``finish(state, query, arrays)``, which writes the neighbours' rows, nearest first.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import warp as wp
+
+from pointproj.ops.backends.warp.cell_rows import Visitor
+from pointproj.ops.backends.warp.common import REALS, packed_point
+from pointproj.ops.backends.warp.frames import grid_struct
+from pointproj.ops.backends.warp.lanes import bit_count, lanes
+
+NO_ROW = 2**31 - 1  # after every row there can be
+
+
+@functools.cache
+def _arrays(dtype: torch.dtype) -> Any:
+    real, _ = REALS[dtype]
+
+    @wp.struct
+    class Arrays:
+        rows: wp.array2d(dtype=wp.int32)
+        heap: wp.array2d(dtype=real)
+
+    return Arrays
+
+
+@functools.cache
+def _squared_distance(dtype: torch.dtype) -> wp.Function:
+    real, vec3 = REALS[dtype]
+    vec4 = wp.types.vector(length=4, dtype=real)
+
+    @wp.func
+    def squared_distance(p: vec3, q: vec4):
+        """Rounded in the order of :func:`pointproj.ops.reference.squared_distances`."""
+        dx = p[0] - q[0]
+        dy = p[1] - q[1]
+        dz = p[2] - q[2]
+        return dx * dx + dy * dy + dz * dz
+
+    return squared_distance
+
+
+@functools.cache
+def _comes_before(dtype: torch.dtype) -> wp.Function:
+    real, _ = REALS[dtype]
+
+    @wp.func
+    def comes_before(squared: real, row: int, other: real, other_row: int):
+        """Whether a neighbour comes before another in the result."""
+        return squared < other or (squared == other and row < other_row)
+
+    return comes_before
+
+
+def in_registers(dtype: torch.dtype, k: int) -> tuple:
+    """Up to a few dozen neighbours: a thread keeps them sorted."""
+    real, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    Arrays = _arrays(dtype)
+    squared_distance = _squared_distance(dtype)
+    comes_before = _comes_before(dtype)
+    load_point, _, row_of = packed_point(dtype)
+    Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
+    last = k - 1
+
+    @wp.struct
+    class State:
+        squared: Distances  # ascending
+        rows: Rows
+        effort: int
+        gave_up: bool
+
+    @wp.func
+    def begin(query: int, arrays: Arrays):
+        state = State()
+        for i in range(k):
+            state.squared[i] = real(wp.inf)
+            state.rows[i] = -1
+        return state
+
+    @wp.func
+    def bound(state: State, arrays: Arrays):
+        return state.squared[last]
+
+    @wp.func
+    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
+        point = load_point(grid.points, at)
+        squared = squared_distance(q, point)
+        if squared <= state.squared[last] and squared < real(wp.inf):
+            row = row_of(point)
+            # Those behind the newcomer move up. No comparison waits for another: all are with the old list.
+            moves = comes_before(squared, row, state.squared[last], state.rows[last])
+            for i in range(last, 0, -1):
+                next_moves = comes_before(squared, row, state.squared[i - 1], state.rows[i - 1])
+                if moves:
+                    state.squared[i] = wp.where(next_moves, state.squared[i - 1], squared)
+                    state.rows[i] = wp.where(next_moves, state.rows[i - 1], row)
+                moves = next_moves
+            if moves:
+                state.squared[0] = squared
+                state.rows[0] = row
+        return state
+
+    @wp.func
+    def finish(state: State, query: int, arrays: Arrays):
+        for i in range(k):
+            arrays.rows[query, i] = state.rows[i]
+
+    return Visitor(State, Arrays, consider, bound, k), begin, finish
+
+
+def across_lanes(dtype: torch.dtype, k: int) -> tuple:
+    """The same for the 32 lanes of a warp: lane i keeps the i-th nearest."""
+    real, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    Arrays = _arrays(dtype)
+    squared_distance = _squared_distance(dtype)
+    load_point, _, row_of = packed_point(dtype)
+    group = lanes(32)
+    lane, take, previous, ballot, minimum = (
+        group.lane,
+        group.take,
+        group.previous,
+        group.ballot,
+        group.minimum,
+    )
+
+    @wp.struct
+    class State:
+        squared: real
+        row: int
+        worst: real  # squared distance of the k-th
+        effort: int
+        gave_up: bool
+
+    @wp.func
+    def begin(query: int, arrays: Arrays):
+        state = State()
+        state.squared = real(wp.inf)
+        state.row = NO_ROW
+        state.worst = real(wp.inf)
+        return state
+
+    @wp.func
+    def bound(state: State, arrays: Arrays):
+        return state.worst
+
+    @wp.func
+    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
+        squared = real(wp.inf)
+        row = int(NO_ROW)
+        if exists:
+            point = load_point(grid.points, at)
+            squared = squared_distance(q, point)
+            row = row_of(point)
+        while ballot(squared <= state.worst and squared < real(wp.inf)) != 0:
+            least = minimum(squared)
+            first = minimum(wp.where(squared == least, row, NO_ROW))
+            if squared == least and row == first:
+                squared = real(wp.inf)
+            before = state.squared < least or (state.squared == least and state.row < first)
+            place = bit_count(ballot(before))
+            squared_before = previous(state.squared)
+            row_before = previous(state.row)
+            if lane() == place:
+                state.squared = least
+                state.row = first
+            elif lane() > place:  # makes room
+                state.squared = squared_before
+                state.row = row_before
+            state.worst = take(state.squared, k - 1)
+        return state
+
+    @wp.func
+    def finish(state: State, query: int, arrays: Arrays):
+        if lane() < k:
+            arrays.rows[query, lane()] = wp.where(state.row == NO_ROW, -1, state.row)
+
+    return Visitor(State, Arrays, consider, bound, k), begin, finish
+
+
+def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
+    """Any number of neighbours: a heap in the output rows, its farthest neighbour on top."""
+    real, vec3 = REALS[dtype]
+    Grid, _ = grid_struct(dtype)
+    Arrays = _arrays(dtype)
+    squared_distance = _squared_distance(dtype)
+    load_point, _, row_of = packed_point(dtype)
+
+    @wp.struct
+    class State:
+        query: int
+        effort: int
+        gave_up: bool
+
+    @wp.func
+    def begin(query: int, arrays: Arrays):
+        for i in range(arrays.rows.shape[1]):
+            arrays.rows[query, i] = -1
+            arrays.heap[query, i] = real(wp.inf)
+        state = State()
+        state.query = query
+        return state
+
+    @wp.func
+    def bound(state: State, arrays: Arrays):
+        return arrays.heap[state.query, 0]
+
+    @wp.func
+    def is_after(squared: real, row: int, other: real, other_row: int):
+        """Whether a neighbour comes later than another in the result; places still empty come last."""
+        later = wp.uint32(row) > wp.uint32(other_row)
+        return squared > other or (squared == other and later)
+
+    @wp.func
+    def sink(arrays: Arrays, query: int, size: int, squared: real, row: int):
+        """Put a neighbour on top of the first ``size`` places and restore the heap."""
+        at = int(0)
+        child = int(1)
+        while child < size:
+            if child + 1 < size and is_after(
+                arrays.heap[query, child + 1],
+                arrays.rows[query, child + 1],
+                arrays.heap[query, child],
+                arrays.rows[query, child],
+            ):
+                child += 1
+            if is_after(arrays.heap[query, child], arrays.rows[query, child], squared, row):
+                arrays.heap[query, at] = arrays.heap[query, child]
+                arrays.rows[query, at] = arrays.rows[query, child]
+                at = child
+                child = 2 * at + 1
+            else:
+                child = size
+        arrays.heap[query, at] = squared
+        arrays.rows[query, at] = row
+
+    @wp.func
+    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
+        query = state.query
+        point = load_point(grid.points, at)
+        squared = squared_distance(q, point)
+        if squared <= arrays.heap[query, 0] and squared < real(wp.inf):
+            row = row_of(point)
+            if is_after(arrays.heap[query, 0], arrays.rows[query, 0], squared, row):
+                sink(arrays, query, arrays.rows.shape[1], squared, row)
+        return state
+
+    @wp.func
+    def finish(state: State, query: int, arrays: Arrays):
+        """Heap sort: take the farthest off the top, fill the rows from behind."""
+        last = arrays.rows.shape[1] - 1
+        while last > 0:
+            squared = arrays.heap[query, 0]
+            row = arrays.rows[query, 0]
+            sink(arrays, query, last, arrays.heap[query, last], arrays.rows[query, last])
+            arrays.heap[query, last] = squared
+            arrays.rows[query, last] = row
+            last -= 1
+
+    return Visitor(State, Arrays, consider, bound, wanted), begin, finish

@@ -1,0 +1,263 @@
+"""One query, many lanes: how the threads of a GPU warp share the search of one point.
+
+Each lane looks up its own run of points; together the lanes then go through all runs, one candidate a
+lane. With one lane (on a CPU) the same code is a plain loop.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import warp as wp
+
+from pointproj.ops.backends.warp.common import BLOCK
+
+
+class Lanes(NamedTuple):
+    """What the lanes of a query can tell each other."""
+
+    count: int
+    item: wp.Function  # (first of wp.tid()) -> what these lanes work on, in a launch of (items, count)
+    lane: wp.Function  # () -> own number
+    take: wp.Function  # (x, lane) -> that lane's x
+    previous: wp.Function  # (x) -> the x of the lane before this one; the first gets its own
+    ballot: wp.Function  # (flag) -> one bit for each lane
+    sum_before: wp.Function  # (x) -> sum over the lanes before this one
+    minimum: wp.Function  # (x) -> smallest over all lanes; x is not negative
+    total: wp.Function  # (x) -> sum over all lanes
+
+
+@functools.cache
+def lanes(count: int) -> Lanes:
+    """Functions for 1 lane, or for 2 to 32 neighbouring threads of a GPU warp (a power of two).
+
+    All lanes of a query must call them together; the queries of one warp may go different ways.
+    """
+    return _one_lane() if count == 1 else _several_lanes(count)
+
+
+def _one_lane() -> Lanes:
+    @wp.func
+    def item(first: int):
+        return first
+
+    @wp.func
+    def lane():
+        return 0
+
+    @wp.func
+    def take(x: Any, source: int):
+        return x
+
+    @wp.func
+    def previous(x: Any):
+        return x
+
+    @wp.func
+    def ballot(flag: bool):
+        return wp.where(flag, 1, 0)
+
+    @wp.func
+    def sum_before(x: int):
+        return 0
+
+    @wp.func
+    def minimum(x: Any):
+        return x
+
+    @wp.func
+    def total(x: Any):
+        return x
+
+    return Lanes(1, item, lane, take, previous, ballot, sum_before, minimum, total)
+
+
+def _several_lanes(count: int) -> Lanes:
+    half = count // 2
+    # The threads of this query, as the mask that every exchange between threads asks for.
+    mask = f"const unsigned base = threadIdx.x & {32 - count}u, mask = {2**count - 1}u << base;"
+    previous_there = f"{mask} return __shfl_up_sync(mask, x, 1, {count});"
+    take_there = f"{mask} return __shfl_sync(mask, x, source, {count});"
+    # Bits of floats that are not negative are ordered as the floats are; a whole warp compares in one go.
+    quick_least = """
+        #if __CUDA_ARCH__ >= 800
+            {back}(__reduce_min_sync(0xffffffffu, {bits}(x)));
+        #endif
+    """
+    least = f"""{mask}
+        for (int step = {half}; step > 0; step >>= 1) {{
+            auto other = __shfl_xor_sync(mask, x, step);
+            x = other < x ? other : x;
+        }}
+        return x;"""
+    sum_up = f"""{mask}
+        for (int step = {half}; step > 0; step >>= 1) x += __shfl_xor_sync(mask, x, step);
+        return x;"""
+
+    # What wp.tid() says, without its division by a number that it does not know to be a power of two.
+    @wp.func_native(f"return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / {count};")
+    def item(first: int) -> int: ...
+
+    @wp.func_native(f"return threadIdx.x & {count - 1};")
+    def lane() -> int: ...
+
+    @wp.func_native(take_there)
+    def take(x: wp.int32, source: int) -> wp.int32: ...
+
+    @wp.func_native(take_there)
+    def take(x: wp.float32, source: int) -> wp.float32: ...
+
+    @wp.func_native(take_there)
+    def take(x: wp.float64, source: int) -> wp.float64: ...
+
+    @wp.func_native(previous_there)
+    def previous(x: wp.int32) -> wp.int32: ...
+
+    @wp.func_native(previous_there)
+    def previous(x: wp.float32) -> wp.float32: ...
+
+    @wp.func_native(previous_there)
+    def previous(x: wp.float64) -> wp.float64: ...
+
+    @wp.func_native(f"{mask} return (__ballot_sync(mask, flag) & mask) >> base;")
+    def ballot(flag: bool) -> int: ...
+
+    @wp.func_native(f"""{mask}
+        int sum = x;
+        for (int step = 1; step < {count}; step <<= 1) {{
+            int other = __shfl_up_sync(mask, sum, step, {count});
+            if ((threadIdx.x & {count - 1}) >= step) sum += other;
+        }}
+        return sum - x;""")
+    def sum_before(x: int) -> int: ...
+
+    whole = count == 32
+    least_integer = quick_least.format(back="return", bits="") if whole else ""
+    least_float = quick_least.format(back="return __int_as_float", bits="__float_as_int") if whole else ""
+
+    @wp.func_native(least_integer + least)
+    def minimum(x: wp.int32) -> wp.int32: ...
+
+    @wp.func_native(least_float + least)
+    def minimum(x: wp.float32) -> wp.float32: ...
+
+    @wp.func_native(least)
+    def minimum(x: wp.float64) -> wp.float64: ...
+
+    @wp.func_native(sum_up)
+    def total(x: wp.float32) -> wp.float32: ...
+
+    @wp.func_native(sum_up)
+    def total(x: wp.float64) -> wp.float64: ...
+
+    return Lanes(count, item, lane, take, previous, ballot, sum_before, minimum, total)
+
+
+_FLOOR_LOG2 = """
+#if defined(__CUDA_ARCH__)
+    return 31 - __clz(x);
+#else
+    return 31 - __builtin_clz(x);
+#endif
+"""
+
+
+@wp.func_native(_FLOOR_LOG2)
+def floor_log2(x: int) -> int:
+    """Largest b with 2 ** b <= x, for x >= 1."""
+    ...
+
+
+_LOWEST_BIT = """
+#if defined(__CUDA_ARCH__)
+    return __ffs(bits) - 1;
+#else
+    return __builtin_ctz(bits);
+#endif
+"""
+
+
+@wp.func_native(_LOWEST_BIT)
+def lowest_bit(bits: int) -> int:
+    """Number of the lowest bit that is set; there must be one."""
+    ...
+
+
+# With all 32 lanes: the runs that hold anything line up in shared memory. Of 32 candidates in a row, a bit
+# says where a run starts; the bits up to a lane count the runs before its candidate.
+_LINE_UP = f"""
+    __shared__ int all[{BLOCK}];
+    int* bases = all + (threadIdx.x & ~31u);
+    const unsigned present = __ballot_sync(0xffffffffu, count > 0);
+    __syncwarp();  // all have read what stood there before
+    if (count > 0) bases[__popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = base;
+    __syncwarp();
+    return reinterpret_cast<unsigned long long>(bases);
+"""
+_STARTS = """
+    const int at = offset - first;
+    const unsigned bit = count > 0 && at >= 0 && at < 32 ? 1u << at : 0u;
+#if __CUDA_ARCH__ >= 800
+    return __reduce_or_sync(0xffffffffu, bit);
+#else
+    unsigned bits = bit;
+    for (int step = 16; step > 0; step >>= 1) bits |= __shfl_xor_sync(0xffffffffu, bits, step);
+    return bits;
+#endif
+"""
+
+
+@wp.func_native(_LINE_UP)
+def line_up(base: int, count: int) -> wp.uint64:
+    """Store the bases of the runs that are not empty, in the order of their lanes; returns where."""
+    ...
+
+
+@wp.func_native(_STARTS)
+def starts(offset: int, count: int, first: int) -> int:
+    """A bit for each candidate, from ``first``, with which a run starts."""
+    ...
+
+
+@wp.func_native("return __popc(bits & (0xffffffffu >> (31u - (threadIdx.x & 31u))));")
+def bits_up_to_lane(bits: int) -> int: ...
+
+
+@wp.func_native("return __popc(bits);")
+def bit_count(bits: int) -> int: ...
+
+
+@wp.func_native("const int* bases = reinterpret_cast<const int*>(room); return bases[i];")
+def base_at(room: wp.uint64, i: int) -> int: ...
+
+
+def run_visitor(
+    lanes: Lanes, vec3: Any, state: Any, grid: Any, arrays: Any, consider: wp.Function
+) -> wp.Function:
+    """``visit(state, q, grid, arrays, begin, count) -> state``: every lane brings a run of sorted points.
+
+    ``consider(state, q, grid, arrays, at, exists)`` sees one candidate a lane: one lane, or all 32 together.
+    """
+    width, lane, take = lanes.count, lanes.lane, lanes.take
+    sum_before = lanes.sum_before
+
+    @wp.func
+    def visit_run(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
+        for at in range(begin, begin + count):
+            state = consider(state, q, grid, arrays, at, True)
+        return state
+
+    @wp.func
+    def visit_runs(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
+        offset = sum_before(count)
+        candidates = take(offset + count, width - 1)
+        bases = line_up(begin - offset, count)
+        before = int(-1)
+        for first in range(0, candidates, width):
+            begun = starts(offset, count, first)
+            candidate = first + lane()
+            at = base_at(bases, before + bits_up_to_lane(begun)) + candidate
+            before += bit_count(begun)
+            state = consider(state, q, grid, arrays, at, candidate < candidates)
+        return state
+
+    return visit_run if width == 1 else visit_runs

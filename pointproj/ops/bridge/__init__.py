@@ -1,0 +1,1 @@
+"""Torch operators from functions, from Warp launches and from C++."""

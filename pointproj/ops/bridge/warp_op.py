@@ -1,0 +1,281 @@
+"""Turn Warp launches into a torch operator: compilable, capturable, differentiable.
+
+    @warp_op("demo::rosenbrock", outputs=lambda xy, a, b: {"z": (xy.shape[:1], xy.dtype)},
+             differentiable=("xy",), backward=ADJOINT)
+    def rosenbrock(launch, xy: Tensor, a: float, b: float, z: Tensor):
+        launch(rosenbrock_kernel, len(xy), xy, a, b, z)
+
+The launcher names its inputs, then its outputs, and passes torch tensors straight to kernels. torch owns
+all memory and launches go to torch's current stream, so allocator, CUDA graphs and streams are torch's
+alone; conversions copy nothing and never allocate a gradient (which would synchronise the device).
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
+
+wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
+
+ADJOINT = "adjoint"  # backward=ADJOINT: Warp's own reverse mode of the forward's kernels
+
+
+class Launched(NamedTuple):
+    """One kernel launch, as it can be run again in reverse."""
+
+    kernel: wp.Kernel
+    dim: int | Sequence[int]
+    args: tuple
+    block_dim: int
+
+
+class Launch:
+    """Launches kernels on torch's current stream, with torch tensors as arguments.
+
+    A tensor becomes the array that the kernel's annotation asks for, without a copy: ``(N, 3)`` for an
+    array of ``vec3``, None for an array that is absent.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.launched: list[Launched] = []
+
+    def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
+        """Launch ``kernel`` over ``dim`` threads."""
+        self.launched.append(Launched(kernel, dim, args, block_dim))
+        arrays = [_argument(a, kernel, i) for i, a in enumerate(args)]
+        wp.launch(kernel, dim, inputs=arrays, block_dim=block_dim, record_tape=False, **_where(self.device))
+
+    def reverse(self, gradients: "_Gradients") -> None:
+        """Run the adjoint of everything launched so far, last first, adding to ``gradients``."""
+        for kernel, dim, args, block_dim in reversed(self.launched):
+            arrays = [_argument(a, kernel, i) for i, a in enumerate(args)]
+            grads = [gradients.of(a) if _has_gradient(a) else None for a in args]
+            adjoints = [_argument(g, kernel, i) for i, g in enumerate(grads)]
+            wp.launch(
+                kernel,
+                dim,
+                inputs=arrays,
+                adj_inputs=adjoints,
+                adjoint=True,
+                block_dim=block_dim,
+                record_tape=False,
+                **_where(self.device),
+            )
+
+
+def warp_op(
+    name: str,
+    *,
+    outputs: Callable[..., dict[str, Spec]],
+    differentiable: Sequence[str] = (),
+    grad_outputs: int = 1,
+    backward: Callable[..., None] | str | None = None,
+    second_backward: Callable[..., None] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., Tensor | tuple[Tensor, ...]]]:
+    """Decorate a launcher, ``launcher(launch, *inputs, *outputs)``, to make it a torch operator.
+
+    Parameters
+    ----------
+    name
+        ``"namespace::operator"``.
+    outputs
+        Takes the inputs; shape and dtype of each output by name. The launcher gets them allocated and
+        uninitialised, as the arguments that carry these names.
+    differentiable
+        Names of the inputs that get a gradient.
+    grad_outputs
+        How many outputs, from the first, a gradient can arrive for.
+    backward
+        :data:`ADJOINT`, or a launcher whose arguments say what it needs, by name: ``launch``, any input,
+        any output, ``grad_<output>`` (its upstream gradient) and ``d_<input>`` (the gradient to fill,
+        allocated and uninitialised; None where torch does not need it).
+
+        Warp's reverse mode knows launches alone: between them the forward may allocate, fill and view
+        tensors, and what else torch does there has no gradient. Nor does Warp repeat loops of unknown
+        length: what a loop sums up must not enter a quotient or another nonlinear term in the same kernel.
+    second_backward
+        A launcher with, besides those, ``direction_<input>`` (upstream gradient of ``d_<input>``),
+        ``d_grad_<output>`` and ``d_<input>`` to fill. Without it ``create_graph=True`` raises when, and
+        only when, something differentiates the gradient.
+
+    Returns
+    -------
+    The operator. Its arguments are the inputs; tensors may be optional (``Tensor | None``).
+
+    Notes
+    -----
+    Tensors must be dense where the kernel's array type is a vector or matrix; other strides are passed on.
+    """
+
+    def decorate(launcher: Callable[..., None]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        inputs = list(inspect.signature(outputs).parameters)
+        bridge = _Bridge(launcher, inputs, outputs, tuple(differentiable))
+        first = None
+        if backward == ADJOINT:
+            first = bridge.adjoint
+        elif backward is not None:
+            first = bridge.first(backward)
+        return torch_op(
+            name,
+            bridge.forward_function(),
+            lambda *args: tuple(outputs(*args).values()),
+            differentiable=differentiable,
+            grad_outputs=grad_outputs,
+            backward=first,
+            second_backward=None if second_backward is None else bridge.second(second_backward),
+        )
+
+    return decorate
+
+
+class _Bridge:
+    """A launcher's forward, backward and second backward as functions of tensors."""
+
+    def __init__(
+        self, launcher: Callable, inputs: list[str], outputs: Callable, differentiable: tuple[str, ...]
+    ):
+        self.launcher = launcher
+        self.outputs = outputs
+        self.differentiable = differentiable
+        parameters = list(inspect.signature(launcher).parameters.values())[1:]
+        self.names = [p.name for p in parameters]
+        self.inputs = parameters[: len(inputs)]
+        self.output_names = self.names[len(inputs) :]
+        if self.names[: len(inputs)] != inputs:
+            raise TypeError(
+                f"{launcher.__name__}: after `launch`, its arguments must begin with those of `outputs`, "
+                f"{inputs}; got {self.names}"
+            )
+
+    def forward_function(self) -> Callable[..., tuple[Tensor, ...]]:
+        def forward(*args: Any) -> tuple[Tensor, ...]:
+            return self.run(dict(zip(self.names, args, strict=False)))[1]
+
+        forward.__signature__ = inspect.Signature(
+            self.inputs, return_annotation=tuple[(Tensor,) * len(self.output_names)]
+        )
+        return forward
+
+    def run(self, inputs: dict[str, Any]) -> tuple[Launch, tuple[Tensor, ...]]:
+        device = _device(inputs)
+        specs = self.outputs(**inputs)
+        if list(specs) != self.output_names:
+            raise TypeError(f"{self.launcher.__name__} fills {self.output_names}; declared are {list(specs)}")
+        made = {n: torch.empty(shape, dtype=dtype, device=device) for n, (shape, dtype) in specs.items()}
+        launch = Launch(device)
+        self.launcher(launch, **inputs, **made)
+        return launch, tuple(made.values())
+
+    def adjoint(
+        self, grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
+    ) -> tuple[Tensor | None, ...]:
+        # The forward runs again into fresh outputs: reverse mode needs every intermediate, and kernels
+        # that accumulate would spoil the saved ones.
+        inputs = _with_memory_of_their_own(saved.inputs)
+        launch, made = self.run(inputs)
+        gradients = _Gradients()
+        for output, grad in zip(made, grads, strict=False):
+            gradients.of(output).copy_(grad)
+        launch.reverse(gradients)
+        return tuple(gradients.of(inputs[n]) if needs[n] else None for n in self.differentiable)
+
+    def first(self, launcher: Callable[..., None]) -> Callable:
+        def backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
+            made = {f"d_{n}": _empty_like(saved.inputs[n]) if needs[n] else None for n in self.differentiable}
+            self._fill(launcher, saved, grads, made)
+            return tuple(made.values())
+
+        return backward
+
+    def second(self, launcher: Callable[..., None]) -> Callable:
+        def second_backward(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
+            made = {
+                f"d_grad_{n}": torch.empty_like(g) for n, g in zip(self.output_names, grads, strict=False)
+            }
+            made |= {f"d_{n}": _empty_like(saved.inputs[n]) for n in self.differentiable}
+            present = zip(self.differentiable, directions, strict=True)
+            known = {f"direction_{n}": None if saved.inputs[n] is None else d for n, d in present}
+            self._fill(launcher, saved, grads, made | known)
+            return tuple(made.values())
+
+        return second_backward
+
+    def _fill(self, launcher: Callable, saved: Saved, grads: tuple, others: dict[str, Any]) -> None:
+        known = {"launch": Launch(_device(saved.inputs)), **saved.inputs, **others}
+        known |= dict(zip(self.output_names, saved.outputs, strict=True))
+        known |= {f"grad_{n}": g for n, g in zip(self.output_names, grads, strict=False)}
+        launcher(**{name: known[name] for name in inspect.signature(launcher).parameters})
+
+
+_streams: dict[tuple[int, int], wp.Stream] = {}
+
+
+def _where(device: torch.device) -> dict[str, Any]:
+    """Where a launch goes: torch's current stream, or the CPU."""
+    if device.type != "cuda":
+        return {"device": "cpu"}
+    stream = torch.cuda.current_stream(device)
+    key = (stream.device_index, stream.cuda_stream)
+    if key not in _streams:
+        wp.init()  # before the first launch nothing has
+        _streams[key] = wp.stream_from_torch(stream)
+    return {"stream": _streams[key]}
+
+
+def _argument(value: Any, kernel: wp.Kernel, position: int) -> Any:
+    kind = kernel.adj.args[position].type
+    if isinstance(value, Tensor):
+        # requires_grad=False: Warp would otherwise allocate a gradient, and synchronise the device for it.
+        return wp.from_torch(value, dtype=kind.dtype, requires_grad=False, return_ctype=True)
+    return value
+
+
+class _Gradients:
+    """Gradient buffers, one for each piece of memory, so that views of a tensor share one."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The gradient of a tensor, laid out as the tensor; 0 at first."""
+        memory = tensor.untyped_storage()
+        key = (memory.data_ptr(), tensor.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = tensor.new_zeros(memory.nbytes() // tensor.element_size())
+        return self._buffers[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _with_memory_of_their_own(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs, copied where one shares memory with another, repeats it, or is laid out otherwise.
+
+    Their gradients would be added up, and ``torch.compile`` is promised contiguous ones.
+    """
+    taken: set[int] = set()
+    owned = dict(inputs)
+    for name, value in inputs.items():
+        if not _has_gradient(value):
+            continue
+        memory = value.untyped_storage()
+        whole = value.is_contiguous() and memory.nbytes() == value.nbytes
+        if not whole or memory.data_ptr() in taken:
+            owned[name] = value.clone(memory_format=torch.contiguous_format)
+        taken.add(memory.data_ptr())
+    return owned
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _empty_like(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _device(inputs: dict[str, Any]) -> torch.device:
+    return next(v.device for v in inputs.values() if isinstance(v, Tensor))

@@ -1,0 +1,120 @@
+"""Exact neighbours from a search that rounds, leaves open which of equally far points it returns, or is fp32.
+
+Libraries for any dimension take |p|^2 + |q|^2 - 2 p.q for the squared distance: fast, and wrong in the last
+digits by an amount that grows with the coordinates. So more candidates are asked for than neighbours are
+wanted, and ranked again by the distance as :mod:`pointproj.ops.reference` rounds it. A row counts if the
+farthest candidate is farther than the k-th neighbour by more than all rounding: then nobody who was left out
+can be nearer. Rows that cannot be told that way (ties at the k-th place above all) are searched among all points.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.ops.backends.torch import search as search_all
+from pointproj.ops.registry import Clouds
+
+MARGIN = 4  # candidates beyond the neighbours wanted: each costs time, fewer leave more rows in doubt
+# Rounding errors of a squared distance that was found by any formula, positions rounded to fp32 first, in
+# units of 2^-24 times the squared lengths of both points from the centre.
+ROUNDINGS = 32
+FARTHEST = 1e17  # from the centre: beyond it squares leave fp32
+SMALLEST = 1e-36  # squares below may be lost in fp32
+QUERIES_AT_ONCE = 2**20
+
+# (m, 3) fp32 and a count -> (m, count) rows of the candidates, any integer dtype
+CandidateSearch = Callable[[Float[Tensor, "m 3"], int], Int[Tensor, "m count"]]
+
+
+class Candidates(NamedTuple):
+    """The reference points of one cloud that can be anybody's neighbours."""
+
+    rows: Tensor  # (n,) int64, ascending: where they stand in the cloud, without those that are not finite
+    points: Tensor  # (n, 3) as given
+    center: Tensor  # (3,) of their bounding box
+    shifted: Tensor  # (n, 3) fp32, relative to the centre: what a search is given
+
+
+def candidates_of(reference_points: Float[Tensor, "n 3"]) -> Candidates:
+    """Prepare a cloud for a search that knows neither fp64 nor NaN; waits for the device."""
+    rows = reference_points.isfinite().all(1).nonzero().squeeze(1)
+    points = reference_points[rows]
+    if len(rows):
+        low, high = points.aminmax(dim=0)
+        center = low / 2 + high / 2  # their sum may overflow
+    else:
+        center = points.new_zeros(3)
+    return Candidates(rows, points, center, _shifted(points, center))
+
+
+def exact_neighbors(
+    query_points: Float[Tensor, "q 3"], candidates: Candidates, search: CandidateSearch, k: int
+) -> Int[Tensor, "q k"]:
+    """Rows of the k nearest in the cloud, nearest first, ties by the lower row, -1 where there are fewer.
+
+    Parameters
+    ----------
+    query_points
+        ``(Q, 3)``, in the dtype of the candidates. One that is not finite has no neighbour.
+    search
+        Finds about the nearest of ``candidates.shifted`` for queries shifted alike.
+
+    Waits for the device once in ``QUERIES_AT_ONCE`` queries.
+    """
+    found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
+    wanted = min(k + MARGIN, len(candidates.rows))
+    if wanted:
+        for first in range(0, len(query_points), QUERIES_AT_ONCE):
+            some = slice(first, first + QUERIES_AT_ONCE)
+            found[some, : min(k, wanted)] = _of_some(query_points[some], candidates, search, k, wanted)
+    return found
+
+
+def _of_some(
+    query_points: Tensor, candidates: Candidates, search: CandidateSearch, k: int, wanted: int
+) -> Tensor:
+    is_finite = query_points.isfinite().all(1)
+    at = torch.where(is_finite[:, None], query_points, candidates.center)
+    # Held until the device was waited for: its memory may belong to another library's stream.
+    proposals = search(_shifted(at, candidates.center), wanted)
+    in_range = ((proposals >= 0) & (proposals < len(candidates.rows))).all(1)
+    proposed = proposals.long().clamp(0, len(candidates.rows) - 1).sort(dim=1).values  # ties: lower row first
+    is_repeated = (proposed.diff(dim=1) == 0).any(1)
+    squared, order = _squared_distances(at, candidates.points[proposed]).sort(dim=1, stable=True)
+    nearest = proposed.gather(1, order)[:, :k]
+    rows = torch.where(squared[:, :k].isfinite() & is_finite[:, None], candidates.rows[nearest], -1)
+
+    is_certain = in_range & ~is_repeated
+    if wanted < len(candidates.rows):
+        is_certain &= _is_beyond_doubt(at - candidates.center, squared, k)
+    doubtful = (~is_certain & is_finite).nonzero().squeeze(1)  # waits
+    if len(doubtful):
+        among_all = Clouds(query_points[doubtful], None, candidates.points, None, 1)
+        exact = search_all(among_all, None, rows.shape[1])
+        rows[doubtful] = torch.where(exact >= 0, candidates.rows[exact.clamp(min=0)], -1)
+    return rows
+
+
+def _is_beyond_doubt(shifted: Tensor, squared: Tensor, k: int) -> Tensor:
+    """Whether no point that was left out can be among the k nearest: (m, 3) and (m, wanted) to (m,).
+
+    Whoever was left out seemed no nearer than the farthest candidate, whose own distance is known exactly.
+    Both may have seemed wrong by ``error``.
+    """
+    length = shifted.square().sum(1)
+    reach = length.sqrt() + squared[:, -1].sqrt()  # the farthest candidate's own length at most
+    error = ROUNDINGS * 2.0**-24 * (length + reach.square()) + SMALLEST
+    return (squared[:, k - 1] + 2 * error < squared[:, -1]) & (reach < FARTHEST)
+
+
+def _shifted(points: Tensor, center: Tensor) -> Tensor:
+    return (points - center).clamp(-FARTHEST, FARTHEST).float().contiguous()
+
+
+def _squared_distances(query_points: Tensor, neighbors: Tensor) -> Tensor:
+    """(m, 3) and (m, n, 3) to (m, n), rounded as the reference does."""
+    squares = (query_points[:, None] - neighbors).square_()
+    return squares[..., 0] + squares[..., 1] + squares[..., 2]

@@ -1,0 +1,319 @@
+"""The public operators: they check, pack batches, choose the backend, and unpack."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.ops import arguments
+from pointproj.ops.registry import Backend, Clouds, Tables, choose, modules
+
+
+class Index(NamedTuple):
+    """A search structure over one set of reference points, from :func:`build_index`.
+
+    It holds for the points it was built from: build a new one when they move.
+    """
+
+    backend: str
+    shape: tuple[int, ...]  # of the reference points
+    dtype: torch.dtype
+    device: torch.device
+    clouds: int
+    tables: Tables
+
+
+def build_index(
+    reference_points: Float[Tensor, "*batch n 3"],
+    *,
+    radius: float | None = None,
+    backend: str = "auto",
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Index:
+    """Build once what several calls on one cloud can share.
+
+    Parameters
+    ----------
+    reference_points
+        ``(N, 3)`` or ``(B, N, 3)``, float32 or float64. Gradients do not flow through the index; pass the
+        points themselves to each operator as usual.
+    radius
+        The cut-off that ``radius_aggregate`` will use, in units of the points; it sizes the cells. The
+        index is right for every other radius and for kNN as well, only slower.
+    backend
+        ``"auto"`` or a name from :func:`pointproj.backends`.
+    reference_offsets
+        ``(B + 1,)`` integers for packed clouds of different sizes.
+
+    Returns
+    -------
+    Index
+        Pass it as ``index=`` together with the same points.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device.
+    BackendUnavailable
+        If a backend asked for by name cannot run here.
+    """
+    arguments.check_cloud("reference_points", reference_points)
+    if reference_offsets is not None:
+        arguments.check_cloud_offsets("reference_offsets", reference_offsets, reference_points)
+    if radius is not None:
+        arguments.check_radius(radius)
+    operator = "knn" if radius is None else "radius"
+    packed = _pack(reference_points, reference_points, reference_offsets, reference_offsets)
+    name = choose(backend, reference_points.device.type, operator)
+    points = packed.reference_points.detach()
+    tables = modules[name].build_index(points, packed.reference_offsets, packed.count, radius)
+    of_points = tuple(reference_points.shape), reference_points.dtype, reference_points.device
+    return Index(name, *of_points, packed.count, tables)
+
+
+def knn(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    k: int,
+    *,
+    index: Index | None = None,
+    backend: str = "auto",
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> tuple[Float[Tensor, "*batch q k"], Int[Tensor, "*batch q k"]]:
+    """The k nearest reference points of every query point.
+
+    Parameters
+    ----------
+    query_points, reference_points
+        ``(Q, 3)`` and ``(N, 3)``, or ``(B, Q, 3)`` and ``(B, N, 3)``; float32 or float64.
+    k
+        Neighbours of each query, 1 to N.
+    index
+        From :func:`build_index` on the same reference points; built on the fly without.
+    backend
+        ``"auto"`` or a name from :func:`pointproj.backends`.
+    query_offsets, reference_offsets
+        ``(B + 1,)`` integers: packed clouds of different sizes, cloud b in rows
+        ``offsets[b]:offsets[b + 1]``. Neighbours are never of another cloud.
+
+    Returns
+    -------
+    distances
+        ``(..., Q, k)``, in the dtype and units of the points, nearest first. Differentiable in both sets
+        of points, with subgradient 0 at distance 0.
+    neighbor_indices
+        ``(..., Q, k)`` int64, rows of ``reference_points`` (within the cloud for dense batches, of the
+        packed tensor for ragged ones). Equal distances: the lower index first.
+
+        Points with a NaN or inf coordinate are nobody's neighbour and have none; a neighbour that does
+        not exist has index -1 and distance inf (NaN for a query that is not finite).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device; k > N names both numbers.
+    BackendUnavailable
+        If a backend asked for by name cannot run here.
+    """
+    _check(query_points, reference_points, query_offsets, reference_offsets)
+    arguments.check_k(k, reference_points)
+    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
+    module, tables = _searcher(backend, "knn", index, reference_points, clouds)
+    rows = module.search(clouds.detached(), tables, int(k)).long()
+    distances = _distances(clouds.query_points, clouds.reference_points, rows)
+    if query_points.ndim == 3:
+        rows = rows.view(*query_points.shape[:2], k)
+        rows = torch.where(rows >= 0, rows - _first_rows(reference_points), -1)
+        distances = distances.view(*query_points.shape[:2], k)
+    return distances, rows
+
+
+def knn_aggregate(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    features: Float[Tensor, "*batch n c"],
+    k: int,
+    *,
+    sigma: float | Float[Tensor, ""] = 0.1,
+    index: Index | None = None,
+    neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
+    backend: str = "auto",
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Float[Tensor, "*batch q c"]:
+    """Carry features from the k nearest reference points onto the query points.
+
+    ``out_i = sum_j w_ij f_j / sum_j w_ij`` with ``w_ij = exp(-|p_i - q_j| / sigma)``: the softmax of
+    -distance / sigma over the neighbours. :mod:`pointproj.ops.reference` is the specification.
+
+    Parameters
+    ----------
+    features
+        ``(..., N, C)``, float16, bfloat16, float32 or float64; sums run in float32 or wider.
+    sigma
+        Softmax temperature in the units of the points: a positive number, or a tensor of one element,
+        which then gets a gradient.
+    neighbor_indices
+        ``(..., Q, k)`` int32 or int64 from :func:`knn` on the same points, where these are known already:
+        nothing is searched then. A value that is no row of ``reference_points`` is no neighbour.
+    query_points, reference_points, k, index, backend, query_offsets, reference_offsets
+        As for :func:`knn`.
+
+    Returns
+    -------
+    aggregated
+        ``(..., Q, C)`` in the features' dtype. Differentiable twice in features, query points, reference
+        points and sigma; neighbour sets are constants. 0 without any neighbour; a query that is not finite
+        has a row of NaN and no influence on any gradient.
+
+    Raises
+    ------
+    TypeError, ValueError, BackendUnavailable
+        As for :func:`knn`.
+    """
+    _check(query_points, reference_points, query_offsets, reference_offsets)
+    arguments.check_k(k, reference_points)
+    arguments.check_features(features, reference_points)
+    arguments.check_sigma(sigma, query_points)
+    if neighbor_indices is not None:
+        arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
+    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
+    module, tables = _searcher(backend, "knn", index, reference_points, clouds)
+    packed, sigma = _packed_features(features, query_points.dtype, sigma)
+    if neighbor_indices is None:
+        rows = module.search(clouds.detached(), tables, int(k))
+    else:
+        rows = _packed_rows(neighbor_indices, reference_points)
+    aggregated = module.aggregate_neighbors(clouds, packed, sigma, rows)
+    return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
+
+
+def radius_aggregate(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    features: Float[Tensor, "*batch n c"],
+    radius: float,
+    *,
+    sigma: float | Float[Tensor, ""] = 0.1,
+    index: Index | None = None,
+    backend: str = "auto",
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Float[Tensor, "*batch q c"]:
+    """Carry features from all reference points within ``radius`` onto the query points.
+
+    The same weighting as :func:`knn_aggregate`, over every reference point with
+    ``|p_i - q_j| <= radius``, however many: nothing is truncated.
+
+    Parameters
+    ----------
+    radius
+        Cut-off in the units of the points, positive; it has no gradient.
+    query_points, reference_points, features, sigma, index, backend, query_offsets, reference_offsets
+        As for :func:`knn_aggregate`.
+
+    Returns
+    -------
+    aggregated
+        As for :func:`knn_aggregate`; a query without a neighbour gets 0 and sends no gradient.
+
+    Raises
+    ------
+    TypeError, ValueError, BackendUnavailable
+        As for :func:`knn`.
+    """
+    _check(query_points, reference_points, query_offsets, reference_offsets)
+    arguments.check_radius(radius)
+    arguments.check_features(features, reference_points)
+    arguments.check_sigma(sigma, query_points)
+    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
+    module, tables = _searcher(backend, "radius", index, reference_points, clouds)
+    packed, sigma = _packed_features(features, query_points.dtype, sigma)
+    aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius))
+    return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
+
+
+def _check(
+    query_points: Tensor, reference_points: Tensor, query_offsets: Tensor, reference_offsets: Tensor
+) -> None:
+    arguments.check_points(query_points, reference_points)
+    arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
+
+
+def _pack(
+    query_points: Tensor,
+    reference_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_offsets: Tensor | None,
+) -> Clouds:
+    if query_offsets is not None:
+        offsets = query_offsets.to(torch.int32), reference_offsets.to(torch.int32)
+        clouds = query_offsets.shape[0] - 1
+    else:
+        offsets = None, None
+        clouds = query_points.shape[0] if query_points.ndim == 3 else 1
+    return Clouds(
+        query_points.reshape(-1, 3).contiguous(),
+        offsets[0],
+        reference_points.reshape(-1, 3).contiguous(),
+        offsets[1],
+        clouds,
+    )
+
+
+def _searcher(
+    backend: str,
+    operator: str,
+    index: Index | None,
+    reference_points: Tensor,
+    clouds: Clouds,
+) -> tuple[Backend, Tables | None]:
+    """The backend's module, and the index's tables if there is one."""
+    if index is not None:
+        arguments.check_is_index(index)
+    asked_for = index.backend if index is not None and backend == "auto" else backend
+    name = choose(asked_for, reference_points.device.type, operator)
+    if index is not None:
+        arguments.check_index(index, name, reference_points, clouds.count)
+        return modules[name], index.tables
+    return modules[name], None
+
+
+def _packed_features(
+    features: Tensor, positions: torch.dtype, sigma: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Features and sigma in the dtype that sums run in: the widest of fp32, features and positions."""
+    dtype = torch.promote_types(torch.promote_types(features.dtype, positions), torch.float32)
+    if isinstance(sigma, Tensor):
+        sigma = sigma.reshape(()).to(dtype)
+    else:  # filled on the device: a copy from the host would wait for it
+        sigma = torch.full((), sigma, dtype=dtype, device=features.device)
+    return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma
+
+
+def _first_rows(reference_points: Tensor) -> Tensor:
+    """Where each cloud of a dense batch begins among the packed points: (B, 1, 1)."""
+    batch, size = reference_points.shape[:2]
+    return torch.arange(batch, device=reference_points.device)[:, None, None] * size
+
+
+def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
+    """The inverse of what :func:`knn` does to rows: (Q, k) int32 rows of the packed points, -1 for none."""
+    size = reference_points.shape[-2]
+    exists = (neighbor_indices >= 0) & (neighbor_indices < size)
+    if reference_points.ndim == 3:
+        neighbor_indices = neighbor_indices + _first_rows(reference_points)
+    rows = torch.where(exists, neighbor_indices, -1).to(torch.int32)
+    return rows.reshape(-1, rows.shape[-1]).contiguous()
+
+
+def _distances(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Tensor:
+    delta = query_points[:, None] - reference_points[rows.clamp(min=0)]
+    exists = rows >= 0
+    squared = torch.where(exists[..., None], delta, 0.0).square().sum(-1)
+    apart = squared > 0
+    distances = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+    distances = torch.where(exists, distances, torch.inf)
+    return torch.where(query_points.isfinite().all(-1, keepdim=True), distances, torch.nan)

@@ -1,0 +1,105 @@
+"""Pairs of queries and reference points of one cloud, in chunks of bounded memory."""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pointproj.ops.gradients import Block, Chunk, MaskedNeighbors
+from pointproj.ops.reference import squared_distances
+
+PAIRS_AT_ONCE = {
+    "cpu": 2**20,
+    "cuda": 2**25,
+}  # what a chunk may hold: cache on a CPU, 128 MiB of fp32 on a GPU
+
+
+class Pairs(NamedTuple):
+    """A chunk of queries and the reference points that may be their neighbours."""
+
+    query: slice
+    reference: slice
+    same_cloud: Tensor | None  # (m, n); None: all pairs are of one cloud
+
+
+def pairs_of_clouds(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+) -> Iterator[Pairs]:
+    """All pairs of equal clouds, in chunks.
+
+    Offsets on a GPU cannot be read without waiting for it; there all pairs are formed and masked.
+    """
+    sizes = len(query_points), len(reference_points)
+    ends = [_ends(o, n, clouds) for o, n in zip((query_offsets, reference_offsets), sizes, strict=True)]
+    if ends[0] is not None and ends[1] is not None:
+        for (q0, q1), (r0, r1) in zip(*ends, strict=True):
+            if q1 > q0 and r1 > r0:
+                rows = _rows_at_once(reference_points, r1 - r0)
+                yield from (
+                    Pairs(slice(q, min(q + rows, q1)), slice(r0, r1), None) for q in range(q0, q1, rows)
+                )
+        return
+    ids = [
+        _cloud_ids(o, n, clouds, query_points.device)
+        for o, n in zip((query_offsets, reference_offsets), sizes, strict=True)
+    ]
+    rows = _rows_at_once(reference_points, sizes[1])
+    for q in range(0, sizes[0], rows):
+        yield Pairs(slice(q, q + rows), slice(0, sizes[1]), ids[0][q : q + rows, None] == ids[1])
+
+
+def _ends(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]] | None:
+    if offsets is None:
+        return [(b * (size // clouds), (b + 1) * (size // clouds)) for b in range(clouds)]
+    if offsets.device.type != "cpu":
+        return None
+    bounds = offsets.tolist()
+    return list(itertools.pairwise(bounds))
+
+
+def _rows_at_once(reference_points: Tensor, references: int) -> int:
+    return max(1, PAIRS_AT_ONCE[reference_points.device.type] // max(1, references))
+
+
+def _cloud_ids(offsets: Tensor | None, size: int, clouds: int, device: torch.device) -> Tensor:
+    rows = torch.arange(size, device=device)
+    if offsets is None:
+        return rows // max(1, size // clouds)
+    return torch.searchsorted(offsets.long(), rows, right=True)
+
+
+def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
+    """The chunks of an operator over all points within ``radius``: its inputs hold clouds and radius."""
+    query_points, reference_points = inputs["query_points"], inputs["reference_points"]
+    radius = torch.tensor(inputs["radius"], dtype=query_points.dtype)
+    chunks = pairs_of_clouds(
+        query_points, inputs["query_offsets"], reference_points, inputs["reference_offsets"], inputs["clouds"]
+    )
+    for pairs in chunks:
+        query, reference = query_points[pairs.query], reference_points[pairs.reference]
+        is_neighbor = squared_distances(query, reference).sqrt_() <= radius
+        if pairs.same_cloud is not None:
+            is_neighbor &= pairs.same_cloud
+        block = Block(query, reference, inputs["sigma"], MaskedNeighbors(is_neighbor))
+        yield Chunk(pairs.query, pairs.reference, block)
+
+
+@functools.cache
+def largest_square_within(radius: float, dtype: torch.dtype) -> float:
+    """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
+    with _disable_current_modes():  # real numbers, also when somebody is tracing
+        limit = torch.tensor(radius, dtype=dtype)
+        square = limit * limit
+        while square.sqrt() > limit:
+            square = torch.nextafter(square, torch.zeros_like(square))
+        while (following := torch.nextafter(square, torch.full_like(square, torch.inf))).sqrt() <= limit:
+            square = following
+        return square.item()

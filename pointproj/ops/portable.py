@@ -1,0 +1,108 @@
+"""The operators as plain torch that a tracer can follow for any number of points.
+
+An exported program must run where this package is not installed, so its operators are replaced by these.
+They go through the queries in chunks, as :mod:`pointproj.ops.backends.torch` does, but in a loop that stays
+one when it is traced: memory stays bounded, and neither the number of queries nor of points is fixed. Ragged
+batches are not exported.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.map import map as map_chunks
+
+from pointproj.ops.backends.torch import smallest
+from pointproj.ops.gradients import Block, ListedNeighbors
+from pointproj.ops.reference import squared_distances
+
+QUERIES_AT_ONCE = 64
+
+
+def search(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    k: int,
+) -> Tensor:
+    """Packed rows of the k nearest, (Q, k) int64, -1 where there are fewer."""
+
+    def nearest(query: Tensor, points: Tensor, cloud: Tensor) -> Tensor:
+        squared = squared_distances(query, points).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        columns = smallest(squared, k)
+        exists = squared.gather(1, columns).isfinite()
+        return torch.where(exists, columns + cloud * points.shape[0], -1)
+
+    return _by_chunks(nearest, query_points, (reference_points,), (), clouds, k)
+
+
+def aggregate_neighbors(
+    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+) -> Tensor:
+    """Weighted mean over neighbour lists, (Q, C)."""
+    neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
+    aggregated = Block(query_points, reference_points, sigma, neighbors).forward(features)
+    return _nan_where_not_finite(query_points, aggregated)
+
+
+def radius_aggregate(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+) -> Tensor:
+    """Weighted mean over all points within the radius, (Q, C)."""
+
+    def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
+        is_neighbor = squared_distances(query, points).sqrt() <= torch.full((), radius, dtype=query.dtype)
+        delta = torch.where(is_neighbor[..., None], query[:, None] - points, 0.0).to(sigma.dtype)
+        logits = torch.where(is_neighbor, -delta.square().sum(-1).sqrt() / sigma, -torch.inf)
+        has_neighbor = is_neighbor.any(1, keepdim=True)
+        weights = torch.where(has_neighbor, torch.where(has_neighbor, logits, 0.0).softmax(1), 0.0)
+        # A matrix product would spread what is not finite to queries that are no neighbours of it.
+        finite = values.isfinite()
+        reached = is_neighbor.to(values.dtype) @ (~finite).to(values.dtype) > 0
+        aggregated = torch.where(reached, torch.nan, weights @ torch.where(finite, values, 0.0))
+        return _nan_where_not_finite(query, aggregated)
+
+    per_reference = (reference_points, features)
+    return _by_chunks(within, query_points, per_reference, (sigma,), clouds, features.shape[1])
+
+
+def _by_chunks(
+    function: Callable[..., Tensor],
+    query_points: Tensor,
+    per_reference: tuple[Tensor, ...],
+    others: tuple[Tensor, ...],
+    clouds: int,
+    width: int,
+) -> Tensor:
+    """``function(query, *per_reference, cloud, *others)`` for chunks of each cloud's queries, (Q, width)."""
+    size = query_points.shape[0] // clouds
+    chunks = (size - 1) // QUERIES_AT_ONCE + 2  # one to spare: for a tracer, 1 is another case than more
+    padding = (0, 0, 0, chunks * QUERIES_AT_ONCE - size)
+    queries = torch.nn.functional.pad(query_points.view(clouds, size, 3), padding, value=torch.nan)
+    cloud = torch.arange(clouds * chunks, device=query_points.device) // chunks
+    of_clouds = [t.view(clouds, t.shape[0] // clouds, t.shape[1]) for t in per_reference]
+
+    # The compiler looks among the arguments for the symbols that the shape of the result is made of.
+    symbols = (size,) if isinstance(size, torch.SymInt) else ()
+
+    def one(chunk: tuple[Tensor, Tensor], *arguments: Tensor) -> Tensor:
+        query, cloud = chunk
+        own = [t.index_select(0, cloud.view(1))[0] for t in arguments[: len(per_reference)]]
+        return function(query, *own, cloud, *arguments[len(per_reference) :][: len(others)])
+
+    in_chunks = queries.reshape(clouds * chunks, QUERIES_AT_ONCE, 3)
+    made = map_chunks(one, (in_chunks, cloud), *of_clouds, *others, *symbols)
+    return made.reshape(clouds, chunks * QUERIES_AT_ONCE, width)[:, :size].reshape(clouds * size, width)
+
+
+def _nan_where_not_finite(query_points: Tensor, aggregated: Tensor) -> Tensor:
+    return torch.where(query_points.isfinite().all(-1, keepdim=True), aggregated, torch.nan)

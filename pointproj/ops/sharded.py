@@ -1,0 +1,329 @@
+"""One cloud and several processes, each with a device: the operators, with the work divided among them.
+
+Every process calls the operator with queries of its own and gets their results. The cloud is either
+
+- replicated: every process holds all reference points and features, and an index over them; or
+- in slabs: every process holds rows of its own, in any division, and :func:`cut_slabs` says which slab of
+  space each process searches. Queries travel to their slab and results back; reference points also travel
+  to all slabs of others that they reach into within the radius: the halo, if they lie in their slab already.
+
+Values and gradients are those of one device with all rows, for a loss that is summed over the processes. What
+is replicated has its whole gradient in every process. All calls are collective: every process of the group
+makes them, in the same order, also with no row at all.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from pointproj.ops import arguments, functional
+
+SAMPLE = 2**18  # reference points, of all processes, that say where slabs of equal size end
+SLACK = 16.0  # rounding errors, in units of the largest coordinate, that a distance can have
+
+
+class Route(NamedTuple):
+    """Rows that one process sends to the others, and how many it gets."""
+
+    rows: Tensor  # int64: rows to send, those for process 0 first
+    sent: list[int]  # how many to each process
+    received: list[int]
+
+
+class Slabs(NamedTuple):
+    """Which process searches where, from :func:`cut_slabs`; it holds for the points it was made from."""
+
+    radius: float
+    axis: int
+    bounds: Tensor  # (processes - 1,): slab i ends where slab i + 1 begins
+    queries: Route
+    references: Route  # what others lack; the rows of a process stay where they are as well
+    back: Tensor  # for each query of this process, the place of its result among those that return
+    group: ProcessGroup | None
+
+
+def replicated(tensor: Float[Tensor, "*shape"], group: ProcessGroup | None = None) -> Float[Tensor, "*shape"]:
+    """Return ``tensor``, which every process holds alike, so that its gradient is summed over them.
+
+    With it a loss of any function of replicated tensors, evaluated on each process's own queries, has the
+    gradient that it has on one device.
+
+    Parameters
+    ----------
+    tensor
+        The same values in every process.
+    group
+        Of torch.distributed; None for all processes.
+    """
+    return _Replicated.apply(tensor, group)
+
+
+def knn_aggregate(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    features: Float[Tensor, "*batch n c"],
+    k: int,
+    *,
+    sigma: float | Float[Tensor, ""] = 0.1,
+    index: functional.Index | None = None,
+    backend: str = "auto",
+    group: ProcessGroup | None = None,
+) -> Float[Tensor, "*batch q c"]:
+    """:func:`pointproj.knn_aggregate` for this process's queries in a replicated cloud.
+
+    Parameters
+    ----------
+    query_points
+        Of this process.
+    reference_points, features, sigma
+        The same in every process; their gradients are summed over the processes.
+    k, index, backend
+        As for one device.
+    group
+        Of torch.distributed; None for all processes.
+    """
+    cloud = replicated(reference_points, group), replicated(features, group)
+    sigma = _replicated_sigma(sigma, group)
+    return functional.knn_aggregate(query_points, *cloud, k, sigma=sigma, index=index, backend=backend)
+
+
+def radius_aggregate(
+    query_points: Float[Tensor, "*batch q 3"],
+    reference_points: Float[Tensor, "*batch n 3"],
+    features: Float[Tensor, "*batch n c"],
+    radius: float,
+    *,
+    sigma: float | Float[Tensor, ""] = 0.1,
+    index: functional.Index | None = None,
+    backend: str = "auto",
+    group: ProcessGroup | None = None,
+    slabs: Slabs | None = None,
+) -> Float[Tensor, "*batch q c"]:
+    """:func:`pointproj.radius_aggregate` for this process's queries, in a replicated cloud or in slabs.
+
+    Parameters
+    ----------
+    query_points
+        Of this process.
+    reference_points, features
+        The same in every process, with gradients summed over them; with ``slabs`` this process's own rows,
+        as many as :func:`cut_slabs` was given, with gradients of these.
+    radius, sigma, backend
+        As for one device. ``sigma`` is the same in every process.
+    index
+        Over the replicated cloud; slabs build their own.
+    group
+        Of torch.distributed; None for all processes. Slabs bring theirs.
+    slabs
+        Division of the cloud.
+
+    Raises
+    ------
+    ValueError
+        If ``slabs`` belong to other points, to a smaller radius, or come with an index.
+    """
+    if slabs is None:
+        cloud = replicated(reference_points, group), replicated(features, group)
+        sigma = _replicated_sigma(sigma, group)
+        return functional.radius_aggregate(
+            query_points, *cloud, radius, sigma=sigma, index=index, backend=backend
+        )
+    _check_slabs(slabs, query_points, radius, index)
+    arguments.check_features(features, reference_points)
+    group = slabs.group
+    there = slabs.queries
+    queries = _Exchange.apply(query_points.index_select(0, there.rows), there.sent, there.received, group)
+    cloud = (_Complete.apply(tensor, slabs.references, group) for tensor in (reference_points, features))
+    sigma = _replicated_sigma(sigma, group)
+    results = functional.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
+    returned = _Exchange.apply(results, there.received, there.sent, group)
+    return returned.index_select(0, slabs.back)
+
+
+@torch.no_grad()
+def cut_slabs(
+    query_points: Float[Tensor, "q 3"],
+    reference_points: Float[Tensor, "n 3"],
+    radius: float,
+    *,
+    group: ProcessGroup | None = None,
+) -> Slabs:
+    """Cut space into one slab a process, with about equally many reference points in each.
+
+    Slabs lie along the longest side of the cloud. This waits for the device, once for a cloud; the operator
+    calls that follow do not.
+
+    Parameters
+    ----------
+    query_points, reference_points
+        Rows of this process, float32 or float64; in any division, though rows that do not lie in their slab
+        are held, and searched, in both places.
+    radius
+        The largest that will be asked for.
+    group
+        Of torch.distributed; None for all processes.
+
+    Returns
+    -------
+    Slabs
+        For :func:`radius_aggregate` with these points.
+    """
+    arguments.check_points(query_points, reference_points)
+    arguments.check_radius(radius)
+    if query_points.ndim != 2:
+        raise ValueError(f"slabs divide one cloud, points (n, 3); got {tuple(query_points.shape)}")
+    finite = reference_points.isfinite().all(1)
+    axis, bounds, largest = _bounds(reference_points[finite], group)
+    reach = radius + SLACK * torch.finfo(reference_points.dtype).eps * (largest + radius)
+    along = reference_points[:, axis]
+    first, last = (torch.searchsorted(bounds, along + way, right=True) for way in (-reach, reach))
+    places = range(dist.get_world_size(group))
+    near = [torch.nonzero(finite & (first <= place) & (place <= last)).squeeze(1) for place in places]
+    near[dist.get_rank(group)] = near[0][:0]  # its own rows it has
+    owner = torch.searchsorted(bounds, query_points[:, axis].contiguous(), right=True)
+    own = [torch.nonzero(owner == place).squeeze(1) for place in places]
+    queries = _route(own, group)
+    back = torch.argsort(queries.rows)
+    return Slabs(float(radius), axis, bounds, queries, _route(near, group), back, group)
+
+
+def _bounds(points: Tensor, group: ProcessGroup | None) -> tuple[int, Tensor, float]:
+    """The longest axis of the whole cloud, where its slabs end, and its largest coordinate."""
+    sizes = _gathered(torch.tensor([len(points)], device=points.device), group).flatten().tolist()
+    empty = points.new_full((1, 3), torch.inf)
+    corners = torch.cat([torch.cat([points, empty]).amin(0), torch.cat([-points, empty]).amin(0)])
+    low, minus_high = _gathered(corners, group).amin(0).view(2, 3)
+    extent = torch.where(low.isfinite(), -minus_high - low, 0)
+    axis = int(extent.argmax())
+    step = -(-max(sum(sizes), 1) // SAMPLE)
+    sample = points.new_full((-(-max(*sizes, 1) // step),), torch.nan)
+    some = points[::step, axis]
+    sample[: len(some)] = some
+    sample = _gathered(sample, group).flatten()
+    sample = sample[sample.isfinite()].sort().values
+    count = len(sizes)
+    if not len(sample):
+        return axis, points.new_zeros(count - 1), 0.0
+    cuts = [len(sample) * place // count for place in range(1, count)]
+    return axis, sample[cuts], max(low.abs().max().item(), minus_high.abs().max().item())
+
+
+def _route(rows_for: list[Tensor], group: ProcessGroup | None) -> Route:
+    sent = [len(rows) for rows in rows_for]
+    table = _gathered(torch.tensor(sent, device=rows_for[0].device), group)
+    return Route(torch.cat(rows_for), sent, table[:, dist.get_rank(group)].tolist())
+
+
+def _gathered(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Every process's tensor of one shape, stacked in the order of the ranks."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, tensor, group=group)
+    return torch.stack(parts)
+
+
+def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: functional.Index | None) -> None:
+    arguments.check_radius(radius)
+    if index is not None:
+        raise ValueError("slabs build an index of their own; leave index out")
+    if radius > slabs.radius:
+        raise ValueError(f"the slabs' halo is for a radius up to {slabs.radius}; got {radius}: cut new ones")
+    if len(query_points) != len(slabs.back):
+        raise ValueError(
+            f"the slabs were cut for {len(slabs.back)} queries of this process; got {len(query_points)}"
+        )
+
+
+def _replicated_sigma(sigma: float | Tensor, group: ProcessGroup | None) -> float | Tensor:
+    return replicated(sigma, group) if isinstance(sigma, Tensor) else sigma
+
+
+class _Replicated(torch.autograd.Function):
+    """Forward nothing, backward the sum over all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(grad, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over all processes, in each; its derivative is that sum again."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(grad, ctx.group), None
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows to other processes; backward the same way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None
+    ) -> Tensor:
+        ctx.way_back = received, sent, group
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Exchange.apply(grad, *ctx.way_back), None, None, None
+
+
+class _Complete(torch.autograd.Function):
+    """A process's rows, and after them those of others that it lacks; backward what these got is sent back.
+
+    A cloud that fills the device is held once more in forward, and its gradient once in backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
+        ctx.size, ctx.route, ctx.group = len(rows), route, group
+        whole = rows.new_empty(len(rows) + sum(route.received), *rows.shape[1:])
+        whole[: len(rows)] = rows
+        sent = rows.index_select(0, route.rows)
+        dist.all_to_all_single(whole[len(rows) :], sent, route.received, route.sent, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            return _Divide.apply(grad, ctx.size, ctx.route, ctx.group), None, None
+        # Nobody else has this gradient: the operator has just made it, for a tensor that only it was given.
+        return _divide(grad.contiguous(), ctx.size, ctx.route, ctx.group), None, None
+
+
+class _Divide(torch.autograd.Function):
+    """The derivative of :class:`_Complete`; its own derivative is that again."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, size: int, route: Route, group: ProcessGroup | None) -> Tensor:
+        ctx.route, ctx.group = route, group
+        return _divide(whole.clone(memory_format=torch.contiguous_format), size, route, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Complete.apply(grad, ctx.route, ctx.group), None, None, None
+
+
+def _divide(whole: Tensor, size: int, route: Route, group: ProcessGroup | None) -> Tensor:
+    """Send what follows the first ``size`` rows back to where it came from, and add it there, in place."""
+    back = whole.new_empty(len(route.rows), *whole.shape[1:])
+    dist.all_to_all_single(back, whole[size:], route.sent, route.received, group=group)
+    return whole[:size].index_add_(0, route.rows, back)

@@ -1,0 +1,127 @@
+"""What the command line asks for, checked against the schema before Hydra composes anything.
+
+Hydra says that a key is unknown and proposes to add it; here the nearest known one is proposed instead.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
+from hydra.errors import OverrideParseException
+
+from pointproj.config import Config, ConfigError, nearest
+from pointproj.runtime.run_folder import require_writable
+
+
+def check_arguments(
+    arguments: list[str], conf: Path | None, schema: Any = None, program: str = "train.py"
+) -> None:
+    """Refuse overrides that name a key, a group or a choice that does not exist.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The command line without the program's name.
+    conf : Path
+        The folder with the groups; None if the program has none.
+    schema : dataclass instance
+        What the program's config may hold; :class:`~pointproj.config.Config` by default.
+    program : str
+        Named in messages.
+
+    Raises
+    ------
+    ConfigError
+        With what was given, what exists and what is nearest.
+    """
+    parsed = get_args_parser().parse_args(arguments)
+    if parsed.shell_completion or parsed.config_dir or parsed.config_path or parsed.config_name:
+        return
+    try:
+        overrides = OverridesParser.create().parse_overrides(parsed.overrides)
+    except OverrideParseException as error:
+        raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
+    groups = {} if conf is None else _groups(conf)
+    keys = [*_keys(Config() if schema is None else schema)]
+    problems = [problem for override in overrides for problem in _problems(override, groups, keys, program)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def check_output(arguments: list[str]) -> None:
+    """Refuse a folder for runs or sweeps that cannot be written to.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The command line without the program's name, already through :func:`check_arguments`.
+
+    Raises
+    ------
+    RunError
+        From :func:`pointproj.runtime.run_folder.require_writable`.
+    """
+    parsed = get_args_parser().parse_args(arguments)
+    if any(getattr(parsed, option) for option in ("help", "hydra_help", "cfg", "info", "shell_completion")):
+        return
+    kind = "hydra.sweep.dir" if parsed.multirun else "hydra.run.dir"
+    overrides = OverridesParser.create().parse_overrides(parsed.overrides)
+    named = [override.value() for override in overrides if override.key_or_group == kind]
+    folder = str(named[-1]) if named else "outputs"
+    require_writable(Path(folder.partition("${")[0]))  # what comes after is made up when the run begins
+
+
+def _groups(conf: Path) -> dict[str, list[str]]:
+    """Return the choices of each group, from the files that are there."""
+    folders = (folder for folder in conf.iterdir() if folder.is_dir() and folder.name != "hydra")
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in sorted(folders)}
+
+
+def _keys(section: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of every value and section of a dataclass."""
+    for entry in fields(section):
+        key = prefix + entry.name
+        yield key
+        value = getattr(section, entry.name)
+        if is_dataclass(value):
+            yield from _keys(value, f"{key}.")
+
+
+def _problems(
+    override: Override, groups: dict[str, list[str]], keys: list[str], program: str
+) -> Iterator[str]:
+    key = override.key_or_group
+    if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+        return
+    if key in groups:
+        for choice in _choices(override):
+            if choice not in groups[key]:
+                options = ", ".join(groups[key])
+                yield f"{key}={choice}: expected one of {options}{nearest(choice, groups[key])}"
+    elif key not in keys:
+        known = [*groups, *keys]
+        hint = nearest(key, known) or _same_ending(key, known)
+        yield f"{override.input_line}: there is no {key}{hint} ('python {program} --help' lists all)"
+
+
+def _choices(override: Override) -> Iterator[str]:
+    """Yield the words that an override names: one, or each of a sweep."""
+    value = override.value()
+    for item in value.list if isinstance(value, ChoiceSweep) else [value]:
+        if isinstance(item, QuotedString):
+            yield item.text
+        elif isinstance(item, str):
+            yield item
+
+
+def _same_ending(key: str, known: list[str]) -> str:
+    """Propose the keys whose last word is the one asked for, as optimizer.lr for lr."""
+    last = key.rpartition(".")[2]
+    endings = {name.rpartition(".")[2] for name in known}
+    match = nearest(last, endings)
+    found = [name for name in known if match and name.rpartition(".")[2] in match]
+    return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -1,0 +1,99 @@
+"""Which device a run uses, and how data reaches it."""
+
+import contextlib
+import fcntl
+import logging
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pointproj.runtime import distributed
+
+log = logging.getLogger(__name__)
+
+
+class DeviceError(RuntimeError):
+    """The device asked for is not there; the message says what to write instead."""
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device to run on: where several processes run on one machine, each has a GPU of its own.
+
+    Parameters
+    ----------
+    name : {"auto", "cpu", "cuda"}
+        ``auto`` takes the GPU if there is one.
+
+    Raises
+    ------
+    DeviceError
+        If a GPU is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        built = "built without CUDA" if torch.version.cuda is None else "built for CUDA, which finds no GPU"
+        raise DeviceError(
+            f"device=cuda: torch {torch.__version__} is {built}; write device=cpu or device=auto"
+        )
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    distributed.join()  # which makes this process's GPU the current one
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@contextlib.contextmanager
+def own_gpu() -> Iterator[None]:
+    """For the block, make a GPU that no other such block holds the current one of this process.
+
+    Jobs of a sweep that run side by side on one machine take one GPU each; where there are more jobs than
+    GPUs, they share the first. A job that is killed gives its GPU back.
+    """
+    count = torch.cuda.device_count()
+    if count < 2:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            identity = torch.cuda.get_device_properties(number).uuid
+            try:
+                path = Path(tempfile.gettempdir()) / f"pointproj-gpu-{identity}.lock"
+                lock = stack.enter_context(path.open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # held, or another user's
+                continue
+            torch.cuda.set_device(number)
+            break
+        else:
+            log.warning("all %d GPUs are held by other jobs: this one shares the first", count)
+            torch.cuda.set_device(0)
+        yield
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random generators of Python, NumPy and torch, on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the batch with its tensors on the device; to a GPU they travel while the host goes on."""
+    return {
+        name: _moved(value, device) if isinstance(value, Tensor) else value for name, value in batch.items()
+    }
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory; from a GPU it is there when the work queued until now is done."""
+    return tensor.to("cpu", non_blocking=True, copy=True)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

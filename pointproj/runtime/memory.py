@@ -1,0 +1,169 @@
+"""Who owns the device's memory, and how much of it a job used at most."""
+
+import logging
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pointproj.config import AllocatorConfig, Config
+from pointproj.runtime import rmm_memory
+
+log = logging.getLogger(__name__)
+
+_expandable = False  # whether the last job asked for expandable segments
+
+
+class OutOfMemory(RuntimeError):  # noqa: N818 - says what happened
+    """The device has not enough memory for this run; the message says what to lower."""
+
+
+@contextmanager
+def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[None]:
+    """Say of a failed allocation in the block which settings it follows from.
+
+    Raises
+    ------
+    OutOfMemory
+        In place of torch's, NumPy's and RMM's own errors.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise OutOfMemory(
+            f"{device} has not enough memory: {first_line} Lower training.batch_size (now "
+            f"{config.training.batch_size}), data.points ({config.data.points}), data.grid "
+            f"({config.data.grid}) or model.hidden_channels ({config.model.hidden_channels}); or write "
+            "training.amp=true"
+        ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def configure_allocator(allocator: AllocatorConfig) -> None:
+    """Set up the allocator of GPU memory; call it before the job's first tensor.
+
+    Parameters
+    ----------
+    allocator : AllocatorConfig
+        ``torch``: ``expandable_segments`` lets a block of reserved memory grow instead of being replaced by
+        a larger one, which saves memory where shapes vary. Settings in the environment variable
+        ``PYTORCH_ALLOC_CONF`` stay in force beside it. ``rmm``: see
+        :func:`pointproj.runtime.rmm_memory.take_over`.
+
+    Raises
+    ------
+    AllocatorUnavailable
+        If RMM cannot take over, or has taken over before for good.
+    """
+    if allocator.name == "rmm":
+        rmm_memory.take_over(allocator)
+    else:
+        rmm_memory.refuse_return()
+        _configure_torch(allocator)
+
+
+def graphs_unsupported() -> str | None:
+    """Why no CUDA graph can be captured with the allocator in use, or None."""
+    return "torch captures no CUDA graph while RMM owns the memory" if rmm_memory.in_use() else None
+
+
+def empty_cache() -> None:
+    """Give memory that is reserved and not used back to the GPU, where the allocator can."""
+    if torch.cuda.is_initialized() and not rmm_memory.in_use():
+        torch.cuda.empty_cache()
+
+
+def reset_peak(device: torch.device | str | None = None) -> None:
+    """Let :func:`peak_bytes` and :func:`statistics` count from now on.
+
+    Parameters
+    ----------
+    device : torch.device or str or None
+        The device that the next job uses; None resets host and current GPU.
+    """
+    if torch.cuda.is_initialized() and (device is None or torch.device(device).type == "cuda"):
+        if rmm_memory.in_use():
+            rmm_memory.reset_counters()
+        else:
+            torch.cuda.reset_peak_memory_stats(device)
+    if device is None or torch.device(device).type == "cpu":
+        _reset_host_peak()
+
+
+def peak_bytes(device: torch.device | str) -> int:
+    """Return the most memory held at one time since :func:`reset_peak`, in bytes.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        On a GPU, what torch's tensors held there; with RMM, what all libraries that use it held. On the CPU,
+        the resident memory of the whole process, libraries included.
+    """
+    return statistics(device)["peak_bytes"]
+
+
+def held_bytes(device: torch.device | str) -> int:
+    """Return what is held now, counted as :func:`peak_bytes` counts; 0 on the CPU, where nobody counts it."""
+    return statistics(device).get("held_bytes", 0)
+
+
+def statistics(device: torch.device | str) -> dict[str, Any]:
+    """Say who owns the device's memory and what was asked of it since :func:`reset_peak`, for the report.
+
+    Returns
+    -------
+    dict
+        ``allocator`` and ``peak_bytes``; on a GPU also ``held_bytes``, ``reserved_bytes`` (None where
+        nobody knows) and ``allocations``, with RMM also ``resource``.
+    """
+    if torch.device(device).type == "cpu":
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {"allocator": "host", "peak_bytes": peak if sys.platform == "darwin" else peak * 1024}
+    if rmm_memory.in_use():
+        return rmm_memory.counters()
+    counts = torch.cuda.memory_stats(device)
+    return {
+        "allocator": "torch",
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "held_bytes": torch.cuda.memory_allocated(device),
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "allocations": counts.get("allocation.all.allocated", 0),
+    }
+
+
+def _configure_torch(allocator: AllocatorConfig) -> None:
+    global _expandable
+    if not torch.cuda.is_available():
+        if allocator.expandable_segments:
+            log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
+        return
+    # Of a key given twice some versions of torch take the first, others the last.
+    given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
+    others = [s for s in given if not s.startswith("expandable_segments")]
+    if allocator.expandable_segments:
+        torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
+    elif _expandable:  # by an earlier job of this process
+        torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
+    _expandable = allocator.expandable_segments
+
+
+def _reset_host_peak() -> None:
+    """Set the peak of resident memory back to the present value, where the kernel offers that."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak, and touch nothing else
+    except OSError:
+        log.debug("this system does not reset the peak of resident memory: it counts since the process began")

@@ -1,0 +1,256 @@
+"""PhysicsNeMo's profiler around a bounded number of training steps.
+
+PhysicsNeMo keeps one profiler a process and takes tools only until it is first entered, while a sweep runs
+many jobs in one process: each recording therefore begins with a fresh one.
+"""
+
+import importlib.util
+import linecache
+import logging
+import pkgutil
+from pathlib import Path
+from typing import Any, Protocol
+
+from pointproj.config import ProfilerConfig
+
+log = logging.getLogger(__name__)
+
+TOP = 10  # operations or lines shown in the log; the files hold all
+
+# Where the time of a step is spent in Python: what profiler=line_profile looks into.
+LINE_PROFILED = (
+    "pointproj.training.step:TrainingStep._take",
+    "pointproj.training.step:TrainingStep._loss_with_gradients",
+    "pointproj.nn.projector:Projector.forward",
+    "pointproj.ops.functional:knn_aggregate",
+    "pointproj.ops.functional:radius_aggregate",
+)
+
+
+class ProfilerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
+    """The profiler asked for is not installed; the message holds the command that installs it."""
+
+
+class StepProfiler:
+    """Record some training steps: ``start()``, then ``step()`` after each step, then ``close()``.
+
+    Without a profiler (``profiler=none``) all three do nothing.
+
+    Parameters
+    ----------
+    config : ProfilerConfig
+        Which profiler, the steps to let pass (``skip``) and the steps to record (``steps``).
+    folder : Path
+        The run's folder; files are written below ``folder/profile``.
+    """
+
+    def __init__(self, config: ProfilerConfig, folder: Path) -> None:
+        self._config = config
+        self._folder = folder / "profile"
+        self._recorder: Recorder | None = None
+        self._taken = 0
+        # A step more before the recording lets the tracer set itself up outside of what it reports.
+        self._warmup = min(1, config.skip)
+
+    @property
+    def recording(self) -> bool:
+        """Whether a recorder is attached to the steps at this moment."""
+        return self._recorder is not None
+
+    def start(self) -> None:
+        """Be told that the first step comes next."""
+        self._begin_if_due()
+
+    def step(self) -> None:
+        """Be told that a step has ended."""
+        if self._config.name == "none":
+            return
+        self._taken += 1
+        if self._recorder is not None:
+            self._recorder.step()
+            if self._taken == self._config.skip + self._config.steps:
+                self._end()
+        else:
+            self._begin_if_due()
+
+    def close(self) -> None:
+        """Be told that no step follows; writes what was recorded if the recording is still on."""
+        if self._config.name == "none":
+            return
+        recorded = self._taken - self._config.skip
+        if recorded <= 0:
+            log.warning(
+                "profiler: nothing recorded, training took %d steps and profiler.skip=%d of them pass first",
+                self._taken,
+                self._config.skip,
+            )
+            if self._recorder is not None:
+                self._recorder.abandon()
+                self._recorder = None
+        elif self._recorder is not None:
+            log.warning(
+                "profiler: only %d of profiler.steps=%d steps were taken", recorded, self._config.steps
+            )
+            self._end()
+
+    def _begin_if_due(self) -> None:
+        if self._config.name == "none" or self._taken != self._config.skip - self._warmup:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        make = {"torch": TorchRecorder, "line_profile": LineRecorder}[self._config.name]
+        self._recorder = make(self._folder, self._warmup, self._config.steps)
+
+    def _end(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        recorded = min(self._config.steps, self._taken - self._config.skip)
+        rows = recorder.finish(recorded)
+        log.info("profiler: %d steps recorded in %s", recorded, self._folder)
+        for row in rows:
+            log.info("  %s", row)
+
+
+class Recorder(Protocol):
+    """What records a window of steps; it is on from its making."""
+
+    def step(self) -> None:
+        """Be told that a step has ended."""
+
+    def finish(self, steps: int) -> list[str]:
+        """Stop, write the files, and return the lines to show for ``steps`` recorded steps."""
+
+    def abandon(self) -> None:
+        """Stop and write nothing."""
+
+
+def require_profiler(config: ProfilerConfig) -> None:
+    """Raise :class:`ProfilerUnavailable` unless the package behind ``profiler=`` is installed."""
+    if config.name == "line_profile" and importlib.util.find_spec("line_profiler") is None:
+        raise ProfilerUnavailable(
+            "profiler=line_profile needs a package that is not installed: pip install 'line_profiler>=5', or "
+            "write profiler=torch"
+        )
+
+
+class TorchRecorder:
+    """Torch's profiler: ``torch/trace.json``, ``torch/cpu_time.txt`` and ``torch/gpu_time.txt``."""
+
+    def __init__(self, folder: Path, warmup: int, steps: int) -> None:
+        from torch.profiler import schedule
+
+        self._profiler = _fresh_profiler(folder)
+        self._tool = self._profiler.enable("torch")
+        # Memory and shapes of every operation make the trace many times larger than its use.
+        self._tool.reconfigure(
+            schedule=schedule(wait=0, warmup=warmup, active=steps, repeat=1),
+            record_shapes=False,
+            profile_memory=False,
+            with_flops=False,
+        )
+        self._profiler.__enter__()
+
+    def step(self) -> None:
+        """Be told that a step has ended."""
+        self._profiler.step()
+
+    def finish(self, steps: int) -> list[str]:
+        """Stop, write the files, and return the operations that took longest."""
+        self._profiler.__exit__(None, None, None)
+        self._profiler.finalize()
+        rows = _top_operations(self._tool._profiler.key_averages(), steps)
+        _forget_profilers()
+        return rows
+
+    def abandon(self) -> None:
+        """Stop and write nothing."""
+        self._profiler.__exit__(None, None, None)
+        _forget_profilers()
+
+
+class LineRecorder:
+    """Time by source line of the functions in :data:`LINE_PROFILED`: ``line_profiler/profiler_stats.txt``."""
+
+    def __init__(self, folder: Path, warmup: int, steps: int) -> None:
+        self._waiting = warmup
+        self._profiler = _fresh_profiler(folder)
+        self._tool = self._profiler.enable("line_profile")
+        self._profiler.initialize()
+        self._lines = self._tool._profiler
+        for name in LINE_PROFILED:
+            self._profiler(
+                pkgutil.resolve_name(name)
+            )  # registers the code; the wrapper it returns is not used
+        if self._waiting == 0:
+            self._lines.enable_by_count()
+
+    def step(self) -> None:
+        """Be told that a step has ended."""
+        if self._waiting > 0:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self._lines.enable_by_count()
+
+    def finish(self, steps: int) -> list[str]:
+        """Stop, write the file, and return the lines that took longest."""
+        self._lines.disable_by_count()
+        self._profiler.finalize()
+        rows = _top_lines(self._lines.get_stats(), steps)
+        _forget_profilers()
+        return rows
+
+    def abandon(self) -> None:
+        """Stop and write nothing."""
+        _forget_profilers()
+
+
+def _fresh_profiler(folder: Path) -> Any:
+    """Return a PhysicsNeMo profiler that no earlier job has used, writing below ``folder``."""
+    from physicsnemo.utils.profiling import Profiler
+
+    _forget_profilers()
+    profiler = Profiler()
+    profiler.output_path = folder
+    return profiler
+
+
+def _forget_profilers() -> None:
+    """Detach all tools, so that neither the next job nor the end of the process writes them again."""
+    from physicsnemo.utils.profiling import Profiler
+
+    Profiler._profilers.clear()
+    Profiler._clear_instance()
+
+
+def _top_operations(events: Any, steps: int) -> list[str]:
+    """Lay out the operations with most time of their own: kernels if a GPU ran any, else CPU operations."""
+    from torch.autograd import DeviceType
+
+    events = [
+        event for event in events if not event.key.startswith("ProfilerStep") and not event.is_user_annotation
+    ]
+    kernels = [
+        (event, event.self_device_time_total) for event in events if event.device_type == DeviceType.CUDA
+    ]
+    timed = kernels or [(event, event.self_cpu_time_total) for event in events]
+    total = sum(time for _, time in timed) or 1.0
+    timed.sort(key=lambda pair: pair[1], reverse=True)
+    rows = [f"{'share':>6} {'ms/step':>9} {'calls/step':>10}  {'GPU kernel' if kernels else 'operation'}"]
+    for event, time in timed[:TOP]:
+        rows.append(
+            f"{time / total:6.1%} {time / 1e3 / steps:9.3f} {event.count / steps:10.1f}  {event.key[:70]}"
+        )
+    return rows
+
+
+def _top_lines(stats: Any, steps: int) -> list[str]:
+    """Lay out the source lines with most time."""
+    timed = [
+        (time * stats.unit * 1e3 / steps, hits / steps, Path(file), line)
+        for (file, _, _), lines in stats.timings.items()
+        for line, hits, time in lines
+    ]
+    timed.sort(key=lambda row: row[0], reverse=True)
+    rows = [f"{'ms/step':>9} {'hits/step':>9}  line"]
+    for milliseconds, hits, file, line in timed[:TOP]:
+        source = linecache.getline(str(file), line).strip()
+        rows.append(f"{milliseconds:9.3f} {hits:9.1f}  {file.name}:{line}  {source[:70]}")
+    return rows

@@ -1,0 +1,188 @@
+"""RAPIDS Memory Manager as the one owner of GPU memory: torch, CuPy (hence cuML) and Warp allocate from it.
+
+A process can hand its GPU memory to RMM once, before torch has allocated anything, and never back. What torch
+cannot do then: capture CUDA graphs, and count memory, which is why RMM's own counters stand in the report.
+"""
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pointproj.config import AllocatorConfig
+from pointproj.runtime import distributed
+
+log = logging.getLogger(__name__)
+
+GIB = 2**30
+INITIAL_GIB = 1.0  # of a pool that grows
+
+
+class AllocatorUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, named as users say it
+    """The allocator asked for cannot own the memory here; the message says why and what to do."""
+
+
+@dataclass
+class _Owner:
+    """RMM once it has taken over."""
+
+    allocator: AllocatorConfig
+    pool: Any  # the memory resource
+    counted: Any  # the adaptor around it that counts
+    held_at_reset: int = 0
+
+
+_owner: _Owner | None = None
+
+
+def in_use() -> bool:
+    """Whether RMM owns this process's GPU memory."""
+    return _owner is not None
+
+
+def unavailable() -> str | None:
+    """None if RMM can be used on this machine, else one sentence: what is missing, and how to get it."""
+    if not torch.cuda.is_available():
+        return f"it manages GPU memory, and torch {torch.__version__} finds no GPU"
+    if importlib.util.find_spec("rmm") is None:
+        cuda = torch.version.cuda.partition(".")[0]
+        return (
+            "the package rmm is missing; install it with: pip install -c constraints.txt -e "
+            f'".[rapids-cu{cuda}]"'
+        )
+    return None
+
+
+def take_over(allocator: AllocatorConfig) -> None:
+    """Make RMM the owner of this process's GPU memory.
+
+    Parameters
+    ----------
+    allocator : AllocatorConfig
+        ``resource``: a ``pool`` that grows from ``initial_gib`` up to ``maximum_gib``; ``async``, the
+        driver's own pool; an ``arena`` of ``maximum_gib``; or ``managed`` memory, which may exceed the GPU's.
+
+    Raises
+    ------
+    AllocatorUnavailable
+        Without RMM, without a GPU, when torch has allocated before, when RMM was set up otherwise before, or
+        when this is one of several processes of a run.
+    """
+    global _owner
+    if _owner is not None:
+        if _owner.allocator != allocator:
+            raise AllocatorUnavailable(
+                "allocator=rmm: an earlier job of this process set RMM up with other values, which hold for "
+                "the whole process; start this job on its own"
+            )
+        return
+    reason = unavailable()
+    if reason:
+        raise AllocatorUnavailable(f"allocator=rmm: {reason}; or write allocator=torch")
+    if distributed.started() > 1:
+        raise AllocatorUnavailable(
+            "allocator=rmm: several processes that train one model meet on the GPU before memory can change "
+            "hands; write allocator=torch, or start one process"
+        )
+    if torch.cuda.is_initialized():
+        raise AllocatorUnavailable(
+            "allocator=rmm: torch has used the GPU in this process already, and memory changes hands only "
+            "before that; start this job on its own"
+        )
+    _owner = _swap(allocator)
+    log.info("GPU memory is RMM's: %s", _described(allocator))
+
+
+def refuse_return() -> None:
+    """Raise AllocatorUnavailable if RMM owns the memory: torch's allocator cannot get it back."""
+    if _owner is not None:
+        raise AllocatorUnavailable(
+            "allocator=torch: an earlier job of this process handed its GPU memory to RMM for good; start "
+            "this job on its own"
+        )
+
+
+def reset_counters() -> None:
+    """Let the counters begin anew."""
+    owner = _owned()
+    owner.counted.pop_counters()
+    owner.held_at_reset = owner.counted.allocation_counts.current_bytes
+    owner.counted.push_counters()
+
+
+def counters() -> dict[str, Any]:
+    """What RMM counted since :func:`reset_counters`: see :func:`pointproj.runtime.memory.statistics`."""
+    owner = _owned()
+    counts = owner.counted.allocation_counts  # since the reset, from 0
+    grows = hasattr(owner.pool, "pool_size")
+    return {
+        "allocator": "rmm",
+        "resource": owner.allocator.resource or "pool",
+        "peak_bytes": owner.held_at_reset + counts.peak_bytes,
+        "held_bytes": owner.held_at_reset + counts.current_bytes,
+        "reserved_bytes": owner.pool.pool_size() if grows else None,
+        "allocations": counts.total_count,
+    }
+
+
+def _owned() -> _Owner:
+    if _owner is None:
+        raise AllocatorUnavailable("RMM does not own this process's memory: write allocator=rmm")
+    return _owner
+
+
+def _swap(allocator: AllocatorConfig) -> _Owner:
+    import rmm
+    from rmm.allocators.torch import rmm_torch_allocator
+
+    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+    pool = _resource(allocator)
+    counted = rmm.mr.StatisticsResourceAdaptor(pool)
+    rmm.mr.set_current_device_resource(counted)
+    counted.push_counters()
+    if importlib.util.find_spec("cupy") is not None:
+        import cupy
+        from rmm.allocators.cupy import rmm_cupy_allocator
+
+        cupy.cuda.set_allocator(rmm_cupy_allocator)
+    if importlib.util.find_spec("warp") is not None:
+        import warp as wp
+
+        wp.set_cuda_allocator(wp.utils.AllocatorRmm())
+    return _Owner(allocator, pool, counted)
+
+
+def _resource(allocator: AllocatorConfig) -> Any:
+    """The memory resource that the config describes, on the current device."""
+    from rmm import mr
+
+    initial = _bytes(allocator.initial_gib or INITIAL_GIB)
+    maximum = None if allocator.maximum_gib is None else _bytes(allocator.maximum_gib)
+    if maximum is not None:
+        initial = min(initial, maximum)
+    match allocator.resource:
+        case "arena":
+            return mr.ArenaMemoryResource(mr.CudaMemoryResource(), arena_size=maximum)
+        case "async":
+            resource = mr.CudaAsyncMemoryResource(initial_pool_size=initial)
+        case "managed":
+            resource = mr.ManagedMemoryResource()
+        case _:
+            return mr.PoolMemoryResource(mr.CudaMemoryResource(), initial, maximum)
+    return resource if maximum is None else mr.LimitingResourceAdaptor(resource, maximum)
+
+
+def _bytes(gib: float) -> int:
+    """A size as RMM takes it: a multiple of 256 bytes, and not none."""
+    return max(1, round(gib * GIB / 256)) * 256
+
+
+def _described(allocator: AllocatorConfig) -> str:
+    sizes = [
+        f"{word} {value:g} GiB"
+        for word, value in (("initially", allocator.initial_gib), ("at most", allocator.maximum_gib))
+        if value is not None
+    ]
+    return ", ".join([allocator.resource or "pool", *sizes])

@@ -1,0 +1,287 @@
+"""One run, one folder: config, environment, metrics, pictures and log of a run below ``outputs/``."""
+
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pointproj.runtime.versions import installed_version
+
+PROJECT = Path(__file__).resolve().parents[2]
+RECORDED_PACKAGES = (
+    "pointproj",
+    "torch",
+    "warp-lang",
+    "triton",
+    "nvidia-physicsnemo",
+    "numpy",
+    "trimesh",
+    "hydra-core",
+    "omegaconf",
+)
+
+
+LEAST_FREE_BYTES = 16 << 20
+"""What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks."""
+
+
+class RunError(RuntimeError):
+    """A run cannot use its folder; the message says which folder and what to write instead."""
+
+
+class RunFolder:
+    """The folder that holds everything a run leaves behind.
+
+    Parameters
+    ----------
+    path : Path
+        The folder; made when it is missing.
+    writes : bool
+        False drops what is to be written: several processes have one folder, and one of them fills it.
+    """
+
+    def __init__(self, path: Path | str, *, writes: bool = True) -> None:
+        self.path = Path(path)
+        self._writes = writes
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    def claim(self, config_text: str, *, continues: bool = False) -> None:
+        """Make the folder this run's own, by writing ``config.yaml`` into it.
+
+        Parameters
+        ----------
+        config_text : str
+            The whole config as YAML.
+        continues : bool
+            The run resumes an earlier one, so a folder that holds one already is as wanted.
+
+        Raises
+        ------
+        RunError
+            If the folder holds a run and this one does not continue it. Nothing is changed then.
+        """
+        if not self._writes:
+            return
+        target = self.path / "config.yaml"
+        if continues:
+            _replace(target, config_text)
+            return
+        with _writing(target):
+            try:
+                with target.open("x", encoding="utf-8") as file:
+                    file.write(config_text)
+            except FileExistsError:
+                raise RunError(
+                    f"{self.path} holds a run already and nothing in it was touched. Name another folder "
+                    "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with "
+                    f"resume={self.path}"
+                ) from None
+
+    def log_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Append one line to ``metrics.jsonl``; numbers that are not finite become null.
+
+        Parameters
+        ----------
+        metrics : Mapping
+            Names and values: numbers (also 0-d arrays and tensors), strings, lists, mappings.
+        """
+        if not self._writes:
+            return
+        path = self.path / "metrics.jsonl"
+        with _writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of ``metrics.jsonl`` that a run killed in this folder wrote after its checkpoint.
+
+        Parameters
+        ----------
+        step : int
+            Of the checkpoint; lines of later steps, and one that was cut short, go.
+        """
+        path = self.path / "metrics.jsonl"
+        if not self._writes or not path.exists():
+            return
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if _is_until(step, line)]
+        if len(kept) < len(lines):
+            _replace(path, "".join(kept))
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
+        """Write ``content`` as the JSON file ``name``, whole or not at all, and return its path."""
+        target = self.path / name
+        if not self._writes:
+            return target
+        _replace(target, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+        return target
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return the content of the JSON file ``name``, or None where the run has not written it."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def picture_path(self, name: str) -> Path:
+        """Return where the picture ``name`` (without or with ``.png``) belongs; its folder exists."""
+        folder = self.path / "pictures"
+        folder.mkdir(exist_ok=True)
+        return folder / (name if name.endswith(".png") else f"{name}.png")
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before any work is done for it.
+
+    Parameters
+    ----------
+    folder : Path
+        There or not; nothing is made.
+
+    Raises
+    ------
+    RunError
+        If it lies below a file, belongs to somebody else, or its disk has less than
+        :data:`LEAST_FREE_BYTES` left.
+    """
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise RunError(f"{folder} cannot be made: {nearest} is a file; name another folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunError(f"{folder} cannot be written to: {nearest} is read-only here; name another folder")
+    free = shutil.disk_usage(nearest).free
+    if free < LEAST_FREE_BYTES:
+        raise RunError(
+            f"{folder} has {free / 2**20:.1f} MiB left, expected at least {LEAST_FREE_BYTES >> 20} MiB: make "
+            "room there or name another folder"
+        )
+
+
+def environment(device: str | None = None) -> dict[str, Any]:
+    """Describe the machine and the software a run uses.
+
+    Parameters
+    ----------
+    device : str or None
+        The torch device that runs, if it is known already.
+
+    Returns
+    -------
+    dict
+        Command line, time, host system, versions, device and git commit; JSON-serialisable.
+    """
+    described = {
+        "command": shlex.join(sys.argv),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "folder": os.getcwd(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": {name: installed_version(name) for name in RECORDED_PACKAGES},
+        "git": _git_state(),
+    }
+    if device is not None:
+        described["device"] = device
+        described["device_name"] = _device_name(device)
+    return described
+
+
+def run_name() -> str:
+    """Return the name of a run that begins now, ``DATE/TIME-TOKEN``: its folder below ``outputs/``."""
+    return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{run_token()}"
+
+
+def run_token() -> str:
+    """Return a word that no other process has at this moment on any machine that shares the folder."""
+    return f"{os.getpid():x}{os.urandom(6).hex()}"
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the code and whether files differ from it; None outside a git checkout."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(PROJECT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def _device_name(device: str) -> str:
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
+
+
+def _plain(value: Any) -> Any:
+    """Turn what a metric may hold into what JSON can hold."""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def _is_until(step: int, line: str) -> bool:
+    """Whether a line of ``metrics.jsonl`` is whole and of no later step."""
+    try:
+        return line.endswith("\n") and json.loads(line).get("step", 0) <= step
+    except ValueError:
+        return False
+
+
+def _replace(target: Path, text: str) -> None:
+    """Write through a temporary name, so that a reader sees the old file or the new one."""
+    temporary = target.with_name(f".{target.name}.{run_token()}")
+    with _writing(target):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Word what the system says when ``path`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror or error}): make room there, or name another folder "
+            "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep). A checkpoint that is there "
+            "already is whole, and resume=FOLDER continues it"
+        ) from error
+
+
+def resume_argument(path: Path) -> str:
+    """Return the argument that continues from ``path``, as it is written in a shell."""
+    if re.fullmatch(r"[\w./-]+", str(path)):
+        return f"resume={path}"
+    return shlex.quote(f'resume="{path}"')  # Hydra has rules of its own for blanks, commas and equals signs

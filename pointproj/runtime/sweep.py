@@ -1,0 +1,159 @@
+"""All jobs of a sweep in one table, assembled from the files that each job left in its folder.
+
+The files are the only link: jobs may run in this process, in others, or on other machines.
+``python -m pointproj.runtime.sweep FOLDER`` makes the table again.
+"""
+
+import csv
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from pointproj.runtime.run_folder import run_token
+
+COLUMNS = (
+    "job",
+    "status",
+    "overrides",
+    "backend",
+    "device",
+    "loss",
+    "metric",
+    "metric_value",
+    "baseline",
+    "ms_per_step",
+    "peak_memory_bytes",
+    "seconds",
+    "error",
+    "folder",
+)
+
+_started: list[Path] = []
+
+
+class SweepFolder(Callback):
+    """Remembers where the sweep of this process writes.
+
+    Hydra turns errors of callbacks into warnings and skips the last one when something fails, so the table
+    is not made here but by :func:`report_started`, after Hydra is through.
+    """
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note the folder; Hydra calls this once, in the process that launches the jobs."""
+        _started.append(Path(config.hydra.sweep.dir))
+
+
+def report_started() -> bool:
+    """Report the sweep that this process has started, if any, and return whether all jobs succeeded."""
+    succeeded = [report(folder) for folder in _started if folder.exists()]
+    _started.clear()
+    return all(succeeded)
+
+
+def report(folder: Path) -> bool:
+    """Write ``summary.csv`` into a sweep's folder and print its table.
+
+    Parameters
+    ----------
+    folder : Path
+        The sweep's folder, with the jobs' folders below it.
+
+    Returns
+    -------
+    bool
+        Whether there were jobs and all of them succeeded.
+    """
+    rows = collect(folder)
+    if not rows:
+        print(f"no job of the sweep in {folder} got as far as leaving a record", file=sys.stderr)
+        return False
+    _write_csv(folder / "summary.csv", rows)
+    _print_table(folder, rows)
+    return all(row["status"] == "ok" for row in rows)
+
+
+def collect(folder: Path) -> list[dict[str, Any]]:
+    """Read one row a job, with the keys of :data:`COLUMNS`, in the jobs' order."""
+    rows = [_row(status.parent, folder) for status in folder.rglob("status.json")]
+    return sorted(rows, key=lambda row: (row["job"] is None, row["job"], row["folder"]))
+
+
+def _row(job: Path, sweep: Path) -> dict[str, Any]:
+    row = dict.fromkeys(COLUMNS)
+    row |= {key: value for key, value in (_read(job / "metrics.json") or {}).items() if key in COLUMNS}
+    row |= {key: value for key, value in _read(job / "status.json").items() if key in COLUMNS}
+    if row["status"] == "running":
+        row |= {"status": "failed", "error": "the process ended without a word (killed, or out of memory)"}
+    row["overrides"] = " ".join(row["overrides"] or [])
+    row["folder"] = str(job.relative_to(sweep))
+    return row
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def _write_csv(target: Path, rows: list[dict[str, Any]]) -> None:
+    temporary = target.with_name(f".{target.name}.{run_token()}")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, target)
+
+
+def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    failed = sum(row["status"] != "ok" for row in rows)
+    title = f"{len(rows)} jobs, {failed} failed: {folder / 'summary.csv'}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in ("job", "status", "varied", "backend", "device"):
+        table.add_column(name, overflow="fold")
+    metrics = {row["metric"] for row in rows if row["metric"]}
+    for name in ("loss", metrics.pop() if len(metrics) == 1 else "metric", "baseline", "ms/step", "peak MiB"):
+        table.add_column(name, justify="right")
+    common = set.intersection(*(set(row["overrides"].split()) for row in rows)) if len(rows) > 1 else set()
+    for row in rows:
+        varied = " ".join(word for word in row["overrides"].split() if word not in common)
+        peak = row["peak_memory_bytes"]
+        table.add_row(
+            str(row["job"]),
+            row["status"],
+            varied,
+            row["backend"],
+            row["device"],
+            *(_number(row[key]) for key in ("loss", "metric_value", "baseline", "ms_per_step")),
+            "" if peak is None else f"{peak / 2**20:.0f}",
+            style=None if row["status"] == "ok" else "red",
+        )
+    console.print(table)
+    for row in rows:
+        if row["error"]:
+            console.print(f"job {row['job']}: {row['error']}", style="red", markup=False, highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def main() -> None:
+    """Make the table of the sweep named on the command line."""
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(
+            "expected the folder of a sweep: python -m pointproj.runtime.sweep outputs/sweeps/DATE/TIME-TOKEN"
+        )
+    sys.exit(0 if report(Path(sys.argv[1])) else 1)
+
+
+if __name__ == "__main__":
+    main()

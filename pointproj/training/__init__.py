@@ -1,0 +1,1 @@
+"""The training job: loop, step, losses, checkpoints, validation, report."""

@@ -1,0 +1,256 @@
+"""Checkpoints: all of the training loop's state in one file, and the file before it.
+
+PhysicsNeMo's ``save_checkpoint`` writes model and optimizer as separate numbered files and not atomically;
+``last.pt`` and ``best.pt`` have to be replaced in one move, so torch's own format is used, through
+:mod:`pointproj.runtime.tensor_file`. The ``last.pt`` before the present one stays as ``previous.pt``.
+"""
+
+import dataclasses
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pointproj.config import Config, flat
+from pointproj.runtime import tensor_file
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+LAST = "last.pt"
+PREVIOUS = "previous.pt"  # what last.pt was before; taken if that cannot be read
+BEST = "best.pt"
+
+# What may differ between a run and its continuation: where it runs, what it shows, where files are.
+FREE_KEYS = (
+    "allocator",
+    "backend",
+    "compile",
+    "data.cache",
+    "data.download",
+    "data.root",
+    "data.strict",
+    "data.workers",
+    "device",
+    "logger",
+    "profiler",
+    "resume",
+    "training.checkpoint_every",
+    "training.log_every",
+    "training.on_nan",
+    "training.pictures",
+    "training.time_steps",
+    "training.validate_every",
+)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be continued from; the message says which, why, and what to do."""
+
+
+def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
+    """Write a checkpoint, replacing an older one in one move; a ``last.pt`` becomes ``previous.pt``.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder exists. An interrupted write leaves the old file as it was.
+    state : mapping
+        State of model, optimizer and loop: tensors, numbers, strings, lists, mappings.
+    config : Config
+        Of the run; what :func:`read` compares.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be written; says what to do, and that the older one is still there.
+    """
+    content = {"format": FORMAT, "config": dataclasses.asdict(config), "random": random_states(), **state}
+    try:
+        tensor_file.save(path, content, keep=path.with_name(PREVIOUS) if path.name == LAST else None)
+    except OSError as error:
+        older = f"the one before is whole: continue from it with resume={path}" if path.exists() else ""
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror or error}): make room there or name another folder "
+            f"with hydra.run.dir=FOLDER; {older or 'there is none before it'}"
+        ) from error
+
+
+def read(path: Path, config: Config) -> dict[str, Any]:
+    """Read a checkpoint that a run of ``config`` may continue from.
+
+    Parameters
+    ----------
+    path : Path
+        A file, or the folder of a run (its ``last.pt`` is meant then). Where a ``last.pt`` cannot be read,
+        the ``previous.pt`` beside it is taken, with a warning.
+    config : Config
+        Of the run that continues.
+
+    Returns
+    -------
+    dict
+        What :func:`save` was given, on the CPU, with ``format``, ``config`` and ``random`` beside it.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such file, it is damaged or no checkpoint, or its config differs where it matters.
+    """
+    path = path / LAST if path.is_dir() else path
+    try:
+        content = load(path)
+    except CheckpointError as error:
+        previous = path.with_name(PREVIOUS)
+        if path.name != LAST or not previous.exists():
+            raise
+        content = load(previous)
+        log.warning("%s; taking %s, which was written before it", error, previous.name)
+    differences = config_differences(content["config"], dataclasses.asdict(config))
+    if differences:
+        raise CheckpointError(
+            f"{path} belongs to another config: " + "; ".join(differences) + ". Give these the checkpoint's "
+            "values, or start anew without resume."
+        )
+    return content
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of any config, from anyone: opening it runs no code of the file.
+
+    Parameters
+    ----------
+    path : Path
+        A file.
+
+    Returns
+    -------
+    dict
+        ``format``, ``config`` (nested mappings of plain values), ``random`` and what :func:`save` was given.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such file, it is damaged, or it is no checkpoint of this program.
+    """
+    try:
+        content = tensor_file.load(path)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"there is no checkpoint {path}; expected a .pt file or the folder of a run"
+        ) from None
+    except (OSError, tensor_file.DamagedFile) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint ({error}); take another file of that run"
+        ) from error
+    if content.get("format") != FORMAT or not isinstance(content.get("config"), dict):
+        raise CheckpointError(f"{path} is not a checkpoint of this program's format {FORMAT}")
+    return content
+
+
+def find_newest(root: Path, config: Config) -> Path | None:
+    """Return the newest ``last.pt`` below ``root`` whose config is as good as equal, or None.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of runs.
+    config : Config
+        Of the run that wants to continue.
+    """
+    found = [(path.stat().st_mtime_ns, path) for path in root.rglob(LAST)]
+    for _, path in sorted(found, reverse=True):
+        try:
+            read(path, config)
+        except CheckpointError as error:
+            log.debug("not resumed: %s", error)
+        else:
+            return path
+    return None
+
+
+def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Name each value that differs and changes what is learned, as ``key: checkpoint A, this run B``.
+
+    The number of epochs may differ where no learning rate depends on it.
+    """
+    saved, wanted = _comparable(saved), _comparable(wanted)
+    free = FREE_KEYS
+    if wanted.get("optimizer.schedule") == "constant" and not wanted.get("optimizer.warmup"):
+        free = (*free, "training.epochs")
+    return [
+        f"{key}: checkpoint {saved.get(key)}, this run {wanted.get(key)}"
+        for key in sorted(saved.keys() | wanted.keys())
+        if not any(key == name or key.startswith(name + ".") for name in free)
+        and saved.get(key) != wanted.get(key)
+    ]
+
+
+@contextmanager
+def fits(path: Path) -> Iterator[None]:
+    """Say of an error in the block, which hands out a checkpoint's content, that ``path`` does not fit.
+
+    Raises
+    ------
+    CheckpointError
+        For whatever shapes, names and types the content lacks or has too many of.
+    """
+    try:
+        yield
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise CheckpointError(
+            f"{path} does not fit this network, though its config does ({type(error).__name__}: {error}): "
+            "it was changed, or made by another version of this program; start anew without resume"
+        ) from error
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all random generators of this process, as tensors and plain values."""
+    name, keys, *position = np.random.get_state()
+    version, words, gauss = random.getstate()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *position],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Set all random generators to what :func:`random_states` returned."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, place, *gauss = states["numpy"]
+    if not 0 <= place <= len(keys):  # numpy would read beyond its keys
+        raise ValueError(f"expected a place of 0 to {len(keys)} in NumPy's random state, got {place}")
+    np.random.set_state((name, keys.numpy().astype(np.uint32), place, *gauss))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimizer the moments and step counts of a checkpoint, and leave its settings alone.
+
+    The settings of the checkpoint would carry over how that run was executed (captured, on which device).
+    """
+    optimizer.load_state_dict(
+        {"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]}
+    )
+
+
+def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in flat(config).items()}

@@ -1,0 +1,196 @@
+"""Steps whose loss or gradient is not finite: they change nothing, and their batches are kept.
+
+The optimizer passes over such a step on the device, captured or not, without anybody waiting for it. The host
+looks every :data:`CHECK_EVERY` steps, and before anything is validated or saved, so that
+
+- no weight and no moment of the optimizer ever takes part in a step that is not finite;
+- no checkpoint hides one: it is written after the look;
+- the batch is known, and saved, at most :data:`CHECK_EVERY` steps later.
+"""
+
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.config import Config
+from pointproj.runtime import tensor_file
+from pointproj.runtime.devices import to_host
+
+log = logging.getLogger(__name__)
+
+CHECK_EVERY = 20
+MOST_SAVED = 5  # batches of one run
+
+_HISTORY_BITS = 64
+
+
+class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
+    """A loss or gradient is not finite; the message says when, with which batch, and what to change."""
+
+
+class FiniteGuard:
+    """On the device: lets an optimizer pass over steps that are not finite, and remembers which.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        A fused one: those read a flag on the device and leave weights and moments alone where it is set.
+
+    Attributes
+    ----------
+    compiled : bool
+        Whether its few operations on scalars are compiled: one launch each time instead of several.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        device = optimizer.param_groups[0]["params"][0].device
+        self.compiled = False
+        self._passed_over = torch.zeros((), device=device)
+        self._history = torch.zeros((), dtype=torch.int64, device=device)  # a bit a step, the last is lowest
+        self._one = torch.ones((), device=device)
+        optimizer.grad_scale, optimizer.found_inf = None, self._passed_over
+
+    def __call__(
+        self,
+        loss: Float[Tensor, ""],
+        gradients: list[Tensor],
+        gradient_norm: Float[Tensor, ""] | None,
+        loss_sum: Float[Tensor, ""],
+    ) -> None:
+        """Decide about the step that the optimizer takes next; unless it is passed over, its loss counts.
+
+        Parameters
+        ----------
+        loss : () float tensor
+        gradients : list of Tensor
+            Looked through one by one, as loss scaling does it, unless their norm is known.
+        gradient_norm : () float tensor or None
+        loss_sum : () float tensor
+            Gets the loss added.
+        """
+        look, account = (_compiled(_look), _compiled(_account)) if self.compiled else (_look, _account)
+        look(loss if gradient_norm is None else loss + gradient_norm, self._passed_over)
+        if gradient_norm is None:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._passed_over, self._one)
+        account(loss, self._passed_over, self._history, loss_sum)
+
+    def note(self) -> Int[Tensor, ""]:
+        """Return what :meth:`passed_over` reads, on its way to the host, and forget it here."""
+        history = to_host(self._history)
+        self._history.zero_()
+        return history
+
+    @staticmethod
+    def passed_over(history: Int[Tensor, ""]) -> list[int]:
+        """Return how many steps before the note each passed-over step was, oldest first.
+
+        Of the last 64 steps since the note before; 0 is the step taken last.
+        """
+        bits = history.item() % 2**_HISTORY_BITS
+        return [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
+
+
+def _look(value: Float[Tensor, ""], passed_over: Float[Tensor, ""]) -> None:
+    passed_over.copy_(~value.isfinite())
+
+
+def _account(
+    loss: Float[Tensor, ""],
+    passed_over: Float[Tensor, ""],
+    history: Int[Tensor, ""],
+    loss_sum: Float[Tensor, ""],
+) -> None:
+    bad = passed_over != 0
+    history.mul_(2).add_(bad)
+    loss_sum.add_(torch.where(bad, 0.0, loss))
+
+
+@functools.cache
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    return torch.compile(function, fullgraph=True)
+
+
+class DivergenceWatch:
+    """Holds the batches of the last steps until these are known to be finite, and acts where one was not.
+
+    Parameters
+    ----------
+    config : Config
+        ``training.on_nan``: ``stop`` raises, ``skip`` warns and goes on, unless no step is finite any more.
+    folder : Path
+        Of the run; gets ``nonfinite_STEP.pt``.
+    """
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=CHECK_EVERY)
+        self._in_a_row = 0
+        self._saved = 0
+
+    def note(self, step: int, batch: dict[str, Any]) -> bool:
+        """Hold the batch of a step just taken; return whether it is time to :meth:`check`."""
+        self._recent.append((step, batch))
+        return len(self._recent) == CHECK_EVERY
+
+    def check(self, ages: list[int]) -> None:
+        """Act on what :meth:`FiniteGuard.passed_over` returned, of a note taken after the last batch held.
+
+        Raises
+        ------
+        TrainingDiverged
+            For the first step that was not finite; if such steps are skipped, after :data:`CHECK_EVERY` in a
+            row.
+        """
+        bad = [self._recent[-1 - age] for age in ages if age < len(self._recent)]
+        finite_since = next((age for age in range(len(self._recent)) if age not in ages), None)
+        self._in_a_row = finite_since if finite_since is not None else self._in_a_row + len(self._recent)
+        self._recent.clear()
+        for step, batch in bad:
+            self._report(step, batch)
+        if self._in_a_row >= CHECK_EVERY:
+            raise TrainingDiverged(
+                f"none of the last {self._in_a_row} steps was finite, so that skipping them leads nowhere: "
+                + self._advice()
+            )
+
+    def _report(self, step: int, batch: dict[str, Any]) -> None:
+        words = f"step {step}: loss or gradient is not finite; {_described(batch)}{self._keep(step, batch)}"
+        if self.config.training.on_nan == "skip":
+            log.warning("%s; the step was passed over", words)
+            return
+        raise TrainingDiverged(
+            f"{words}. The step changed nothing: {self._advice()}, or training.on_nan=skip to pass over such "
+            "steps"
+        )
+
+    def _keep(self, step: int, batch: dict[str, Any]) -> str:
+        """Save a batch, and say where."""
+        self._saved += 1
+        if self._saved > MOST_SAVED:
+            return ""
+        path = self.folder / f"nonfinite_{step}.pt"
+        try:
+            tensor_file.save(path, {"step": step, **batch})
+        except OSError as error:
+            return f", which cannot be saved ({error.strerror})"
+        return f", saved in {path}"
+
+    def _advice(self) -> str:
+        lr, clip = self.config.optimizer.lr, self.config.optimizer.clip
+        return f"write a lower optimizer.lr (now {lr:g}), a lower optimizer.clip (now {clip})"
+
+
+def _described(batch: dict[str, Any]) -> str:
+    """Which shapes a batch holds, and whether they are the cause."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    odd = [name for name, value in tensors.items() if not value.isfinite().all()]
+    state = f"which holds NaN or infinity in {', '.join(odd)}" if odd else "whose numbers are all finite"
+    return f"the batch of {', '.join(batch.get('name', ['unnamed shapes']))}, {state}"

@@ -1,0 +1,173 @@
+"""One job from what Hydra composed to its folder: checked, recorded, and never silent about its end."""
+
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from pointproj.config import Config, ConfigError, to_config
+from pointproj.runtime import distributed
+from pointproj.runtime.errors import is_worded
+from pointproj.runtime.failures import ending_together
+from pointproj.runtime.run_folder import RunError, RunFolder, environment, require_writable
+from pointproj.runtime.signals import StopAtOnce
+
+log = logging.getLogger(__name__)
+
+
+def run_job(composed: DictConfig) -> None:
+    """Run the job that Hydra has set up; where several processes run it together, each calls this.
+
+    Alone, a job's error ends the program. In a sweep it is recorded in the job's folder (``status.json``)
+    and the jobs after it run.
+
+    Parameters
+    ----------
+    composed : DictConfig
+        The config without Hydra's own node.
+
+    Raises
+    ------
+    CompactHydraException
+        For the errors that pointproj words itself; Hydra shows the words without a traceback.
+    """
+    processes = distributed.join()
+    if not processes.is_first:
+        distributed.silence(processes.rank)
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    facts = {"job": hydra_config.job.get("num"), "overrides": list(hydra_config.overrides.task)}
+    try:
+        with StopAtOnce(), ending_together(folder, processes):
+            if hydra_config.mode == RunMode.MULTIRUN:
+                _run_in_sweep(composed, folder, facts)
+            else:
+                _run_alone(composed, folder, facts)
+        gc.collect()  # a captured step holds on to the connection that is closed now
+        distributed.leave()
+    except Exception as error:
+        if is_worded(error):
+            raise CompactHydraException(f"{type(error).__name__}: {error}") from None
+        raise
+
+
+def _run_alone(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> None:
+    try:
+        config = to_config(composed)
+    except ConfigError:
+        if folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+    run = _claimed(composed, folder)
+    with _recorded_status(run, facts):
+        _train(config, run)
+
+
+def _run_in_sweep(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> None:
+    _forget_last_job()
+    run = _claimed(composed, folder)
+    try:
+        with _recorded_status(run, facts):
+            _train(to_config(composed), run, beside_others=True)
+    except (Exception, SystemExit) as error:
+        if not distributed.join().alone:  # the others wait for this process, unless it ends
+            raise
+        if is_worded(error):
+            log.error("job failed: %s: %s", type(error).__name__, error)
+        else:
+            log.exception("job failed")
+
+
+def _claimed(composed: DictConfig, folder: Path) -> RunFolder:
+    run = RunFolder(folder, writes=distributed.join().is_first)
+    run.claim(OmegaConf.to_yaml(composed), continues=_is_continued(composed, folder))
+    return run
+
+
+def _is_continued(composed: DictConfig, folder: Path) -> bool:
+    """Whether the run that the folder may hold is the one that goes on, not another one to be kept."""
+    earlier = folder / "config.yaml"
+    if composed.resume is None or not earlier.exists():
+        return False
+    if composed.resume != "auto":
+        return Path(composed.resume).resolve().is_relative_to(folder.resolve())
+    from pointproj.training.checkpoint import config_differences
+
+    plain = [OmegaConf.to_container(config) for config in (OmegaConf.load(earlier), composed)]
+    return not config_differences(*plain)
+
+
+@contextmanager
+def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
+    """Keep ``status.json`` true: running, then ok, stopped or failed. That of a killed job stays running."""
+    started = time.monotonic()
+
+    def note(status: str, **more: Any) -> None:
+        seconds = round(time.monotonic() - started, 2)
+        run.write_json("status.json", {"status": status, **more, "seconds": seconds, **facts})
+
+    note("running")
+    try:
+        yield
+    except BaseException as error:
+        with suppress(RunError):  # which would hide the error that came first
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            note(status, error=f"{type(error).__name__}: {error}")
+        raise
+    note("ok")
+
+
+def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> None:
+    """Do the work: everything that takes seconds to import is imported here.
+
+    ``beside_others``: other jobs may run on this machine at the same time, and want GPUs too.
+    """
+    # Torch's tracer reads this when torch is loaded; unset, it prints a line at each start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from pointproj.runtime.devices import own_gpu
+    from pointproj.runtime.memory import configure_allocator
+    from pointproj.runtime.profiling import require_profiler
+    from pointproj.training.loop import train
+
+    for folder in _folders_to_fill(config):
+        require_writable(folder)
+    require_profiler(config.profiler)
+    configure_allocator(config.allocator)
+    log.info("run %s", run.path)
+    run.write_json("environment.json", environment())
+    takes_one = beside_others and config.device != "cpu" and distributed.join().alone
+    with own_gpu() if takes_one else nullcontext():
+        train(config, run)
+
+
+def _folders_to_fill(config: Config) -> list[Path]:
+    """Folders beside its own that the run writes to."""
+    data = config.data
+    if data.name == "gaussian":
+        return []
+    makes_meshes = data.name != "modelnet10" or data.download
+    return [Path(data.cache), *([Path(data.root or "data")] if makes_meshes else [])]
+
+
+def _forget_last_job() -> None:
+    """Give back what the last job of this process left: memory, its peak, and compiled code."""
+    if "torch" not in sys.modules:
+        return
+    import torch
+
+    from pointproj.runtime.memory import empty_cache, reset_peak
+
+    torch.compiler.reset()
+    gc.collect()
+    empty_cache()
+    reset_peak()

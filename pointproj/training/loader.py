@@ -1,0 +1,108 @@
+"""What a run is fed: batches of its data on the device, changed at random for training."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pointproj.config import Config
+from pointproj.data.augmentation import augment
+from pointproj.data.dataset import PreparedData, ShapeDataset, batches
+from pointproj.data.transfer import sent_ahead
+from pointproj.nn.networks import cloud_features
+from pointproj.runtime.devices import to_device
+from pointproj.runtime.distributed import Processes
+from pointproj.training.kept_neighbors import KeptNeighbors
+from pointproj.training.resume import Position
+
+
+class Feed:
+    """This process's part of the batches of a run.
+
+    Parameters
+    ----------
+    config : Config
+    data : PreparedData
+    device : torch.device
+        Where batches go.
+    processes : Processes
+        Who trains together.
+    backend : str
+        Of the operators, for neighbours that are kept.
+
+    Attributes
+    ----------
+    shapes_a_step : int
+        Of all processes together.
+    steps_per_epoch : int
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: PreparedData,
+        device: torch.device,
+        processes: Processes,
+        backend: str,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.device = device
+        self.processes = processes
+        kept = config.projector.keep_neighbors
+        self._neighbors = KeptNeighbors(config.projector.k, backend) if kept else None
+        self.shapes_a_step = config.training.batch_size * processes.count
+        self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
+
+    def shapes_of_step(self, step_in_epoch: int) -> int:
+        """Shapes that all processes together see in a step; fewer in the last one of an epoch."""
+        return min(self.shapes_a_step, len(self.data.train) - step_in_epoch * self.shapes_a_step)
+
+    def test(self) -> Iterator[dict[str, Any]]:
+        """All batches of the test meshes."""
+        return self._as_they_are(self.data.test)
+
+    def plain(self) -> Iterator[dict[str, Any]]:
+        """Batches of the training meshes as they are, without augmentation."""
+        return map(self._with_neighbors, self._as_they_are(self.data.train, shuffle=True))
+
+    def training(self, position: Position) -> Iterator[dict[str, Any]]:
+        """All batches that are left of this run, in an order that follows from the seed and the epoch.
+
+        Parameters
+        ----------
+        position : Position
+            Where the run stands; read again for each batch, since augmentation follows from the step.
+        """
+        config = self.config
+        left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
+        order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
+        for batch in self._batches(self.data.train, **order):
+            yield self._with_neighbors(self._augmented(batch, position.step))
+
+    def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Copy a batch to the device, with what the network is shown of its clouds."""
+        return cloud_features(to_device(batch, self.device), self.config.model)
+
+    def _as_they_are(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
+        for batch in self._batches(dataset, **order):
+            yield cloud_features(batch, self.config.model)
+
+    def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
+        """On the device, without what the network is shown: augmentation comes before that."""
+        size, workers = self.config.training.batch_size, self.config.data.workers
+        return sent_ahead(
+            batches(dataset, size, workers=workers, processes=self.processes, **order), self.device
+        )
+
+    def _with_neighbors(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch if self._neighbors is None else self._neighbors(batch)
+
+    def _augmented(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
+        """Change the shapes of the batch of a step, and of this process."""
+        config = self.config
+        seed = config.seed, step * self.processes.count + self.processes.rank
+        distances = config.target.name in ("udf", "sdf")
+        changed = augment(batch, config.augmentation, seed=seed, distances=distances)
+        return cloud_features(changed, config.model)

@@ -1,0 +1,394 @@
+"""The training of a projector, readable from top to bottom: what to run on, the loop, the report."""
+
+import dataclasses
+import io
+import itertools
+import logging
+import math
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from pointproj.config import Config
+from pointproj.data.dataset import PreparedData, prepare
+from pointproj.nn.networks import build_model, operators_of
+from pointproj.ops.registry import resolve, use_options
+from pointproj.runtime import distributed
+from pointproj.runtime.devices import choose_device, seed_everything
+from pointproj.runtime.distributed import Processes, StopTogether
+from pointproj.runtime.failures import explained_dead_helper
+from pointproj.runtime.loggers import MetricLogger, NoLogger, open_logger
+from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
+from pointproj.runtime.profiling import StepProfiler
+from pointproj.runtime.run_folder import RunFolder, environment, resume_argument
+from pointproj.runtime.signals import Stopped, StopRequest
+from pointproj.training import checkpoint, report
+from pointproj.training.display import Pace, ProgressDisplay
+from pointproj.training.divergence import DivergenceWatch
+from pointproj.training.loader import Feed
+from pointproj.training.optimizers import build_optimizer, learning_rate, loss_function, set_learning_rate
+from pointproj.training.resume import Continued, Position, checkpoint_to_continue
+from pointproj.training.step import Batch, TrainingStep, capture_obstacle
+from pointproj.training.timing import time_step
+from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
+
+log = logging.getLogger(__name__)
+
+
+def train(config: Config, run: RunFolder) -> dict[str, Any]:
+    """Train as the config says, and leave everything in the run's folder.
+
+    Where a launcher started several processes, each calls this, and they train one model together.
+
+    Parameters
+    ----------
+    config : Config
+        Checked, from :func:`pointproj.config.to_config`.
+    run : RunFolder
+        Where metrics, checkpoints, pictures and the report go.
+
+    Returns
+    -------
+    dict
+        The content of ``metrics.json``.
+
+    Raises
+    ------
+    BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
+        Before any data is read, if the run cannot be what the config asks for.
+    DataError, MeshError
+        From the preparation of the data.
+    TrainingDiverged
+        If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
+    OutOfMemory
+        If the device has not enough memory; says what to lower.
+    HelperDied
+        If a process that samples batches has died.
+    Stopped
+        After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
+    """
+    processes = distributed.join()
+    device = choose_device(config.device)
+    backend, why = resolve(config.backend.name, device.type, operators_of(config))
+    log.info("device %s, backend %s (%s)", device, backend, why)
+    use_options(config.backend.name, config.backend.algorithm)
+    obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
+    if obstacle:
+        log.warning("compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle)
+    run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
+    continued = checkpoint_to_continue(config, run, processes)
+    logger = open_logger(config, run.path) if processes.is_first else NoLogger()
+    try:
+        seed_everything(config.seed)
+        reset_peak(device)
+        data = prepare(config, processes)
+        last = run.path / checkpoint.LAST
+        with explained_out_of_memory(config, device), explained_dead_helper(config.data.workers, last):
+            metrics = Training(config, run, data, device, backend, logger, processes).run(continued)
+    except BaseException:
+        logger.close(failed=True)
+        raise
+    logger.close()
+    return metrics
+
+
+class Training:
+    """One run: its model, optimizer and data, and where it stands.
+
+    Parameters
+    ----------
+    config : Config
+    run : RunFolder
+    data : PreparedData
+    device : torch.device
+    backend : str
+        Of the operators, resolved.
+    logger : MetricLogger
+    processes : Processes
+        Who trains together; ``run`` and ``logger`` of all but the first drop what they are given.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        data: PreparedData,
+        device: torch.device,
+        backend: str,
+        logger: MetricLogger,
+        processes: Processes,
+    ) -> None:
+        self.config = config
+        self.run_folder = run
+        self.data = data
+        self.device = device
+        self.backend = backend
+        self.logger = logger
+        self.processes = processes
+        self.model = build_model(config, backend).to(device)
+        capture = config.compile and device.type == "cuda" and capture_obstacle(backend) is None
+        self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=capture)
+        self.step = TrainingStep(
+            self.model,
+            self.optimizer,
+            loss_function(config.target),
+            clip=config.optimizer.clip,
+            amp=config.training.amp,
+            eikonal=config.target.eikonal,
+            compile=config.compile,
+            capture=capture,
+            processes=processes,
+        )
+        self.feed = Feed(config, data, device, processes, backend)
+        self.total_steps = self.feed.steps_per_epoch * config.training.epochs
+        self.position = Position()
+        self.watch = DivergenceWatch(config, run.path)
+        self.pace = Pace()
+        self.noted: Callable[[], None] | None = None  # acts on what the device was asked about its steps
+        untrained = untrained_predictor(config.target.name, backend, normals=bool(config.model.normals))
+        self.baseline = self._evaluate(untrained)
+        self.evaluation: Evaluation | None = None  # of the model as it is now
+
+    def run(self, continued: Continued | None = None) -> dict[str, Any]:
+        """Train from the beginning or from a checkpoint, then report.
+
+        Parameters
+        ----------
+        continued : (Path, dict), optional
+            A checkpoint and what :func:`pointproj.training.checkpoint.read` returned for it.
+
+        Returns
+        -------
+        dict
+            The content of ``metrics.json``.
+        """
+        self._log_header()
+        if continued is None:
+            self.run_folder.forget_after(-1)  # of a run that was killed here before its first checkpoint
+            self._validate()
+        else:
+            with checkpoint.fits(continued[0]):
+                self._restore(*continued)
+        self._loop()
+        return self._report()
+
+    def _loop(self) -> None:
+        config, position = self.config, self.position
+        with ExitStack() as stack:
+            profiler = StepProfiler(config.profiler, self.run_folder.path)
+            stack.callback(profiler.close)
+            stop = stack.enter_context(StopRequest())
+            stop_together = stack.enter_context(closing(StopTogether(self.processes)))
+            display = stack.enter_context(self._display())
+            # One stream of batches for all epochs: its workers go on sampling during validation.
+            stream = stack.enter_context(closing(self.feed.training(position)))
+            profiler.start()
+            while position.epoch < config.training.epochs:
+                batches_left = itertools.islice(stream, self.feed.steps_per_epoch - position.step_in_epoch)
+                with self.pace.running():
+                    for batch in batches_left:
+                        self._train_step(batch, display, profiler)
+                        if stop_together(stop.made is not None):
+                            self._stop(stop)
+                    self._read_noted()
+                    if self.device.type == "cuda":
+                        torch.cuda.synchronize(self.device)  # steps still under way belong to this time
+                self._check_finite()
+                position.epoch, position.step_in_epoch = position.epoch + 1, 0
+                is_last = position.epoch == config.training.epochs
+                if position.epoch % config.training.validate_every == 0 or is_last:
+                    self._validate()
+                if position.epoch % config.training.checkpoint_every == 0 or is_last:
+                    self._save(checkpoint.LAST)
+
+    def _train_step(self, batch: dict[str, Any], display: ProgressDisplay, profiler: StepProfiler) -> None:
+        config, position = self.config, self.position
+        lr = learning_rate(config.optimizer, position.step, self.total_steps)
+        set_learning_rate(self.optimizer, lr)
+        self.step(batch)
+        self._read_noted()  # of the step before: the device has this one to do meanwhile
+        profiler.step()
+        self.pace.count(self.feed.shapes_of_step(position.step_in_epoch))
+        position.step += 1
+        position.step_in_epoch += 1
+        display.advance(position.step)
+        held_enough = self.watch.note(position.step, batch)
+        ends_interval = position.step % config.training.log_every == 0 or position.step == self.total_steps
+        if held_enough or ends_interval:
+            self.step.note(ends_interval=ends_interval)
+            self.noted = partial(self._read_note, display if ends_interval else None, lr)
+            if self.device.type != "cuda":
+                self._read_noted()
+
+    def _display(self) -> ProgressDisplay:
+        console = None if self.processes.is_first else Console(file=io.StringIO())
+        return ProgressDisplay(self.total_steps, self.position.step, console)
+
+    def _read_noted(self) -> None:
+        """Act on what the device was asked after an earlier step, if that was not done yet."""
+        noted, self.noted = self.noted, None
+        if noted is not None:
+            noted()
+
+    def _read_note(self, display: ProgressDisplay | None, lr: float) -> None:
+        loss, not_finite = self.step.read_noted()
+        self.watch.check(not_finite)
+        if display is not None:
+            self._log_step(display, lr, loss)
+
+    def _log_step(self, display: ProgressDisplay, lr: float, loss: float) -> None:
+        position, training = self.position, self.config.training
+        if math.isfinite(loss):  # it is not if all these steps were passed over
+            position.losses.append([position.step, loss])
+        pace, memory = self.pace.read(), peak_bytes(self.device)
+        display.line(position.epoch + 1, training.epochs, position.step, loss, lr, pace, memory)
+        self._record("train", loss=loss, lr=lr, **dataclasses.asdict(pace), memory_bytes=memory)
+
+    def _check_finite(self) -> None:
+        self._read_noted()
+        self.watch.check(self.step.read_not_finite())
+
+    def _validate(self) -> None:
+        """Measure the model on the test meshes, and keep it if it is the best so far."""
+        position = self.position
+        self.evaluation = self._evaluate(self._predict)
+        error = self.evaluation.error
+        position.errors.append([position.step, error])
+        metric = self.evaluation.metric.replace("_", " ")
+        log.info("step %d: test %s %.5f, baseline %.5f", position.step, metric, error, self.baseline.error)
+        self._record("test", **self.evaluation.means())
+        if position.step > 0 and error < position.best:
+            position.best = error
+            self._save(checkpoint.BEST)
+
+    def _predict(self, batch: Batch) -> Tensor:
+        """Predict without compilation, which would begin anew for the shapes of the test batches."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.amp):
+            prediction = self.model(
+                batch["query_points"], batch["reference_points"], features=batch.get("features")
+            )
+        return prediction.squeeze(-1).float()
+
+    def _evaluate(self, predict: Predictor) -> Evaluation:
+        return evaluate(predict, self.feed.test(), self.config.target.name, self.processes)
+
+    def _record(self, split: str, **values: float) -> None:
+        position = self.position
+        self.run_folder.log_metrics(
+            {"split": split, "epoch": position.epoch, "step": position.step, **values}
+        )
+        self.logger.metrics({f"{split}/{name}": value for name, value in values.items()}, position.step)
+
+    def _save(self, name: str) -> None:
+        if not self.processes.is_first:
+            return
+        state = {
+            "processes": self.processes.count,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step.state_dict(),
+            "position": dataclasses.asdict(self.position),
+        }
+        checkpoint.save(self.run_folder.path / name, state, self.config)
+
+    def _restore(self, path: Path, content: dict[str, Any]) -> None:
+        self.model.load_state_dict(content["model"])
+        checkpoint.load_optimizer(self.optimizer, content["optimizer"])
+        checkpoint.restore_random_states(content["random"])
+        self.step.load_state_dict(content["step"])
+        self.position = position = Position(**content["position"])
+        self.run_folder.forget_after(position.step)
+        best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
+        if self.processes.is_first and best.exists() and best.resolve() != own.resolve():
+            shutil.copyfile(best, own)
+        nothing_left = ": nothing is left to train" if position.epoch >= self.config.training.epochs else ""
+        log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
+
+    def _stop(self, stop: StopRequest) -> None:
+        self._check_finite()
+        self._save(checkpoint.LAST)
+        onwards = resume_argument(self.run_folder.path / checkpoint.LAST)
+        log.warning("stopped after step %d; continue with %s", self.position.step, onwards)
+        raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
+
+    def _log_header(self) -> None:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        name = type(self.model).__name__
+        log.info("%s(%s), %d parameters", name, self.model.extra_repr(), parameters)
+        log.info(
+            "%s, %s%s; %d training and %d test meshes, batches of %s, %d steps an epoch",
+            "bfloat16 autocast over float32" if self.config.training.amp else "float32",
+            self.step.mode,
+            ", neighbours kept" if self.config.projector.keep_neighbors else "",
+            len(self.data.train),
+            len(self.data.test),
+            self._batch_in_words(),
+            self.feed.steps_per_epoch,
+        )
+
+    def _batch_in_words(self) -> str:
+        size, count = self.config.training.batch_size, self.processes.count
+        return str(size) if count == 1 else f"{count} x {size} in {count} processes"
+
+    def _report(self) -> dict[str, Any]:
+        """Compare with the baseline, draw, time if asked to, and write ``metrics.json``."""
+        config, position = self.config, self.position
+        evaluation = self.evaluation or self._evaluate(self._predict)
+        compared = report.comparison(evaluation, self.baseline, position.errors[0][1])
+        gaussian = config.data.name == "gaussian"
+        measured_on = "the training cloud" if gaussian else f"{len(self.data.test)} unseen meshes"
+        log.info("\n%s", report.text(compared, config.target.name, measured_on, bool(config.model.normals)))
+        if self.processes.is_first:
+            self._draw()
+        timed = self._timed() if config.training.time_steps else {}
+        metrics = {
+            "status": "ok",
+            "backend": self.backend,
+            "device": str(self.device),
+            "mode": self.step.mode,
+            "neighbors": "kept" if config.projector.keep_neighbors else "searched in each step",
+            "processes": self.processes.count,
+            "loss": position.losses[-1][1] if position.losses else None,
+            **compared,
+            "best": position.best,
+            "ms_per_step": self.pace.ms_per_step,
+            **timed,
+            "peak_memory_bytes": peak_bytes(self.device),
+            "memory": statistics(self.device),
+            "steps": position.step,
+            "left_out": self.data.left_out,
+        }
+        self.run_folder.write_json("metrics.json", metrics)
+        log.info("metrics, pictures and checkpoints are in %s", self.run_folder.path)
+        return metrics
+
+    def _timed(self) -> dict[str, float]:
+        batch = next(self.feed.plain())
+        timed = time_step(self.step, batch, self.config.training.time_steps)
+        log.info("backend %s, %s, on %s:", self.backend, self.step.mode, self.device)
+        log.info("  forward       %10.3f ms", timed["forward_ms"])
+        log.info("  training step %10.3f ms", timed["step_ms"])
+        return timed
+
+    def _draw(self) -> None:
+        from pointproj.training.gallery import draw_run
+
+        paths = draw_run(
+            self.run_folder,
+            self.config,
+            losses=self.position.losses,
+            errors=self.position.errors,
+            baseline=self.baseline,
+            test=self.data.test,
+            predict=lambda batch: self._predict(self.feed.on_device(batch)),
+        )
+        for path in paths:
+            self.logger.picture(path, self.position.step)

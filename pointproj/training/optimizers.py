@@ -1,0 +1,136 @@
+"""Optimizer, learning-rate schedule and loss, each chosen from the config."""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.config import OptimizerConfig, TargetConfig
+from pointproj.nn.context import safe_sqrt
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def build_optimizer(
+    settings: OptimizerConfig, parameters: Iterable[nn.Parameter], *, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """Make the optimizer the config names, fused into one kernel.
+
+    Parameters
+    ----------
+    settings : OptimizerConfig
+    parameters : iterable of Parameter
+        All on one device.
+    capturable : bool
+        Make it fit for a CUDA graph: step count and learning rate live in tensors on the device, so that
+        :func:`set_learning_rate` reaches a graph that is replayed.
+
+    Returns
+    -------
+    torch.optim.Adam or torch.optim.AdamW
+    """
+    parameters = list(parameters)
+    lr = torch.tensor(settings.lr, device=parameters[0].device) if capturable else settings.lr
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
+    return kind(
+        parameters,
+        lr=lr,
+        betas=tuple(settings.betas),
+        weight_decay=settings.weight_decay,
+        fused=True,
+        capturable=capturable,
+    )
+
+
+def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Learning rate of one step: a linear warm-up, then constant or half a cosine down to 0.
+
+    Parameters
+    ----------
+    settings : OptimizerConfig
+    step : int
+        Counted from 0. The rate follows from it alone, so a resumed run needs no other schedule state.
+    total_steps : int
+        Steps of the whole run.
+
+    Returns
+    -------
+    float
+        Above 0 for every step below ``total_steps``.
+    """
+    warmup_steps = math.ceil(settings.warmup * total_steps)
+    if step < warmup_steps:
+        return settings.lr * (step + 1) / warmup_steps
+    if settings.schedule == "constant":
+        return settings.lr
+    fraction = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * fraction))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate of all parameter groups, in place where it is a tensor that a CUDA graph reads."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+# The loss of a target that names none. Distances are compared by what the report measures too.
+OWN_LOSS = {"udf": "absolute", "sdf": "absolute", "occupancy": "cross_entropy", "random": "squared"}
+
+
+def loss_function(target: TargetConfig) -> Loss:
+    """Return the loss that a target asks for: ``loss(prediction, target)``, both (B, Q), as a scalar.
+
+    Parameters
+    ----------
+    target : TargetConfig
+        ``loss``: ``absolute`` is the mean absolute error; ``smooth`` is quadratic below 0.01 and absolute
+        beyond; ``squared`` is the mean squared error; ``cross_entropy`` compares a logit with a label;
+        ``overlap`` is :func:`overlap_loss`. None takes that of :data:`OWN_LOSS`. For ``occupancy`` the first
+        three compare the probability.
+    """
+    name = target.loss or OWN_LOSS[target.name]
+    compare = {
+        "absolute": nn.functional.l1_loss,
+        "smooth": partial(nn.functional.smooth_l1_loss, beta=0.01),
+        "squared": nn.functional.mse_loss,
+        "cross_entropy": nn.functional.binary_cross_entropy_with_logits,
+        "overlap": overlap_loss,
+    }[name]
+    if target.name == "occupancy" and name in ("absolute", "smooth", "squared"):
+        return lambda prediction, label: compare(prediction.sigmoid(), label)
+    return compare
+
+
+def overlap_loss(logit: Float[Tensor, "b q"], label: Float[Tensor, "b q"]) -> Float[Tensor, ""]:
+    """Cross-entropy, plus 1 - IoU of the probabilities with the labels, averaged over the shapes.
+
+    In the cross-entropy a shape counts as much as it has doubtful points. In the second term every shape
+    counts the same, so that the few points inside thin ones do too.
+    """
+    probability = logit.sigmoid()
+    both = (probability * label).sum(1)
+    either = (probability + label).sum(1) - both
+    overlap = (both + 1) / (either + 1)  # 1 where nothing is inside and nothing is said to be
+    return nn.functional.binary_cross_entropy_with_logits(logit, label) + (1 - overlap).mean()
+
+
+def eikonal_penalty(
+    prediction: Float[Tensor, "b q"], query_points: Float[Tensor, "b q 3"]
+) -> Float[Tensor, ""]:
+    """Mean of (|gradient| - 1)^2: a distance has a gradient of length 1 (Gropp et al. 2020, equation 2).
+
+    Parameters
+    ----------
+    prediction : (B, Q) float tensor
+        Each made from its own query point alone.
+    query_points : (B, Q, 3) float tensor
+        Requires grad. The penalty is differentiable in the network's parameters.
+    """
+    (gradient,) = torch.autograd.grad(prediction.sum(), query_points, create_graph=True)
+    return (safe_sqrt(gradient.square().sum(-1)) - 1).square().mean()

@@ -1,0 +1,90 @@
+"""The report of a run: the trained model beside what needs no training, on the console and as JSON."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pointproj.training.validation import METRICS, Evaluation, baseline_name
+
+
+def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict[str, Any]:
+    """Put the errors side by side, for ``metrics.json``.
+
+    Parameters
+    ----------
+    trained, baseline : Evaluation
+        Of the trained model and of the untrained predictor, on the same meshes.
+    before : float
+        Error of the model before its first step.
+
+    Returns
+    -------
+    dict
+        ``metric`` (its name), ``metric_value``, ``baseline``, ``ratio`` (trained to baseline, None where
+        the baseline is perfect), ``before_training``, what else was measured, and the same by class.
+    """
+    classes = trained.by_class()
+    baselines = baseline.by_class()
+    return {
+        "metric": trained.metric,
+        "metric_value": trained.error,
+        "baseline": baseline.error,
+        "ratio": _ratio(trained.error, baseline.error),
+        "before_training": before,
+        "measured": trained.means(),
+        "baseline_measured": baseline.means(),
+        "classes": {
+            name: {
+                "meshes": len(evaluation.meshes),
+                "metric_value": evaluation.error,
+                "baseline": baselines[name].error,
+                "ratio": _ratio(evaluation.error, baselines[name].error),
+            }
+            for name, evaluation in classes.items()
+        },
+    }
+
+
+def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: bool = False) -> str:
+    """Lay out what :func:`comparison` returned as a table, one row a class and one for all.
+
+    Parameters
+    ----------
+    compared : dict
+    target_name : str
+    measured_on : str
+        For the title: ``"20 unseen meshes"``.
+    normals : bool
+        Whether model and baseline saw normals.
+
+    Returns
+    -------
+    str
+        Several lines, for a console and for the log.
+    """
+    table = Table()
+    table.add_column("class")
+    for column in ("meshes", "model", "baseline", "model / baseline"):
+        table.add_column(column, justify="right")
+    for class_name, row in compared["classes"].items():
+        table.add_row(class_name, *_cells(row))
+    total = {**compared, "meshes": sum(row["meshes"] for row in compared["classes"].values())}
+    table.add_section()
+    table.add_row("all", *_cells(total))
+    buffer = io.StringIO()
+    Console(file=buffer, width=100, color_system=None).print(table)
+    name, unit = METRICS[target_name]
+    title = f"{target_name}: {name.replace('_', ' ')} on {measured_on}{f', in {unit}' if unit else ''}"
+    note = f"baseline, which needs no training: {baseline_name(target_name, normals=normals)}"
+    return f"{title}\n{buffer.getvalue().rstrip()}\n{note}"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    return [str(row["meshes"]), f"{row['metric_value']:.5f}", f"{row['baseline']:.5f}", ratio]
+
+
+def _ratio(value: float, reference: float) -> float | None:
+    return value / reference if reference else None

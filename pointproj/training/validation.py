@@ -1,0 +1,189 @@
+"""How far predictions are from the targets, of the trained model and of what needs no training."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj.ops.functional import knn
+from pointproj.runtime.distributed import ALONE, Processes
+from pointproj.training.step import Batch
+
+Predictor = Callable[[Batch], Tensor]  # batch -> (B, Q)
+
+# The error that stands for a target in reports, always lower is better; its unit.
+METRICS = {
+    "udf": ("mean_absolute_error", "units of the query cube"),
+    "sdf": ("mean_absolute_error", "units of the query cube"),
+    "occupancy": ("wrong_label_share", ""),
+    "random": ("mean_squared_error", ""),
+}
+
+
+@dataclass(frozen=True)
+class MeshErrors:
+    """Errors on one mesh; ``errors`` holds the target's metric and what else is measured for it."""
+
+    name: str
+    class_name: str
+    errors: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Errors on a set of meshes; every mesh counts the same."""
+
+    metric: str
+    meshes: tuple[MeshErrors, ...]
+
+    @property
+    def error(self) -> float:
+        """Mean of the metric over the meshes."""
+        return fmean(mesh.errors[self.metric] for mesh in self.meshes)
+
+    def means(self) -> dict[str, float]:
+        """Mean over the meshes of everything that was measured."""
+        return {name: fmean(mesh.errors[name] for mesh in self.meshes) for name in self.meshes[0].errors}
+
+    def by_class(self) -> dict[str, "Evaluation"]:
+        """The same, class by class, in alphabetical order."""
+        names = sorted({mesh.class_name for mesh in self.meshes})
+        return {
+            name: Evaluation(self.metric, tuple(mesh for mesh in self.meshes if mesh.class_name == name))
+            for name in names
+        }
+
+
+@torch.no_grad()
+def evaluate(
+    predict: Predictor, batches: Iterable[dict[str, Any]], target_name: str, processes: Processes = ALONE
+) -> Evaluation:
+    """Measure predictions on batches of meshes.
+
+    Parameters
+    ----------
+    predict : callable
+        Batch to prediction (B, Q): distances, logits of being inside, or numbers.
+    batches : iterable of dict
+        With ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B), on the predictor's device.
+    target_name : str
+        A key of :data:`METRICS`.
+    processes : Processes
+        Each has its own part of the batches; all get the whole evaluation.
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    ValueError
+        If there is no batch.
+    """
+    names, measured = [], []
+    for batch in batches:
+        if batch.get("share") == 0:  # nothing was left for this process, so it got what is another's
+            continue
+        names += zip(batch["name"], batch["class_name"], strict=True)
+        measured.append(field_errors(target_name, predict(batch), batch["target"]))
+    parts = processes.gather(_mesh_errors(names, measured))
+    meshes = tuple(mesh for part in parts for mesh in part)
+    if not meshes:
+        raise ValueError("expected at least one batch to evaluate, got none")
+    return Evaluation(METRICS[target_name][0], meshes)
+
+
+def _mesh_errors(names: list[tuple[str, str]], measured: list[dict[str, Tensor]]) -> list[MeshErrors]:
+    """One row a mesh; errors are read from the device here, all at once."""
+    if not names:
+        return []
+    columns = {key: torch.cat([errors[key] for errors in measured]).tolist() for key in measured[0]}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [MeshErrors(*name, row) for name, row in zip(names, rows, strict=True)]
+
+
+def field_errors(
+    target_name: str, prediction: Float[Tensor, "b q"], target: Float[Tensor, "b q"]
+) -> dict[str, Float[Tensor, " b"]]:
+    """Errors of each mesh of a batch.
+
+    Parameters
+    ----------
+    target_name : str
+        ``udf`` and ``sdf``: ``mean_absolute_error``, and for ``sdf`` ``sign_accuracy``, the share of grid
+        points on the right side. ``occupancy``: ``wrong_label_share``, and ``iou``, the points labelled
+        inside by both over those labelled inside by either (1 where there are none).
+        ``random``: ``mean_squared_error``.
+    prediction, target : (B, Q) float tensor
+
+    Returns
+    -------
+    dict of (B,) tensors
+        The target's metric first.
+    """
+    if target_name == "random":
+        return {"mean_squared_error": (prediction - target).square().mean(1)}
+    if target_name == "occupancy":
+        labelled, inside = prediction > 0, target > 0.5
+        both, either = (labelled & inside).sum(1), (labelled | inside).sum(1)
+        iou = torch.where(either > 0, both / either.clamp(min=1), 1.0)
+        return {"wrong_label_share": (labelled != inside).float().mean(1), "iou": iou}
+    errors = {"mean_absolute_error": (prediction - target).abs().mean(1)}
+    if target_name == "sdf":
+        errors["sign_accuracy"] = ((prediction < 0) == (target < 0)).float().mean(1)
+    return errors
+
+
+def baseline_name(target_name: str, *, normals: bool = False) -> str:
+    """Say what :func:`untrained_predictor` predicts."""
+    side = "inside behind the nearest point's normal" if normals else "all outside"
+    return {
+        "udf": "distance to the nearest sampled point",
+        "sdf": f"distance to the nearest sampled point, {side}",
+        "occupancy": side,
+        "random": "zero everywhere",
+    }[target_name]
+
+
+def untrained_predictor(target_name: str, backend: str = "auto", *, normals: bool = False) -> Predictor:
+    """Return the predictor that a model has to beat: :func:`baseline_name` in code.
+
+    It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of
+    the cube is outside: so ``sdf`` and ``occupancy`` take everything for outside. With normals a point is
+    inside if it lies behind the plane through the nearest sampled point.
+
+    Parameters
+    ----------
+    target_name : str
+        A key of :data:`METRICS`.
+    backend : str
+        For the search of the nearest point.
+    normals : bool
+        Whether the model sees them; batches hold ``normals`` (B, N, 3) then.
+    """
+
+    def nearest(batch: Batch) -> tuple[Tensor, Tensor]:
+        reference_points = batch["reference_points"]
+        query_points = batch["query_points"].expand(reference_points.shape[0], -1, -1)
+        distances, indices = knn(query_points, reference_points, 1, backend=backend)
+        if not normals:
+            return distances.squeeze(-1), torch.ones_like(distances).squeeze(-1)
+        rows = indices.expand(-1, -1, 3)
+        displacement = query_points - reference_points.gather(1, rows)
+        height = (displacement * batch["normals"].gather(1, rows)).sum(-1)
+        return distances.squeeze(-1), torch.where(height < 0, -1.0, 1.0)
+
+    def signed(batch: Batch) -> Tensor:
+        distances, side = nearest(batch)
+        return side * distances
+
+    return {
+        "udf": lambda batch: nearest(batch)[0],
+        "sdf": signed,
+        "occupancy": lambda batch: -nearest(batch)[1],
+        "random": lambda batch: torch.zeros_like(batch["target"]),
+    }[target_name]

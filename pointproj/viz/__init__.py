@@ -1,0 +1,1 @@
+"""Plots, renderings and the page of an evaluation."""

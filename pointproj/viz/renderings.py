@@ -1,0 +1,94 @@
+"""Pictures of solids and clouds: samples of a surface, shaded and drawn with the nearest on top."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from pointproj.geometry.meshes import Mesh
+from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.viz.plots import save_figure
+
+SIZE = 280  # pixels a side
+SPLATS = 250_000  # samples a surface: several a pixel, so that it has no holes
+ELEVATION, AZIMUTH = np.radians(24.0), np.radians(-55.0)
+REACH = 1.25  # of the query cube, from the picture's centre to its edge
+LIGHT = np.array([0.25, 0.5, 0.83])  # in the picture's axes: right, up, towards the viewer
+COLOUR = np.array([0.42, 0.60, 0.80])
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture in a row: its heading and pixels."""
+
+    title: str
+    pixels: Int[np.ndarray, "SIZE SIZE 3"]
+
+
+def surface_panel(title: str, mesh: Mesh) -> Panel:
+    """Draw a mesh in the query cube; nothing if it has no faces."""
+    if not len(mesh.faces):
+        return Panel(title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8))
+    sampler = SurfaceSampler(mesh.vertices, mesh.faces)
+    points, normals = sampler.draw(SPLATS, np.random.default_rng(0))
+    facing = normals @ _view()
+    facing *= np.where(facing[:, 2:] < 0, -1, 1)
+    shade = 0.25 + 0.75 * np.clip(facing @ LIGHT, 0, 1)
+    return Panel(title, _drawn(points, shade[:, None] * COLOUR, spread=2))
+
+
+def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
+    """Draw points in the query cube, coloured by height."""
+    low, high = points[:, 2].min(), points[:, 2].max()
+    height = (points[:, 2] - low) / max(high - low, 1e-9)
+    return Panel(title, _drawn(points, colormaps["cividis"](height)[:, :3], spread=2))
+
+
+def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:
+    """Write rows of panels as one PNG file; an older one is replaced whole.
+
+    Parameters
+    ----------
+    path : Path
+    rows : sequence of (caption, panels)
+        Captions stand above the rows.
+    """
+    columns = max(len(panels) for _, panels in rows)
+    figure = Figure(figsize=(2.3 * columns, 2.65 * len(rows)), layout="constrained")
+    strips = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
+    for strip, (caption, panels) in zip(strips, rows, strict=True):
+        strip.suptitle(caption, fontsize=9)
+        for place, panel in enumerate(panels, start=1):
+            axis = strip.add_subplot(1, columns, place)
+            axis.imshow(panel.pixels)
+            axis.set_title(panel.title, fontsize=8)
+            axis.set_axis_off()
+    save_figure(figure, path)
+
+
+def _view() -> Float[np.ndarray, "3 3"]:
+    """Columns: the picture's right, up, and towards the viewer, in the cube's axes."""
+    right = np.array([np.cos(AZIMUTH + np.pi / 2), np.sin(AZIMUTH + np.pi / 2), 0.0])
+    ahead = np.array(
+        [np.cos(ELEVATION) * np.cos(AZIMUTH), np.cos(ELEVATION) * np.sin(AZIMUTH), np.sin(ELEVATION)]
+    )
+    return np.stack([right, np.cross(ahead, right), ahead], axis=1)
+
+
+def _drawn(
+    points: Float[np.ndarray, "n 3"], colours: Float[np.ndarray, "n 3"], spread: int
+) -> Int[np.ndarray, "SIZE SIZE 3"]:
+    """Colour the pixels, ``spread`` a side for each point, from the farthest point to the nearest."""
+    seen = points @ _view()
+    order = np.argsort(seen[:, 2])
+    places = np.round((seen[order, :2] / REACH + 1) / 2 * (SIZE - 1)).astype(int)
+    pixels = np.full((SIZE, SIZE, 3), 255, dtype=np.uint8)
+    for right in range(spread):
+        for up in range(spread):
+            column, row = np.clip(places + np.array([right, up]), 0, SIZE - 1).T
+            pixels[SIZE - 1 - row, column] = np.round(255 * colours[order])
+    return pixels

@@ -1,0 +1,66 @@
+"""The tutorial's table: its lines can be measured, and stand in the README's tables."""
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from pointproj.benchmark import table
+from pointproj.benchmark.config import WITH_RMM, BenchConfig, register_schema, to_bench_config
+from pointproj.benchmark.plan import entries, executions
+from pointproj.benchmark.run import run
+from pointproj.benchmark.tutorial import LINES, PROJECT, command
+from pointproj.benchmark.workloads import workloads
+from pointproj.config import ConfigError
+from pointproj.runtime.rmm_memory import AllocatorUnavailable
+from tests.benchmark.test_run import row
+
+
+def config_of(arguments: list[str]) -> BenchConfig:
+    register_schema()
+    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
+        return to_bench_config(compose("bench", arguments))
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.label)
+def test_every_line_is_one_contender_in_one_execution(line):
+    program, *arguments = command(line, ["output=x.csv"])[1:]
+    assert program.endswith("bench.py")
+    config = config_of(arguments)
+    assert (config.output, config.gpu_memory) == ("x.csv", line.gpu_memory)
+    (workload,) = workloads(config, "cuda")
+    (entry,) = entries(config, workload, "cuda")
+    assert entry.contender.name == line.contender + (WITH_RMM if line.gpu_memory == "rmm" else "")
+    assert entry.measurements == (("forward", line.execution), ("step", line.execution))
+
+
+def test_nothing_is_captured_in_rmms_memory():
+    assert executions(BenchConfig(gpu_memory="rmm"), "cuda") == ("eager", "compiled")
+    with pytest.raises(ConfigError, match="no CUDA graph while RMM owns the memory"):
+        config_of(["gpu_memory=rmm", "execution=[captured]"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_rmm_without_a_gpu_is_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(AllocatorUnavailable, match="finds no GPU"):
+        run(BenchConfig(gpu_memory="rmm", output=str(tmp_path / "x.csv")))
+    assert not any(tmp_path.iterdir())
+
+
+def test_lines_stand_in_the_tutorials_order():
+    rows = [
+        row(contender="cuml + RMM", execution="compiled", mode="step", p50_ms=11.5, peak_mib=99.0),
+        row(contender="cuML", kind="peer", execution="eager", mode="forward", p50_ms=9.9),
+        row(contender="cuML + RMM", kind="peer", execution="eager", mode="step", p50_ms=10.5, peak_mib=77.0),
+    ]
+    text = table.tables(rows)
+    section = text.partition("reproduced, and ours below it:")[2].partition("\n\nNetwork")[0]
+    lines = section.strip().splitlines()[2:]
+    assert lines == [
+        "| cuML | 9.9 |  |  |",
+        "| cuML + RMM |  | 10.5 | 77 |",
+        "| **`backend=cuml allocator=rmm compile=true`** |  | 11.5 | 99 |",
+    ]
+
+
+def test_a_cpus_rows_are_not_the_tutorials():
+    assert "reproduced" not in table.tables([row(device="some CPU", driver="", execution="eager")])

@@ -1,0 +1,257 @@
+"""The schema, its checks, and what the command line answers before any work starts."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from pointproj.config import CHOICES, Config, ConfigError, register_schema, to_config
+from pointproj.runtime.commandline import check_arguments
+
+PROJECT = Path(__file__).resolve().parents[2]
+CONF = PROJECT / "conf"
+
+
+def composed(*overrides):
+    register_schema()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", list(overrides))
+
+
+def config_of(*overrides):
+    return to_config(composed(*overrides))
+
+
+def program(*arguments, cwd=PROJECT, **environment):
+    command = [sys.executable, str(PROJECT / "train.py"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def test_default_run_is_furniture_occupancy_by_multiscale_without_normals():
+    config = config_of()
+    assert (config.data.name, config.target.name, config.model.name) == (
+        "furniture",
+        "occupancy",
+        "multiscale",
+    )
+    assert (config.data.queries, config.model.normals) == (1024, False)
+    assert config.backend.name == "auto"
+    assert isinstance(config, Config)
+
+
+def test_context_is_off_for_random_targets_unless_asked_for():
+    assert config_of("target=random").projector.context is False
+    assert config_of("target=random", "projector.context=true").projector.context is True
+    assert config_of("projector.context=false").projector.context is False
+
+
+def test_the_projector_learns_on_the_grid_unless_asked():
+    assert config_of("model=projector").data.queries == 0
+    assert config_of("model=projector", "data.queries=9").data.queries == 9
+    assert config_of("target=random").data.queries == 0
+
+
+@pytest.mark.parametrize(
+    "file", sorted(CONF.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}={file.stem}"
+)
+def test_every_choice_of_every_group_makes_a_valid_config(file):
+    extra = ["target=random"] if (file.parent.name, file.stem) == ("data", "gaussian") else []
+    config = config_of(f"{file.parent.name}={file.stem}", *extra)
+    key = {"projector": "kind", "experiment": None}.get(file.parent.name, "name")
+    if key:
+        assert getattr(getattr(config, file.parent.name), key) == file.stem
+
+
+def test_tutorial_experiments_are_the_tutorials_workloads():
+    knn = config_of("experiment=tutorial_knn")
+    assert (knn.data.name, knn.data.points, knn.data.grid) == ("gaussian", 100_000, 30)
+    assert (knn.projector.kind, knn.projector.k, knn.projector.sigma, knn.projector.context) == (
+        "knn",
+        7,
+        0.1,
+        False,
+    )
+    assert (knn.optimizer.name, knn.optimizer.lr, knn.model.hidden_channels) == ("adam", 1e-3, 25)
+    assert (knn.target.name, knn.training.amp) == ("random", False)
+    radius = config_of("experiment=tutorial_radius")
+    assert (radius.data.name, radius.data.points, radius.data.grid) == ("gaussian", 25_000, 30)
+    assert (radius.projector.kind, radius.projector.k, radius.projector.sigma) == ("radius", None, 0.1)
+    assert radius.projector.radius == 0.1
+
+
+def test_an_experiment_gives_way_to_the_command_line():
+    config = config_of("experiment=tutorial_radius", "projector.radius=0.25", "backend=torch")
+    assert (config.projector.radius, config.backend.name) == (0.25, "torch")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["target.name=uvf"], ["target.name=uvf", "udf, sdf, occupancy, random", "did you mean udf?"]),
+        (["training.epochs=0"], ["training.epochs=0", "at least 1"]),
+        (["data.grid=1"], ["data.grid=1", "at least 2"]),
+        (["data.workers=1000000"], ["data.workers=1000000", "at most 1024"]),
+        (["seed=99999999999999999999"], ["seed=99999999999999999999", "at most"]),
+        (["projector.sigma=0"], ["projector.sigma=0.0", "above 0"]),
+        (["projector.sigma=inf"], ["projector.sigma=inf", "finite"]),
+        (["projector.sigma=nan"], ["projector.sigma=nan", "finite"]),
+        (["optimizer.warmup=1"], ["optimizer.warmup=1.0", "below 1"]),
+        (["optimizer.betas=[0.9,1.0]"], ["optimizer.betas=[0.9,1.0]", "two numbers"]),
+        (["optimizer.betas=[0.9]"], ["optimizer.betas=[0.9]", "two numbers"]),
+        (["optimizer.weight_decay=-1"], ["weight_decay=-1.0", "at least 0"]),
+        (["data.classes=[]"], ["data.classes=[]", "null"]),
+        (["resume=nowhere/last.pt"], ["resume=nowhere/last.pt", "no such file"]),
+        (["projector=radius", "projector.k=5"], ["projector.k=5", "projector=knn projector.k=5"]),
+        (["projector.radius=0.2"], ["projector.radius=0.2", "projector=radius projector.radius=0.2"]),
+        (["projector.k=null"], ["projector=knn needs", "projector.k=7"]),
+        (["projector=radius", "projector.radius=null"], ["projector=radius needs", "projector.radius=0.1"]),
+        (["projector.k=65", "data.points=64"], ["projector.k=65", "data.points=64"]),
+        (["projector.keep_neighbors=true"], ["keep_neighbors=true", "write data.resample=false"]),
+        (
+            ["projector=radius", "projector.keep_neighbors=true", "data.resample=false"],
+            ["keep_neighbors=true", "projector=radius has no lists"],
+        ),
+        (["data=gaussian"], ["data=gaussian", "target=random", "data=furniture"]),
+        (["data.download=true"], ["data.download=true", "data=modelnet10"]),
+        (["profiler=line_profile", "compile=true"], ["line_profile", "compile=false", "profiler=torch"]),
+        (["device=cpu", "allocator.expandable_segments=true"], ["expandable_segments", "device=cpu"]),
+        (["device=cpu", "allocator=rmm"], ["allocator=rmm", "device=cpu"]),
+        (["allocator.maximum_gib=2"], ["allocator.maximum_gib=2.0", "write allocator=rmm"]),
+        (["allocator=rmm", "allocator.expandable_segments=true"], ["is for allocator=torch"]),
+        (["allocator=rmm", "allocator.resource=pol"], ["expected one of pool, async", "did you mean pool?"]),
+        (
+            ["allocator=rmm", "allocator.resource=arena", "allocator.initial_gib=1"],
+            ["write allocator.maximum_gib"],
+        ),
+        (["allocator=rmm", "allocator.initial_gib=2", "allocator.maximum_gib=1"], ["expected at most that"]),
+        (["backend=warp", "backend.algorithm=rbc"], ["backend.algorithm=rbc", "backend=cuml"]),
+        (["backend=cuml", "backend.algorithm=kd"], ["expected one of auto, brute, rbc"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) and "=" in value[-1] else None,
+)
+def test_what_cannot_run_is_refused_with_the_words_that_help(overrides, words):
+    with pytest.raises(ConfigError) as caught:
+        config_of(*overrides)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        config_of("training.epochs=0", "data=gaussian", "seed=-1")
+    assert str(caught.value).count("\n  - ") == 3
+
+
+def test_a_missing_choice_is_named():
+    with pytest.raises(ConfigError, match=r"write .*target=\.\.\."):
+        to_config(OmegaConf.structured(Config()))
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("optimizr.lr=1", ["there is no optimizr.lr", "did you mean optimizer.lr"]),
+        ("lr=1", ["there is no lr", "did you mean optimizer.lr"]),
+        ("trainin.epochs=1", ["there is no trainin.epochs", "training.epochs"]),
+        ("+dataa.points=3", ["there is no dataa.points", "data.points"]),
+        ("projectr=knn", ["there is no projectr", "projector"]),
+        ("backend=wrap", ["backend=wrap: expected one of", "torch", "did you mean warp?"]),
+        ("backend=torch,wrap", ["backend=wrap: expected one of"]),
+        ("experiment='smke'", ["experiment=smke", "did you mean smoke?"]),
+        ("epochs", ["expected KEY=VALUE or GROUP=CHOICE"]),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(argument, words):
+    with pytest.raises(ConfigError) as caught:
+        check_arguments([argument], CONF)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["optimizer.lr=1e-3", "experiment=null", "backend=auto", "compile=true"],
+        ["-m", "backend=torch,warp", "optimizer.lr=1e-3,1e-4", "seed=range(3)"],
+        ["hydra.verbose=true", "hydra/job_logging=default", "hydra.run.dir=x"],
+        ["--cfg", "job", "data={points: 3}"],
+        ["-sc", "query=bash"],
+    ],
+)
+def test_what_is_right_passes(arguments):
+    check_arguments(arguments, CONF)
+
+
+def test_every_choice_that_the_schema_names_has_its_file():
+    for key, names in CHOICES.items():
+        group, _, last = key.partition(".")
+        if last in ("name", "kind"):
+            assert sorted(names) == sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def test_the_program_refuses_a_wrong_type_shortly(tmp_path):
+    ended = program("optimizer.lr=fast", cwd=tmp_path)
+    assert ended.returncode != 0
+    assert "optimizer.lr" in ended.stderr
+    assert "could not be converted to Float" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_program_refuses_an_impossible_combination_and_leaves_no_run(tmp_path):
+    ended = program("data=gaussian", cwd=tmp_path)
+    assert ended.returncode != 0
+    assert "write target=random" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_program_ends_with_2_for_a_misspelt_key(tmp_path):
+    ended = program("training.epoch=3", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "did you mean training.epochs" in ended.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_printing_the_config_imports_nothing_heavy(tmp_path):
+    started = time.monotonic()
+    ended = program("--cfg", "job", "experiment=smoke", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    assert ended.returncode == 0
+    assert OmegaConf.create(ended.stdout).data.grid == 12
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if "|" in line}
+    assert "pointproj.config" in imported
+    assert not imported & {"torch", "warp", "numpy", "physicsnemo", "matplotlib", "trimesh", "rich"}
+    assert time.monotonic() - started < 30  # a hang, not a slow machine
+
+
+def test_help_is_about_this_program(tmp_path):
+    ended = program("--help", cwd=tmp_path)
+    assert ended.returncode == 0
+    for word in (
+        "backend: auto, ",
+        "experiment=smoke",
+        "-m backend=torch,warp",
+        "epochs: 20",
+        "outputs/",
+    ):
+        assert word in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("backend=", "backend=warp"),
+        ("experiment=tutorial_k", "experiment=tutorial_knn"),
+        ("optimizer.", "optimizer.lr="),
+    ],
+)
+def test_shell_completion_knows_groups_and_keys(line, expected, tmp_path):
+    words = f"python train.py {line}"
+    ended = program("-sc", "query=bash", cwd=tmp_path, COMP_LINE=words, COMP_POINT=str(len(words)))
+    assert ended.returncode == 0
+    assert expected in ended.stdout.split()

@@ -1,0 +1,384 @@
+"""Data of a run: found, prepared once, sampled repeatably, left out with a reason."""
+
+import logging
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pointproj.config import Config, DataConfig, TargetConfig
+from pointproj.data import preparation
+from pointproj.data.dataset import batches, prepare
+from pointproj.data.furniture import write_furniture
+from pointproj.data.modelnet import DataError, find_meshes
+from pointproj.geometry.fields import target_field
+from pointproj.geometry.files import read_mesh
+from pointproj.geometry.meshes import LONGEST_SIDE, MeshError, normalize, query_grid
+
+REAL = Path(__file__).parents[3] / "shared" / "modelnet10" / "ModelNet10"
+SHEET = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
+
+
+@pytest.fixture(scope="session")
+def furniture(tmp_path_factory):
+    """Three training and two test pieces of two classes, prepared by most tests with a small grid."""
+    root = tmp_path_factory.mktemp("furniture")
+    write_furniture(root / "ModelNet10", ["dresser", "sofa"], train=3, test=2)
+    return root
+
+
+@pytest.fixture
+def config(furniture, tmp_path):
+    def make(target="udf", **data):
+        chosen = {"name": "modelnet10", "root": str(furniture), "cache": str(tmp_path / "cache"), "grid": 6}
+        section = DataConfig(**(chosen | {"points": 64} | data))
+        return Config(data=section, target=TargetConfig(name=target), seed=5)
+
+    return make
+
+
+@pytest.fixture
+def broken(furniture, tmp_path):
+    """The furniture's dressers, and beside them files that are no meshes, and a sheet without interior."""
+    root = tmp_path / "broken"
+    for path in furniture.glob("ModelNet10/dresser/*/*.off"):
+        copy = root / path.relative_to(furniture / "ModelNet10")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    (root / "dresser" / "train" / "dresser_0100.off").write_text("")
+    (root / "dresser" / "train" / "dresser_0101.off").write_text(SHEET.replace("1 1 0", "1 nan 0"))
+    (root / "dresser" / "test" / "dresser_0102.off").write_text(SHEET)
+    return root
+
+
+def forbid_making(monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("made again instead of read from the cache")
+
+    monkeypatch.setattr(preparation, "_make", fail)
+
+
+def names(dataset):
+    return [shape.name for shape in dataset.shapes]
+
+
+def all_batches(*arguments, **keywords):
+    return list(batches(*arguments, **keywords))
+
+
+def assert_equal_batches(ones, others):
+    assert len(ones) == len(others) > 0
+    for one, other in zip(ones, others, strict=True):
+        assert one["name"] == other["name"]
+        assert one["class_name"] == other["class_name"]
+        for key in ("reference_points", "normals", "target", "query_points"):
+            assert torch.equal(one[key], other[key])
+
+
+# --- finding files ---
+
+
+def test_the_root_may_be_the_folder_above(furniture):
+    below = find_meshes(furniture / "ModelNet10")
+    assert find_meshes(furniture) == below
+    assert [(file.class_name, file.split, file.name) for file in below[:4]] == [
+        ("dresser", "train", "dresser_0001"),
+        ("dresser", "train", "dresser_0002"),
+        ("dresser", "train", "dresser_0003"),
+        ("dresser", "test", "dresser_5001"),
+    ]
+    assert len(below) == 10
+
+
+def test_classes_and_limit_choose(furniture):
+    assert [file.name for file in find_meshes(furniture, ["sofa"], limit=1)] == ["sofa_0001", "sofa_5001"]
+    with pytest.raises(DataError, match=r"data\.classes=\[bed\].*it has dresser, sofa"):
+        find_meshes(furniture, ["sofa", "bed"])
+
+
+def test_other_files_are_no_meshes(tmp_path):
+    folder = tmp_path / "bed" / "train"
+    folder.mkdir(parents=True)
+    for name in ("bed_0001.off", "._bed_0001.off", ".DS_Store", "bed_0002.OFF", "notes.txt"):
+        (folder / name).write_text(SHEET)
+    (tmp_path / "__MACOSX" / "train").mkdir(parents=True)
+    assert [file.path.name for file in find_meshes(tmp_path)] == ["bed_0001.off", "bed_0002.OFF"]
+
+
+def test_missing_data_say_both_ways_forward(config, tmp_path):
+    with pytest.raises(DataError, match=r"data\.download=true.*data\.root=FOLDER.*<class>/train"):
+        prepare(config(root=str(tmp_path / "nowhere")))
+    (tmp_path / "bed" / "train").mkdir(parents=True)
+    with pytest.raises(DataError, match="no mesh file"):
+        prepare(config(root=str(tmp_path)))
+
+
+# --- preparing and caching ---
+
+
+@pytest.mark.parametrize("target", ["udf", "sdf", "occupancy"])
+def test_targets_are_those_of_the_files(config, furniture, target):
+    data = prepare(config(target))
+    assert names(data.train) == [
+        f"{name}_{number:04d}" for name in ("dresser", "sofa") for number in (1, 2, 3)
+    ]
+    assert names(data.test) == ["dresser_5001", "dresser_5002", "sofa_5001", "sofa_5002"]
+    assert data.left_out == []
+    shape = data.train.shapes[4]
+    mesh = normalize(read_mesh(furniture / "ModelNet10/sofa/train/sofa_0002.off"))
+    assert np.array_equal(shape.target.numpy(), target_field(mesh, 6, target))
+    assert shape.class_name == "sofa"
+    assert torch.equal(data.train.query_points, torch.from_numpy(query_grid(6)))
+
+
+def test_the_second_run_makes_nothing(config, monkeypatch):
+    first = prepare(config("sdf"))
+    forbid_making(monkeypatch)
+    second = prepare(config("sdf"))
+    assert_equal_batches(all_batches(first.train, 4), all_batches(second.train, 4))
+
+
+@pytest.mark.parametrize("change", [{"grid": 7}, {"target": "occupancy"}, {"target": "random"}])
+def test_a_changed_setting_reads_no_old_entry(config, monkeypatch, change):
+    one = {"classes": ["sofa"], "limit": 1}
+    prepare(config(**one))
+    forbid_making(monkeypatch)
+    prepare(config(**one))
+    with pytest.raises(AssertionError, match="made again"):
+        prepare(config(**(one | change)))
+
+
+def test_changed_code_and_changed_content_read_no_old_entry(config, broken, monkeypatch):
+    chosen = {"root": str(broken), "limit": 1}
+    before = prepare(config(**chosen)).train.shapes[0]
+    path = broken / "dresser/train/dresser_0001.off"
+    path.write_bytes((broken / "dresser/train/dresser_0002.off").read_bytes())
+    after = prepare(config(**chosen)).train.shapes[0]
+    assert not torch.equal(before.target, after.target)
+    assert before.identity != after.identity
+    monkeypatch.setattr(preparation, "_code_digest", lambda: "other code")
+    forbid_making(monkeypatch)
+    with pytest.raises(AssertionError, match="made again"):
+        prepare(config(**chosen))
+
+
+def test_damaged_entries_are_rebuilt(config, tmp_path, caplog):
+    first = prepare(config())
+    entries = sorted((tmp_path / "cache").rglob("*.npz"))
+    assert len(entries) == 10
+    sound = [entry.read_bytes() for entry in entries]
+    for number, entry in enumerate(entries):
+        entry.write_bytes(sound[number][: 97 * number])
+    with caplog.at_level(logging.WARNING):
+        second = prepare(config())
+    assert caplog.text.count("is damaged") == 10
+    assert_equal_batches(all_batches(first.train, 4), all_batches(second.train, 4))
+    assert [entry.read_bytes() for entry in entries] == sound
+
+
+def test_several_processes_make_the_same_entries(furniture, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "FEWEST_FOR_PROCESSES", 2)
+    files = find_meshes(furniture, limit=1)
+    recipe = preparation.Recipe(grid=6, target="sdf")
+    apart = dict(preparation.prepare_meshes(files, recipe, tmp_path / "two", processes=2))
+    alone = dict(preparation.prepare_meshes(files, recipe, tmp_path / "one", processes=1))
+    assert apart.keys() == alone.keys() == set(files)
+    for file in files:
+        assert apart[file] == alone[file]
+    stored = {
+        folder: {path.name: path.read_bytes() for path in (tmp_path / folder).rglob("*.npz")}
+        for folder in ("one", "two")
+    }
+    assert stored["one"] == stored["two"]
+
+
+def test_work_goes_on_alone_when_the_processes_die(furniture, tmp_path, monkeypatch, caplog):
+    class DyingPool:
+        def __init__(self, *arguments, **keywords):
+            pass
+
+        def submit(self, *arguments):
+            raise BrokenProcessPool("killed")
+
+        def shutdown(self, **keywords):
+            pass
+
+    monkeypatch.setattr(preparation, "FEWEST_FOR_PROCESSES", 2)
+    monkeypatch.setattr(preparation, "ProcessPoolExecutor", DyingPool)
+    files = find_meshes(furniture, ["dresser"])
+    recipe = preparation.Recipe(grid=6, target="udf")
+    prepared = dict(preparation.prepare_meshes(files, recipe, tmp_path, processes=2))
+    assert list(prepared) == files
+    assert "preparing the other 5 meshes in this one" in caplog.text
+
+
+# --- unusable meshes ---
+
+
+def test_unusable_meshes_are_named_and_left_out(config, broken, caplog, monkeypatch):
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        data = prepare(config(root=str(broken)))
+        assert names(data.train) == ["dresser_0001", "dresser_0002", "dresser_0003"]
+        assert names(data.test) == ["dresser_0102", "dresser_5001", "dresser_5002"]
+        reasons = {Path(file).name: reason for file, reason in data.left_out}
+        assert reasons.keys() == {"dresser_0100.off", "dresser_0101.off"}
+        assert reasons["dresser_0100.off"] == "is empty"
+        assert "not finite" in reasons["dresser_0101.off"]
+        assert f"left out {broken}/dresser/train/dresser_0100.off: is empty" in caplog.text
+        forbid_making(monkeypatch)
+
+
+def test_a_mesh_without_interior_is_for_udf_only(config, broken):
+    data = prepare(config("sdf", root=str(broken)))
+    assert names(data.test) == ["dresser_5001", "dresser_5002"]
+    reasons = {Path(file).name: reason for file, reason in data.left_out}
+    assert "only target=udf" in reasons["dresser_0102.off"]
+
+
+def test_strict_stops_at_an_unusable_mesh(config, broken):
+    with pytest.raises(MeshError, match=r"dresser_0100\.off: is empty .*data\.strict"):
+        prepare(config(root=str(broken), strict=True))
+
+
+def test_a_split_without_usable_mesh_is_an_error(config, broken):
+    for path in (broken / "dresser" / "test").iterdir():
+        path.write_text("OFF\n")
+    with pytest.raises(DataError, match=r"split test, got none; 5 were left out, such as .*dresser_0100"):
+        prepare(config(root=str(broken)))
+
+
+# --- sampling ---
+
+
+def test_samples_are_in_the_cube_and_on_the_mesh(config, furniture):
+    data = prepare(config(points=500, limit=1, classes=["sofa"]))
+    sample = data.train[0]
+    points = sample["reference_points"]
+    assert points.shape == sample["normals"].shape == (500, 3)
+    assert points.abs().max() <= LONGEST_SIDE / 2 + 1e-6
+    mesh = normalize(read_mesh(furniture / "ModelNet10/sofa/train/sofa_0001.off"))
+    corners = mesh.vertices[mesh.faces]
+    normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+    offsets = (normals * corners[:, 0]).sum(axis=1)
+    # Each point lies in the plane of a face that has its normal.
+    gaps = np.abs(points.numpy() @ normals.T - offsets) + np.abs(sample["normals"].numpy() @ normals.T - 1)
+    assert gaps.min(axis=1).max() < 1e-5
+
+
+def test_points_are_fixed_by_seed_epoch_and_shape(config):
+    data = prepare(config())
+    again = prepare(config())
+
+    def drawn(dataset, epoch, index=0):
+        return dataset[epoch, index]["reference_points"]
+
+    assert torch.equal(drawn(data.train, 3), drawn(again.train, 3))
+    assert not torch.equal(drawn(data.train, 3), drawn(data.train, 4))
+    other = config()
+    other.seed = 6
+    other = prepare(other)
+    assert not torch.equal(drawn(data.train, 3), drawn(other.train, 3))
+    assert torch.equal(drawn(data.test, 3), drawn(other.test, 8))
+    fixed = prepare(config(resample=False))
+    assert torch.equal(drawn(fixed.train, 3), drawn(data.train, 0))
+
+
+def test_shapes_are_known_by_content_not_by_place(config, broken, furniture):
+    here = prepare(config(root=str(broken), limit=1)).train
+    there = prepare(config(classes=["dresser"], limit=1)).train
+    assert torch.equal(here[0]["reference_points"], there[0]["reference_points"])
+
+
+# --- batches ---
+
+
+def test_batches_stack_samples_and_share_the_queries(config):
+    data = prepare(config())
+    made = all_batches(data.train, 4, epoch=2)
+    assert [len(batch["name"]) for batch in made] == [4, 2]
+    assert made[0]["reference_points"].shape == (4, 64, 3)
+    assert made[0]["target"].shape == (4, 216)
+    assert made[0]["query_points"] is data.train.query_points
+    assert torch.equal(made[1]["normals"][1], data.train[2, 5]["normals"])
+    assert made[1]["name"] == ["sofa_0002", "sofa_0003"]
+    assert made[1]["class_name"] == ["sofa", "sofa"]
+
+
+def test_shuffling_changes_with_the_epoch_and_resumes_in_the_middle(config):
+    data = prepare(config())
+
+    def order(**keywords):
+        return [name for batch in batches(data.train, 2, shuffle=True, **keywords) for name in batch["name"]]
+
+    assert order(seed=1, epoch=0) == order(seed=1, epoch=0)
+    assert sorted(order(seed=1, epoch=0)) == names(data.train)
+    assert len({tuple(order(seed=seed, epoch=epoch)) for seed in (1, 2) for epoch in (0, 1, 2)}) == 6
+    whole = all_batches(data.train, 2, shuffle=True, seed=1, epoch=4)
+    all_batches(data.train, 2, epoch=9)
+    assert_equal_batches(whole[1:], all_batches(data.train, 2, shuffle=True, seed=1, epoch=4, start=1))
+    assert all_batches(data.train, 2, start=3) == []
+
+
+def test_workers_yield_the_same_batches_and_leave_random_states_alone(config):
+    data = prepare(config())
+    alone = all_batches(data.train, 2, shuffle=True, epoch=1)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    apart = all_batches(data.train, 2, shuffle=True, epoch=1, workers=2)
+    assert_equal_batches(alone, apart)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+    assert all_batches(data.train, 2, start=3, workers=2) == []
+
+
+# --- the other sources ---
+
+
+def test_gaussian_is_the_tutorials_workload(config):
+    data = prepare(config("random", name="gaussian", points=20_000, grid=12, root=None))
+    (batch,) = batches(data.train, 1)
+    points, target = batch["reference_points"], batch["target"]
+    assert points.shape == (1, 20_000, 3)
+    assert target.shape == (1, 12**3)
+    assert points.mean().item() == pytest.approx(0, abs=0.02)
+    assert points.std().item() == pytest.approx(1, abs=0.02)
+    assert target.std().item() == pytest.approx(1, abs=0.06)
+    assert not batch["normals"].any()
+    assert_equal_batches([batch], all_batches(data.test, 1, epoch=7))
+    again = prepare(config("random", name="gaussian", points=20_000, grid=12, root=None))
+    assert_equal_batches([batch], all_batches(again.train, 1))
+
+
+def test_random_targets_differ_by_mesh_and_come_back(config, tmp_path):
+    one = prepare(config("random")).train
+    other = prepare(config("random", cache=str(tmp_path / "elsewhere"))).train
+    targets = torch.stack([shape.target for shape in one.shapes])
+    assert torch.equal(targets, torch.stack([shape.target for shape in other.shapes]))
+    assert len(torch.unique(targets, dim=0)) == 6
+    assert targets.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_furniture_is_made_on_first_use(config, tmp_path):
+    chosen = {"name": "furniture", "root": str(tmp_path / "made"), "classes": ["bed"], "train_meshes": 2}
+    data = prepare(config(**chosen, test_meshes=1))
+    assert names(data.train) == ["bed_0001", "bed_0002"]
+    assert names(data.test) == ["bed_5001"]
+    # Fewer pieces than the folder holds: only those asked for.
+    assert names(prepare(config(**chosen, test_meshes=1, limit=1)).train) == ["bed_0001"]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"needs real meshes in {REAL}")
+def test_real_meshes_are_prepared_and_sampled(config):
+    data = prepare(config(root=str(REAL), classes=["bathtub", "toilet"], limit=1, grid=8))
+    assert data.left_out == []
+    assert names(data.train) == ["bathtub_0107", "toilet_0345"]
+    for dataset in (data.train, data.test):
+        (batch,) = batches(dataset, 2)
+        assert torch.isfinite(batch["reference_points"]).all()
+        assert (batch["normals"].norm(dim=-1) - 1).abs().max() < 1e-5
+        # The query cube leaves a margin around the shape, so its corners are away from the surface.
+        assert batch["target"][:, 0].min() > 0.17
+        assert batch["target"].min() >= 0

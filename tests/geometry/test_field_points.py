@@ -1,0 +1,86 @@
+"""Targets at any points, against solids whose inside is known by formula."""
+
+import numpy as np
+import pytest
+
+from pointproj.geometry.field_points import field_at, inside_at
+from pointproj.geometry.fields import inside, inside_lattice
+from pointproj.geometry.meshes import Mesh, query_grid
+from pointproj.geometry.sampling import SurfaceSampler, pool_points
+
+BOX_FACES = np.array(
+    [
+        *([0, 1, 3], [0, 3, 2], [4, 7, 5], [4, 6, 7], [0, 5, 1], [0, 4, 5]),
+        *([2, 3, 7], [2, 7, 6], [0, 2, 6], [0, 6, 4], [1, 5, 7], [1, 7, 3]),
+    ]
+)
+
+
+def box(half):
+    signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=float)
+    return Mesh(signs * np.asarray(half), BOX_FACES, "box")
+
+
+def away_from(half, points, least=1e-4):
+    """Points that lie clearly on one side of the box, and which."""
+    beyond = (np.abs(points) - np.asarray(half)).max(axis=1)
+    clear = np.abs(beyond) > least
+    return points[clear], beyond[clear] < 0
+
+
+@pytest.mark.parametrize("half", [(0.5, 0.31, 0.77), (0.8, 0.6, 0.002)], ids=["solid", "thin plate"])
+def test_inside_of_a_box_at_random_points(half):
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-1, 1, (4000, 3)) * np.minimum(np.asarray(half) * 2, 1)
+    points, expected = away_from(half, points.astype(np.float32))
+    assert 0.05 < expected.mean() < 0.95
+    np.testing.assert_array_equal(inside_at(box(half), points), expected)
+
+
+def test_orientation_and_copies_of_faces_change_nothing():
+    half = (0.5, 0.4, 0.3)
+    solid = box(half)
+    faces = np.concatenate([solid.faces[:, ::-1], solid.faces[:5]])
+    points, expected = away_from(half, np.random.default_rng(1).uniform(-1, 1, (2000, 3)).astype(np.float32))
+    np.testing.assert_array_equal(inside_at(Mesh(solid.vertices, faces, "copies"), points), expected)
+
+
+def test_a_single_sheet_has_no_inside():
+    sheet = Mesh(np.array([[-0.8, -0.8, 0.01], [0.8, -0.8, 0.01], [0, 0.8, 0.01]]), [[0, 1, 2]], "sheet")
+    assert not inside_at(sheet, np.random.default_rng(2).uniform(-1, 1, (2000, 3)).astype(np.float32)).any()
+
+
+def test_grid_points_and_lattice_nodes_keep_their_side():
+    hollow = box((0.61, 0.43, 0.52))
+    np.testing.assert_array_equal(inside_at(hollow, query_grid(12)), inside(hollow, 12))
+    lattice = inside_lattice(hollow, 40).reshape(-1)
+    np.testing.assert_array_equal(inside_at(hollow, query_grid(40)), lattice)
+
+
+def test_kinds_are_distance_sign_and_label():
+    half = np.array([0.5, 0.4, 0.3])
+    points, expected = away_from(half, np.random.default_rng(3).uniform(-1, 1, (500, 3)).astype(np.float32))
+    beyond = np.abs(points) - half
+    outside = np.linalg.norm(np.maximum(beyond, 0), axis=1)
+    signed = outside + np.minimum(beyond.max(axis=1), 0)
+    np.testing.assert_allclose(field_at(box(half), points, "udf"), np.abs(signed), atol=1e-6)
+    np.testing.assert_allclose(field_at(box(half), points, "sdf"), signed, atol=1e-6)
+    np.testing.assert_array_equal(field_at(box(half), points, "occupancy"), expected)
+
+
+def test_a_pool_is_fixed_by_its_seed_and_lies_half_near_the_surface():
+    half = (0.9, 0.5, 0.4)
+    mesh = box(half)
+    sampler = SurfaceSampler(mesh.vertices, mesh.faces)
+    points = pool_points(sampler, 3001, 7)
+    assert points.shape == (3001, 3)
+    assert points.dtype == np.float32
+    assert np.abs(points).max() <= 1
+    np.testing.assert_array_equal(points, pool_points(sampler, 3001, 7))
+    assert (points != pool_points(sampler, 3001, 8)).any(axis=1).all()
+    distance = field_at(mesh, points, "udf")
+    assert 0.45 < (distance < 0.06).mean() < 0.7
+    beyond = (np.abs(points) > np.asarray(half) + 0.35).any(axis=1)
+    assert 0.02 < beyond.mean() < 0.12
+    first, second = (distance[:1500] < 0.05).mean(), (distance[1500:] < 0.05).mean()
+    assert abs(first - second) < 0.06  # in random order

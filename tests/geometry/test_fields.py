@@ -1,0 +1,345 @@
+"""Distances against brute force, the interior against winding numbers and on surfaces that have none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from pointproj.data.furniture import CLASSES, make_furniture
+from pointproj.geometry.fields import NoInterior, inside, open_edges, target_field, unsigned_distance
+from pointproj.geometry.files import read_mesh
+from pointproj.geometry.meshes import Mesh, MeshError, normalize, query_grid
+
+REAL = Path(__file__).parents[3] / "shared" / "modelnet10" / "ModelNet10"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the sample of real ModelNet files is not here")
+
+
+def exact_distance(mesh, points):
+    """Distance in fp64 from every point to every triangle, the least of them."""
+    a, b, c = (mesh.vertices[mesh.faces[:, k]] for k in range(3))
+    squared = np.full((len(points), len(mesh.faces)), np.inf)
+    p = points.astype(np.float64)[:, None]
+    for start, end in ((a, b), (b, c), (c, a)):
+        along = end - start
+        length = (along**2).sum(-1)
+        t = ((p - start) * along).sum(-1) / np.where(length > 0, length, 1)
+        nearest = start + np.clip(t, 0, 1)[..., None] * along
+        squared = np.minimum(squared, ((p - nearest) ** 2).sum(-1))
+    normal = np.cross(b - a, c - a)
+    size = (normal**2).sum(-1)
+    to_c = (np.cross(b - a, p - a) * normal).sum(-1)
+    to_b = (np.cross(p - a, c - a) * normal).sum(-1)
+    over = (size > 0) & (to_b >= 0) & (to_c >= 0) & (to_b + to_c <= size)
+    height = ((p - a) * normal).sum(-1) ** 2 / np.where(size > 0, size, 1)
+    return np.sqrt(np.where(over, np.minimum(squared, height), squared).min(axis=1))
+
+
+def winding_number(mesh, points):
+    """Sum of the signed solid angles of all triangles over 4 pi (Van Oosterom and Strackee 1983, eq. 8)."""
+    total = np.empty(len(points))
+    for first in range(0, len(points), 256):
+        p = points[first : first + 256, None].astype(np.float64)
+        a, b, c = (mesh.vertices[mesh.faces[:, k]] - p for k in range(3))
+        la, lb, lc = (np.linalg.norm(side, axis=-1) for side in (a, b, c))
+        volume = (a * np.cross(b, c)).sum(-1)
+        scale = la * lb * lc + (a * b).sum(-1) * lc + (b * c).sum(-1) * la + (c * a).sum(-1) * lb
+        total[first : first + 256] = np.arctan2(volume, scale).sum(1) / (2 * np.pi)
+    return total
+
+
+def of(shape, name="shape"):
+    return Mesh(shape.vertices, shape.faces, name)
+
+
+def joined(*shapes):
+    return of(trimesh.util.concatenate(shapes))
+
+
+def box(extents, centre=(0, 0, 0)):
+    shape = trimesh.creation.box(extents=extents)
+    shape.apply_translation(centre)
+    return shape
+
+
+def table():
+    legs = [box((0.1, 0.1, 1), (x, y, 0.5)) for x in (-0.9, 0.9) for y in (-0.4, 0.4)]
+    return joined(box((2, 1, 0.1), (0, 0, 1)), *legs)
+
+
+def crossed_boards(seed):
+    generator = np.random.default_rng(seed)
+    boards = []
+    for _ in range(8):
+        board = box(generator.uniform(0.05, 1, 3))
+        turn = trimesh.transformations.rotation_matrix(generator.uniform(0, 3), generator.normal(size=3))
+        board.apply_transform(turn)
+        board.apply_translation(generator.uniform(-0.7, 0.7, 3))
+        boards.append(board)
+    return joined(*boards)
+
+
+def sharp_wedge():
+    """Two boards that meet at 10 degrees: outside narrows to nothing between them."""
+    boards = []
+    for angle in (5, -5):
+        board = box((1, 0.6, 0.02), (0.5, 0, 0))
+        board.apply_transform(trimesh.transformations.rotation_matrix(np.radians(angle) + 0.3, (0.1, 1, 0.2)))
+        boards.append(board)
+    return joined(*boards)
+
+
+def sheet(*corners):
+    """A rectangle of two triangles."""
+    return trimesh.Trimesh(corners, [[0, 1, 2], [0, 2, 3]], process=False)
+
+
+def room(gap):
+    """An open box of side 1.8 without thickness, its lid ``gap`` above the walls."""
+    h, top = 0.9, 0.9 + gap
+    ring = [(-h, -h), (h, -h), (h, h), (-h, h)]
+    walls = [
+        sheet((*p, -h), (*q, -h), (*q, h), (*p, h)) for p, q in zip(ring, ring[1:] + ring[:1], strict=True)
+    ]
+    return joined(sheet(*((*p, -h) for p in ring)), sheet(*((*p, top) for p in ring)), *walls)
+
+
+def open_tube():
+    cylinder = trimesh.creation.cylinder(radius=0.5, height=2)
+    return Mesh(cylinder.vertices, cylinder.faces[np.abs(cylinder.face_normals[:, 2]) < 0.5], "tube")
+
+
+def doubled(mesh):
+    return Mesh(mesh.vertices, np.concatenate([mesh.faces, mesh.faces[:, ::-1]]), mesh.name)
+
+
+def half_flipped(mesh):
+    faces = mesh.faces.copy()
+    flipped = np.random.default_rng(5).random(len(faces)) < 0.5
+    faces[flipped] = faces[flipped][:, ::-1]
+    return Mesh(mesh.vertices, faces, mesh.name)
+
+
+CLOSED = {
+    "box": lambda: of(box((1, 0.7, 0.4))),
+    "slab": lambda: of(box((1, 0.5, 0.08))),
+    "sphere": lambda: of(trimesh.creation.icosphere(subdivisions=3)),
+    "torus": lambda: of(trimesh.creation.torus(1, 0.2)),
+    "pipe": lambda: of(trimesh.creation.annulus(r_min=0.45, r_max=0.5, height=1.0)),
+    "table of overlapping boxes": table,
+    "crossed boards": lambda: crossed_boards(1),
+    "more crossed boards": lambda: crossed_boards(2),
+    "sharp wedge": sharp_wedge,
+    **{name: lambda name=name: make_furniture(name, 3) for name in CLASSES},
+}
+
+
+@pytest.mark.parametrize("make", CLOSED.values(), ids=CLOSED.keys())
+def test_inside_of_watertight_meshes_is_that_of_the_winding_number(make):
+    mesh = normalize(make())
+    grid = query_grid(30)
+    some = np.random.default_rng(0).choice(len(grid), 1000, replace=False)
+    labels = inside(mesh, 30)
+    assert labels.any()
+    assert (labels[some] == (np.abs(winding_number(mesh, grid[some])) > 0.5)).mean() >= 0.995
+
+
+@pytest.mark.parametrize("make", CLOSED.values(), ids=CLOSED.keys())
+def test_orientation_and_copies_of_faces_change_no_label(make):
+    mesh = normalize(make())
+    labels = inside(mesh, 30)
+    np.testing.assert_array_equal(inside(doubled(mesh), 30), labels)
+    np.testing.assert_array_equal(inside(half_flipped(mesh), 30), labels)
+
+
+@needs_real
+@pytest.mark.parametrize("name", ["bed/train/bed_0519", "chair/train/chair_0897", "sofa/test/sofa_0690"])
+def test_inside_of_watertight_real_meshes_is_that_of_the_winding_number(name):
+    mesh = normalize(read_mesh(REAL / f"{name}.off"))
+    grid = query_grid(30)
+    some = np.random.default_rng(0).choice(len(grid), 1000, replace=False)
+    assert (inside(mesh, 30)[some] == (np.abs(winding_number(mesh, grid[some])) > 0.5)).mean() >= 0.995
+
+
+@needs_real
+@pytest.mark.parametrize("name", CLASSES)
+def test_orientation_and_copies_change_no_label_of_real_meshes(name):
+    mesh = normalize(read_mesh(sorted((REAL / name / "train").glob("*.off"))[-1]))
+    labels = inside(mesh, 30)
+    assert (inside(doubled(mesh), 30) == labels).mean() >= 0.995
+    assert (inside(half_flipped(mesh), 30) == labels).mean() >= 0.995
+
+
+def test_inside_of_a_box_runs_z_fastest():
+    labels = inside(normalize(of(box((1.8, 0.9, 0.3)))), 24)
+    expected = (np.abs(query_grid(24)) < [0.9, 0.45, 0.15]).all(axis=1)
+    np.testing.assert_array_equal(labels, expected)
+
+
+def test_faces_that_lie_on_lattice_planes_shut_them():
+    """With 21 points a side the faces of a cube of side 1.8 hold grid points; those are not inside."""
+    labels = inside(of(box((1.8, 1.8, 1.8))), 21)
+    expected = (np.abs(query_grid(21)) < 0.85).all(axis=1)
+    np.testing.assert_array_equal(labels, expected)
+
+
+def test_the_face_between_two_touching_boxes_is_inside():
+    mesh = joined(box((0.9, 1.8, 1.8), (-0.45, 0, 0)), box((0.9, 1.8, 1.8), (0.45, 0, 0)))
+    np.testing.assert_array_equal(inside(mesh, 21), inside(of(box((1.8, 1.8, 1.8))), 21))
+
+
+def test_a_cavity_is_inside_whichever_way_its_wall_faces():
+    outer, cavity = box((1.8, 1.8, 1.8)), box((1, 1, 1))
+    expected = inside(of(outer), 30)
+    np.testing.assert_array_equal(inside(joined(outer, cavity), 30), expected)
+    cavity.invert()
+    np.testing.assert_array_equal(inside(joined(outer, cavity), 30), expected)
+
+
+def test_inside_at_coarse_points_is_that_of_a_finer_grid():
+    mesh = normalize(of(trimesh.creation.icosphere(subdivisions=3)))
+    fine = inside(mesh, 101).reshape(101, 101, 101)
+    for side in (2, 5, 51):
+        step = 100 // (side - 1)
+        np.testing.assert_array_equal(inside(mesh, side), fine[::step, ::step, ::step].reshape(-1))
+
+
+SHEETS = {
+    "one sheet": lambda: of(sheet((-0.9, -0.9, 0), (0.9, -0.9, 0), (0.9, 0.9, 0), (-0.9, 0.9, 0))),
+    "a sheet at a slant": lambda: of(
+        sheet((-0.9, -0.9, -0.7), (0.9, -0.9, 0.1), (0.9, 0.9, 0.7), (-0.9, 0.9, -0.1))
+    ),
+    "a lid far above its box": lambda: normalize(room(0.1)),
+    "a tube open at both ends": lambda: normalize(open_tube()),
+}
+
+
+@pytest.mark.parametrize("side", [21, 30])
+@pytest.mark.parametrize("make", SHEETS.values(), ids=SHEETS.keys())
+def test_open_surfaces_have_no_interior(make, side):
+    mesh = make()
+    assert not inside(mesh, side).any()
+    assert not inside(doubled(mesh), side).any()
+    assert not inside(half_flipped(mesh), side).any()
+
+
+def test_cracks_narrower_than_a_lattice_cell_are_closed():
+    whole = inside(normalize(room(0.0)), 30)
+    assert whole.sum() == 26**3
+    for gap in (0.001, 0.012):
+        cracked = normalize(room(gap))
+        assert inside(cracked, 30).sum() >= 0.95 * whole.sum()
+        assert (inside(doubled(cracked), 30) == inside(cracked, 30)).all()
+
+
+def test_a_crack_between_doubled_sheets_with_other_diagonals_is_closed():
+    mesh = normalize(room(0.01))
+    quads = mesh.faces.reshape(-1, 6)[:, [0, 1, 2, 5]]
+    backs = np.concatenate([quads[:, [3, 1, 0]], quads[:, [3, 2, 1]]])
+    backed = Mesh(mesh.vertices, np.concatenate([mesh.faces, backs]), "backed")
+    np.testing.assert_array_equal(inside(backed, 30), inside(mesh, 30))
+
+
+def test_open_edges_are_those_where_the_surface_ends():
+    square = of(sheet((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)))
+    expected = [[True, True, False], [False, True, True]]
+    np.testing.assert_array_equal(open_edges(square), expected)
+    np.testing.assert_array_equal(open_edges(doubled(square))[:2], expected)
+    assert not open_edges(of(box((1, 2, 3)))).any()
+    loose = box((1, 2, 3))
+    loose.unmerge_vertices()
+    assert not open_edges(of(loose)).any()
+    sliver = Mesh([*square.vertices, [0.5, 0, 0]], [*square.faces, [0, 4, 1]], "sliver")
+    np.testing.assert_array_equal(open_edges(sliver)[:2], expected)
+
+
+def test_distance_is_exact_to_triangles_of_every_shape():
+    generator = np.random.default_rng(1)
+    vertices = generator.uniform(-0.9, 0.9, (90, 3))
+    thin = np.arange(30, 60)
+    vertices[thin] = (
+        vertices[thin - 30] + generator.uniform(-1, 1, (30, 3)) * np.logspace(-7, -2, 30)[:, None]
+    )
+    faces = generator.integers(0, 90, (60, 3))
+    faces = np.concatenate([faces, [[k - 30, k, 89 - (k - 30)] for k in thin], [[3, 3, 7], [8, 8, 8]]])
+    soup = Mesh(vertices, faces, "soup")
+    points = generator.uniform(-1, 1, (3000, 3)).astype(np.float32)
+    near = vertices[generator.integers(0, 90, 500)] + generator.normal(0, 1e-3, (500, 3))
+    points = np.concatenate([points, near.astype(np.float32)])
+    distance = unsigned_distance(soup, points)
+    assert distance.dtype == np.float32
+    np.testing.assert_allclose(distance, exact_distance(soup, points), rtol=2e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("thickness", [1e-3, 1e-5, 1e-6])
+@pytest.mark.parametrize("seed", [4, 8, 15])
+def test_distance_to_a_sliver_that_single_precision_cannot_resolve(thickness, seed):
+    generator = np.random.default_rng(seed)
+    start, end, aside = generator.uniform(-0.9, 0.9, (3, 3))
+    tip = start + generator.uniform(0.1, 0.9) * (end - start) + thickness * aside / np.linalg.norm(aside)
+    sliver = Mesh([start, end, tip], [[0, 1, 2]], "sliver")
+    points = np.random.default_rng(2).uniform(-1, 1, (2000, 3)).astype(np.float32)
+    np.testing.assert_allclose(
+        unsigned_distance(sliver, points), exact_distance(sliver, points), rtol=2e-7, atol=1e-8
+    )
+
+
+@needs_real
+@pytest.mark.parametrize("name", ["dresser/train/dresser_0201", "bed/train/bed_0523"])
+def test_distance_is_exact_on_real_meshes_with_slivers(name):
+    mesh = normalize(read_mesh(REAL / f"{name}.off"))
+    points = query_grid(30)[np.random.default_rng(0).choice(27_000, 1500, replace=False)]
+    np.testing.assert_allclose(
+        unsigned_distance(mesh, points), exact_distance(mesh, points), rtol=2e-7, atol=1e-8
+    )
+
+
+def test_fields_of_a_box_are_the_known_ones():
+    half = np.array([0.9, 0.45, 0.15])
+    mesh = of(box(2 * half))
+    beyond = np.abs(query_grid(16).astype(np.float64)) - half
+    signed = np.linalg.norm(np.maximum(beyond, 0), axis=1) + np.minimum(beyond.max(axis=1), 0)
+    udf, sdf, occupancy = (target_field(mesh, 16, kind) for kind in ("udf", "sdf", "occupancy"))
+    for field in (udf, sdf, occupancy):
+        assert field.dtype == np.float32
+        assert field.shape == (16**3,)
+    np.testing.assert_allclose(udf, np.abs(signed), atol=2e-7)
+    np.testing.assert_allclose(sdf, signed, atol=2e-7)
+    np.testing.assert_array_equal(occupancy, signed < 0)
+
+
+def test_no_interior_is_an_error_only_where_one_is_needed():
+    mesh = of(sheet((-0.9, -0.9, 0), (0.9, -0.9, 0), (0.9, 0.9, 0), (-0.9, 0.9, 0)), name="table_0007")
+    grid = query_grid(10).astype(np.float64)
+    beyond = np.maximum(np.abs(grid) - [0.9, 0.9, 0], 0)
+    np.testing.assert_allclose(target_field(mesh, 10, "udf"), np.linalg.norm(beyond, axis=1), atol=2e-7)
+    for kind in ("sdf", "occupancy"):
+        with pytest.raises(NoInterior, match=r"table_0007: encloses no point .* only target=udf") as caught:
+            target_field(mesh, 10, kind)
+        assert isinstance(caught.value, MeshError)
+
+
+def test_a_vertex_that_no_face_uses_changes_no_field():
+    crate = of(box((1.8, 1.8, 1.2)))
+    stray = normalize(Mesh([[1e300, 0, 0], *crate.vertices], crate.faces + 1, "stray"))
+    np.testing.assert_array_equal(target_field(stray, 12, "sdf"), target_field(crate, 12, "sdf"))
+
+
+def test_errors_say_what_was_expected():
+    mesh = of(box((1, 1, 1)), name="crate")
+    with pytest.raises(ValueError, match="expected a target field udf, sdf or occupancy, got 'psdf'"):
+        target_field(mesh, 8, "psdf")
+    with pytest.raises(ValueError, match=r"at least 2 points a side, got 1: raise data\.grid"):
+        inside(mesh, 1)
+    with pytest.raises(ValueError, match=r"crate: expected a normalised mesh .* up to 15: call"):
+        inside(of(box((30, 1, 1)), name="crate"), 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CLASSES)
+def test_cuda_gives_the_fields_of_the_cpu(name):
+    mesh = normalize(make_furniture(name, 3))
+    np.testing.assert_array_equal(inside(mesh, 30, device="cuda"), inside(mesh, 30))
+    np.testing.assert_allclose(
+        target_field(mesh, 30, "sdf", device="cuda"), target_field(mesh, 30, "sdf"), rtol=2e-7, atol=1e-8
+    )

@@ -1,0 +1,378 @@
+"""Mesh files: what is understood in each format, what is refused and why, and OFF files written."""
+
+import os
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointproj.geometry import files
+from pointproj.geometry.files import read_mesh, write_mesh
+from pointproj.geometry.meshes import LONGEST_SIDE, SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
+
+QUIRKS = Path(__file__).parents[3] / "shared" / "modelnet10" / "quirks"
+
+VERTICES = "0 0 0\n4 0 0\n4 3 0\n0 3 0\n"
+SQUARE = np.array([[0, 0, 0], [4, 0, 0], [4, 3, 0], [0, 3, 0]], dtype=float)
+PLAIN = f"OFF\n4 2 0\n{VERTICES}3 0 1 2\n3 0 2 3\n"
+
+READABLE = {
+    "plain": PLAIN,
+    "glued header": PLAIN.replace("OFF\n", "OFF"),
+    "header and counts on one line": PLAIN.replace("OFF\n", "OFF "),
+    "CRLF": PLAIN.replace("\n", "\r\n"),
+    "old Mac line ends": PLAIN.replace("\n", "\r"),
+    "stray end_header": PLAIN.replace("4 2 0\n", "4 2 0\nend_header\n"),
+    "end_header before the counts": PLAIN.replace("OFF\n", "OFF\nend_header\n"),
+    "comments and blank lines": PLAIN.replace("4 2 0\n", "# a chair\n\n4 2 0 # counts\n   \n"),
+    "two counts": PLAIN.replace("4 2 0", "4 2"),
+    "no final line end": PLAIN.rstrip("\n"),
+    "byte-order mark": "\ufeff" + PLAIN,
+    "vertex colours": "C" + PLAIN.replace("0 0 0\n4 0 0\n", "0 0 0 255 0 0 1\n4 0 0 255 0 0 1\n"),
+    "face colours": PLAIN.replace("3 0 1 2\n", "3 0 1 2 0.5 0.5 0.5\n"),
+    "lines after the faces": PLAIN + "2 0 1\n",
+    "a quadrilateral": f"OFF\n4 1 0\n{VERTICES}4 0 1 2 3\n",
+    "an edge among the faces": PLAIN.replace("4 2 0", "4 3 0").replace("3 0 1 2\n", "2 0 1\n3 0 1 2\n"),
+}
+
+
+@pytest.mark.parametrize("text", READABLE.values(), ids=READABLE.keys())
+def test_quirks_read_as_the_plain_file(tmp_path, text):
+    path = tmp_path / "chair_0001.off"
+    path.write_bytes(text.encode())
+    mesh = read_mesh(path)
+    assert mesh.name == "chair_0001"
+    assert mesh.vertices.dtype == np.float64
+    assert mesh.faces.dtype == np.int64
+    np.testing.assert_array_equal(mesh.vertices, SQUARE)
+    np.testing.assert_array_equal(mesh.faces, [[0, 1, 2], [0, 2, 3]])
+
+
+def test_polygons_of_several_sizes_become_fans(tmp_path):
+    corners = [(np.cos(a), np.sin(a)) for a in np.arange(6) * np.pi / 3]
+    lines = ["OFF", "6 3 0", *(f"{x} {y} 0" for x, y in corners), "6 0 1 2 3 4 5", "3 0 1 2", "4 2 3 4 5"]
+    path = tmp_path / "fan.off"
+    path.write_text("\n".join(lines))
+    mesh = read_mesh(path)
+    fan = [[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 5]]
+    np.testing.assert_array_equal(mesh.faces, [*fan, [0, 1, 2], [2, 3, 4], [2, 4, 5]])
+    assert face_areas(mesh)[:4].sum() == pytest.approx(1.5 * np.sqrt(3))
+
+
+UNREADABLE = {
+    "empty file": ("", "is empty"),
+    "only comments": ("# OFF\n\n", "is empty"),
+    "another format": ("ply\nformat ascii 1.0\n", "begin with OFF, got 'ply'"),
+    "header alone": ("OFF\n", "vertex and face counts"),
+    "binary": ("OFF BINARY\n\0\0\0\1", "vertex and face counts, got 'BINARY'"),
+    "no counts": ("OFF\nchair\n", "got 'chair'"),
+    "no faces": ("OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "declares 3 vertices and 0 faces"),
+    "negative count": ("OFF\n-1 1 0\n0 0 0\n", "declares -1 vertices"),
+    "cut short": (PLAIN.replace("3 0 2 3\n", ""), "4 vertices and 2 faces, but only 5 lines follow"),
+    "counts beyond the file": (PLAIN.replace("4 2 0", f"{10**15} {10**15} 0"), "but only 6 lines follow"),
+    "two coordinates": (PLAIN.replace("4 3 0\n", "4 3\n"), "vertex 2 must have 3 coordinates, got '4 3'"),
+    "a word for a number": (
+        PLAIN.replace("4 3 0\n", "4 three 0\n"),
+        "vertex 2 must have 3 coordinates, got '4 three 0'",
+    ),
+    "a face cut short": (PLAIN.replace("3 0 2 3", "3 0 2"), "face 1 must list as many vertices"),
+    "a huge polygon": (PLAIN.replace("3 0 2 3", f"{10**12} 0 2 3"), "face 1 must list as many vertices"),
+    "a vertex that is not there": (PLAIN.replace("3 0 2 3", "3 0 2 4"), "names a vertex outside 0 to 3"),
+    "a negative index": (PLAIN.replace("3 0 2 3", "3 0 2 -1"), "names a vertex outside 0 to 3"),
+    "a NaN": (PLAIN.replace("4 3 0\n", "4 nan 0\n"), "is not finite: vertex 2"),
+    "an overflow": (PLAIN.replace("4 3 0\n", "4 1e999 0\n"), "is not finite: vertex 2"),
+    "only edges": (f"OFF\n4 2 0\n{VERTICES}2 0 1\n2 1 2\n", "no face with three vertices"),
+    "all in one point": ("OFF\n3 1 0\n1 1 1\n1 1 1\n1 1 1\n3 0 1 2\n", "no extent"),
+    "no area": ("OFF\n3 1 0\n0 0 0\n1 1 1\n0.1 0.1 0.1\n3 0 1 2\n", "no face with area among its 1 faces"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_unusable_file_is_named_with_its_reason(tmp_path, text, reason):
+    path = tmp_path / "broken.off"
+    path.write_bytes(text.encode())
+    with pytest.raises(MeshError) as caught:
+        read_mesh(path)
+    assert reason in caught.value.reason
+    assert caught.value.source == str(path)
+    assert str(caught.value) == f"{path}: {caught.value.reason}"
+
+
+def floats(*values, order="<"):
+    return struct.pack(f"{order}{len(values)}f", *values)
+
+
+CORNERS = SQUARE.ravel().tolist()
+TWICE = np.array([[0, 1, 2], [0, 2, 3]])
+PLY_HEAD = "ply\nformat {}\nelement vertex 4\nproperty float x\nproperty float y\nproperty float z\n"
+PLY_FACES = "element face {}\nproperty list uchar int vertex_indices\nend_header\n"
+TEXT_PLY = PLY_HEAD.format("ascii 1.0") + PLY_FACES.format(2) + VERTICES + "3 0 1 2\n3 0 2 3\n"
+MORE_PLY = (
+    "ply\r\nformat ascii 1.0\r\ncomment of nobody\r\nelement camera 1\r\nproperty list int float view\r\n"
+    "element vertex 4\r\nproperty uchar red\r\n"
+    "property double z\r\nproperty double x\r\nproperty double y\r\n"
+    "element face 1\r\nproperty list uchar float uv\r\nproperty list uchar uint vertex_index\r\n"
+    "property int part\r\nend_header\r\n2 0.5 0.5\r\n"
+    "255 0 0 0\r\n255 0 4 0\r\n255 0 4 3\r\n255 0 0 3\r\n2 0.1 0.2 4 0 1 2 3 7\r\n"
+)
+TRIANGLES = struct.pack("<B3iB3i", 3, 0, 1, 2, 3, 0, 2, 3)
+BINARY_PLY = (PLY_HEAD.format("binary_little_endian 1.0") + PLY_FACES.format(2)).encode() + floats(*CORNERS)
+BIG_PLY = (PLY_HEAD.format("binary_big_endian 1.0") + PLY_FACES.format(1)).encode() + (
+    floats(*CORNERS, order=">") + struct.pack(">B4i", 4, 0, 1, 2, 3)
+)
+MIXED_PLY = (PLY_HEAD.format("binary_little_endian 1.0") + PLY_FACES.format(3)).encode() + (
+    floats(*CORNERS) + struct.pack("<B2iB3iB3i", 2, 0, 1, 3, 0, 1, 2, 3, 0, 2, 3)
+)
+TEXT_STL = "solid a\n" + "".join(
+    "facet normal 0 0 1\n outer loop\n"
+    + "".join(f"  vertex {x:e} {y:e} {z:e}\n" for x, y, z in SQUARE[face])
+    + " endloop\nendfacet\n"
+    for face in TWICE
+)
+BINARY_STL = (
+    bytes(80)
+    + struct.pack("<I", 2)
+    + b"".join(floats(0, 0, 1, *SQUARE[face].ravel()) + bytes(2) for face in TWICE)
+)
+OBJ = "".join(f"v {line}\n" for line in VERTICES.splitlines()) + "f 1 2 3\nf 1 3 4\n"
+
+OTHER_FORMATS = {
+    "text.ply": TEXT_PLY,
+    "other elements and properties.ply": MORE_PLY,
+    "binary.ply": BINARY_PLY + TRIANGLES,
+    "big-endian quadrilateral.ply": BIG_PLY,
+    "lists of different lengths.ply": MIXED_PLY,
+    "plain.obj": OBJ,
+    "references.obj": OBJ.replace("f 1 2 3", "f\t1/1 2/5/7 3//9 # a face").replace(
+        "f 1 3 4", "f -4 \\\n-2 -1"
+    ),
+    "a quadrilateral among other lines.obj": "mtllib ../../etc/passwd\no a\nusemtl b\nvn 0 0 1\n"
+    + OBJ.replace("f 1 2 3\nf 1 3 4", "s off\nl 1 2\nf 1 2 3 4"),
+    "colours.obj": OBJ.replace("v 4 3 0", "v 4 3 0 0.5 0.5 0.5"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_other_formats_read_as_the_plain_file(tmp_path, name):
+    path = tmp_path / name
+    content = OTHER_FORMATS[name]
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    mesh = read_mesh(path)
+    np.testing.assert_array_equal(mesh.vertices, SQUARE)
+    np.testing.assert_array_equal(mesh.faces, TWICE)
+
+
+STL_FILES = {
+    "text.stl": (TEXT_STL + "endsolid a\n").encode(),
+    "two solids.STL": (TEXT_STL.replace("endfacet\nfacet", "endfacet\nendsolid a\nsolid b\nfacet")).encode()
+    + b"endsolid",
+    "binary.stl": BINARY_STL,
+    "binary that begins with solid.stl": b"solid" + BINARY_STL[5:],
+}
+
+
+@pytest.mark.parametrize("name", STL_FILES)
+def test_stl_triangles_have_their_own_corners(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(STL_FILES[name])
+    mesh = read_mesh(path)
+    np.testing.assert_array_equal(mesh.vertices, SQUARE[TWICE.ravel()])
+    np.testing.assert_array_equal(mesh.faces, [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize("suffix", ["off", "obj", "ply", "stl"])
+def test_files_of_another_program_hold_the_same_triangles(tmp_path, suffix):
+    made = trimesh.creation.icosphere(subdivisions=2)
+    made.export(tmp_path / f"sphere.{suffix}")
+    mesh = read_mesh(tmp_path / f"sphere.{suffix}")
+    np.testing.assert_allclose(mesh.vertices[mesh.faces], made.triangles, atol=1e-6)
+
+
+REFUSED = {
+    "a.ply": ("solid", "begin with ply, got 'solid'"),
+    "no end.ply": (TEXT_PLY.replace("end_header", ""), "has no end_header"),
+    "another format.ply": (
+        TEXT_PLY.replace("ascii", "binary_middle_endian"),
+        "header line that is none of PLY",
+    ),
+    "no format.ply": (TEXT_PLY.replace("format ascii 1.0\n", ""), "must say its format"),
+    "another type.ply": (
+        TEXT_PLY.replace("float x", "quad x"),
+        "header line that is none of PLY: 'property quad",
+    ),
+    "no x.ply": (
+        TEXT_PLY.replace("float x", "float a"),
+        "element vertex must have the property x, got 'a, y, z'",
+    ),
+    "points alone.ply": (PLY_HEAD.format("ascii 1.0") + "end_header\n" + VERTICES, "one element face"),
+    "vertices twice.ply": (TEXT_PLY.replace("element face", "element vertex"), "one element vertex"),
+    "fractions.ply": (TEXT_PLY.replace("uchar int", "uchar float"), "whole numbers"),
+    "cut.ply": (TEXT_PLY[:-8], "declares 2 of element face, but only 1 lines follow"),
+    "cut in a line.ply": (TEXT_PLY[:-2], "face 1 must list as many values"),
+    "a word.ply": (TEXT_PLY.replace("4 3 0", "4 b 0"), "vertex 2 must have 3 coordinates, got '4 b 0'"),
+    "counts beyond the file.ply": (
+        BINARY_PLY.replace(b"vertex 4", b"vertex 400000000"),
+        "declares 400000000 of element vertex, but only 48 bytes follow",
+    ),
+    "binary and cut.ply": (BINARY_PLY + TRIANGLES[:-1], "declares 2 of element face, but only a part"),
+    "a list beyond the file.ply": (BIG_PLY[:-17] + b"\xff" + BIG_PLY[-16:], "only a part of them follows"),
+    "empty.obj": ("", "is not an OBJ file"),
+    "points alone.obj": ("v 0 0 0\n", "no face with three vertices"),
+    "before the first.obj": (OBJ.replace("1 3 4", "1 3 -5"), "face 1 names a vertex before the first"),
+    "from 0.obj": (OBJ.replace("1 3 4", "0 1 2"), "face 1 names a vertex before the first, got '0 1 2'"),
+    "beyond the last.obj": (OBJ.replace("1 3 4", "1 3 5"), "names a vertex outside 0 to 3"),
+    "beyond all counts.obj": (OBJ.replace("1 3 4", "1 3 " + "9" * 30), "beyond all counts"),
+    "a word.obj": (OBJ.replace("f 1 3 4", "f 1 three 4"), "face 1 must list whole numbers, got '1 three 4'"),
+    "cut.stl": (TEXT_STL, "is cut short: expected endsolid after facet 1"),
+    "two corners.stl": (
+        TEXT_STL.replace("  vertex 0.0", "# 0.0", 1) + "endsolid",
+        "facet 0 must have 3 vertices",
+    ),
+    "no facet.stl": ("solid\nendsolid\n", "no face with three vertices"),
+    "binary and cut.stl": (BINARY_STL[:-1], "2 triangles in 184 bytes; got 183 bytes"),
+    "another.glb": (OBJ, "is no mesh file: expected .off, .obj, .ply, .stl, got '.glb'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unusable_files_of_other_formats_are_refused_with_the_reason(tmp_path, name):
+    content, reason = REFUSED[name]
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(MeshError) as caught:
+        read_mesh(tmp_path / name)
+    assert reason in caught.value.reason
+
+
+def test_a_large_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_FILE_BYTES", len(PLAIN) - 1)
+    (tmp_path / "large.off").write_text(PLAIN)
+    with pytest.raises(MeshError, match=rf"expected at most {len(PLAIN) - 1} bytes, got {len(PLAIN)}"):
+        read_mesh(tmp_path / "large.off")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.off")
+    with pytest.raises(MeshError, match="expected a file"):
+        read_mesh(tmp_path / "pipe.off")
+
+
+def test_what_is_no_file_is_a_mesh_error_too(tmp_path):
+    for path in (tmp_path / "missing.off", tmp_path):
+        with pytest.raises(MeshError, match="cannot be read"):
+            read_mesh(path)
+
+
+WORDS = (
+    "OFF",
+    "COFF",
+    "end_header",
+    "#",
+    "x",
+    "nan",
+    "inf",
+    "٣",
+    " ",
+    "\n",
+    "\r\n",
+    "\x00",
+    "\x0b",
+    "\u2028",
+)
+NUMBERS = ("0", "1", "2", "3", "4", "-1", "0.5", "1e9", "1e308", "-1e308", "9" * 30, "9" * 5000)
+OFF_WORDS = st.sampled_from(WORDS + NUMBERS)
+OFF_LIKE = st.lists(OFF_WORDS, max_size=60).map(lambda words: ("OFF\n" + " ".join(words)).encode())
+DAMAGED = st.tuples(st.integers(0, len(PLAIN)), st.integers(0, 8), st.binary(max_size=6)).map(
+    lambda cut: PLAIN.encode()[: cut[0]] + cut[2] + PLAIN.encode()[cut[0] + cut[1] :]
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(content=st.one_of(st.binary(max_size=200), OFF_LIKE, DAMAGED))
+def test_any_bytes_end_in_a_usable_mesh_or_a_mesh_error(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any.off"
+    path.write_bytes(content)
+    try:
+        mesh = read_mesh(path)
+    except MeshError:
+        return
+    assert np.isfinite(mesh.vertices).all()
+    assert 0 <= mesh.faces.min() <= mesh.faces.max() < len(mesh.vertices)
+    inside_cube = normalize(mesh)
+    assert np.abs(inside_cube.vertices[inside_cube.faces]).max() == pytest.approx(LONGEST_SIDE / 2)
+    assert face_areas(inside_cube).max() > 0
+
+
+def has_surface(mesh):
+    try:
+        return (face_areas(normalize(mesh)) > SMALLEST_AREA).any()
+    except MeshError:
+        return False
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    vertices=st.lists(
+        st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * 3), min_size=3, max_size=12
+    ),
+    data=st.data(),
+)
+def test_writing_then_reading_gives_the_same_bits(tmp_path_factory, vertices, data):
+    index = st.integers(0, len(vertices) - 1)
+    faces = data.draw(st.lists(st.tuples(index, index, index), min_size=1, max_size=8))
+    path = tmp_path_factory.getbasetemp() / "round.off"
+    written = Mesh(np.array(vertices), np.array(faces), "round")
+    write_mesh(written, path)
+    try:
+        read = read_mesh(path)
+    except MeshError:
+        assert not has_surface(written)
+        return
+    np.testing.assert_array_equal(read.vertices, written.vertices)
+    np.testing.assert_array_equal(read.faces, written.faces)
+
+
+def test_declared_counts_reserve_no_memory(tmp_path):
+    path = tmp_path / "liar.off"
+    path.write_text(PLAIN.replace("4 2 0", "2000000000 2000000000 0"))
+    tracemalloc.start()
+    with pytest.raises(MeshError, match="only 6 lines follow"):
+        read_mesh(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "made" / "table.off"
+    write_mesh(Mesh(SQUARE, [[0, 1, 2]], "table"), path)
+    before = path.read_bytes()
+
+    def full_disk(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_mesh(Mesh(2 * SQUARE, [[0, 1, 2]], "table"), path)
+    assert [entry.name for entry in path.parent.iterdir()] == ["table.off"]
+    assert path.read_bytes() == before
+
+
+REAL_QUIRKS = {
+    "glued_header_ModelNet40_bathtub_0001": (3514, 3546),
+    "glued_header_ModelNet40_bathtub_0002": (700, 664),
+    "crlf_bed_0001": (2095, 1807),
+    "stray_end_header_bathtub_0107": (1568, 1820),
+}
+
+
+@pytest.mark.skipif(not QUIRKS.is_dir(), reason="the sample of real ModelNet files is not here")
+@pytest.mark.parametrize(("name", "counts"), REAL_QUIRKS.items(), ids=REAL_QUIRKS.keys())
+def test_odd_real_files_are_read_whole(name, counts):
+    mesh = read_mesh(QUIRKS / f"{name}.off")
+    assert (len(mesh.vertices), len(mesh.faces)) == counts
+    assert (face_areas(mesh) > 0).any()

@@ -1,0 +1,144 @@
+"""Clouds from files of any kind, and what is refused before any work starts."""
+
+import numpy as np
+import pytest
+import trimesh
+
+from pointproj.geometry.files import write_mesh
+from pointproj.geometry.files.points import read_cloud
+from pointproj.geometry.meshes import Mesh, MeshError
+
+SHIFT, SCALE = np.array([100.0, -40.0, 7.0]), 25.0
+
+
+@pytest.fixture(scope="module")
+def box():
+    made = trimesh.creation.box([1.0, 0.6, 2.0])
+    return Mesh(made.vertices * SCALE + SHIFT, made.faces, "box")
+
+
+def rows(points):
+    return "".join(" ".join(map(repr, row)) + "\n" for row in np.asarray(points).tolist())
+
+
+def saved(path, points):
+    """Write points, or points with normals, in the kind that the suffix says."""
+    if path.suffix == ".npy":
+        np.save(path, points)
+    elif path.suffix == ".xyz":
+        path.write_text("# a scan\n\n" + rows(points))
+    elif path.suffix == ".obj":
+        path.write_text("".join(f"v {row}" for row in rows(points).splitlines(keepends=True)))
+    else:
+        names = ["x", "y", "z", "nx", "ny", "nz"][: points.shape[1]]
+        properties = "".join(f"property double {name}\n" for name in names)
+        header = f"ply\nformat ascii 1.0\nelement vertex {len(points)}\n{properties}end_header\n"
+        path.write_text(header + rows(points))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".off", ".ply", ".obj", ".stl"])
+def test_meshes_are_sampled(box, tmp_path, suffix):
+    path = tmp_path / f"box{suffix}"
+    path.write_bytes(
+        box.surface.export(file_type=suffix[1:]).encode()
+        if suffix in (".off", ".obj")
+        else box.surface.export(file_type=suffix[1:])
+    )
+    cloud = read_cloud(path, 500)
+    assert cloud.name == "box"
+    assert cloud.points.shape == cloud.normals.shape == (500, 3)
+    assert cloud.points.dtype == np.float32
+    assert np.abs(cloud.points).max(axis=0) == pytest.approx([0.45, 0.27, 0.9], abs=0.02)
+    on_face = (np.abs(np.abs(cloud.points) - [0.45, 0.27, 0.9]) < 1e-4).any(axis=1)
+    assert on_face.all()
+
+
+@pytest.mark.parametrize("suffix", [".xyz", ".npy", ".ply", ".obj"])
+def test_points_are_taken_as_they_are_and_moved_back(tmp_path, suffix):
+    points = SHIFT + SCALE * np.random.default_rng(0).uniform(-1, 1, (200, 3))
+    cloud = read_cloud(saved(tmp_path / f"scan{suffix}", points), 300)
+    assert cloud.normals is None
+    assert np.abs(cloud.points).max() == pytest.approx(0.9)
+    back = cloud.placement.to_file(Mesh(cloud.points, np.empty((0, 3), int), "back")).vertices
+    assert np.allclose(back, points, atol=1e-4)
+
+
+@pytest.mark.parametrize("suffix", [".xyz", ".npy", ".ply"])
+def test_normals_come_along_with_unit_length(tmp_path, suffix):
+    directions = np.random.default_rng(0).standard_normal((50, 3))
+    cloud = read_cloud(saved(tmp_path / f"scan{suffix}", np.hstack([directions, 3 * directions])), 50)
+    unit = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    assert np.allclose(cloud.normals, unit, atol=1e-6)
+
+
+def test_binary_ply_of_points(tmp_path):
+    points = np.random.default_rng(0).uniform(-1, 1, (60, 3))
+    header = "ply\nformat binary_little_endian 1.0\nelement vertex 60\n"
+    header += "property double x\nproperty double y\nproperty double z\nend_header\n"
+    (tmp_path / "scan.ply").write_bytes(header.encode() + points.astype("<f8").tobytes())
+    assert len(read_cloud(tmp_path / "scan.ply", 100).points) == 60
+
+
+def test_large_clouds_are_thinned_the_same_way_each_time(tmp_path):
+    points = np.random.default_rng(0).uniform(-1, 1, (500, 3))
+    path = saved(tmp_path / "scan.npy", points)
+    one, again = read_cloud(path, 100), read_cloud(path, 100)
+    assert np.array_equal(one.points, again.points)
+    assert len(np.unique(one.points, axis=0)) == 100
+
+
+CORNERS = np.array(np.meshgrid([0.0, 1], [0, 1], [0, 1])).reshape(3, -1).T
+LINE = np.linspace(0, 1, 9)[:, None] * [1.0, 2, 3]
+PLANE = np.random.default_rng(0).uniform(0, 1, (30, 2)) @ [[1.0, 0, 1], [0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        (np.empty((0, 3)), "is empty: expected points"),
+        (np.ones((1, 3)), "no extent: all 1 points lie in one place"),
+        (np.ones((40, 3)), "no extent: all 40 points"),
+        (LINE, "lie on a line"),
+        (PLANE, "lie in a plane"),
+        (np.vstack([CORNERS, [[0, np.nan, 0]]]), "point 8 holds a NaN"),
+        (np.vstack([CORNERS, [[np.inf, 0, 0]]]), "point 8 holds a NaN or an infinity"),
+        (CORNERS[:, :2], r"must have shape \(n, 3\)"),
+        (np.hstack([CORNERS, 0 * CORNERS]), "normals without a direction"),
+        (CORNERS.astype(complex), "real numbers"),
+        (CORNERS.astype(object), r"real numbers, got \|O"),
+    ],
+)
+def test_clouds_without_an_inside_are_refused(tmp_path, points, reason):
+    with pytest.raises(MeshError, match=rf"scan\.npy: .*{reason}"):
+        read_cloud(saved(tmp_path / "scan.npy", points), 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.txt", b"0 0 0", "is of no known kind: expected .off.*got '.txt'"),
+        ("a.xyz", b"", "is empty"),
+        ("a.xyz", b"0 0 0\n1 1\n", "must have x y z"),
+        ("a.xyz", b"0 0 0\n1 1 one\n", "must hold numbers"),
+        ("a.npy", b"no array", "no NPY file"),
+        ("a.npy", b"", "no NPY file"),
+        ("a.off", b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "is empty"),
+        ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nend_header\n", "must have the property x"),
+    ],
+)
+def test_files_that_hold_no_cloud_are_named(tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(MeshError, match=reason):
+        read_cloud(tmp_path / name, 100)
+    with pytest.raises(MeshError, match="cannot be read"):
+        read_cloud(tmp_path / f"missing-{name}".replace(".txt", ".off"), 100)
+
+
+def test_a_flat_mesh_is_refused(tmp_path):
+    sheet = Mesh(
+        np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]]), np.array([[0, 1, 2], [1, 3, 2]]), "x"
+    )
+    write_mesh(sheet, tmp_path / "sheet.ply")
+    with pytest.raises(MeshError, match="lie in a plane"):
+        read_cloud(tmp_path / "sheet.ply", 100)

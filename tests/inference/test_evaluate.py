@@ -1,0 +1,131 @@
+"""From a checkpoint to reconstructions: the two command lines, what they leave, and what they refuse."""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from pointproj.config import register_schema, to_config
+from pointproj.data.furniture import write_furniture
+from pointproj.geometry.files import read_mesh
+from pointproj.geometry.grids import dense_values
+from pointproj.inference import evaluate, predict
+from pointproj.inference.trained_model import load_trained
+from pointproj.nn.networks import build_model
+from pointproj.training import checkpoint
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def write_checkpoint(path, *overrides, shift=-0.15):
+    """A checkpoint of a model that is not trained: distances to the cloud, off by ``shift``."""
+    register_schema()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = to_config(compose("train", overrides=["experiment=smoke", *overrides]))
+    model = build_model(config, "torch")
+    with torch.no_grad():
+        model.query_mlp[-1].bias[-1] = shift
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(path, {"model": model.state_dict()}, config)
+    return path
+
+
+@pytest.fixture(scope="module")
+def furniture(tmp_path_factory):
+    root = tmp_path_factory.mktemp("furniture")
+    write_furniture(root, ["chair", "table"], train=0, test=1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("run") / "best.pt", "target=sdf")
+
+
+def call(monkeypatch, main, *arguments):
+    monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
+    main()
+
+
+def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_path, monkeypatch, caplog):
+    out = tmp_path / "out"
+    with caplog.at_level("INFO"):
+        arguments = ("--meshes", furniture, "--side", 24, "--baselines", "flood", "--out", out)
+        call(monkeypatch, evaluate.main, trained.parent, *arguments)
+    with (out / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["mesh"], row["method"]) for row in rows] == [
+        ("chair_5001", "model"),
+        ("chair_5001", "flood"),
+        ("table_5001", "model"),
+        ("table_5001", "flood"),
+    ]
+    for row in rows:
+        assert 0 < float(row["iou"]) < 1
+        assert 0 < float(row["f_score"]) <= 1
+        assert (row["points"], row["side"]) == ("256", "24")
+    assert "IoU, grid" in caplog.text
+    page = (out / "index.html").read_text()
+    worst = min((row for row in rows if row["method"] == "model"), key=lambda row: float(row["iou"]))
+    assert page.index("<h2>") == page.index(f"<h2>{worst['mesh']}</h2>")
+    for row in rows:
+        assert (out / "pictures" / f"{row['mesh']}.png").read_bytes()[1:4] == b"PNG"
+        ply, off = (out / "meshes" / f"{row['mesh']}-{row['method']}{suffix}" for suffix in (".ply", ".off"))
+        one, other = read_mesh(ply), read_mesh(off)
+        assert np.array_equal(one.vertices, other.vertices)
+        assert np.array_equal(one.faces, other.faces)
+
+
+def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_path, monkeypatch, capsys):
+    source = furniture / "chair" / "test" / "chair_5001.off"
+    call(monkeypatch, predict.main, trained, source, "--out", tmp_path, "--side", 24)
+    files = [Path(line) for line in capsys.readouterr().out.split()]
+    assert [file.name for file in files] == [
+        f"chair_5001-reconstruction{s}" for s in (".ply", ".off", ".png")
+    ]
+    made, true = read_mesh(files[0]), read_mesh(source)
+    scale = np.ptp(true.vertices, axis=0).max() / 1.8
+    assert np.allclose(made.vertices.min(axis=0), true.vertices.min(axis=0), atol=0.25 * scale)
+    assert np.allclose(made.vertices.max(axis=0), true.vertices.max(axis=0), atol=0.25 * scale)
+
+
+def test_dense_queries_do_not_depend_on_the_parts(trained):
+    model = load_trained(trained, "cpu")
+    generator = np.random.default_rng(0)
+    points = generator.uniform(-0.8, 0.8, (256, 3)).astype(np.float32)
+    field = model.field(points, np.ones_like(points) / 3**0.5)
+    assert np.allclose(dense_values(field, 12), dense_values(field, 12, chunk=100), atol=1e-5)
+
+
+def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path, monkeypatch):
+    chair = furniture / "chair" / "test" / "chair_5001.off"
+    scan, plane, out = tmp_path / "scan.xyz", tmp_path / "plane.xyz", tmp_path / "out"
+    scan.write_text("".join(f"{x} {y} {z}\n" for x, y, z in np.random.default_rng(0).random((300, 3))))
+    plane.write_text("0 0 0\n1 0 0\n0 1 0\n1 1 0\n")
+    unsigned = write_checkpoint(tmp_path / "unsigned" / "best.pt", "target=udf")
+    empty = write_checkpoint(
+        tmp_path / "empty" / "best.pt", "target=occupancy", "model.normals=false", shift=-9.0
+    )
+    for path, file, reason in [
+        (tmp_path / "none.pt", chair, "there is no checkpoint"),
+        (unsigned, chair, "trained with target=udf.*train with target=sdf or target=occupancy"),
+        (trained, plane, "lie in a plane"),
+        (trained, scan, "has no normals"),
+        (trained, tmp_path / "missing.off", "cannot be read"),
+        (empty, scan, "finds nothing inside"),
+    ]:
+        with pytest.raises(SystemExit, match=reason):
+            call(monkeypatch, predict.main, path, file, "--out", out)
+    with pytest.raises(SystemExit, match=r"expected.*class.*test"):
+        call(monkeypatch, evaluate.main, trained, "--meshes", tmp_path / "nowhere", "--out", out)
+    for wrong in (("--side", 1), ("--side", 100_000), ("--baselines", "flod")):
+        with pytest.raises(SystemExit, match="2"):
+            call(monkeypatch, evaluate.main, trained, *wrong)
+    for main, more in ((evaluate.main, ()), (predict.main, (chair,))):
+        with pytest.raises(SystemExit, match="is a file; name another folder"):
+            call(monkeypatch, main, trained, *more, "--out", chair / "out")
+    assert not out.exists()

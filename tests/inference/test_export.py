@@ -1,0 +1,171 @@
+"""Exported networks, loaded where this package cannot be imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch._inductor.exc import InductorError
+from torch.torch_version import TorchVersion
+
+from pointproj.config import Config, register_schema, to_config
+from pointproj.inference.export import PACKAGE, PROGRAM, CloudField, ExportError, export, main, plain_program
+from pointproj.nn.networks import build_model
+from pointproj.training import checkpoint
+
+ELSEWHERE = """
+import json, sys
+sys.modules["pointproj"] = None  # importing it fails from here on
+import torch
+program, package, inputs = sys.argv[1:]
+inputs = torch.load(inputs)
+functions = [torch.export.load(program).module()]
+if package:
+    functions.append(torch._inductor.aoti_load_package(package))
+with torch.no_grad():
+    print(json.dumps([[function(*points).tolist() for points in inputs] for function in functions]))
+"""
+SMALL = ("model=projector", "model.hidden_channels=8")
+SIZES = ((5, 40), (97, 300), (200, 33))
+
+
+def _config(*overrides: str) -> Config:
+    register_schema()
+    with initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
+        return to_config(compose("train", list(overrides)))
+
+
+def _trained(config: Config, path: Path) -> CloudField:
+    """A checkpoint of a network whose every weight matters, and the network."""
+    network = build_model(config, "torch")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+    checkpoint.save(path, {"model": network.state_dict()}, config)
+    return CloudField(network, config).eval()
+
+
+def _inputs(network: CloudField) -> list[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(1)
+    count = network.inputs - 2
+    return [
+        tuple(torch.rand(n, 3, generator=generator) * 2 - 1 for n in (queries, points, *[points] * count))
+        for queries, points in SIZES
+    ]
+
+
+def _run_elsewhere(folder: Path, network: CloudField, package: bool) -> list[list[torch.Tensor]]:
+    torch.save(_inputs(network), folder / "inputs.pt")
+    files = [str(folder / PROGRAM), str(folder / PACKAGE) if package else "", str(folder / "inputs.pt")]
+    ended = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *files],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return [[torch.tensor(values) for values in made] for made in json.loads(ended.stdout)]
+
+
+takes_loops = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < (2, 13),
+    reason="the compiler of this torch stops at loops of open length",
+)
+
+
+@takes_loops
+@pytest.mark.slow
+def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
+    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
+    written = export(tmp_path, tmp_path / "out", device="cpu")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {PROGRAM, PACKAGE}
+    assert max(written.differences.values()) < 1e-5
+    for made in _run_elsewhere(tmp_path / "out", network, package=True):
+        for inputs, got in zip(_inputs(network), made, strict=True):
+            torch.testing.assert_close(got, network(*inputs).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "model=projector",
+            "projector=radius",
+            "projector.radius=0.6",
+            "target=udf",
+            "model.hidden_channels=8",
+        ],
+        ["experiment=reconstruct", "model.side=4", "model.levels=1", "model.hidden_channels=8"],
+    ],
+    ids=["radius", "multiscale"],
+)
+def test_other_networks_become_programs_of_plain_torch(overrides: list[str], tmp_path: Path):
+    config = _config(*overrides)
+    network = _trained(config, tmp_path / "best.pt")
+    with torch.no_grad():
+        program = plain_program(network, config, torch.device("cpu")).module()
+        for inputs in _inputs(network):
+            torch.testing.assert_close(program(*inputs), network(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_a_backend_that_cannot_be_exported_is_refused_with_those_that_can(tmp_path: Path):
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    with pytest.raises(ExportError, match=r"'warp' cannot be exported for cpu.*--backend torch"):
+        export(tmp_path / "best.pt", tmp_path / "out", device="cpu", backend="warp")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    (tmp_path / PROGRAM).write_text("the program before")
+    monkeypatch.setattr("pointproj.inference.export._difference", lambda *_: 0.1)
+    with pytest.raises(ExportError, match=f"{PROGRAM} computes is 1.0e-01 away"):
+        export(tmp_path / "best.pt", tmp_path, device="cpu")
+    assert (tmp_path / PROGRAM).read_text() == "the program before"
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
+
+
+def test_the_command_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "nothing.pt")])
+    with pytest.raises(SystemExit, match="there is no checkpoint"):
+        main()
+
+
+def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise InductorError(RuntimeError("no such loop\nand a page more"), None)
+
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    with pytest.raises(
+        ExportError, match=r"could not compile .*no such loop\); projector.program.pt2 is written"
+    ):
+        export(tmp_path / "best.pt", tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
+
+
+def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    monkeypatch.setattr(
+        "pointproj.inference.export._compile", lambda program, path: Path(path).write_text("broken")
+    )
+    with pytest.raises(ExportError, match=r"it does not run \(exit code 1.*projector.program.pt2 is written"):
+        export(tmp_path / "best.pt", tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=takes_loops), "triton"])
+def test_a_package_for_the_gpu(backend: str, tmp_path: Path):
+    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
+    written = export(tmp_path, tmp_path, device="cuda", backend=backend)
+    package = torch._inductor.aoti_load_package(str(written.package))
+    network = network.cuda()
+    for inputs in _inputs(network):
+        inputs = [points.cuda() for points in inputs]
+        torch.testing.assert_close(package(*inputs), network(*inputs).detach(), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,80 @@
+"""Models of checkpoints: as they were trained; a config is held against the weights that it comes with."""
+
+import copy
+import time
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from pointproj.config import register_schema, to_config
+from pointproj.inference.trained_model import load_trained
+from pointproj.nn.networks import build_model
+from pointproj.runtime import tensor_file
+from pointproj.training import checkpoint
+from pointproj.training.checkpoint import CheckpointError
+from tests.processes import PROJECT
+
+MODELS = {
+    "projector": ["model=projector", "model.hidden_channels=8", "model.normals=false"],
+    "multiscale": ["model=multiscale", "model.hidden_channels=8", "model.side=8", "model.levels=2"],
+}
+
+
+@pytest.fixture(params=MODELS)
+def saved(request, tmp_path):
+    """A checkpoint of an untrained model, and the model."""
+    register_schema()
+    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
+        overrides = ["target=occupancy", "data.points=64", *MODELS[request.param]]
+        config = to_config(compose("train", overrides=overrides))
+    model = build_model(config, "torch")
+    checkpoint.save(tmp_path / "best.pt", {"model": model.state_dict()}, config)
+    return tmp_path / "best.pt", model
+
+
+def test_the_model_comes_back_with_its_weights(saved):
+    path, model = saved
+    loaded = load_trained(path.parent, "cpu", "torch")
+    assert loaded.points == 64
+    assert all(
+        torch.equal(loaded.model.state_dict()[name], value) for name, value in model.state_dict().items()
+    )
+
+
+def changed(path, key, value):
+    content = copy.deepcopy(tensor_file.load(path))
+    *sections, name = key.split(".")
+    section = content
+    for part in sections:
+        section = section[part]
+    section[name] = value
+    tensor_file.save(path, content)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("config.model.hidden_channels", 65_528),  # 17 GB of weights in one layer
+        ("config.model.hidden_channels", 10**15),
+        ("config.model.side", 10**9),
+        ("config.model.levels", 10**12),
+        ("config.data.points", 10**12),
+        ("config.model.hidden_channels", "many"),
+        ("config.model", "none"),
+        ("config.model", {}),
+        ("config.unknown", 1),
+        ("config.projector.kind", "${oc.env:HOME}"),
+        ("config", {"config": {}}),
+        ("model", {}),
+        ("model", "weights"),
+        ("model", {"weight": torch.zeros(3)}),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused_before_memory_is_taken(saved, key, value):
+    path, _ = saved
+    changed(path, key, value)
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"best\.pt "):
+        load_trained(path, "cpu", "torch")
+    assert time.monotonic() - began < 20

@@ -1,0 +1,159 @@
+"""Dense and ragged batches are the loop over their clouds, and clouds never see each other."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import pointproj
+from pointproj.ops import pairs
+from pointproj.ops.cases import CASES, Case, Problem, by_id, uniform
+from tests.conftest import Where
+from tests.oracle import INPUTS, assert_close, derivatives, probe, run
+
+operators = pytest.mark.parametrize("operator", ["knn", "radius"])
+BATCHES = [pytest.param(c, id=c.id) for c in CASES if (c.batch or c.sizes) and c.k and c.radius]
+
+
+@operators
+@pytest.mark.parametrize("case", BATCHES)
+def test_equal_to_the_loop_over_clouds(operator: str, case: Case, where: Where):
+    where.skip_unless(operator)
+    problem = case.problem(where.device)
+    at, neighborhood = probe(problem, case.sigma), case.neighborhood(operator)
+
+    def loop(p: Problem, sigma: Tensor) -> Tensor:
+        channels = p.features.shape[-1]
+        flat = [t.reshape(-1, t.shape[-1]) for t in p[:3]]
+        rows = []
+        for q, r in p.ranges():
+            cloud = Problem(*(t[s.start : s.stop] for t, s in zip(flat, (q, r, r), strict=True)))
+            size = min(neighborhood, len(r)) if operator == "knn" else neighborhood
+            known = len(q) and len(r)
+            one = run(operator, cloud, size, sigma, backend=where.backend) if known else None
+            rows.append(one if known else p.features.new_zeros(len(q), channels))
+        return torch.cat(rows).view(*p.query_points.shape[:-1], channels)
+
+    got = derivatives(
+        lambda p, sigma: run(operator, p, neighborhood, sigma, backend=where.backend), problem, at
+    )
+    for name, expected in derivatives(loop, problem, at).items():
+        assert_close(name, got[name], expected)
+
+
+@operators
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+def test_clouds_never_see_each_other(operator: str, kind: str, where: Where):
+    """Features are the cloud's number; the clouds lie on top of each other, so nearer ones are of others."""
+    where.skip_unless(operator)
+    sizes = ((6, 3), (4, 8), (9, 2), (1, 7))
+    if kind == "dense":
+        case = Case("", uniform(4 * 6, 4 * 5), k=3, radius=3.5, batch=4)
+    else:
+        case = Case("", uniform(20, 20), k=3, radius=3.5, sizes=sizes)
+    problem = case.problem(where.device)
+    numbers = torch.zeros(20, 1)
+    for cloud, (_, r) in enumerate(problem.ranges()):
+        numbers[r.start : r.stop] = cloud + 1
+    features = numbers.view(*problem.reference_points.shape[:-1], 1).to(where.device)
+    problem = problem._replace(features=features)
+    aggregated = (
+        run(operator, problem, case.neighborhood(operator), 10.0, backend=where.backend).view(-1).cpu()
+    )
+    for cloud, (q, _) in enumerate(problem.ranges()):
+        assert_close(f"cloud {cloud}", aggregated[q.start : q.stop], torch.full((len(q),), cloud + 1.0))
+
+
+@operators
+def test_what_happens_in_one_cloud_stays_there(operator: str, where: Where):
+    """NaN features, NaN points and huge values of one cloud leave values and gradients of others alone."""
+    where.skip_unless(operator)
+    case = by_id("ragged")
+    clean = case.problem(where.device)
+    q, r = clean.ranges()[2]
+    dirty = clean._replace(features=clean.features.clone(), reference_points=clean.reference_points.clone())
+    dirty.features[r.start : r.start + 9] = torch.nan
+    dirty.reference_points[r.start + 20 : r.start + 30] = torch.nan
+    dirty.reference_points[r.start + 30 : r.stop] *= 1e30
+    others_q = torch.ones(len(clean.query_points), dtype=torch.bool)
+    others_q[q.start : q.stop] = False
+    others_r = torch.ones(len(clean.reference_points), dtype=torch.bool)
+    others_r[r.start : r.stop] = False
+    upstream = torch.randn(len(others_q), 5, generator=torch.Generator().manual_seed(2))
+    upstream = (upstream * others_q[:, None]).to(where.device)
+
+    results = []
+    for problem in (clean, dirty):
+        leaves = [t.clone().requires_grad_() for t in problem[:3]]
+        problem = problem._replace(**dict(zip(INPUTS[:3], leaves, strict=True)))
+        aggregated = run(operator, problem, case.neighborhood(operator), 0.1, backend=where.backend)
+        results.append((aggregated, *torch.autograd.grad(aggregated, leaves, upstream)))
+    rows = others_q, others_q, others_r, others_r
+    for name, got, expected, row in zip(("aggregated", *INPUTS), *reversed(results), rows, strict=False):
+        row = row.to(where.device)
+        assert_close(name, got[row], expected[row])
+
+
+@operators
+def test_shared_points_may_be_expanded(operator: str, where: Where):
+    """One query grid for all clouds, without a copy of it for each: its gradient is the sum."""
+    where.skip_unless(operator)
+    case = by_id("dense")
+    problem = case.problem(where.device)
+    grid = problem.query_points[0].clone().requires_grad_()
+    shared = problem._replace(query_points=grid.expand(3, -1, -1))
+    aggregated = run(operator, shared, case.neighborhood(operator), 0.1, backend=where.backend)
+    (got,) = torch.autograd.grad(aggregated.square().sum(), grid)
+    copies = grid.detach().repeat(3, 1, 1).requires_grad_()
+    copied = run(
+        operator,
+        problem._replace(query_points=copies),
+        case.neighborhood(operator),
+        0.1,
+        backend=where.backend,
+    )
+    (expected,) = torch.autograd.grad(copied.square().sum(), copies)
+    assert_close("aggregated", aggregated, copied)
+    assert_close("d_query_points", got, expected.sum(0))
+
+
+@operators
+def test_offsets_may_be_int64(operator: str, where: Where):
+    where.skip_unless(operator)
+    case = by_id("ragged")
+    problem = case.problem(where.device)
+    wide = problem._replace(
+        query_offsets=problem.query_offsets.long(), reference_offsets=problem.reference_offsets.long()
+    )
+    results = [
+        run(operator, p, case.neighborhood(operator), 0.1, backend=where.backend) for p in (problem, wide)
+    ]
+    assert torch.equal(*results)
+
+
+def test_one_packed_cloud_is_the_cloud(where: Where):
+    where.skip_unless("knn")
+    problem = by_id("plain").problem(where.device)
+    offsets = {
+        "query_offsets": torch.tensor([0, 64], device=where.device),
+        "reference_offsets": torch.tensor([0, 128], device=where.device),
+    }
+    packed = pointproj.knn(*problem[:2], 5, backend=where.backend, **offsets)
+    plain = pointproj.knn(*problem[:2], 5, backend=where.backend)
+    assert torch.equal(packed[0], plain[0])
+    assert torch.equal(packed[1], plain[1])
+
+
+@operators
+@pytest.mark.parametrize("case", [c for c in BATCHES if c.id.startswith("ragged")])
+def test_torch_without_reading_offsets(operator: str, case: Case, monkeypatch: pytest.MonkeyPatch):
+    """The way it goes on a GPU, where reading offsets would wait for the device."""
+    problem = case.problem()
+    at, neighborhood = probe(problem, case.sigma), case.neighborhood(operator)
+
+    def function(p: Problem, sigma: Tensor) -> Tensor:
+        return run(operator, p, neighborhood, sigma, backend="torch")
+
+    expected = derivatives(function, problem, at)
+    monkeypatch.setattr(pairs, "_ends", lambda *_: None)
+    for name, got in derivatives(function, problem, at).items():
+        assert_close(name, got, expected[name])

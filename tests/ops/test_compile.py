@@ -1,0 +1,174 @@
+"""torch.compile(fullgraph=True): no graph break, the eager numbers, and no recompiling for every size."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import pointproj
+from pointproj.ops.cases import Case, Problem, by_id, uniform
+from tests.conftest import Where
+from tests.oracle import INPUTS, assert_close, run
+
+operators = pytest.mark.parametrize("operator", ["knn", "radius"])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@operators
+@pytest.mark.parametrize("name", ["plain", "dense-bf16", "ragged", "fp64-positions"])
+def test_compiled_equals_eager(operator: str, name: str, where: Where):
+    where.skip_unless(operator)
+    case = by_id(name)
+    function = _loss(operator, case, where)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend=counter)
+    _assert_same_step(compiled, function, case.problem(where.device), case.sigma)
+    assert counter.frame_count == 1
+
+
+@operators
+def test_inductor(operator: str, where: Where):
+    where.skip_unless(operator)
+    case = by_id("odd-sizes")
+    function = _loss(operator, case, where)
+    compiled = torch.compile(function, fullgraph=True)
+    _assert_same_step(compiled, function, case.problem(where.device), case.sigma)
+
+
+@operators
+@pytest.mark.parametrize(("dynamic", "until"), [(True, 2), (None, 3)])
+def test_other_sizes_do_not_recompile(operator: str, dynamic: bool | None, until: int, where: Where):
+    """At most one graph for small clouds and one for large; by default torch first tries one for one size."""
+    sizes = ((20, 40), (5, 200), (33, 57), (64, 16), (47, 48), (90, 301), (7, 128))
+    cases = [Case("sizes", uniform(*size), channels=5) for size in sizes]
+    compilations = _compilations(operator, cases, where, dynamic)
+    assert compilations[until - 1 :] == [compilations[until - 1]] * (len(sizes) - until + 1)
+
+
+@operators
+def test_other_ragged_sizes_do_not_recompile(operator: str, where: Where):
+    batches = (
+        ((5, 9), (4, 8), (3, 3)),
+        ((7, 3), (2, 14), (6, 11)),
+        ((1, 5), (30, 6), (0, 4), (2, 0)),
+        ((3, 3), (4, 9), (0, 5), (8, 1), (7, 7)),
+    )
+    totals = [[sum(s) for s in zip(*sizes, strict=True)] for sizes in batches]
+    cases = [
+        Case("sizes", uniform(*total), k=3, channels=7, sizes=sizes)
+        for total, sizes in zip(totals, batches, strict=True)
+    ]
+    compilations = _compilations(operator, cases, where, dynamic=True)
+    assert compilations == [compilations[0]] * len(batches)
+
+
+@operators
+def test_index_passed_in(operator: str, where: Where):
+    where.skip_unless(operator)
+    case = by_id("plain")
+    problem = case.problem(where.device)
+    radius = case.radius if operator == "radius" else None
+    index = pointproj.build_index(problem.reference_points, radius=radius, backend=where.backend)
+
+    def function(problem: Problem, sigma: Tensor, index: pointproj.ops.functional.Index) -> Tensor:
+        aggregated = run(operator, problem, case.neighborhood(operator), sigma, index=index)
+        return aggregated.square().mean()
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    _assert_same_step(
+        lambda problem, sigma: compiled(problem, sigma, index),
+        lambda problem, sigma: function(problem, sigma, index),
+        problem,
+        case.sigma,
+    )
+
+
+@operators
+def test_index_built_inside(operator: str, where: Where):
+    where.skip_unless(operator)
+    case = by_id("plain")
+
+    def function(problem: Problem, sigma: Tensor) -> Tensor:
+        radius = case.radius if operator == "radius" else None
+        index = pointproj.build_index(problem.reference_points, radius=radius, backend=where.backend)
+        once = run(operator, problem, case.neighborhood(operator), sigma, index=index)
+        twice = run(operator, problem, case.neighborhood(operator), 2 * sigma, index=index)
+        return (once * twice).mean()
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    _assert_same_step(compiled, function, case.problem(where.device), case.sigma)
+
+
+def test_knn(where: Where):
+    where.skip_unless("knn")
+    problem = by_id("dense").problem(where.device)
+
+    def function(query_points: Tensor, reference_points: Tensor) -> tuple[Tensor, Tensor]:
+        return pointproj.knn(query_points, reference_points, 5, backend=where.backend)
+
+    points = [p.clone().requires_grad_() for p in problem[:2]]
+    distances, rows = torch.compile(function, fullgraph=True, backend="aot_eager")(*points)
+    expected, expected_rows = function(*points)
+    assert torch.equal(rows, expected_rows)
+    assert_close("distances", distances, expected)
+    got = torch.autograd.grad(distances.square().sum(), points)
+    for name, one, two in zip(
+        INPUTS, got, torch.autograd.grad(expected.square().sum(), points), strict=False
+    ):
+        assert_close(f"d_{name}", one, two)
+
+
+def test_auto_chooses_inside_the_graph():
+    case = by_id("plain")
+    problem = case.problem()
+
+    def function(problem: Problem) -> Tensor:
+        return run("knn", problem, case.k, case.sigma)
+
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    assert_close("aggregated", compiled(problem), function(problem))
+
+
+def _compilations(operator: str, cases: list[Case], where: Where, dynamic: bool | None) -> list[int]:
+    """How often the compiler had been called after each of the cases, checked against eager."""
+    where.skip_unless(operator)
+    function = _loss(operator, cases[0], where)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=dynamic)
+    counts = []
+    for case in cases:
+        _assert_same_step(compiled, function, case.problem(where.device), case.sigma)
+        counts.append(counter.frame_count)
+    return counts
+
+
+def _loss(operator: str, case: Case, where: Where) -> Callable[[Problem, Tensor], Tensor]:
+    """A little network around the operator, so that there is something to fuse on both sides."""
+    neighborhood, backend = case.neighborhood(operator), where.backend
+
+    def function(problem: Problem, sigma: Tensor) -> Tensor:
+        carried = problem._replace(features=(problem.features * 2).tanh())
+        aggregated = run(operator, carried, neighborhood, sigma, backend=backend)
+        return (aggregated.float().sin() + 1).square().mean()
+
+    return function
+
+
+def _assert_same_step(compiled: Callable, function: Callable, problem: Problem, sigma: float) -> None:
+    """Same loss and same gradients."""
+    results = []
+    for step in (compiled, function):
+        sigma_of = torch.tensor(sigma, device=problem.query_points.device)
+        leaves = [t.clone().requires_grad_() for t in (*problem[:3], sigma_of)]
+        value = step(problem._replace(**dict(zip(INPUTS[:3], leaves[:3], strict=True))), leaves[3])
+        results.append((value, *torch.autograd.grad(value, leaves)))
+    for name, got, expected in zip(("loss", *INPUTS), *results, strict=True):
+        assert_close(name, got, expected)

@@ -1,0 +1,110 @@
+"""An index built once gives what every call on its own gives, and is refused where it does not belong."""
+
+import pytest
+import torch
+
+import pointproj
+from pointproj.ops.cases import by_id
+from tests.conftest import Where
+from tests.oracle import assert_close, derivatives, probe, run
+
+operators = pytest.mark.parametrize("operator", ["knn", "radius"])
+
+
+@operators
+@pytest.mark.parametrize("name", ["plain", "clustered", "dense", "ragged-with-empty-clouds", "fp64", "bf16"])
+@pytest.mark.parametrize("built_for", [None, 0.05, 3.0], ids=["knn", "small-radius", "large-radius"])
+def test_index_changes_no_result(operator: str, name: str, built_for: float | None, where: Where):
+    """Whatever it was built for: that only sizes its cells."""
+    where.skip_unless(operator, "knn" if built_for is None else "radius")
+    case = by_id(name)
+    problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
+    at = probe(problem, case.sigma)
+    index = pointproj.build_index(
+        problem.reference_points,
+        radius=built_for,
+        backend=where.backend,
+        reference_offsets=problem.reference_offsets,
+    )
+    expected = derivatives(
+        lambda p, sigma: run(operator, p, neighborhood, sigma, backend=where.backend), problem, at
+    )
+    for _ in range(2):  # a call must not use the index up
+        got = derivatives(lambda p, sigma: run(operator, p, neighborhood, sigma, index=index), problem, at)
+        for what in expected:
+            assert_close(what, got[what], expected[what])
+
+
+@pytest.mark.parametrize("name", ["lattice-radius-1", "clustered", "ragged", "dense"])
+def test_knn_with_an_index(name: str, where: Where):
+    where.skip_unless("knn")
+    case = by_id(name)
+    problem = case.problem(where.device)
+    points = problem.query_points, problem.reference_points
+    index = pointproj.build_index(
+        problem.reference_points, backend=where.backend, reference_offsets=problem.reference_offsets
+    )
+    for k in (1, case.k, len(problem.reference_points) // 3 if points[1].ndim == 2 else 11):
+        distances, rows = pointproj.knn(*points, k, index=index, **problem.offsets)
+        expected = pointproj.knn(*points, k, backend=where.backend, **problem.offsets)
+        assert torch.equal(rows, expected[1])
+        assert torch.equal(distances, expected[0])
+
+
+@operators
+def test_index_serves_other_queries(operator: str, where: Where):
+    where.skip_unless(operator)
+    case = by_id("plain")
+    problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
+    index = pointproj.build_index(problem.reference_points, backend=where.backend)
+    for seed, queries in ((1, 1), (2, 17), (3, 300)):
+        generator = torch.Generator().manual_seed(seed)
+        query_points = (4 * torch.rand(queries, 3, generator=generator) - 2).to(where.device)
+        others = problem._replace(query_points=query_points)
+        assert_close(
+            f"{queries} queries",
+            run(operator, others, neighborhood, 0.1, index=index),
+            run(operator, others, neighborhood, 0.1, backend=where.backend),
+        )
+
+
+def test_index_holds_no_graph(where: Where):
+    where.skip_unless("knn")
+    points = torch.rand(20, 3, device=where.device, requires_grad=True)
+    index = pointproj.build_index(points, backend=where.backend)
+    assert not any(table.requires_grad for table in index.tables)
+
+
+def test_index_of_other_points_is_refused(where: Where):
+    where.skip_unless("knn")
+    points = torch.rand(20, 3, device=where.device)
+    index = pointproj.build_index(points, backend=where.backend)
+    with pytest.raises(
+        ValueError, match=r"built for points of shape \(20, 3\).*got \(19, 3\).*build one for these"
+    ):
+        pointproj.knn(points, points[:19], 2, index=index)
+    with pytest.raises(ValueError, match=r"torch.float32; got \(20, 3\), torch.float64"):
+        pointproj.knn(points.double(), points.double(), 2, index=index)
+    with pytest.raises(ValueError, match=r"shape \(20, 3\).*got \(2, 10, 3\)"):
+        pointproj.knn(points.view(2, 10, 3), points.view(2, 10, 3), 2, index=index)
+    offsets = torch.tensor([0, 5, 20], device=where.device)
+    with pytest.raises(
+        ValueError, match=r"built for 1 cloud.*hold 2: give build_index the reference_offsets"
+    ):
+        pointproj.knn(points, points, 2, index=index, query_offsets=offsets, reference_offsets=offsets)
+
+
+def test_index_of_another_backend_is_refused(where: Where):
+    where.skip_unless("knn")
+    points = torch.rand(20, 3, device=where.device)
+    index = pointproj.build_index(points, backend=where.backend)
+    other = "torch" if where.backend != "torch" else "warp"
+    Where(other, where.device).skip_unless("knn")
+    with pytest.raises(ValueError, match=f"built by backend '{where.backend}'; this call runs '{other}'"):
+        pointproj.knn(points, points, 2, index=index, backend=other)
+
+
+def test_something_else_is_no_index():
+    points = torch.rand(20, 3)
+    with pytest.raises(TypeError, match=r"index must come from pointproj.build_index; got Tensor"):
+        pointproj.knn(points, points, 2, index=points)

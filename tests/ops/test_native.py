@@ -1,0 +1,286 @@
+"""Building the native backend, and what its operators refuse."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pointproj.ops import registry
+from pointproj.ops.backends.native import build
+from pointproj.ops.registry import BackendUnavailable, load
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, and no GPU."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "architectures_here", lambda: ())
+    return tmp_path
+
+
+def _tool(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_without_a_compiler(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.obstacle() == (
+        "the C++ compiler no-such-compiler is missing; install one with: apt-get install g++"
+    )
+    with pytest.raises(BackendUnavailable, match=r"backend 'native': the C\+\+ compiler no-such-compiler is"):
+        build.make_build(())
+
+
+def test_without_ninja(nothing_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _tool(tmp_path / "bin", "c++", "true")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert build.obstacle() == "the build tool ninja is missing; install it with: pip install ninja"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("release 11.8, V11.8.89", "is 11.8, but this torch needs CUDA 13; install it with: apt-get install"),
+        ("nonsense", "is of unknown version, but this torch needs CUDA 13"),
+        (
+            None,
+            r"the CUDA toolkit 13.0 \(nvcc\) is missing; install it with: apt-get install cuda-toolkit-13-0",
+        ),
+        ("release 13.2, V13.2.1", None),
+    ],
+    ids=["other-version", "no-version", "missing", "suitable"],
+)
+def test_cuda_toolkit(
+    said: str | None,
+    reason: str | None,
+    nothing_built: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(build, "architectures_here", lambda: ("90",))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(build.shutil, "which", _which(tmp_path / "bin"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    if said is not None:
+        _tool(tmp_path / "bin", "nvcc", f"echo {said}")
+    if reason is None:
+        assert build.obstacle() is None
+    else:
+        with pytest.raises(AssertionError, match=reason):
+            raise AssertionError(build.obstacle())
+
+
+def _which(folder: Path) -> Callable[..., str | None]:
+    """Finds an nvcc in the folder alone, and every other tool."""
+
+    def which(name: str, path: str | None = None) -> str | None:
+        tool = folder / name
+        return (str(tool) if tool.exists() else None) if name == "nvcc" else f"/usr/bin/{name}"
+
+    return which
+
+
+def test_compiler_that_fails(nothing_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    _tool(tmp_path / "bin", "broken-c++", "echo 'no space left on device'; exit 1")
+    monkeypatch.setenv("CXX", str(tmp_path / "bin" / "broken-c++"))
+    with pytest.raises(
+        BackendUnavailable, match="does not compile; for all that the compiler says run: python"
+    ):
+        build.make_build(())
+    assert build.find_build() is None
+
+
+def test_build_that_was_interrupted_is_begun_again(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    begun = []
+
+    def interrupted(folder: Path, architectures: tuple[str, ...]) -> Path:
+        begun.append(folder)
+        library = _library(folder, architectures)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        return library
+
+    monkeypatch.setattr(build, "_compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.make_build(())
+    assert build.find_build() is None
+    assert build.make_build(()) == build.find_build() == begun[1]
+    build.make_build(())
+    assert len(begun) == 2
+
+
+def _library(folder: Path, architectures: tuple[str, ...]) -> Path:
+    """What the compiler leaves behind."""
+    (folder / "building.so").touch()
+    return folder / "building.so"
+
+
+def _build_slowly(folder: str) -> None:
+    os.environ["TORCH_EXTENSIONS_DIR"] = folder
+
+    def slow(made: Path, architectures: tuple[str, ...]) -> Path:
+        with open(Path(folder) / "begun", "a") as log:
+            log.write(f"{os.getpid()}\n")
+        time.sleep(0.5)
+        return _library(made, architectures)
+
+    build._compile = slow
+    assert build.make_build(()) == build.find_build()
+
+
+def test_several_processes_build_once(nothing_built: Path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_build_slowly, args=(str(nothing_built),)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len((nothing_built / "begun").read_text().split()) == 1
+
+
+def test_a_build_serves_the_architectures_it_holds(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "_compile", _library)
+    monkeypatch.setattr(build, "obstacle", lambda: None)
+    monkeypatch.setattr(build, "_toolkit_obstacle", lambda: None)
+    both = build.make_build(("80", "90"))
+    for here, expected in (((), both), (("80",), both), (("80", "90"), both), (("100",), None)):
+        monkeypatch.setattr(build, "architectures_here", lambda here=here: here)
+        assert build.find_build() == expected
+
+
+def test_auto_does_not_begin_a_build_but_says_how(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "obstacle", lambda: None)
+    registry.resolve.cache_clear()
+    name, why = registry.resolve("auto", "cpu", "radius")
+    registry.resolve.cache_clear()
+    assert name == "warp"
+    assert (
+        "native: faster here, once it is built; build it with: python -m pointproj.ops.backends.native" in why
+    )
+    assert not list(nothing_built.iterdir())
+
+
+def test_auto_takes_what_is_built(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "_compile", _library)
+    build.make_build(())
+    registry.resolve.cache_clear()
+    assert registry.resolve("auto", "cpu", "knn")[0] == "native"
+    registry.resolve.cache_clear()
+
+
+def test_what_is_built_needs_no_compiler(tmp_path: Path):
+    """Another process loads what this one has built, with no tool in its path."""
+    native = load("native")
+    if native.unavailable():
+        pytest.skip(native.unavailable())
+    build.extension()
+    program = (
+        "import torch, pointproj\n"
+        "assert pointproj.backends()['native'] is None\n"
+        "print(pointproj.knn(torch.zeros(1, 3), torch.eye(3), 2, backend='native')[1].tolist())\n"
+    )
+    environment = os.environ | {"PATH": str(tmp_path), "CXX": "no-such-compiler"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "[[0, 1]]\n", done.stderr
+
+
+def test_command_line_names_what_is_there():
+    if load("native").unavailable():
+        pytest.skip(load("native").unavailable())
+    command = [sys.executable, "-m", "pointproj.ops.backends.native"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / build.LIBRARY).exists()
+    done = subprocess.run([*command, "--arch", "hopper"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "expected an architecture such as 9.0; got 'hopper'" in done.stderr
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_ampere_and_hopper(tmp_path: Path):
+    nvcc = build.find_nvcc()
+    if nvcc is None:
+        pytest.skip("no nvcc here")
+    flags = ["-std=c++20", "-O1", "-Xptxas", "-O0", *build._cuda_flags(("80", "90"))[1:]]
+    started = {
+        source.name: subprocess.Popen(
+            [nvcc, *flags, "-c", str(source), "-o", str(tmp_path / f"{source.stem}.o")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for source in sorted(build.SOURCES.glob("*.cu"))
+    }
+    assert started
+    for name, process in started.items():
+        _, said = process.communicate()
+        assert process.returncode == 0, f"{name}: {said}"
+
+
+POINTS = torch.rand(9, 3)
+
+
+def _operators() -> Any:
+    if load("native").unavailable():
+        pytest.skip(load("native").unavailable())
+    return build.extension()
+
+
+def _search(**changes: Any) -> Tensor:
+    operators = _operators()
+    given = {"points": POINTS, "offsets": None, "clouds": 1, "k": 2} | changes
+    tables = given.get("tables", list(operators.native_build_cells(POINTS, None, 1)))
+    return operators.native_search(
+        given["points"], given["offsets"], POINTS, given["clouds"], tables, given["k"]
+    )
+
+
+def _within(**changes: Any) -> Tensor:
+    operators = _operators()
+    given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3} | changes
+    tables = given.get("tables", list(operators.native_build_wrapped(POINTS, None, 1, 0.3)))
+    return operators.native_aggregate_within(
+        POINTS, None, POINTS, None, 1, tables, tables, given["features"], given["sigma"], given["radius"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "changes", "message"),
+    [
+        (_search, {"points": torch.rand(9, 2)}, r"query_points must have shape \(n, 3\); got \[9, 2\]"),
+        (_search, {"points": torch.rand(9, 3).half()}, "query_points must be float32 or float64; got Half"),
+        (_search, {"points": torch.rand(3, 9).T}, "query_points must be contiguous"),
+        (_search, {"points": torch.rand(9, 3).double()}, "reference_points must be Double; got Float"),
+        (_search, {"clouds": 2}, "of equal size; got 9 points in 2 clouds"),
+        (_search, {"offsets": torch.tensor([0, 9])}, "offsets must be Int; got Long"),
+        (_search, {"offsets": torch.tensor([0, 4, 9]).int()}, r"offsets must have shape \[2\]; got \[3\]"),
+        (_search, {"k": 0}, "k must be from 1 to the number of reference points, 9; got 0"),
+        (_search, {"k": 10}, "k must be from 1 to the number of reference points, 9; got 10"),
+        (_search, {"tables": []}, "cells must be the 3 tables of build_cells; got 0"),
+        (_search, {"tables": [POINTS, POINTS, POINTS]}, r"cells\[0\] must have shape"),
+        (_within, {"tables": [POINTS, POINTS, POINTS]}, r"query_cells must have shape \[\]; got \[9, 3\]"),
+        (_within, {"features": torch.rand(8, 4)}, r"features must have shape \[9, 4\]; got \[8, 4\]"),
+        (_within, {"features": torch.rand(9, 4).half()}, "features must be float32 or float64, and as wide"),
+        (_within, {"features": torch.rand(9, 0)}, r"features must have shape \(n, channels\); got \[9, 0\]"),
+        (_within, {"sigma": torch.ones(9)}, r"sigma must have shape \[\]; got \[9\]"),
+        (_within, {"radius": 0.0}, "radius must be positive and finite; got 0"),
+        (_within, {"radius": float("nan")}, "radius must be positive and finite; got nan"),
+    ],
+)
+def test_operators_check_their_arguments(call: Callable[..., Tensor], changes: dict, message: str):
+    """Whoever calls them without the public functions gets an error, not a crash."""
+    with pytest.raises(RuntimeError, match=message):
+        call(**changes)

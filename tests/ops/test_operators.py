@@ -1,0 +1,171 @@
+"""Every backend against the specification: values, gradients and second gradients, by name."""
+
+import pytest
+import torch
+from scipy.spatial import cKDTree
+
+import pointproj
+from pointproj.ops import reference
+from pointproj.ops.cases import CASES, WORKLOADS, Case, Problem, by_id, calls
+from tests.conftest import Where
+from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified
+
+CALLS = [pytest.param(case, operator, id=name) for name, case, operator in calls()]
+KNN_CASES = [pytest.param(case, id=case.id) for case in CASES if case.k]
+KNN_IN_ONE_CLOUD = [pytest.param(c, id=c.id) for c in CASES if c.k and not c.batch and not c.sizes]
+
+
+@pytest.mark.parametrize(("case", "operator"), CALLS)
+def test_values_and_gradients(case: Case, operator: str, where: Where):
+    where.skip_unless(operator)
+    problem, neighborhood = case.problem(), case.neighborhood(operator)
+    at = probe(problem, case.sigma)
+    is_neighbor = neighbors(operator, problem, neighborhood)
+    expected = derivatives(lambda p, sigma: exact(p, is_neighbor, sigma), problem, at, double=True)
+    plain = derivatives(lambda p, sigma: specified(operator, p, neighborhood, sigma), problem, at)
+
+    problem = case.problem(where.device)
+    at = probe(problem, case.sigma)
+    got = derivatives(
+        lambda p, sigma: run(operator, p, neighborhood, sigma, backend=where.backend), problem, at
+    )
+    for name in expected:
+        assert_close(name, got[name], expected[name], plain[name])
+
+
+@pytest.mark.parametrize("case", KNN_CASES)
+def test_knn_is_the_specification_bit_for_bit(case: Case, where: Where):
+    where.skip_unless("knn")
+    problem = case.problem(where.device)
+    points = problem.query_points, problem.reference_points
+    distances, rows = pointproj.knn(*points, case.k, backend=where.backend, **problem.offsets)
+    expected = _specified_rows(case.problem(), case.k)
+    assert rows.dtype == torch.int64
+    assert torch.equal(rows.cpu().view(expected.shape), expected)
+    assert distances.dtype == problem.query_points.dtype
+    expected = _distances(case.problem(), expected)
+    assert torch.equal(distances.isfinite().cpu(), expected.isfinite())
+    finite = expected.isfinite()
+    assert_close("distances", distances.cpu()[finite], expected[finite])
+
+
+@pytest.mark.parametrize("case", KNN_IN_ONE_CLOUD)
+def test_specified_search_finds_what_a_kd_tree_finds(case: Case):
+    query, points = case.problem()[:2]
+    expected, _ = cKDTree(points.double().numpy()).query(query.double().numpy(), case.k)
+    found = reference.knn_search(query, points, case.k)
+    distances = (query.double()[:, None] - points.double()[found]).norm(dim=-1)
+    assert_close("distances", distances.to(query.dtype), torch.as_tensor(expected).view(distances.shape))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in WORKLOADS.items()])
+def test_workloads_in_part(case: Case, where: Where):
+    """The benchmark's clouds in full size, for some of the queries."""
+    (operator,) = case.operators
+    where.skip_unless(operator)
+    neighborhood = case.neighborhood(operator)
+
+    def part(problem: Problem) -> Problem:
+        return problem._replace(query_points=problem.query_points[::900].contiguous())
+
+    problem = part(case.problem())
+    at = probe(problem, case.sigma)
+    is_neighbor = neighbors(operator, problem, neighborhood)
+    near = is_neighbor.any(0)  # the others have no part in anything
+    few = problem._replace(reference_points=problem.reference_points[near], features=problem.features[near])
+    query_direction, *of_references, sigma_direction = at.directions
+    at_few = at._replace(directions=(query_direction, *(d[near] for d in of_references), sigma_direction))
+    expected = derivatives(lambda p, s: exact(p, is_neighbor[:, near], s), few, at_few, double=True)
+
+    problem = part(case.problem(where.device))
+    got = derivatives(
+        lambda p, sigma: run(operator, p, neighborhood, sigma, backend=where.backend),
+        problem,
+        probe(problem, case.sigma),
+    )
+    for name in expected:
+        if name.endswith(("reference_points", "features")):
+            assert not got[name][~near.to(where.device)].any(), (
+                f"{name} of points that are nobody's neighbours"
+            )
+            got[name] = got[name][near.to(where.device)]
+        assert_close(name, got[name], expected[name])
+
+
+def test_knn_on_a_lattice_takes_the_lower_indices(where: Where):
+    where.skip_unless("knn")
+    corners = torch.cartesian_prod(*[torch.arange(3.0, device=where.device)] * 3)
+    center = torch.ones(1, 3, device=where.device)
+    _, rows = pointproj.knn(center, corners, 4, backend=where.backend)
+    # The centre is row 13; its six face neighbours, all at distance 1, are rows 4, 10, 12, 14, 16, 22.
+    assert rows.tolist() == [[13, 4, 10, 12]]
+
+
+def test_radius_is_inclusive(where: Where):
+    where.skip_unless("radius")
+    query = torch.zeros(1, 3, device=where.device)
+    points = torch.tensor([[0.3, 0.0, 0.0], [0.0, -0.3, 0.0], [0.0, 0.0, 0.3000001]], device=where.device)
+    features = torch.tensor([[1.0], [2.0], [300.0]], device=where.device)
+    aggregated = pointproj.radius_aggregate(query, points, features, 0.3, backend=where.backend)
+    assert aggregated.item() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", ["plain", "clustered", "all-coincident", "ragged", "dense", "fp64"])
+def test_knn_distances_are_differentiable(name: str, where: Where):
+    where.skip_unless("knn")
+    case = by_id(name)
+    problem = case.problem(where.device)
+    points = [p.clone().requires_grad_() for p in problem[:2]]
+    distances, rows = pointproj.knn(*points, case.k, backend=where.backend, **problem.offsets)
+    grad = torch.randn(distances.shape, generator=torch.Generator().manual_seed(3)).to(distances)
+    finite = distances.isfinite()
+    got = torch.autograd.grad(distances[finite], points, grad[finite])
+
+    problem = case.problem()
+    expected_points = [p.double().requires_grad_() for p in problem[:2]]
+    rows = _specified_rows(problem, case.k)
+    expected = _distances(
+        problem._replace(query_points=expected_points[0], reference_points=expected_points[1]), rows
+    )
+    grad, finite = grad.cpu().double().view(expected.shape), finite.cpu().view(expected.shape)
+    expected = torch.autograd.grad(expected[finite], expected_points, grad[finite])
+    assert_close("d_query_points", got[0], expected[0])
+    assert_close("d_reference_points", got[1], expected[1])
+
+
+def test_neighbors_that_do_not_exist(where: Where):
+    """More neighbours than the cloud has: all of it, then row -1 at distance inf."""
+    where.skip_unless("knn")
+    case = by_id("ragged-with-empty-clouds")
+    problem = case.problem(where.device)
+    points = problem.query_points, problem.reference_points
+    distances, rows = pointproj.knn(*points, 4, backend=where.backend, **problem.offsets)
+    for (q, r), available in zip(problem.ranges(), (0, 4, 0, 1, 4, 0), strict=True):
+        found = rows[q.start : q.stop]
+        assert (found[:, available:] == -1).all()
+        assert ((found[:, :available] >= r.start) & (found[:, :available] < r.stop)).all()
+        assert distances[q.start : q.stop, available:].isinf().all()
+
+
+def _specified_rows(problem: Problem, k: int) -> torch.Tensor:
+    """(Q, k), as `pointproj.knn` numbers them: in the cloud if dense, in the packed points if ragged."""
+    query, points = (p.reshape(-1, 3) for p in problem[:2])
+    rows = torch.full((len(query), k), -1)
+    for q, r in problem.ranges():
+        if len(r):
+            found = reference.knn_search(query[q.start : q.stop], points[r.start : r.stop], k)
+            first = 0 if problem.query_points.ndim == 3 else r.start
+            rows[q.start : q.stop, : found.shape[1]] = found + first
+    return rows.view(*problem.query_points.shape[:-1], k)
+
+
+def _distances(problem: Problem, rows: torch.Tensor) -> torch.Tensor:
+    """fp64 distances to the rows, inf where there is none, with subgradient 0 at 0."""
+    query, points = (p.double() for p in problem[:2])
+    if query.ndim == 3:
+        points = points[torch.arange(len(points))[:, None, None], rows.clamp(min=0)]
+    else:
+        points = points[rows.clamp(min=0)]
+    squared = (query[..., None, :] - points).square().sum(-1)
+    distances = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).sqrt(), 0.0)
+    return distances.masked_fill(rows < 0, torch.inf)

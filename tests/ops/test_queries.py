@@ -1,0 +1,119 @@
+"""Training at random points: drawn repeatably, valued by the mesh, and what goes with them."""
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from pointproj.config import Config, ConfigError, DataConfig, TargetConfig, register_schema, to_config
+from pointproj.data.dataset import batches, prepare
+from pointproj.data.furniture import write_furniture
+from pointproj.geometry.field_points import field_at
+from pointproj.geometry.meshes import Mesh
+from tests.config.test_config import CONF
+
+
+@pytest.fixture(scope="module")
+def furniture(tmp_path_factory):
+    root = tmp_path_factory.mktemp("furniture")
+    write_furniture(root, ["dresser"], train=2, test=1)
+    return root
+
+
+@pytest.fixture
+def config(furniture, tmp_path_factory):
+    def make(target, **data):
+        cache = str(tmp_path_factory.getbasetemp() / "queries-cache")
+        chosen = {"name": "modelnet10", "root": str(furniture), "cache": cache, "grid": 6, "points": 32}
+        section = DataConfig(**(chosen | {"queries": 40, "pool": 500} | data))
+        return Config(data=section, target=TargetConfig(name=target), seed=5)
+
+    return make
+
+
+@pytest.mark.parametrize("target", ["udf", "sdf", "occupancy"])
+def test_values_are_those_of_the_mesh_at_the_points(config, target):
+    data = prepare(config(target))
+    prepare(config(target))  # from the cache
+    shape = data.train.shapes[0]
+    mesh = Mesh(shape.source.vertices, shape.source.faces, shape.name)
+    assert shape.pool_points.shape == (500, 3)
+    expected = field_at(mesh, shape.pool_points.numpy(), target)
+    np.testing.assert_array_equal(shape.pool_values.numpy(), expected)
+    assert len(np.unique(expected)) > 1
+
+
+def test_training_draws_from_the_pool_anew_in_every_epoch_and_testing_has_the_grid(config):
+    data = prepare(config("occupancy"))
+    first, again, later = (
+        next(batches(data.train, 2, shuffle=True, seed=1, epoch=epoch)) for epoch in (0, 0, 1)
+    )
+    assert first["query_points"].shape == (2, 40, 3)
+    assert first["target"].shape == (2, 40)
+    assert torch.equal(first["query_points"], again["query_points"])
+    assert not torch.equal(first["query_points"], later["query_points"])
+    pool = {shape.name: shape for shape in (data.train.shapes[0], data.train.shapes[1])}
+    for name, points, values in zip(first["name"], first["query_points"], first["target"], strict=True):
+        same = (points[:, None] == pool[name].pool_points).all(-1)
+        assert same.any(1).all()
+        assert torch.equal(pool[name].pool_values[same.int().argmax(1)], values)
+    tested = next(batches(data.test, 1))
+    assert tested["query_points"].shape == (216, 3)
+    assert tested["target"].shape == (1, 216)
+
+
+def test_a_pool_is_no_part_of_a_run_on_the_grid(config):
+    data = prepare(config("occupancy", queries=0))
+    assert data.train.shapes[0].pool_points is None
+    assert next(batches(data.train, 1))["query_points"].shape == (216, 3)
+
+
+def test_mixed_data_is_real_meshes_repeated_beside_made_ones_in_training_alone(
+    config, monkeypatch, tmp_path, furniture
+):
+    monkeypatch.chdir(tmp_path)
+    settings = config(
+        "occupancy", name="mixed", repeats=3, classes=["dresser"], train_meshes=2, varied=True, grid=12
+    )
+    data = prepare(settings)
+    assert [shape.name for shape in data.test.shapes] == ["dresser_5001"]
+    assert len(data.train) == 3 * 2 + 2
+    once = [data.train[index]["reference_points"] for index in range(len(data.train))]
+    assert len({tuple(points.flatten().tolist()) for points in once}) == len(once)  # each sampled anew
+    assert (tmp_path / "data" / "furniture-varied").is_dir()
+
+
+def composed(*overrides):
+    register_schema()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return to_config(compose("train", list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=projector", "augmentation.mirror=true"], r"data\.queries=2048"),
+        (["target=random", "data.queries=9"], r"data\.queries=0"),
+        (["target=udf", "augmentation.stretch=0.2"], "changes distances unevenly"),
+        (["target=udf", "augmentation.proportions=0.2"], "changes distances unevenly"),
+        (["augmentation.drop=1.5"], "from 0 to below 1"),
+        (["augmentation.turn=some"], "none, right, any"),
+        (["data.repeats=2"], "data=mixed"),
+        (["target.loss=smoth"], "did you mean smooth"),
+        (["target=udf", "target.loss=cross_entropy"], "target=occupancy"),
+        (["target.eikonal=0.1"], r"target\.eikonal=0"),
+        (["model.side=18"], "multiple of 4"),
+        (["model.hidden_channels=12"], "multiple of 8"),
+        (["model.neighbors=1900"], "at most 1024"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_does_not_go_together_is_refused(overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        composed(*overrides)
+
+
+def test_multiscale_sees_no_normals_unless_asked():
+    assert composed("model=multiscale", "target=occupancy").model.normals is False
+    assert composed("model=projector", "target=occupancy").model.normals is True
+    assert composed("model=multiscale", "model.normals=true").model.normals is True

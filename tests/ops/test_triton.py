@@ -1,0 +1,155 @@
+"""What is particular to the triton backend; the contract is tested with that of all others."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch.torch_version import TorchVersion
+from torch.utils.flop_counter import FlopCounterMode
+
+import pointproj
+from pointproj.ops.cases import Case, uniform
+from pointproj.ops.registry import load, names
+from tests.oracle import INPUTS, run
+
+ROOT = Path(__file__).parents[2]
+CLOUDS = "plain or no-query or lattice-fp64 or ragged-with"
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
+
+
+def test_a_missing_package_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install triton" in load("triton").unavailable()
+
+
+def test_on_a_cpu_every_other_backend_comes_first():
+    ranks = {name: load(name).RANK["cpu"] for name in names() if "cpu" in load(name).RANK}
+    assert min(ranks, key=ranks.get) == "triton"
+
+
+@needs_triton
+@pytest.mark.skipif(
+    TorchVersion(torch.__version__) < (2, 13), reason="this torch wraps no kernels that are interpreted"
+)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["tests/ops/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
+        ["tests/ops/test_triton_kernels.py"],
+        ["tests/nn/test_narrow_mlp.py", "-k", "277 or finite or needed"],
+    ],
+    ids=["contract", "kernels", "layers"],
+)
+def test_kernels_by_the_interpreter(tests: list[str]):
+    """The kernels themselves, on CPU tensors."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", "-p", "no:cacheprovider", *tests]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
+    assert re.search(r"\d+ passed", ended.stdout)
+
+
+@needs_triton
+class TestFlops:
+    """Counted by hand for 6 queries, 10 points, 5 channels, k = 3: 18 pairs, or 60 within any radius."""
+
+    CASE = Case("", uniform(6, 10), k=3, radius=0.9, channels=5)
+
+    def _counted(self, function) -> dict[str, int]:
+        function()  # a counter knows the operators that were there when it was made
+        with FlopCounterMode(display=False) as counter:
+            function()
+        counts = counter.get_flop_counts()["Global"]
+        return {str(name).removeprefix("pointproj.triton_"): count for name, count in counts.items()}
+
+    def test_knn(self):
+        problem = self.CASE.problem()
+
+        def function() -> None:
+            features = problem.features.clone().requires_grad_()
+            run("knn", problem._replace(features=features), 3, 0.1, backend="triton").sum().backward()
+
+        assert self._counted(function) == {
+            "search": 18 * 8,
+            "aggregate_neighbors": 18 * (8 + 2 * 5),
+            "aggregate_neighbors_backward": 18 * 2 * 5,
+        }
+
+    def test_radius(self):
+        problem = self.CASE.problem()
+
+        def function() -> None:
+            leaves = [t.clone().requires_grad_() for t in problem[:3]]
+            every = problem._replace(**dict(zip(INPUTS[:3], leaves, strict=True)))
+            run("radius", every, 0.9, 0.1, backend="triton").sum().backward()
+
+        assert self._counted(function) == {
+            "aggregate_within": 60 * (8 + 2 * 5),
+            "aggregate_within_backward": 60 * (2 * 5 + 2 * 5 + 8),
+        }
+
+    def test_second_backward(self):
+        problem = self.CASE.problem()
+
+        def function() -> None:
+            query_points = problem.query_points.clone().requires_grad_()
+            field = run("knn", problem._replace(query_points=query_points), 3, 0.1, backend="triton")
+            (slope,) = torch.autograd.grad(field.sum(), query_points, create_graph=True)
+            slope.square().sum().backward()
+
+        assert self._counted(function) == {
+            "search": 18 * 8,
+            "aggregate_neighbors": 18 * (8 + 2 * 5),
+            "aggregate_neighbors_backward": 18 * (2 * 5 + 8),
+            "aggregate_neighbors_second_backward": 18 * (8 + 10 * 5),
+        }
+
+    def test_dense_clouds_have_no_pairs_between_them(self):
+        problem = Case("", uniform(6, 10), channels=5, batch=2).problem()
+        counted = self._counted(lambda: run("radius", problem, 0.9, 0.1, backend="triton"))
+        assert counted == {"aggregate_within": 30 * (8 + 2 * 5)}
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.parametrize("operator", ["knn", "radius"])
+def test_the_compiler_sees_the_kernels(operator: str):
+    """Forward and backward are traced into: the graphs hold kernels, not opaque operators."""
+    problem = Case("", uniform(60, 100), channels=8).problem("cuda")
+    features = problem.features.clone().requires_grad_()
+    seen: set[str] = set()
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> object:
+        seen.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda p: run(operator, p, 4 if operator == "knn" else 0.4, 0.1, backend="triton"),
+        fullgraph=True,
+        backend=backend,
+    )
+    compiled(problem._replace(features=features)).sum().backward()
+    assert any("triton_kernel_wrapper" in name for name in seen)
+    assert not any("pointproj" in name for name in seen)
+
+
+@needs_triton
+@pytest.mark.gpu
+def test_lists_of_more_than_a_search_holds():
+    points = torch.rand(5000, 3, device="cuda")
+    expected = pointproj.knn(points, points, 150, backend="torch")
+    distances, rows = pointproj.knn(points, points, 150, backend="triton")
+    assert torch.equal(rows, expected[1])
+    assert torch.equal(distances, expected[0])

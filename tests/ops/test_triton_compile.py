@@ -1,0 +1,114 @@
+"""The Triton compiler takes the kernels, for GPUs that need not be here; the interpreter takes more."""
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from pointproj.ops.backends.triton import lists, nearest, sums, tree, within_kernels  # noqa: E402
+
+POSITIONS = [
+    "own",
+    "rings",
+    "queries",
+    "references",
+    "points",
+    "boxes",
+    "frame",
+    "points_as_given",
+    "coordinates",
+    "parts",
+    "reach",
+    "query_points",
+    "reference_points",
+]
+SUMS = [
+    "values",
+    "summed",
+    "d_features",
+    "features",
+    "sigma",
+    "aggregated",
+    "softmax",
+    "grad",
+    "means",
+    "d_query",
+    "d_sigma",
+    "d_reference",
+    "weights",
+    "products",
+]
+ROWS = [
+    "own_rows",
+    "own_clouds",
+    "lists_of_all",
+    "query_rows",
+    "query_clouds",
+    "row_of",
+    "cloud_of",
+    "cloud_at",
+    "spans",
+    "found",
+    "offsets",
+    "neighbor_indices",
+    "reference_rows",
+    "reference_clouds",
+    "keys",
+    "leaf_keys",
+]
+TREE = {"LEAF": 32, "FANOUT": 64}
+WITHIN = {**TREE, "MANY": True, "BLOCK": 32, "TILE": 16}
+SUMS_WITHIN = {**WITHIN, "TILE": sums.TILE, "SOME": sums.SOME}
+LISTS = {"BLOCK": 32, "TILE": 16}
+SEARCH = {**TREE, "FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "MANY": False, "TILE": 8}
+ENCODE = {"SIDE": 1, "BITS": 8, "LAYOUT": 2, "PARTS": 64, "BLOCK": 1024}
+KERNELS = {
+    "bound": (tree.bound_kernel, {"PARTS": 64, "BLOCK": 1024}),
+    "encode": (tree.encode_kernel, ENCODE),
+    "arrange": (tree.arrange_kernel, {**TREE, "LAYOUT": 2}),
+    "search": (nearest.search_kernel, SEARCH),
+    "search-on": (nearest.search_kernel, {**SEARCH, "FIRST": 32, "MANY": True}),
+    "lists-aggregate": (lists.aggregate_kernel, LISTS),
+    "lists-spread": (lists.spread_kernel, LISTS),
+    "lists-pull": (lists.pull_kernel, LISTS),
+    "sums": (sums.sums_kernel, {**SUMS_WITHIN, "GATHER": False}),
+    "sums-gather": (sums.sums_kernel, {**SUMS_WITHIN, "GATHER": True}),
+    "pull": (within_kernels.pull_kernel, WITHIN),
+    "push": (within_kernels.push_kernel, WITHIN),
+}
+
+
+def _compiled(name: str, architecture: int, real: str, size: str) -> str:
+    """The assembly of a kernel for one architecture; dtypes of positions and sums, and of sizes."""
+    kernel, constants = KERNELS[name]
+    kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
+    pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32") | {"order": "*i64"}
+    if "MANY" in constants:
+        pointers["clouds"] = "*i32"  # of each point; to the kernels that build a tree it is their number
+    if name.startswith("lists"):
+        pointers.pop("queries")  # here that is a number too
+    signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}
+    source = ASTSource(kernel, signature, constexprs=constants)
+    target = GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options={"num_warps": 2}).asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels are interpreted")
+@pytest.mark.parametrize(
+    ("architecture", "real", "size", "names"),
+    [
+        (90, "fp32", "i64", KERNELS),  # as in a package, which keeps sizes open
+        (80, "fp32", "i32", ["search"]),
+        (90, "fp64", "i32", ["search", "sums"]),
+    ],
+    ids=["sm90", "sm80", "sm90-fp64"],
+)
+def test_kernels_compile(architecture: int, real: str, size: str, names: list[str]):
+    for name in names:
+        assembly = _compiled(name, architecture, real, size)
+        assert f".target sm_{architecture}" in assembly, name
+        if name.startswith("search"):  # distances are rounded after every operation, unlike a tile's middle
+            assert assembly.count("fma.rn") <= 3, name

@@ -1,0 +1,66 @@
+"""Warp's sums within a radius where small clouds do not take them: many tiles, cells that wrap, crowds."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import pointproj
+from pointproj.ops.cases import clustered
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _clouds(kind: str) -> tuple[Tensor, Tensor, float, float]:
+    """Queries, reference points, radius and sigma."""
+    g = torch.Generator().manual_seed(0)
+    if kind == "clustered":
+        points = clustered(4000)(g).float()
+        return points[:1500], points, 0.01, 0.01
+    if kind == "sparse":  # far wider than the table of cells
+        points = torch.rand(3000, 3, generator=g) * 1000
+        return points[:1000] + 1, points, 60.0, 20.0
+    if kind == "not-finite":
+        points = torch.randn(3000, 3, generator=g)
+        points[::7], points[5] = torch.nan, torch.inf
+        return points[:1100] + 0.01, points, 0.4, 0.1
+    radius, sigma = {"wide": (1.5, 0.3), "small-sigma": (0.5, 2e-3), "dense": (0.3, 0.1)}[kind]
+    return torch.rand(1100, 3, generator=g) * 2 - 1, torch.randn(3000, 3, generator=g), radius, sigma
+
+
+def _derivatives(inputs: tuple[Tensor, ...], radius: float, backend: str) -> list[Tensor]:
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    aggregated = pointproj.radius_aggregate(*leaves[:3], radius, sigma=leaves[3], backend=backend)
+    upstream = torch.sin(torch.arange(aggregated.numel(), device=aggregated.device)).view_as(aggregated)
+    return [aggregated.detach(), *torch.autograd.grad(aggregated, leaves, upstream.to(aggregated.dtype))]
+
+
+CHANNELS = {"clustered": 25, "sparse": 8, "not-finite": 2, "wide": 25, "small-sigma": 25, "dense": 70}
+
+
+@pytest.mark.parametrize(("kind", "channels"), CHANNELS.items())
+def test_sums_of_many_tiles(kind: str, channels: int, device: str):
+    queries, points, radius, sigma = _clouds(kind)
+    features = torch.randn(len(points), channels, generator=torch.Generator().manual_seed(1))
+    inputs = tuple(t.to(device) for t in (queries, points, features, torch.tensor(sigma)))
+    truth = _derivatives(tuple(t.double() for t in inputs), radius, "torch")
+    plain = _derivatives(inputs, radius, "torch")
+    for got, by_torch, expected in zip(_derivatives(inputs, radius, "warp"), plain, truth, strict=True):
+        assert torch.equal(got.isnan(), expected.isnan())
+        errors = [(t - expected).nan_to_num().norm() / expected.nan_to_num().norm() for t in (got, by_torch)]
+        assert errors[0] < 2e-5 + 3 * errors[1]
+
+
+def test_infinite_features_reach_their_neighbors_alone(device: str):
+    queries, points, radius, sigma = _clouds("dense")
+    features = torch.ones(len(points), 9)
+    central = points.norm(dim=1).argsort()
+    features[central[0]], features[central[1], 2] = torch.inf, torch.nan
+    inputs = tuple(t.to(device) for t in (queries, points, features, torch.tensor(sigma)))
+    got, expected = (
+        pointproj.radius_aggregate(*inputs[:3], radius, sigma=sigma, backend=b) for b in ("warp", "torch")
+    )
+    assert torch.equal(got.isfinite(), expected.isfinite())
+    assert not got.isfinite().all()

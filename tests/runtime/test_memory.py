@@ -1,0 +1,197 @@
+"""Who may own GPU memory: RMM takes over once, early and for good, or says in a sentence why it does not."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pointproj.config import AllocatorConfig
+from pointproj.runtime import memory, rmm_memory
+from pointproj.runtime.rmm_memory import AllocatorUnavailable
+
+PROJECT = Path(__file__).resolve().parents[2]
+RMM = AllocatorConfig(name="rmm", resource="pool")
+
+needs_rmm = pytest.mark.skipif(
+    rmm_memory.unavailable() is not None, reason=f"allocator=rmm: {rmm_memory.unavailable()}"
+)
+
+
+def run(code: str) -> dict:
+    """Run code in a process of its own: memory changes hands once in a process. Its last line is JSON."""
+    head = (
+        "import json, torch\n"
+        "from pointproj import memory, rmm_memory\n"
+        "from pointproj.config import AllocatorConfig\n"
+    )
+    command = [sys.executable, "-c", head + code]
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch):
+    """A process whose memory is RMM's, as far as anybody is told."""
+    monkeypatch.setattr(rmm_memory, "_owner", rmm_memory._Owner(RMM, None, None))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_without_a_gpu():
+    with pytest.raises(AllocatorUnavailable, match=r"allocator=rmm: it manages GPU memory.*allocator=torch"):
+        memory.configure_allocator(RMM)
+    assert not rmm_memory.in_use()
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AllocatorUnavailable, match=r'rmm is missing; .* -e "\.\[rapids-cu13\]"; or write'):
+        memory.configure_allocator(RMM)
+
+
+def test_too_late(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rmm_memory, "unavailable", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(AllocatorUnavailable, match="has used the GPU in this process already"):
+        memory.configure_allocator(RMM)
+
+
+def test_several_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rmm_memory, "unavailable", lambda: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(AllocatorUnavailable, match="several processes that train one model"):
+        memory.configure_allocator(RMM)
+
+
+def test_torch_does_not_get_memory_back(owned: None):
+    with pytest.raises(
+        AllocatorUnavailable, match=r"allocator=torch: .* handed its GPU memory to RMM for good"
+    ):
+        memory.configure_allocator(AllocatorConfig(name="torch"))
+
+
+def test_a_second_job_needs_the_same_values(owned: None):
+    memory.configure_allocator(AllocatorConfig(name="rmm", resource="pool"))
+    with pytest.raises(AllocatorUnavailable, match="an earlier job of this process set RMM up with other"):
+        memory.configure_allocator(AllocatorConfig(name="rmm", resource="async"))
+
+
+def test_no_graph_while_rmm_owns(owned: None):
+    assert "no CUDA graph while RMM owns" in memory.graphs_unsupported()
+
+
+def test_torch_owns_by_default():
+    memory.configure_allocator(AllocatorConfig(name="torch"))
+    assert memory.graphs_unsupported() is None
+    assert memory.statistics("cpu")["allocator"] == "host"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_a_run_ends_before_it_reads_data(tmp_path: Path):
+    command = [
+        sys.executable,
+        "train.py",
+        "allocator=rmm",
+        "experiment=smoke",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    command.append(f"data.cache={tmp_path / 'cache'}")
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "AllocatorUnavailable: allocator=rmm: it manages GPU memory" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.gpu
+@needs_rmm
+@pytest.mark.parametrize("resource", ["pool", "async", "arena", "managed"])
+def test_all_libraries_draw_from_one_resource(resource: str):
+    told = run(f"""
+memory.configure_allocator(AllocatorConfig(name="rmm", resource="{resource}", maximum_gib=2.0))
+memory.reset_peak("cuda")
+told = {{"empty": memory.statistics("cuda")}}
+held = torch.ones(2**20, device="cuda")
+told["torch"] = memory.held_bytes("cuda")
+import cupy
+of_cupy = cupy.ones(2**20, dtype="float32")
+told["cupy"] = memory.held_bytes("cuda")
+import warp as wp
+of_warp = wp.ones(2**20, dtype=wp.float32, device="cuda")
+told["warp"] = memory.held_bytes("cuda")
+assert held.sum().item() == float(of_cupy.sum()) == float(of_warp.numpy().sum()) == 2**20
+del held, of_cupy, of_warp
+told["end"] = memory.statistics("cuda")
+memory.reset_peak("cuda")
+told["reset"] = memory.statistics("cuda")
+print(json.dumps(told))
+""")
+    mib = 2**20
+    first = told["empty"]["held_bytes"]
+    assert told["torch"] - first == 4 * mib
+    assert told["cupy"] - told["torch"] >= 4 * mib
+    assert told["warp"] - told["cupy"] >= 4 * mib
+    assert told["end"]["resource"] == resource
+    assert told["end"]["peak_bytes"] >= first + 12 * mib
+    assert told["reset"]["peak_bytes"] == told["reset"]["held_bytes"] < first + 12 * mib
+    assert told["end"]["allocations"] > told["reset"]["allocations"] == 0
+
+
+@pytest.mark.gpu
+@needs_rmm
+def test_a_maximum_holds():
+    told = run("""
+memory.configure_allocator(AllocatorConfig(name="rmm", resource="pool", initial_gib=0.1, maximum_gib=0.5))
+try:
+    torch.ones(2**28, device="cuda")
+except Exception as error:
+    print(json.dumps({"error": type(error).__name__ + str(error)}))
+""")
+    assert "memory" in told["error"].lower() or "alloc" in told["error"].lower()
+
+
+@pytest.mark.gpu
+@needs_rmm
+def test_torch_that_has_allocated_keeps_its_memory():
+    told = run("""
+torch.ones(1, device="cuda")
+try:
+    memory.configure_allocator(AllocatorConfig(name="rmm", resource="pool"))
+except rmm_memory.AllocatorUnavailable as error:
+    print(json.dumps({"error": str(error), "owns": rmm_memory.in_use()}))
+""")
+    assert "has used the GPU" in told["error"]
+    assert told["owns"] is False
+
+
+@pytest.mark.gpu
+@needs_rmm
+@pytest.mark.parametrize("backend", ["torch", "warp", "cuml"])
+def test_training_step_is_compiled_and_not_captured(backend: str, tmp_path: Path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "train.py", "allocator=rmm", "compile=true", "device=cuda", "data=gaussian"]
+    command += [
+        "model=projector",
+        "target=random",
+        "data.points=500",
+        "data.grid=8",
+        "training.epochs=3",
+        "training.batch_size=1",
+    ]
+    command += [f"backend={backend}", f"hydra.run.dir={folder}"]
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert (metrics["mode"], metrics["backend"]) == ("compiled", backend)
+    assert metrics["memory"]["allocator"] == "rmm"
+    assert metrics["memory"]["peak_bytes"] == metrics["peak_memory_bytes"] > 0
+    log = (folder / "train.log").read_text()
+    assert log.index(
+        "captures no CUDA graph of the step: torch captures no CUDA graph while RMM"
+    ) < log.index("step ")

@@ -1,0 +1,145 @@
+"""The profiler around a bounded number of steps, several times in one process."""
+
+import json
+import logging
+import sys
+
+import pytest
+import torch
+
+from pointproj.config import AllocatorConfig, ProfilerConfig
+from pointproj.runtime import memory, profiling
+
+SOURCE = """
+def work(matrix):
+    product = matrix @ matrix
+    clipped = product.relu()
+    return clipped.sum()
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    (tmp_path / "profiled_module.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "profiled_module", raising=False)
+    monkeypatch.setattr(profiling, "LINE_PROFILED", ("profiled_module:work",))
+    import profiled_module
+
+    return profiled_module.work
+
+
+def take_steps(config, folder, work, count):
+    profiler = profiling.StepProfiler(config, folder)
+    matrix = torch.ones(32, 32, requires_grad=True)
+    on = []
+    profiler.start()
+    for _ in range(count):
+        on.append(profiler.recording)
+        work(matrix).backward()
+        profiler.step()
+    profiler.close()
+    assert not profiler.recording
+    return on
+
+
+def test_without_a_profiler_nothing_happens(tmp_path, work):
+    assert not any(take_steps(ProfilerConfig(name="none"), tmp_path / "run", work, 20))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("job", [0, 1])  # the second job of a process finds what the first has left
+def test_torch_records_the_steps_asked_for(tmp_path, work, caplog, job):
+    caplog.set_level(logging.INFO)
+    config = ProfilerConfig(name="torch", skip=2, steps=3)
+    on = take_steps(config, tmp_path / "run", work, 8)
+    assert on == [False, True, True, True, True, False, False, False]  # one more to warm up
+    folder = tmp_path / "run" / "profile" / "torch"
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "MmBackward0" for event in events) == 3
+    assert "aten::mm" in (folder / "cpu_time.txt").read_text()
+    row = next(line for line in caplog.messages if "aten::mm" in line)
+    assert row.split()[2] == "3.0"  # one forward and two backward products a step
+
+
+def test_torch_records_what_there_is_when_training_ends_early(tmp_path, work, caplog):
+    take_steps(ProfilerConfig(name="torch", skip=1, steps=50), tmp_path / "run", work, 3)
+    assert "only 2 of profiler.steps=50" in caplog.text
+    events = json.loads((tmp_path / "run/profile/torch/trace.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "MmBackward0" for event in events) == 2
+
+
+@pytest.mark.parametrize("name", ["torch", "line_profile"])
+def test_training_that_ends_before_the_recording_says_so(tmp_path, work, caplog, name):
+    pytest.importorskip("line_profiler", reason="line_profile needs line_profiler")
+    take_steps(ProfilerConfig(name=name, skip=5, steps=2), tmp_path / "run", work, 5)
+    assert "nothing recorded, training took 5 steps" in caplog.text
+    assert not [path for path in tmp_path.rglob("run/**/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("job", [0, 1])
+def test_line_profile_counts_the_steps_asked_for(tmp_path, work, caplog, job):
+    pytest.importorskip("line_profiler", reason="line_profile needs line_profiler")
+    caplog.set_level(logging.INFO)
+    take_steps(ProfilerConfig(name="line_profile", skip=2, steps=3), tmp_path / "run", work, 8)
+    table = (tmp_path / "run/profile/line_profiler/profiler_stats.txt").read_text()
+    row = next(line for line in table.splitlines() if "matrix @ matrix" in line)
+    assert row.split()[:2] == ["3", "3"]  # line 3, three hits
+    assert any("product.relu()" in line for line in caplog.messages)
+
+
+def test_a_missing_line_profiler_is_told_before_training(monkeypatch):
+    monkeypatch.setattr(profiling.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(profiling.ProfilerUnavailable, match=r"pip install 'line_profiler>=5'"):
+        profiling.require_profiler(ProfilerConfig(name="line_profile"))
+    profiling.require_profiler(ProfilerConfig(name="torch"))
+
+
+def test_the_profiled_functions_exist():
+    for name in profiling.LINE_PROFILED:
+        assert callable(profiling.pkgutil.resolve_name(name))
+
+
+def test_host_peak_grows_with_what_is_held():
+    memory.reset_peak("cpu")  # other tests may have held more before
+    before = memory.peak_bytes("cpu")
+    held = torch.ones(64 * 2**20)
+    assert memory.peak_bytes("cpu") >= before + 0.5 * held.nbytes
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_an_allocator_setting_without_gpu_is_told_to_have_no_effect(caplog):
+    memory.configure_allocator(AllocatorConfig(name="torch", expandable_segments=True))
+    assert "no effect" in caplog.text
+    caplog.clear()
+    memory.configure_allocator(AllocatorConfig(name="torch"))
+    assert not caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_expandable_segments_are_on_for_the_job_that_asks_and_off_for_the_next():
+    def expandable():
+        torch.cuda.empty_cache()
+        held = torch.ones(2**27, device="cuda")  # fits into nothing that other tests left
+        segments = torch.cuda.memory_snapshot()
+        found = [
+            s["is_expandable"]
+            for s in segments
+            if s["address"] <= held.data_ptr() < s["address"] + s["total_size"]
+        ]
+        return found[0]
+
+    for asked in (False, True, False):
+        memory.configure_allocator(AllocatorConfig(name="torch", expandable_segments=asked))
+        assert expandable() == asked
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_gpu_peak_is_counted_from_the_reset():
+    held = torch.ones(2**20, device="cuda")
+    memory.reset_peak("cuda")
+    more = torch.ones(2**22, device="cuda")
+    del more
+    assert memory.peak_bytes("cuda") >= held.nbytes + 2**24

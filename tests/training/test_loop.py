@@ -1,0 +1,323 @@
+import importlib.util
+import json
+import logging
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from pointproj.config import Config
+from pointproj.data.dataset import PreparedData, Shape, ShapeDataset
+from pointproj.geometry.meshes import query_grid
+from pointproj.ops.registry import BackendUnavailable
+from pointproj.runtime.devices import DeviceError
+from pointproj.runtime.loggers import LoggerUnavailable
+from pointproj.runtime.run_folder import RunFolder
+from pointproj.runtime.signals import StopRequest
+from pointproj.training import checkpoint, loop
+from pointproj.training.display import Pace, ProgressDisplay, duration
+from pointproj.training.divergence import TrainingDiverged
+from pointproj.training.loop import train
+
+GRID = 6
+
+
+class Sphere:
+    """Draws points of a sphere about the origin."""
+
+    def __init__(self, radius):
+        self.radius = radius
+
+    def draw(self, count, generator):
+        normals = generator.standard_normal((count, 3))
+        normals = (normals / np.linalg.norm(normals, axis=1, keepdims=True)).astype(np.float32)
+        return np.float32(self.radius) * normals, normals
+
+
+def spheres(count, points=60, seed=0, resample=True):
+    grid = torch.from_numpy(query_grid(GRID))
+    radii = np.linspace(0.3, 0.9, count)
+    shapes = [
+        Shape(f"sphere_{i}", "odd" if i % 2 else "even", i, Sphere(r), (grid.norm(dim=1) - r).abs())
+        for i, r in enumerate(radii)
+    ]
+    return ShapeDataset(shapes, grid, points=points, seed=seed, resample=resample)
+
+
+def small_config():
+    """A run of 12 steps in a second."""
+    made = Config()
+    made.backend.name, made.target.name, made.model.name = "torch", "udf", "projector"
+    made.projector.kind, made.projector.k, made.projector.sigma, made.projector.context = "knn", 5, 0.05, True
+    made.data.name, made.data.grid, made.data.points = "furniture", GRID, 60
+    made.optimizer.name, made.optimizer.lr, made.optimizer.clip = "adamw", 1e-2, 1.0
+    made.optimizer.schedule, made.optimizer.warmup = "cosine", 0.1
+    made.allocator.name, made.profiler.name, made.logger.name = "torch", "none", "none"
+    made.device = "cpu"
+    made.model.hidden_channels = 8
+    made.training.epochs, made.training.batch_size = 4, 2
+    made.training.log_every, made.training.validate_every, made.training.pictures = 1, 2, 1
+    return made
+
+
+@pytest.fixture
+def config():
+    return small_config()
+
+
+@pytest.fixture(autouse=True)
+def data(monkeypatch):
+    made = PreparedData(spheres(5), spheres(3, resample=False), [("broken.off", "no faces")])
+    monkeypatch.setattr(training, "prepare", lambda config, processes: made)
+    return made
+
+
+def lines(run, split):
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["split"] == split]
+
+
+def losses(run):
+    return {row["step"]: row["loss"] for row in lines(run, "train")}
+
+
+def weights(run):
+    return checkpoint.load(run.path / "last.pt")["model"]
+
+
+def test_training_beats_what_needs_no_training_and_reports_both(config, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    config.training.epochs = 30
+    metrics = train(config, run)
+    assert metrics["metric"] == "mean_absolute_error"
+    assert metrics["metric_value"] < 0.7 * metrics["baseline"]
+    assert metrics["metric_value"] < metrics["before_training"]
+    assert metrics["best"] <= metrics["metric_value"]
+    assert (metrics["status"], metrics["backend"], metrics["device"], metrics["mode"]) == (
+        "ok",
+        "torch",
+        "cpu",
+        "eager",
+    )
+    assert metrics["left_out"] == [("broken.off", "no faces")]
+    assert {name: row["meshes"] for name, row in metrics["classes"].items()} == {"even": 2, "odd": 1}
+    assert run.read_json("metrics.json")["metric_value"] == metrics["metric_value"]
+    assert {path.name for path in (run.path / "pictures").iterdir()} == {"losses.png", "sphere_0.png"}
+    assert (run.path / "best.pt").exists()
+
+
+def test_the_first_thing_measured_is_the_untrained_model(config, tmp_path):
+    run = RunFolder(tmp_path)
+    train(config, run)
+    first = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
+    assert (first["split"], first["step"], first["epoch"]) == ("test", 0, 0)
+    assert [row["step"] for row in lines(run, "test")] == [0, 6, 12]
+    assert sorted(losses(run)) == list(range(1, 13))
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not(config, tmp_path):
+    runs = [RunFolder(tmp_path / name) for name in "abc"]
+    train(config, runs[0])
+    train(config, runs[1])
+    config.seed = 1
+    train(config, runs[2])
+    assert losses(runs[0]) == losses(runs[1])
+    assert losses(runs[0]) != losses(runs[2])
+
+
+@pytest.mark.parametrize("stop_after", [3, 5, 8])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, stop_after, number):
+    whole, first, second = (RunFolder(tmp_path / "outputs" / name) for name in ("whole", "first", "second"))
+    config.training.log_every = 2
+    train(config, whole)
+    (whole.path / "last.pt").rename(whole.path / "kept")
+
+    plain_step = loop.TrainingStep.__call__
+    taken = []
+
+    def stopping_step(step, batch):
+        plain_step(step, batch)
+        taken.append(1)
+        if len(taken) == stop_after:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(loop.TrainingStep, "__call__", stopping_step)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, first)
+    monkeypatch.setattr(loop.TrainingStep, "__call__", plain_step)
+    config.resume = "auto"
+    metrics = train(config, second)
+
+    assert min(losses(second)) > stop_after
+    assert {**losses(first), **losses(second)} == losses(whole)
+    expected = torch.load(whole.path / "kept", weights_only=True)["model"]
+    assert all(torch.equal(weights(second)[name], expected[name]) for name in expected)
+    assert metrics["metric_value"] == whole.read_json("metrics.json")["metric_value"]
+    assert metrics["before_training"] == whole.read_json("metrics.json")["before_training"]
+
+
+def test_a_finished_run_resumed_has_nothing_left_to_train(config, tmp_path, caplog):
+    first, second = RunFolder(tmp_path / "first"), RunFolder(tmp_path / "second")
+    expected = train(config, first)
+    config.resume = str(first.path)
+    with caplog.at_level(logging.INFO):
+        metrics = train(config, second)
+    assert any("nothing is left to train" in record.message for record in caplog.records)
+    assert not (second.path / "metrics.jsonl").exists()
+    assert metrics["metric_value"] == expected["metric_value"]
+    assert (second.path / "best.pt").read_bytes() == (first.path / "best.pt").read_bytes()
+
+
+def test_resume_auto_without_a_checkpoint_begins_anew(config, tmp_path):
+    config.resume = "auto"
+    run = RunFolder(tmp_path / "outputs" / "run")
+    train(config, run)
+    assert sorted(losses(run)) == list(range(1, 13))
+
+
+def refuses_to_prepare(config, processes):
+    raise AssertionError("data was touched")
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        ({"resume": "nowhere.pt"}, checkpoint.CheckpointError, r"nowhere\.pt"),
+        ({"device": "cuda"}, DeviceError, "device=cpu"),
+        ({"logger": "mlflow"}, LoggerUnavailable, r'pip install -e "\.\[mlflow\]"'),
+        ({"logger": "tensorboard"}, LoggerUnavailable, r'pip install -e "\.\[tensorboard\]"'),
+    ],
+)
+def test_what_cannot_run_fails_before_data_is_read(config, tmp_path, monkeypatch, values, error, words):
+    monkeypatch.setattr(training, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name, value in values.items():
+        if name == "logger":
+            config.logger.name = value
+        else:
+            setattr(config, name, value)
+    with pytest.raises(error, match=words):
+        train(config, RunFolder(tmp_path))
+
+
+def test_an_unusable_backend_fails_before_data_is_read(config, tmp_path, monkeypatch):
+    def unusable(*arguments):
+        raise BackendUnavailable("not here")
+
+    monkeypatch.setattr(training, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(training, "resolve", unusable)
+    with pytest.raises(BackendUnavailable, match="not here"):
+        train(config, RunFolder(tmp_path))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_words(config, tmp_path):
+    run = RunFolder(tmp_path)
+    config.optimizer.lr, config.optimizer.clip, config.optimizer.schedule = 1e38, None, "constant"
+    with pytest.raises(TrainingDiverged, match=r"optimizer\.lr \(now 1e\+38\)"):
+        train(config, run)
+    kept = weights(run) if (run.path / "last.pt").exists() else {}
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("normals", [False, True])
+@pytest.mark.parametrize("target_name", ["sdf", "occupancy"])
+def test_other_targets_train_and_report_their_measures(config, tmp_path, data, target_name, normals):
+    for dataset in (data.train, data.test):
+        for place, shape in enumerate(dataset.shapes):
+            signed = dataset.query_points.norm(dim=1) - shape.source.radius
+            values = signed if target_name == "sdf" else (signed < 0).float()
+            dataset.shapes[place] = Shape(shape.name, shape.class_name, shape.identity, shape.source, values)
+    config.target.name, config.model.normals = target_name, normals
+    config.training.epochs, config.training.validate_every, config.model.hidden_channels = 60, 60, 32
+    metrics = train(config, RunFolder(tmp_path))
+    better = {"sdf": "sign_accuracy", "occupancy": "iou"}[target_name]
+    assert metrics["measured"].keys() == {metrics["metric"], better}
+    assert metrics["metric_value"] < 0.06  # of a cube of side 2, or of its grid points
+
+
+def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
+    made = PreparedData(spheres(5, resample=False), spheres(3, resample=False), [])
+    monkeypatch.setattr(training, "prepare", lambda config, processes: made)
+    runs = [RunFolder(tmp_path / name) for name in ("searched", "kept")]
+    assert train(config, runs[0])["neighbors"] == "searched in each step"
+    config.data.resample, config.projector.keep_neighbors, config.training.time_steps = False, True, 1
+    assert train(config, runs[1])["neighbors"] == "kept"
+    assert losses(runs[1]) == losses(runs[0])
+
+
+def test_tensorboard_receives_metrics_and_pictures(config, tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config.logger.name = "tensorboard"
+    run = RunFolder(tmp_path)
+    metrics = train(config, run)
+    events = accumulators.EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    logged = [event.value for event in events.Scalars("train/loss")]
+    assert logged == pytest.approx(list(losses(run).values()), rel=1e-6)
+    assert events.Scalars("test/mean_absolute_error")[-1].value == pytest.approx(metrics["metric_value"])
+    assert set(events.Tags()["images"]) == {"losses", "sphere_0"}
+
+
+def test_forward_pass_and_step_are_timed_if_asked_for(config, tmp_path):
+    config.training.time_steps = 2
+    metrics = train(config, RunFolder(tmp_path))
+    assert metrics["forward_ms"] > 0
+    assert metrics["step_ms"] > 0
+    assert metrics["steps"] == 12
+
+
+def test_pace_counts_running_time_alone(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    pace = Pace()
+    with pace.running():
+        now[0] += 2.0
+        pace.count(4)
+    now[0] += 100.0
+    with pace.running():
+        now[0] += 1.0
+        pace.count(2)
+        interval = pace.read()
+        assert (interval.ms_per_step, interval.samples_per_second) == (1500.0, 2.0)
+        now[0] += 0.5
+        pace.count(2)
+    assert pace.read().ms_per_step == 500.0
+    assert pace.ms_per_step == 1000.0
+
+
+def test_progress_line_holds_everything_and_no_bar_without_a_terminal(caplog, capsys):
+    pace = Pace()
+    with caplog.at_level(logging.INFO), ProgressDisplay(20) as display:
+        with pace.running():
+            pace.count(2)
+        interval = pace.read()
+        display.advance(5)
+        display.line(3, 10, 5, 0.125, 1e-3, type(interval)(2000.0, 8.0), 3 * 2**20)
+    assert [record.message for record in caplog.records] == [
+        "epoch  3/10  25%  loss 0.12500  lr 1.0e-03  2000 ms/step  8 samples/s  3 MiB  ETA 30 s"
+    ]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "0 s"), (59.4, "59 s"), (60, "1:00"), (3599.4, "59:59"), (3661, "1:01:01")]
+)
+def test_durations_read_as_a_clock(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_a_second_signal_acts_as_usual():
+    # What is usual: programs started in the background may be told to ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.made
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
