@@ -4,7 +4,8 @@ Libraries for any dimension take |p|^2 + |q|^2 - 2 p.q for the squared distance:
 digits by an amount that grows with the coordinates. So more candidates are asked for than neighbours are
 wanted, and ranked again by the distance as :mod:`pointproj.ops.reference` rounds it. A row counts if the
 farthest candidate is farther than the k-th neighbour by more than all rounding: then nobody who was left out
-can be nearer. Rows that cannot be told that way (ties at the k-th place above all) are searched among all points.
+can be nearer. Rows that cannot be told that way (ties at the k-th place above all) are searched
+among all points.
 """
 
 from collections.abc import Callable
