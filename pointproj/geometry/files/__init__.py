@@ -2,8 +2,8 @@
 
 A file from a stranger ends in a mesh or in a :class:`~pointproj.geometry.meshes.MeshError`. That is why the
 formats are read here and not by a library: common readers pass over words they do not understand, drop
-polygons, open the files that a file names, or believe its counts. Here nothing is lost silently, no second file
-is ever opened, and memory is taken for what is there, not for what is declared.
+polygons, open the files that a file names, or believe its counts. Here nothing is lost silently, no second
+file is ever opened, and memory is taken for what is there, not for what is declared.
 """
 
 import os
