@@ -15,7 +15,7 @@ CHOICES = {
     "data.name": ("furniture", "modelnet10", "mixed", "gaussian"),
     "target.name": ("udf", "sdf", "occupancy", "random"),
     "model.name": ("projector", "multiscale"),
-    "augmentation.turn": ("none", "right", "any"),
+    "augmentation.rotate": ("none", "right", "any"),
     "optimizer.name": ("adam", "adamw"),
     "optimizer.schedule": ("constant", "cosine"),
     "training.on_nan": ("stop", "skip"),
@@ -117,7 +117,7 @@ def _value_problems(config: Config) -> Iterator[str]:
         yield f"target.loss={config.target.loss}: expected one of {', '.join(LOSSES)}, or null{close}"
     if not 0 <= config.target.eikonal < math.inf:
         yield f"target.eikonal={config.target.eikonal}: expected a finite number of at least 0"
-    for name in ("stretch", "proportions", "shrink", "noise", "drop"):
+    for name in ("stretch", "warp", "shrink", "noise", "drop"):
         value = getattr(config.augmentation, name)
         if not 0 <= value < 1:
             yield f"augmentation.{name}={value}: expected a number from 0 to below 1"
@@ -207,11 +207,11 @@ def _query_problems(config: Config) -> Iterator[str]:
     if augmentation.moves and not config.data.queries:
         yield (
             "augmentation moves the shapes, and targets on a fixed grid cannot follow: write "
-            "data.queries=2048 for random query points, or augmentation.turn=none and no mirror, stretch, "
-            "proportions or shrink"
+            "data.queries=2048 for random query points, or augmentation.rotate=none and no mirror, stretch, "
+            "warp or shrink"
         )
     distances = target.name in ("udf", "sdf")
-    for name in ("stretch", "proportions"):
+    for name in ("stretch", "warp"):
         if getattr(augmentation, name) and distances:
             yield f"augmentation.{name} changes distances unevenly, and target={target.name} is one: write 0"
     if target.eikonal and not distances:

@@ -80,12 +80,12 @@ class TargetConfig:
 class AugmentationConfig:
     """How training shapes are changed on the device, clouds and queries alike (section ``augmentation``)."""
 
-    turn: str = (
+    rotate: str = (
         "none"  # about the vertical: none | right (quarter turns) | any (half of the shapes by any angle)
     )
     mirror: bool = False  # left and right, front and back, each for half of the shapes
     stretch: float = 0.0  # largest change of an axis' length, as a fraction; not for distances
-    proportions: float = 0.0  # largest change of scale within an axis: parts grow; not for distances
+    warp: float = 0.0  # largest change of scale within an axis: parts grow; not for distances
     shrink: float = 0.0  # largest loss of size, as a fraction
     noise: float = 0.0  # largest standard deviation of noise on the points, in units of the query cube
     drop: float = 0.0  # largest share of the points that is missing, in one region
@@ -93,8 +93,8 @@ class AugmentationConfig:
     @property
     def moves(self) -> bool:
         """Whether shapes move, so that their query points must too."""
-        changes = self.mirror, self.stretch, self.proportions, self.shrink
-        return self.turn != "none" or any(changes)
+        changes = self.mirror, self.stretch, self.warp, self.shrink
+        return self.rotate != "none" or any(changes)
 
 
 @dataclass

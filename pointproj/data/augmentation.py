@@ -42,8 +42,8 @@ def augment(
         return batch
     device = batch["reference_points"].device
     generator = torch.Generator(device).manual_seed(seed[0] * 1_000_003 + seed[1])
-    if settings.proportions:
-        batch = _proportioned(batch, settings.proportions, generator)
+    if settings.warp:
+        batch = _warped(batch, settings.warp, generator)
     if settings.moves:
         batch = _moved(batch, settings, generator, distances)
     points = batch["reference_points"]
@@ -54,20 +54,20 @@ def augment(
     return _with_gap(batch, settings.drop, generator) if settings.drop else batch
 
 
-def _proportioned(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
+def _warped(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
     """Let parts grow at the cost of others: along each axis the scale is 1 + most * a wave of one length.
 
     Planes across an axis stay planes, and what is enclosed stays so.
     """
     points, queries = batch["reference_points"], batch["query_points"]
-    turns_a_unit = math.pi * (0.25 + 0.75 * _uniform(points, generator, axes=3))  # 1/4 to 1 wave in the cube
+    waves_a_unit = math.pi * (0.25 + 0.75 * _uniform(points, generator, axes=3))  # 1/4 to 1 wave in the cube
     phase = 2 * math.pi * _uniform(points, generator, axes=3)
     height = most * _uniform(points, generator, axes=3)
 
     def moved(places: Float[Tensor, "b n 3"]) -> Float[Tensor, "b n 3"]:
-        return places + height / turns_a_unit * (turns_a_unit * places + phase).sin()
+        return places + height / waves_a_unit * (waves_a_unit * places + phase).sin()
 
-    scale = 1 + height * (turns_a_unit * points + phase).cos()
+    scale = 1 + height * (waves_a_unit * points + phase).cos()
     normals = torch.nn.functional.normalize(batch["normals"] / scale, dim=-1)
     return {**batch, "reference_points": moved(points), "query_points": moved(queries), "normals": normals}
 
@@ -76,19 +76,19 @@ def _moved(
     batch: dict[str, Any], settings: AugmentationConfig, generator: torch.Generator, distances: bool
 ) -> dict[str, Any]:
     points, queries = batch["reference_points"], batch["query_points"]
-    turns = _turns(points, settings.turn, generator)
+    rotations = _rotations(points, settings.rotate, generator)
     if settings.mirror:
         sides = torch.randint(0, 2, (len(points), 1, 3), generator=generator, device=points.device) * 2 - 1
         sides[..., 2] = 1
-        turns = turns * sides
+        rotations = rotations * sides
     lengths = 1 + settings.stretch * (2 * _uniform(points, generator, axes=3) - 1)
-    linear = turns * lengths
+    linear = rotations * lengths
     points, queries = points @ linear.mT, queries @ linear.mT
     low, high = points.amin(1, keepdim=True), points.amax(1, keepdim=True)
     centre = (low + high) / 2
     scale = LONGEST_SIDE / (high - low).amax(-1, keepdim=True).clamp(min=1e-6)
     scale = scale * (1 - settings.shrink * _uniform(points, generator))
-    normals = batch["normals"] @ (turns / lengths).mT  # by the inverse transpose
+    normals = batch["normals"] @ (rotations / lengths).mT  # by the inverse transpose
     return {
         **batch,
         "reference_points": (points - centre) * scale,
@@ -98,14 +98,16 @@ def _moved(
     }
 
 
-def _turns(points: Float[Tensor, "b n 3"], turn: str, generator: torch.Generator) -> Float[Tensor, "b 3 3"]:
+def _rotations(
+    points: Float[Tensor, "b n 3"], rotate: str, generator: torch.Generator
+) -> Float[Tensor, "b 3 3"]:
     """Rotations about the vertical axis."""
     share, chosen = _uniform(points, generator), _uniform(points, generator)
     angle = 2 * math.pi * share.flatten()
     right = (4 * share.flatten()).floor() * (math.pi / 2)
-    if turn == "none":
+    if rotate == "none":
         angle = torch.zeros_like(angle)
-    elif turn == "right":
+    elif rotate == "right":
         angle = right
     else:
         angle = torch.where(chosen.flatten() < 0.5, angle, right)

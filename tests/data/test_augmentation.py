@@ -28,10 +28,10 @@ def changed(made, seed=(0, 0), distances=False, **settings):
 
 
 ALL = {
-    "turn": "any",
+    "rotate": "any",
     "mirror": True,
     "stretch": 0.3,
-    "proportions": 0.5,
+    "warp": 0.5,
     "shrink": 0.2,
     "noise": 0.01,
     "drop": 0.3,
@@ -56,10 +56,10 @@ def test_the_batch_given_keeps_its_tensors():
     assert all(torch.equal(made[name], batch()[name]) for name in made if name != "name")
 
 
-@pytest.mark.parametrize("turn", ["none", "right", "any"])
-def test_queries_move_with_the_cloud(turn):
+@pytest.mark.parametrize("rotate", ["none", "right", "any"])
+def test_queries_move_with_the_cloud(rotate):
     made = batch()
-    moved = changed(made, turn=turn, mirror=True, stretch=0.3, shrink=0.2)
+    moved = changed(made, rotate=rotate, mirror=True, stretch=0.3, shrink=0.2)
     source = torch.cat([made["reference_points"], torch.ones(8, 200, 1)], dim=-1)
     for cloud in range(8):  # one affine map for points and queries
         linear = torch.linalg.lstsq(source[cloud], moved["reference_points"][cloud]).solution
@@ -73,7 +73,7 @@ def test_queries_move_with_the_cloud(turn):
 
 def test_moved_shapes_have_the_normalised_size_or_shrink_from_it():
     for shrink in (0.0, 0.25):
-        points = changed(batch(), turn="any", stretch=0.3, shrink=shrink)["reference_points"]
+        points = changed(batch(), rotate="any", stretch=0.3, shrink=shrink)["reference_points"]
         longest = (points.amax(1) - points.amin(1)).amax(-1)
         assert (longest <= LONGEST_SIDE + 1e-5).all()
         assert (longest >= LONGEST_SIDE * (1 - shrink) - 1e-5).all()
@@ -82,9 +82,9 @@ def test_moved_shapes_have_the_normalised_size_or_shrink_from_it():
         )
 
 
-def test_other_proportions_keep_planes_across_the_axes_and_what_is_inside():
+def test_a_warp_keeps_planes_across_the_axes_and_what_is_inside():
     made = batch()
-    changed_batch = changed(made, proportions=0.8)
+    changed_batch = changed(made, warp=0.8)
     normals, points = changed_batch["normals"], changed_batch["reference_points"]
     torch.testing.assert_close(normals, made["normals"], atol=1e-6, rtol=0)
     low, high = points.amin(1, keepdim=True), points.amax(1, keepdim=True)
@@ -99,8 +99,8 @@ def test_other_proportions_keep_planes_across_the_axes_and_what_is_inside():
     assert ratios.std(0)[1:].min() > 0.02  # each shape in its own way
 
 
-def test_right_turns_keep_boxes_along_the_axes():
-    normals = changed(batch(), turn="right")["normals"]
+def test_quarter_rotations_keep_boxes_along_the_axes():
+    normals = changed(batch(), rotate="right")["normals"]
     torch.testing.assert_close(normals.abs().amax(-1), torch.ones(8, 200), atol=1e-6, rtol=0)
 
 
