@@ -23,9 +23,11 @@ from pointproj.config.schema import (
     ProfilerConfig,
     TargetConfig,
 )
+from pointproj.config.targets import TARGETS, Target
 
 __all__ = [
     "CHOICES",
+    "TARGETS",
     "AllocatorConfig",
     "AugmentationConfig",
     "BackendConfig",
@@ -35,6 +37,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ProfilerConfig",
+    "Target",
     "TargetConfig",
     "flat",
     "nearest",
@@ -81,18 +84,19 @@ def to_config(composed: Any) -> Config:
         lines = problems if len(problems) == 1 else ["", *(f"  - {problem}" for problem in problems)]
         raise ConfigError("this config cannot run: " + "\n".join(lines))
     if config.projector.context is None:
-        config.projector.context = config.target.name != "random"
+        config.projector.context = TARGETS[config.target.name].of_mesh
     if config.data.queries is None:
         config.data.queries = _default_queries(config)
     if config.model.normals is None:  # real meshes have faces of either orientation; multiscale needs none
-        oriented = config.data.name == "furniture" and config.target.name in ("sdf", "occupancy")
-        config.model.normals = oriented and config.model.name == "projector"
+        tells_inside = TARGETS[config.target.name].inside_sign is not None
+        oriented = config.data.name == "furniture"
+        config.model.normals = tells_inside and oriented and config.model.name == "projector"
     return config
 
 
 def _default_queries(config: Config) -> int:
     """Random queries for multiscale, whose grid is not that of the queries; the projector has the grid."""
-    return 1024 if config.model.name == "multiscale" and config.target.name != "random" else 0
+    return 1024 if config.model.name == "multiscale" and TARGETS[config.target.name].of_mesh else 0
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

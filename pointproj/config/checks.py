@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pointproj.config.schema import AllocatorConfig, AugmentationConfig, Config
+from pointproj.config.targets import TARGETS
 
 # What a value may be where it is one of few. Backends are not here: whoever adds one adds a module and a
 # file in conf/backend/, and nothing else.
 CHOICES = {
     "projector.kind": ("knn", "radius"),
     "data.name": ("furniture", "modelnet10", "mixed", "gaussian"),
-    "target.name": ("udf", "sdf", "occupancy", "random"),
+    "target.name": tuple(TARGETS),
     "model.name": ("projector", "multiscale"),
     "augmentation.rotate": ("none", "right", "any"),
     "optimizer.name": ("adam", "adamw"),
@@ -138,7 +139,7 @@ def _combination_problems(config: Config) -> Iterator[str]:
     """Yield which values do not go together."""
     yield from _projector_problems(config)
     data, target = config.data.name, config.target.name
-    if data == "gaussian" and target in ("udf", "sdf", "occupancy"):
+    if data == "gaussian" and target in TARGETS and TARGETS[target].of_mesh:
         yield (
             f"data=gaussian has no surface, so target={target} has no values: write target=random, or "
             f"data=furniture target={target}"
@@ -202,21 +203,23 @@ def _allocator_problems(allocator: AllocatorConfig, device: str) -> Iterator[str
 def _query_problems(config: Config) -> Iterator[str]:
     """Yield what does not go with random queries, or needs them."""
     target, augmentation = config.target, config.augmentation
-    if config.data.queries and target.name == "random":
-        yield "target=random has values on the grid alone: write data.queries=0"
     if augmentation.moves and not config.data.queries:
         yield (
             "augmentation moves the shapes, and targets on a fixed grid cannot follow: write "
             "data.queries=2048 for random query points, or augmentation.rotate=none and no mirror, stretch, "
             "warp or shrink"
         )
-    distances = target.name in ("udf", "sdf")
+    facts = TARGETS.get(target.name)
+    if facts is None:  # an unknown name is a problem of its own
+        return
+    if config.data.queries and not facts.of_mesh:
+        yield f"target={target.name} has values on the grid alone: write data.queries=0"
     for name in ("stretch", "warp"):
-        if getattr(augmentation, name) and distances:
+        if getattr(augmentation, name) and facts.is_distance:
             yield f"augmentation.{name} changes distances unevenly, and target={target.name} is one: write 0"
-    if target.eikonal and not distances:
+    if target.eikonal and not facts.is_distance:
         yield f"target.eikonal is for distances; target={target.name} is none: write target.eikonal=0"
-    if target.loss in ("cross_entropy", "overlap") and target.name != "occupancy":
+    if target.loss in ("cross_entropy", "overlap") and facts.output != "logit":
         yield f"target.loss={target.loss} is for target=occupancy, got target={target.name}: write absolute"
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.config import Config
+from pointproj.config import TARGETS, Config
 from pointproj.data.modelnet import DataError
 from pointproj.geometry.grids import Field
 from pointproj.geometry.isosurfaces import DEFAULT_SIDE
@@ -20,7 +20,7 @@ from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.training import checkpoint
 
-SOLID_TARGETS = ("sdf", "occupancy")
+SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 
 
@@ -82,7 +82,7 @@ class TrainedModel:
             shown["normals"] = self._tensor(normals)
         features = cloud_features(shown, self.config.model).get("features")
         encoding = self.model.encode(shown["reference_points"], features)
-        sign = 1 if self.config.target.name == "sdf" else -1
+        sign = TARGETS[self.config.target.name].inside_sign
 
         @torch.inference_mode()
         def values(query_points: Float[np.ndarray, "Q 3"]) -> Float[np.ndarray, " Q"]:

@@ -5,11 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pointproj.config import Config, ModelConfig
+from pointproj.config import TARGETS, Config, ModelConfig
 from pointproj.nn.multiscale import Multiscale
 from pointproj.nn.projector import Projector
-
-PREDICTIONS = {"udf": "distance", "sdf": "signed_distance"}  # all other targets: value
 
 
 def build_model(config: Config, backend: str) -> nn.Module:
@@ -26,12 +24,13 @@ def build_model(config: Config, backend: str) -> nn.Module:
     -------
     Projector or Multiscale
         Both have ``encode(reference_points, features)``, ``decode(query_points, encoding)`` and, in one
-        call, ``forward``. The last axis of the result, of size 1, holds the distance (udf, sdf; negative
-        inside), the logit of being inside (occupancy), or a number (random).
+        call, ``forward``. The last axis of the result, of size 1, holds the ``output`` of the target's row
+        in :data:`pointproj.config.TARGETS`.
     """
     torch.manual_seed(config.seed)
     model, projector = config.model, config.projector
-    predicts = PREDICTIONS.get(config.target.name, "value")
+    target = TARGETS[config.target.name]
+    predicts = target.output if target.is_distance else "value"
     if model.name == "multiscale":
         return Multiscale(
             side=model.side,

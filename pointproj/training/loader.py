@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pointproj.config import Config
+from pointproj.config import TARGETS, Config
 from pointproj.data.augmentation import augment
 from pointproj.data.dataset import PreparedData, ShapeDataset, batches
 from pointproj.data.transfer import sent_ahead
@@ -103,6 +103,6 @@ class Feed:
         """Change the shapes of the batch of a step, and of this process."""
         config = self.config
         seed = config.seed, step * self.processes.count + self.processes.rank
-        distances = config.target.name in ("udf", "sdf")
+        distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, config.augmentation, seed=seed, distances=distances)
         return cloud_features(changed, config.model)

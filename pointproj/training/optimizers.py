@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.config import OptimizerConfig, TargetConfig
+from pointproj.config import TARGETS, OptimizerConfig, TargetConfig
 from pointproj.nn.context import safe_sqrt
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -79,10 +79,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-# The loss of a target that names none. Distances are compared by what the report measures too.
-OWN_LOSS = {"udf": "absolute", "sdf": "absolute", "occupancy": "cross_entropy", "random": "squared"}
-
-
 def loss_function(target: TargetConfig) -> Loss:
     """Return the loss that a target asks for: ``loss(prediction, target)``, both (B, Q), as a scalar.
 
@@ -91,10 +87,12 @@ def loss_function(target: TargetConfig) -> Loss:
     target : TargetConfig
         ``loss``: ``absolute`` is the mean absolute error; ``smooth`` is quadratic below 0.01 and absolute
         beyond; ``squared`` is the mean squared error; ``cross_entropy`` compares a logit with a label;
-        ``overlap`` is :func:`overlap_loss`. None takes that of :data:`OWN_LOSS`. For ``occupancy`` the first
-        three compare the probability.
+        ``overlap`` is :func:`overlap_loss`. None takes that of the target's row
+        in :data:`pointproj.config.TARGETS`. Where the output is a logit, the first three compare the
+        probability.
     """
-    name = target.loss or OWN_LOSS[target.name]
+    facts = TARGETS[target.name]
+    name = target.loss or facts.loss
     compare = {
         "absolute": nn.functional.l1_loss,
         "smooth": partial(nn.functional.smooth_l1_loss, beta=0.01),
@@ -102,7 +100,7 @@ def loss_function(target: TargetConfig) -> Loss:
         "cross_entropy": nn.functional.binary_cross_entropy_with_logits,
         "overlap": overlap_loss,
     }[name]
-    if target.name == "occupancy" and name in ("absolute", "smooth", "squared"):
+    if facts.output == "logit" and name in ("absolute", "smooth", "squared"):
         return lambda prediction, label: compare(prediction.sigmoid(), label)
     return compare
 

@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pointproj.training.validation import METRICS, Evaluation, baseline_name
+from pointproj.config import TARGETS
+from pointproj.training.validation import Evaluation, baseline_name
 
 
 def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict[str, Any]:
@@ -75,8 +76,9 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     table.add_row("all", *_cells(total))
     buffer = io.StringIO()
     Console(file=buffer, width=100, color_system=None).print(table)
-    name, unit = METRICS[target_name]
-    title = f"{target_name}: {name.replace('_', ' ')} on {measured_on}{f', in {unit}' if unit else ''}"
+    target = TARGETS[target_name]
+    in_unit = f", in {target.unit}" if target.unit else ""
+    title = f"{target_name}: {target.metric.replace('_', ' ')} on {measured_on}{in_unit}"
     note = f"baseline, which needs no training: {baseline_name(target_name, normals=normals)}"
     return f"{title}\n{buffer.getvalue().rstrip()}\n{note}"
 

@@ -9,19 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.config import TARGETS
 from pointproj.ops.functional import knn
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.training.step import Batch
 
 Predictor = Callable[[Batch], Tensor]  # batch -> (B, Q)
-
-# The error that stands for a target in reports, always lower is better; its unit.
-METRICS = {
-    "udf": ("mean_absolute_error", "units of the query cube"),
-    "sdf": ("mean_absolute_error", "units of the query cube"),
-    "occupancy": ("wrong_label_share", ""),
-    "random": ("mean_squared_error", ""),
-}
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ def evaluate(
     batches : iterable of dict
         With ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B), on the predictor's device.
     target_name : str
-        A key of :data:`METRICS`.
+        A key of :data:`pointproj.config.TARGETS`.
     processes : Processes
         Each has its own part of the batches; all get the whole evaluation.
 
@@ -94,7 +87,7 @@ def evaluate(
     meshes = tuple(mesh for part in parts for mesh in part)
     if not meshes:
         raise ValueError("expected at least one batch to evaluate, got none")
-    return Evaluation(METRICS[target_name][0], meshes)
+    return Evaluation(TARGETS[target_name].metric, meshes)
 
 
 def _mesh_errors(names: list[tuple[str, str]], measured: list[dict[str, Tensor]]) -> list[MeshErrors]:
@@ -114,10 +107,10 @@ def field_errors(
     Parameters
     ----------
     target_name : str
-        ``udf`` and ``sdf``: ``mean_absolute_error``, and for ``sdf`` ``sign_accuracy``, the share of grid
-        points on the right side. ``occupancy``: ``wrong_label_share``, and ``iou``, the points labelled
-        inside by both over those labelled inside by either (1 where there are none).
-        ``random``: ``mean_squared_error``.
+        Its output decides what is measured. Distances: ``mean_absolute_error``, and for signed ones
+        ``sign_accuracy``, the share of query points on the right side. Logits: ``error_rate``, the share of
+        wrong labels, and ``iou``, the points labelled inside by both over those labelled inside by either
+        (1 where there are none). Other numbers: ``mean_squared_error``.
     prediction, target : (B, Q) float tensor
 
     Returns
@@ -125,15 +118,16 @@ def field_errors(
     dict of (B,) tensors
         The target's metric first.
     """
-    if target_name == "random":
+    output = TARGETS[target_name].output
+    if output == "number":
         return {"mean_squared_error": (prediction - target).square().mean(1)}
-    if target_name == "occupancy":
+    if output == "logit":
         labelled, inside = prediction > 0, target > 0.5
         both, either = (labelled & inside).sum(1), (labelled | inside).sum(1)
         iou = torch.where(either > 0, both / either.clamp(min=1), 1.0)
-        return {"wrong_label_share": (labelled != inside).float().mean(1), "iou": iou}
+        return {"error_rate": (labelled != inside).float().mean(1), "iou": iou}
     errors = {"mean_absolute_error": (prediction - target).abs().mean(1)}
-    if target_name == "sdf":
+    if output == "signed_distance":
         errors["sign_accuracy"] = ((prediction < 0) == (target < 0)).float().mean(1)
     return errors
 
@@ -142,24 +136,24 @@ def baseline_name(target_name: str, *, normals: bool = False) -> str:
     """Say what :func:`untrained_predictor` predicts."""
     side = "inside behind the nearest point's normal" if normals else "all outside"
     return {
-        "udf": "distance to the nearest sampled point",
-        "sdf": f"distance to the nearest sampled point, {side}",
-        "occupancy": side,
-        "random": "zero everywhere",
-    }[target_name]
+        "distance": "distance to the nearest sampled point",
+        "signed_distance": f"distance to the nearest sampled point, {side}",
+        "logit": side,
+        "number": "zero everywhere",
+    }[TARGETS[target_name].output]
 
 
 def untrained_predictor(target_name: str, backend: str = "auto", *, normals: bool = False) -> Predictor:
     """Return the predictor that a model has to beat: :func:`baseline_name` in code.
 
     It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of
-    the cube is outside: so ``sdf`` and ``occupancy`` take everything for outside. With normals a point is
+    the cube is outside: so signed distances and labels take everything for outside. With normals a point is
     inside if it lies behind the plane through the nearest sampled point.
 
     Parameters
     ----------
     target_name : str
-        A key of :data:`METRICS`.
+        A key of :data:`pointproj.config.TARGETS`.
     backend : str
         For the search of the nearest point.
     normals : bool
@@ -182,8 +176,8 @@ def untrained_predictor(target_name: str, backend: str = "auto", *, normals: boo
         return side * distances
 
     return {
-        "udf": lambda batch: nearest(batch)[0],
-        "sdf": signed,
-        "occupancy": lambda batch: -nearest(batch)[1],
-        "random": lambda batch: torch.zeros_like(batch["target"]),
-    }[target_name]
+        "distance": lambda batch: nearest(batch)[0],
+        "signed_distance": signed,
+        "logit": lambda batch: -nearest(batch)[1],
+        "number": lambda batch: torch.zeros_like(batch["target"]),
+    }[TARGETS[target_name].output]

@@ -9,19 +9,14 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Colours that keep their order for colour-blind readers and in grey: distances are sequential, signed
-# distances diverge at the surface, errors have a scale of their own.
-VALUE_MAPS = {"udf": "viridis", "sdf": "PuOr", "occupancy": "cividis", "random": "viridis"}
-ERROR_MAP = "magma"
+from pointproj.config import TARGETS
+from pointproj.config.targets import Output
+
+ERROR_COLORS = "magma"
 BLUE, ORANGE = "#0072B2", "#D55E00"
 
-TITLES = {
-    "udf": "distance to the surface",
-    "sdf": "signed distance to the surface, negative inside",
-    "occupancy": "probability of being inside",
-    "random": "random numbers",
-}
-SURFACE_LEVELS = {"sdf": 0.0, "occupancy": 0.5}
+SURFACE_LEVELS: dict[Output, float] = {"signed_distance": 0.0, "logit": 0.5}
+"""Value on the surface, where the target tells inside from outside; logits are drawn as probabilities."""
 
 
 def draw_shape(
@@ -42,13 +37,15 @@ def draw_shape(
     name : str
         Of the shape, for the title.
     target_name : str
-        ``udf``, ``sdf``, ``occupancy`` (``prediction`` holds logits then) or ``random``.
+        A key of :data:`pointproj.config.TARGETS`.
     reference_points : (N, 3) array
         What the network saw, in the query cube [-1, 1]^3.
     target, prediction : (Q,) array
-        On a grid of Q = side^3 points of the query cube, x slowest and z fastest.
+        On a grid of Q = side^3 points of the query cube, x slowest and z fastest. Where the target holds
+        labels, the prediction holds logits.
     """
-    if target_name == "occupancy":
+    facts = TARGETS[target_name]
+    if facts.output == "logit":
         prediction = 0.5 * (1 + np.tanh(0.5 * prediction))  # the logistic function, without overflow
     side = round(len(target) ** (1 / 3))
     row = _middle_row(reference_points, side)
@@ -56,16 +53,16 @@ def draw_shape(
     wanted, predicted = (values.reshape(side, side, side)[:, row].T for values in (target, prediction))
 
     figure = Figure(figsize=(15, 4), layout="constrained")
-    figure.suptitle(f"{name}: {TITLES[target_name]}; lengths in units of the query cube [-1, 1]³")
+    figure.suptitle(f"{name}: {facts.title}; lengths in units of the query cube [-1, 1]³")
     _draw_cloud(figure, reference_points, y)
-    low, high = _limits(target_name, wanted)
+    low, high = _limits(facts.output, wanted)
     axes = [figure.add_subplot(1, 4, place) for place in (2, 3, 4)]
-    _draw_slice(axes[0], f"target at y = {y:+.2f}", wanted, VALUE_MAPS[target_name], low, high)
-    _draw_slice(axes[1], "prediction", predicted, VALUE_MAPS[target_name], low, high)
-    _draw_slice(axes[2], "|prediction - target|", abs(predicted - wanted), ERROR_MAP, 0.0, None)
-    if target_name in SURFACE_LEVELS:
+    _draw_slice(axes[0], f"target at y = {y:+.2f}", wanted, facts.colors, low, high)
+    _draw_slice(axes[1], "prediction", predicted, facts.colors, low, high)
+    _draw_slice(axes[2], "|prediction - target|", abs(predicted - wanted), ERROR_COLORS, 0.0, None)
+    if facts.output in SURFACE_LEVELS:
         for axis, values in ((axes[0], wanted), (axes[1], predicted)):
-            _draw_surface(axis, values, SURFACE_LEVELS[target_name])
+            _draw_surface(axis, values, SURFACE_LEVELS[facts.output])
     save_figure(figure, path)
 
 
@@ -110,10 +107,11 @@ def _middle_row(points: Float[np.ndarray, "n 3"], side: int) -> int:
     return min(max(row, 0), side - 1)
 
 
-def _limits(target_name: str, values: Float[np.ndarray, "s s"]) -> tuple[float, float]:
-    if target_name == "occupancy":
+def _limits(output: Output, values: Float[np.ndarray, "s s"]) -> tuple[float, float]:
+    """Lowest and highest value of the colour scale."""
+    if output == "logit":
         return 0.0, 1.0
-    if target_name == "sdf":
+    if output == "signed_distance":
         largest = float(abs(values).max())
         return -largest, largest
     return min(0.0, float(values.min())), float(values.max())
@@ -135,11 +133,11 @@ def _draw_cloud(figure: Figure, points: Float[np.ndarray, "n 3"], y: float) -> N
 
 
 def _draw_slice(
-    axis: Axes, title: str, values: Float[np.ndarray, "s s"], colours: str, low: float, high: float | None
+    axis: Axes, title: str, values: Float[np.ndarray, "s s"], colors: str, low: float, high: float | None
 ) -> None:
     cell = 1 / (len(values) - 1)
     edges = (-1 - cell, 1 + cell, -1 - cell, 1 + cell)
-    image = axis.imshow(values, origin="lower", extent=edges, cmap=colours, vmin=low, vmax=high)
+    image = axis.imshow(values, origin="lower", extent=edges, cmap=colors, vmin=low, vmax=high)
     axis.set_title(title, fontsize=10)
     axis.set(xlabel="x", ylabel="z", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
     axis.figure.colorbar(image, ax=axis, shrink=0.8)

@@ -34,7 +34,7 @@ def test_occupancy_counts_wrong_labels_and_overlap():
     logits = torch.tensor([[3.0, 3.0, -3.0, -3.0], [-1.0, -1.0, -1.0, -1.0]])
     inside = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     errors = field_errors("occupancy", logits, inside)
-    assert errors["wrong_label_share"].tolist() == [0.5, 0.0]
+    assert errors["error_rate"].tolist() == [0.5, 0.0]
     torch.testing.assert_close(errors["iou"], torch.tensor([1 / 3, 1.0]))
 
 
@@ -82,7 +82,7 @@ def test_untrained_occupancy_takes_everything_for_outside():
     clouds, query_points = torch.zeros(1, 1, 3), torch.rand(4, 3)
     inputs = batch([[1.0, 0.0, 0.0, 0.0]], clouds, query_points)
     evaluation = evaluate(untrained_predictor("occupancy", "torch"), [inputs], "occupancy")
-    assert evaluation.means() == {"wrong_label_share": 0.25, "iou": 0.0}
+    assert evaluation.means() == {"error_rate": 0.25, "iou": 0.0}
 
 
 def evaluation_of(*errors):

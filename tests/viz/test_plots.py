@@ -29,9 +29,9 @@ def test_a_shape_becomes_one_wide_picture(tmp_path, target_name):
 def drawn_slices(monkeypatch, **settings):
     drawn = {}
     monkeypatch.setattr(
-        pictures, "_draw_slice", lambda axis, title, values, *colours: drawn.update({title: values})
+        plots, "_draw_slice", lambda axis, title, values, *colours: drawn.update({title: values})
     )
-    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: None)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: None)
     plots.draw_shape(None, name="x", **settings)
     return drawn
 
