@@ -33,7 +33,7 @@ RUN pip install --no-cache-dir -c constraints.txt torch torchvision
 COPY . ./
 RUN pip install --no-cache-dir -c constraints.txt -e ".[${EXTRAS}]"
 ENV TORCH_EXTENSIONS_DIR=/opt/extensions
-RUN python -m pointproj.ops.backends.native ${ARCH:+--arch ${ARCH}}
+RUN python -m pointproj build-native ${ARCH:+--arch ${ARCH}}
 
 # torch brings the CUDA libraries; torch.compile needs a compiler and Python's headers.
 FROM ubuntu:24.04
@@ -57,5 +57,5 @@ ENV PATH=/opt/venv/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 VOLUME ["/app/data", "/app/outputs", "/cache"]
 USER 1000:1000
-HEALTHCHECK --interval=30m --timeout=3m --start-period=3m CMD ["python", "-m", "pointproj.runtime.doctor", "backend=auto"]
+HEALTHCHECK --interval=30m --timeout=3m --start-period=3m CMD ["python", "-m", "pointproj", "doctor", "backend=auto"]
 ENTRYPOINT ["python", "train.py"]

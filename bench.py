@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
-from pointproj.runtime import commandline
+from pointproj.runtime import overrides
 
 register_schema()
 
@@ -38,7 +38,7 @@ def bench(composed: DictConfig) -> None:
 def main() -> None:
     """Run, and leave with 130 after Ctrl-C: the rows measured by then are in the file."""
     try:
-        commandline.check_arguments(sys.argv[1:], None, BenchConfig(), "bench.py")
+        overrides.check_arguments(sys.argv[1:], None, BenchConfig(), "bench.py")
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -11,7 +11,7 @@ import hydra
 from omegaconf import DictConfig
 
 from pointproj.config import ConfigError, register_schema
-from pointproj.runtime import commandline, distributed, sweep
+from pointproj.runtime import distributed, overrides, sweep
 from pointproj.runtime.run_folder import RunError, run_name
 from pointproj.runtime.signals import Stopped
 
@@ -29,8 +29,8 @@ def train(composed: DictConfig) -> None:
 def main() -> None:
     """Check the command line, run the job or all jobs; exit with 1 if one failed, 128 + N after signal N."""
     try:
-        commandline.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
-        commandline.check_output(sys.argv[1:])
+        overrides.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
+        overrides.check_output(sys.argv[1:])
         os.environ["POINTPROJ_RUN"] = distributed.agree_on_run(run_name(), sys.argv[1:])
     except (ConfigError, RunError, distributed.LaunchError) as error:
         print(error, file=sys.stderr)

@@ -14,7 +14,7 @@ from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
 from pointproj.benchmark.table import updated
 from pointproj.config import register_schema, to_config
-from pointproj.runtime.commandline import check_arguments
+from pointproj.runtime.overrides import check_arguments
 
 PROJECT = Path(__file__).resolve().parent.parent
 CONF = PROJECT / "conf"
@@ -123,5 +123,5 @@ def test_tables_of_the_benchmark_are_those_of_the_committed_results(page: str):
     files = sorted((PROJECT / "benchmarks").glob("*.csv"))
     rows = [row for file in files for row in read_rows(file)]
     assert updated(PROJECT / page, rows) == _page(page), (
-        "python -m pointproj.benchmark.table benchmarks/*.csv --update README.md benchmarks/tables.md"
+        "python -m pointproj benchmark-table benchmarks/*.csv --update README.md benchmarks/tables.md"
     )

@@ -11,10 +11,10 @@ from pointproj.benchmark.config import EXECUTIONS
 from pointproj.benchmark.peers import PEERS, Peer, gather_aggregate
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError, nearest
+from pointproj.machine import package_version
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import Problem
 from pointproj.ops.registry import BackendUnavailable, Clouds, load, names, resolve, waits
-from pointproj.runtime.machine import package_version
 
 SEED = 0  # of the networks
 HIDDEN = 25

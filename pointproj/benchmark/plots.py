@@ -1,11 +1,11 @@
-"""Pictures of the results, from a result file alone: ``python -m pointproj.benchmark.plots FILE.csv``.
+"""Pictures of the results, from a result file alone: ``python -m pointproj benchmark-plots FILE.csv``.
 
 Beside the file: ``-scaling.png`` (time against points), ``-workloads.png`` (bars for W1 and W2) and
 ``-memory.png`` (peak memory against points), for as much as the file holds.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -155,14 +155,12 @@ def _colours(rows: list[Row]) -> dict[str, str]:
     return colours
 
 
-def main() -> None:
-    """Draw the pictures of the files named."""
-    parser = argparse.ArgumentParser(description="Pictures of the benchmark's result files.")
+def main(arguments: Sequence[str]) -> None:
+    """Draw the pictures of the files that the arguments name."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj benchmark-plots", description="Pictures of the benchmark's result files."
+    )
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
-    for file in parser.parse_args().files:
+    for file in parser.parse_args(arguments).files:
         for picture in draw(file):
             print(picture)
-
-
-if __name__ == "__main__":
-    main()

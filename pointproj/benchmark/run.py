@@ -28,11 +28,11 @@ from pointproj.benchmark.results import FAILED, MISSING, OK, RED, SKIPPED, Resul
 from pointproj.benchmark.timing import measure
 from pointproj.benchmark.workloads import ELEMENTS, NETWORK, Workload, workloads
 from pointproj.config import AllocatorConfig
+from pointproj.machine import device_name, machine_columns, package_version, slug
 from pointproj.ops.cases import Problem
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes
-from pointproj.runtime.machine import device_name, machine_columns, package_version, slug
 from pointproj.runtime.memory import configure_allocator, empty_cache, held_bytes, peak_bytes, reset_peak
 from pointproj.training.step import first_line
 

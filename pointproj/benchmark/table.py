@@ -1,6 +1,6 @@
 """Tables of the benchmark in pages, from result files alone.
 
-python -m pointproj.benchmark.table benchmarks/*.csv --update README.md benchmarks/tables.md
+python -m pointproj benchmark-table benchmarks/*.csv --update README.md benchmarks/tables.md
 """
 
 import argparse
@@ -262,9 +262,11 @@ def _markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def main() -> None:
-    """Print the tables, or put them into a file."""
-    parser = argparse.ArgumentParser(description="Tables from the benchmark's result files.")
+def main(arguments: Sequence[str]) -> None:
+    """Print the tables, or put them into files."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj benchmark-table", description="Tables from the benchmark's result files."
+    )
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
     parser.add_argument(
         "--update",
@@ -273,13 +275,9 @@ def main() -> None:
         metavar="PAGE",
         help="replace what is between the marks in these files, instead of printing",
     )
-    arguments = parser.parse_args()
-    rows = [row for file in arguments.files for row in read_rows(file)]
-    for page in arguments.update or ():
+    given = parser.parse_args(arguments)
+    rows = [row for file in given.files for row in read_rows(file)]
+    for page in given.update or ():
         update(page, rows)
-    if not arguments.update:
+    if not given.update:
         print(tables(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The table of the tutorial "Torch Compile and External Kernels" (its W1), and our lines below it.
 
-    python -m pointproj.benchmark.tutorial                 # into benchmarks/<device>.csv
-    python -m pointproj.benchmark.tutorial output=t.csv    # what follows goes to bench.py
+    python -m pointproj benchmark-tutorial                 # into benchmarks/<device>.csv
+    python -m pointproj benchmark-tutorial output=t.csv    # what follows goes to bench.py
 
 Each line is measured by a process of its own: who owns the memory is settled once in a process, and what one
 library leaves behind is not another's handicap.
@@ -9,6 +9,7 @@ library leaves behind is not another's handicap.
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,12 +53,15 @@ def command(line: Line, further: list[str]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Measure line by line; a line that fails does not keep the others from their turn."""
-    failed = [line.label for line in LINES if subprocess.run(command(line, sys.argv[1:])).returncode]
+def main(arguments: Sequence[str]) -> int:
+    """Measure line by line, all of them even if one fails; return the exit code.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Further overrides for ``bench.py``.
+    """
+    failed = [line.label for line in LINES if subprocess.run(command(line, [*arguments])).returncode]
     if failed:
-        sys.exit(f"without result: {', '.join(failed)}")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"without result: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))

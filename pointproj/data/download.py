@@ -4,6 +4,7 @@ The archive grows in a ``.part`` file that the next attempt continues. It is unp
 its destination, which appears only when all of it is there.
 """
 
+import argparse
 import fcntl
 import hashlib
 import http.client
@@ -15,7 +16,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -296,3 +297,12 @@ def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path)
     # zipfile reads no further than the size that the archive declares, which has been checked.
     with archive.open(member) as source, open(path, "xb") as target:
         shutil.copyfileobj(source, target, CHUNK_BYTES)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fetch ModelNet10 into the folder that the arguments name."""
+    parser = argparse.ArgumentParser(prog="python -m pointproj download", description="Fetch ModelNet10.")
+    parser.add_argument(
+        "--root", type=Path, default=Path("data/modelnet10"), help="folder; data/modelnet10 by default"
+    )
+    print(download_modelnet10(parser.parse_args(arguments).root))

@@ -25,7 +25,6 @@ from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.metrics import Measured, Truth, measure, truth_of
 from pointproj.geometry.sampling import SurfaceSampler
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained, whole
-from pointproj.runtime.errors import ending_in_words
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.evaluation_page import summary_table, write_csv, write_page
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
@@ -133,9 +132,9 @@ def _test_files(trained: TrainedModel, folder: Path | None, limit: int | None) -
     return files
 
 
-def _arguments() -> argparse.Namespace:
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pointproj.inference.evaluate",
+        prog="python -m pointproj evaluate",
         description="How well a trained model reconstructs test meshes.",
     )
     add_arguments(parser)
@@ -144,24 +143,25 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--points", type=whole(1), help="samples a mesh; by default as in training")
     parser.add_argument("--baselines", nargs="*", choices=[*baselines()], help="by default all")
     parser.add_argument("--out", type=Path, help="folder; by default evaluation/ beside the checkpoint")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Do what the command line asks for."""
-    folder = arguments.checkpoint if arguments.checkpoint.is_dir() else arguments.checkpoint.parent
-    out = arguments.out or folder / "evaluation"
+def main(arguments: Sequence[str]) -> None:
+    """Evaluate the checkpoint that the arguments name."""
+    given = _parsed(arguments)
+    folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
+    out = given.out or folder / "evaluation"
     require_writable(out)
-    trained = load_trained(arguments.checkpoint, arguments.device)
+    trained = load_trained(given.checkpoint, given.device)
     device = str(trained.device)
-    methods = {MODEL: model_method(trained, arguments.side)}
-    methods |= _baseline_methods(arguments.baselines, device)
-    files = _test_files(trained, arguments.meshes, arguments.limit)
-    points = arguments.points or trained.points
-    log.info("%d meshes, %d points each, surface from %d^3, %s", len(files), points, arguments.side, device)
+    methods = {MODEL: model_method(trained, given.side)}
+    methods |= _baseline_methods(given.baselines, device)
+    files = _test_files(trained, given.meshes, given.limit)
+    points = given.points or trained.points
+    log.info("%d meshes, %d points each, surface from %d^3, %s", len(files), points, given.side, device)
     results = []
     grid = trained.config.data.grid
-    facts = {"checkpoint": arguments.checkpoint, "points": points, "side": arguments.side, "device": device}
+    facts = {"checkpoint": given.checkpoint, "points": points, "side": given.side, "device": device}
     for result in evaluate_shapes(files, methods, out, points=points, grid=grid, device=device):
         results.append(result)
         write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
@@ -173,14 +173,3 @@ def run(arguments: argparse.Namespace) -> None:
     write_page(out / "index.html", results, facts)
     log.info("%s", summary_table(results))
     log.info("pictures, worst first: %s; beside it results.csv and meshes/", out / "index.html")
-
-
-def main() -> None:
-    """Evaluate the checkpoint named on the command line."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with ending_in_words():
-        run(_arguments())
-
-
-if __name__ == "__main__":
-    main()

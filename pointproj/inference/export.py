@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,6 @@ from pointproj.nn.planes import plain_local_planes
 from pointproj.nn.widest_path import plain_widest_passage
 from pointproj.ops.registry import BackendUnavailable, resolve
 from pointproj.runtime.devices import choose_device
-from pointproj.runtime.errors import ending_in_words
 from pointproj.runtime.run_folder import require_writable
 from pointproj.training.checkpoint import BEST, LAST, load
 from pointproj.training.step import first_line
@@ -268,24 +267,18 @@ def _difference(function: Callable[..., Tensor], network: CloudField, device: to
     return worst
 
 
-def main() -> None:
-    """Parse the command line, export, and say what was written."""
-    parser = argparse.ArgumentParser(prog="python -m pointproj.inference.export", description=__doc__)
+def main(arguments: Sequence[str]) -> None:
+    """Export the checkpoint that the arguments name, and print what was written."""
+    parser = argparse.ArgumentParser(prog="python -m pointproj export", description=__doc__)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
     parser.add_argument("--out", type=Path, help="folder for the files; by default that of the checkpoint")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--backend", default="auto", help="of the package: torch, or on CUDA triton")
-    given = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    given = parser.parse_args(arguments)
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     out = given.out or folder
-    with ending_in_words():
-        require_writable(out)
-        written = export(given.checkpoint, out, given.device, given.backend)
+    require_writable(out)
+    written = export(given.checkpoint, out, given.device, given.backend)
     for path in (written.program, written.package):
         size = path.stat().st_size / 2**20
         print(f"{path}  {size:.1f} MiB  differs from the network by {written.differences[path.name]:.1e}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Reconstruct the solid behind any mesh or point file."""
 
 import argparse
-import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from pointproj.data.modelnet import DataError
@@ -9,11 +9,8 @@ from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import DEFAULT_SIDE, reconstruct
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained
-from pointproj.runtime.errors import ending_in_words
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
-
-log = logging.getLogger(__name__)
 
 
 def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_SIDE) -> list[Path]:
@@ -56,28 +53,22 @@ def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_
     return files
 
 
-def _arguments() -> argparse.Namespace:
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pointproj.inference.predict",
+        prog="python -m pointproj predict",
         description="Reconstruct the solid behind a mesh or a cloud of points; z points up.",
     )
     add_arguments(parser)
     parser.add_argument("file", type=Path, help=f"what to reconstruct: {', '.join(SUFFIXES)}")
     parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help="folder of the results")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def main() -> None:
-    """Reconstruct the file named on the command line."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    arguments = _arguments()
-    with ending_in_words():
-        require_writable(arguments.out)
-        trained = load_trained(arguments.checkpoint, arguments.device)
-        cloud = read_cloud(arguments.file, trained.points)
-        for file in predict(trained, cloud, arguments.out, arguments.side):
-            print(file)
-
-
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str]) -> None:
+    """Reconstruct the file that the arguments name."""
+    given = _parsed(arguments)
+    require_writable(given.out)
+    trained = load_trained(given.checkpoint, given.device)
+    cloud = read_cloud(given.file, trained.points)
+    for file in predict(trained, cloud, given.out, given.side):
+        print(file)

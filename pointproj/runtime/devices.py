@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pointproj.machine import missing_gpu
 from pointproj.runtime import distributed
 
 log = logging.getLogger(__name__)
@@ -35,12 +36,10 @@ def choose_device(name: str) -> torch.device:
     DeviceError
         If a GPU is asked for and there is none.
     """
-    if name == "cuda" and not torch.cuda.is_available():
-        built = "built without CUDA" if torch.version.cuda is None else "built for CUDA, which finds no GPU"
-        raise DeviceError(
-            f"device=cuda: torch {torch.__version__} is {built}; write device=cpu or device=auto"
-        )
-    if name == "cpu" or not torch.cuda.is_available():
+    obstacle = missing_gpu()
+    if name == "cuda" and obstacle:
+        raise DeviceError(f"device=cuda: {obstacle}; write device=cpu or device=auto")
+    if name == "cpu" or obstacle:
         return torch.device("cpu")
     distributed.join()  # which makes this process's GPU the current one
     return torch.device("cuda", torch.cuda.current_device())

@@ -1,24 +1,23 @@
-"""Errors that pointproj words itself: what a user is shown of them."""
+"""User-facing errors: those that pointproj raises itself, whose message needs no traceback."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def is_worded(error: BaseException) -> bool:
-    """Return whether pointproj raised this error itself, with words that need no traceback beside them."""
-    package = type(error).__module__.partition(".")[0]
-    return package in ("pointproj", "__main__")  # the second is a module of it that was started with -m
+def is_user_error(error: BaseException) -> bool:
+    """Return whether the error's class is defined by pointproj, so that its message says what to do."""
+    return type(error).__module__.partition(".")[0] == "pointproj"
 
 
 @contextmanager
-def ending_in_words() -> Iterator[None]:
-    """End a program by an error that pointproj worded, or by Ctrl-C, without a traceback; others keep theirs.
+def exit_on_user_error() -> Iterator[None]:
+    """Exit without a traceback on a user-facing error or Ctrl-C in the block; other errors pass.
 
     Raises
     ------
     SystemExit
-        With the error's words, or 130.
+        With the error's message, or 130 after Ctrl-C.
     """
     try:
         yield
@@ -26,6 +25,6 @@ def ending_in_words() -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if is_worded(error):
+        if is_user_error(error):
             sys.exit(f"{type(error).__name__}: {error}")
         raise

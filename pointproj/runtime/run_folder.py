@@ -3,33 +3,14 @@
 import json
 import math
 import os
-import platform
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-from pointproj.runtime.versions import installed_version
-
-PROJECT = Path(__file__).resolve().parents[2]
-RECORDED_PACKAGES = (
-    "pointproj",
-    "torch",
-    "warp-lang",
-    "triton",
-    "nvidia-physicsnemo",
-    "numpy",
-    "trimesh",
-    "hydra-core",
-    "omegaconf",
-)
-
 
 LEAST_FREE_BYTES = 16 << 20
 """What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks."""
@@ -170,35 +151,6 @@ def require_writable(folder: Path) -> None:
         )
 
 
-def environment(device: str | None = None) -> dict[str, Any]:
-    """Describe the machine and the software a run uses.
-
-    Parameters
-    ----------
-    device : str or None
-        The torch device that runs, if it is known already.
-
-    Returns
-    -------
-    dict
-        Command line, time, host system, versions, device and git commit; JSON-serialisable.
-    """
-    described = {
-        "command": shlex.join(sys.argv),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "folder": os.getcwd(),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "versions": {name: installed_version(name) for name in RECORDED_PACKAGES},
-        "git": _git_state(),
-    }
-    if device is not None:
-        described["device"] = device
-        described["device_name"] = _device_name(device)
-    return described
-
-
 def run_name() -> str:
     """Return the name of a run that begins now, ``DATE/TIME-TOKEN``: its folder below ``outputs/``."""
     return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{run_token()}"
@@ -207,28 +159,6 @@ def run_name() -> str:
 def run_token() -> str:
     """Return a word that no other process has at this moment on any machine that shares the folder."""
     return f"{os.getpid():x}{os.urandom(6).hex()}"
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Commit of the code and whether files differ from it; None outside a git checkout."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(PROJECT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-
-def _device_name(device: str) -> str:
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
 
 
 def _plain(value: Any) -> Any:

@@ -1,13 +1,15 @@
 """All jobs of a sweep in one table, assembled from the files that each job left in its folder.
 
 The files are the only link: jobs may run in this process, in others, or on other machines.
-``python -m pointproj.runtime.sweep FOLDER`` makes the table again.
+``python -m pointproj sweep FOLDER`` makes the table again.
 """
 
+import argparse
 import csv
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +148,13 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def main() -> None:
-    """Make the table of the sweep named on the command line."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        sys.exit(
-            "expected the folder of a sweep: python -m pointproj.runtime.sweep outputs/sweeps/DATE/TIME-TOKEN"
-        )
-    sys.exit(0 if report(Path(sys.argv[1])) else 1)
-
-
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str]) -> int:
+    """Make the table of a sweep again; return 0 if all of its jobs succeeded, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj sweep", description="Make the table of a sweep again."
+    )
+    parser.add_argument("folder", type=Path, help="of the sweep: outputs/sweeps/DATE/TIME-TOKEN")
+    folder = parser.parse_args(arguments).folder
+    if not folder.is_dir():
+        parser.error(f"there is no folder {folder}")
+    return 0 if report(folder) else 1

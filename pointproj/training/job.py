@@ -16,10 +16,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from pointproj.config import Config, ConfigError, to_config
+from pointproj.machine import environment
 from pointproj.runtime import distributed
-from pointproj.runtime.errors import is_worded
+from pointproj.runtime.errors import is_user_error
 from pointproj.runtime.failures import ending_together
-from pointproj.runtime.run_folder import RunError, RunFolder, environment, require_writable
+from pointproj.runtime.run_folder import RunError, RunFolder, require_writable
 from pointproj.runtime.signals import StopAtOnce
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def run_job(composed: DictConfig) -> None:
         gc.collect()  # a captured step holds on to the connection that is closed now
         distributed.leave()
     except Exception as error:
-        if is_worded(error):
+        if is_user_error(error):
             raise CompactHydraException(f"{type(error).__name__}: {error}") from None
         raise
 
@@ -82,7 +83,7 @@ def _run_in_sweep(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> 
     except (Exception, SystemExit) as error:
         if not distributed.join().alone:  # the others wait for this process, unless it ends
             raise
-        if is_worded(error):
+        if is_user_error(error):
             log.error("job failed: %s: %s", type(error).__name__, error)
         else:
             log.exception("job failed")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pointproj.config import Config
 from pointproj.data.dataset import PreparedData, prepare
+from pointproj.machine import environment
 from pointproj.nn.networks import build_model, operators_of
 from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime import distributed
@@ -28,7 +29,7 @@ from pointproj.runtime.failures import explained_dead_helper
 from pointproj.runtime.loggers import MetricLogger, NoLogger, open_logger
 from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
 from pointproj.runtime.profiling import StepProfiler
-from pointproj.runtime.run_folder import RunFolder, environment, resume_argument
+from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
 from pointproj.training.display import Pace, ProgressDisplay

@@ -22,8 +22,8 @@ from pointproj.benchmark.run import only_new_garbage, run
 from pointproj.benchmark.timing import measure, percentiles
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError
+from pointproj.machine import slug
 from pointproj.ops.cases import Case, gaussian
-from pointproj.runtime.machine import slug
 
 CPU = torch.device("cpu")
 PROJECT = Path(__file__).parents[2]

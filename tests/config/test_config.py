@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pointproj.config import CHOICES, Config, ConfigError, register_schema, to_config
-from pointproj.runtime.commandline import check_arguments
+from pointproj.runtime.overrides import check_arguments
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONF = PROJECT / "conf"

@@ -1,7 +1,6 @@
 """From a checkpoint to reconstructions: the two command lines, what they leave, and what they refuse."""
 
 import csv
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +8,11 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from pointproj.__main__ import main
 from pointproj.config import register_schema, to_config
 from pointproj.data.furniture import write_furniture
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.grids import dense_values
-from pointproj.inference import evaluate, predict
 from pointproj.inference.trained_model import load_trained
 from pointproj.nn.networks import build_model
 from pointproj.training import checkpoint
@@ -46,16 +45,15 @@ def trained(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("run") / "best.pt", "target=sdf")
 
 
-def call(monkeypatch, main, *arguments):
-    monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
-    main()
+def call(command, *arguments):
+    main([command, *map(str, arguments)])
 
 
-def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_path, monkeypatch, caplog):
+def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_path, caplog):
     out = tmp_path / "out"
     with caplog.at_level("INFO"):
         arguments = ("--meshes", furniture, "--side", 24, "--baselines", "flood", "--out", out)
-        call(monkeypatch, evaluate.main, trained.parent, *arguments)
+        call("evaluate", trained.parent, *arguments)
     with (out / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["mesh"], row["method"]) for row in rows] == [
@@ -80,9 +78,9 @@ def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_
         assert np.array_equal(one.faces, other.faces)
 
 
-def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_path, monkeypatch, capsys):
+def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_path, capsys):
     source = furniture / "chair" / "test" / "chair_5001.off"
-    call(monkeypatch, predict.main, trained, source, "--out", tmp_path, "--side", 24)
+    call("predict", trained, source, "--out", tmp_path, "--side", 24)
     files = [Path(line) for line in capsys.readouterr().out.split()]
     assert [file.name for file in files] == [
         f"chair_5001-reconstruction{s}" for s in (".ply", ".off", ".png")
@@ -101,7 +99,7 @@ def test_dense_queries_do_not_depend_on_the_parts(trained):
     assert np.allclose(dense_values(field, 12), dense_values(field, 12, chunk=100), atol=1e-5)
 
 
-def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path, monkeypatch):
+def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path):
     chair = furniture / "chair" / "test" / "chair_5001.off"
     scan, plane, out = tmp_path / "scan.xyz", tmp_path / "plane.xyz", tmp_path / "out"
     scan.write_text("".join(f"{x} {y} {z}\n" for x, y, z in np.random.default_rng(0).random((300, 3))))
@@ -119,13 +117,13 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
         (empty, scan, "finds nothing inside"),
     ]:
         with pytest.raises(SystemExit, match=reason):
-            call(monkeypatch, predict.main, path, file, "--out", out)
+            call("predict", path, file, "--out", out)
     with pytest.raises(SystemExit, match=r"expected.*class.*test"):
-        call(monkeypatch, evaluate.main, trained, "--meshes", tmp_path / "nowhere", "--out", out)
+        call("evaluate", trained, "--meshes", tmp_path / "nowhere", "--out", out)
     for wrong in (("--side", 1), ("--side", 100_000), ("--baselines", "flod")):
         with pytest.raises(SystemExit, match="2"):
-            call(monkeypatch, evaluate.main, trained, *wrong)
-    for main, more in ((evaluate.main, ()), (predict.main, (chair,))):
+            call("evaluate", trained, *wrong)
+    for command, more in (("evaluate", ()), ("predict", (chair,))):
         with pytest.raises(SystemExit, match="is a file; name another folder"):
-            call(monkeypatch, main, trained, *more, "--out", chair / "out")
+            call(command, trained, *more, "--out", chair / "out")
     assert not out.exists()

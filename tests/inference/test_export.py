@@ -12,8 +12,9 @@ from hydra import compose, initialize_config_dir
 from torch._inductor.exc import InductorError
 from torch.torch_version import TorchVersion
 
+from pointproj.__main__ import main
 from pointproj.config import Config, register_schema, to_config
-from pointproj.inference.export import PACKAGE, PROGRAM, CloudField, ExportError, export, main, plain_program
+from pointproj.inference.export import PACKAGE, PROGRAM, CloudField, ExportError, export, plain_program
 from pointproj.nn.networks import build_model
 from pointproj.training import checkpoint
 
@@ -130,10 +131,9 @@ def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: p
     assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
 
 
-def test_the_command_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "nothing.pt")])
+def test_the_command_line_says_what_is_missing(tmp_path: Path):
     with pytest.raises(SystemExit, match="there is no checkpoint"):
-        main()
+        main(["export", str(tmp_path / "nothing.pt")])
 
 
 def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

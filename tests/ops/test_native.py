@@ -168,9 +168,7 @@ def test_auto_does_not_begin_a_build_but_says_how(nothing_built: Path, monkeypat
     name, why = registry.resolve("auto", "cpu", "radius")
     registry.resolve.cache_clear()
     assert name == "warp"
-    assert (
-        "native: faster here, once it is built; build it with: python -m pointproj.ops.backends.native" in why
-    )
+    assert "native: faster here, once it is built; build it with: python -m pointproj build-native" in why
     assert not list(nothing_built.iterdir())
 
 
@@ -201,7 +199,7 @@ def test_what_is_built_needs_no_compiler(tmp_path: Path):
 def test_command_line_names_what_is_there():
     if load("native").unavailable():
         pytest.skip(load("native").unavailable())
-    command = [sys.executable, "-m", "pointproj.ops.backends.native"]
+    command = [sys.executable, "-m", "pointproj", "build-native"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (Path(done.stdout.strip()) / build.LIBRARY).exists()

@@ -1,6 +1,5 @@
 """The Dockerfile is read, linted and compared with the project; ``tests/image_steps.py`` runs its steps."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pointproj.__main__ import LIBRARY
 from tests.image_steps import PROJECT, copied, filled, ignore_patterns, is_ignored, needed, read
 
 EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -50,7 +50,7 @@ def test_what_is_copied_is_what_runs():
         "train.py",
         "bench.py",
         "constraints.txt",
-        "pointproj/runtime/doctor.py",
+        "pointproj/doctor.py",
         "pointproj/ops/cases.py",
     ):
         assert needed_file in files
@@ -88,10 +88,10 @@ def test_anybody_may_run_it_and_write():
 def test_arguments_go_to_train_and_health_is_the_doctors():
     assert of("ENTRYPOINT") == ['["python", "train.py"]']
     (health,) = of("HEALTHCHECK")
-    assert '"-m", "pointproj.runtime.doctor"' in health
-    modules = re.findall(r"-m (pointproj[\w.]*)", " ".join(of("RUN", stage=2)))
-    assert modules == ["pointproj.ops.backends.native"]
-    assert all(importlib.util.find_spec(module) for module in modules)
+    assert '"-m", "pointproj", "doctor"' in health
+    commands = re.findall(r"-m pointproj ([\w-]+)", " ".join(of("RUN", stage=2)))
+    assert commands == ["build-native"]
+    assert {"doctor", *commands} <= set(LIBRARY)
 
 
 def test_what_the_build_stage_makes_is_taken_over():

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from pointproj.machine import environment
 from pointproj.runtime import run_folder
-from pointproj.runtime.run_folder import RunError, RunFolder, environment, require_writable, run_token
+from pointproj.runtime.run_folder import RunError, RunFolder, require_writable, run_token
 
 
 def test_metrics_are_appended_as_json_lines(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pointproj.__main__ import main
 from pointproj.runtime import sweep
 from pointproj.runtime.run_folder import RunFolder
 
@@ -165,11 +166,8 @@ def test_a_sweep_without_any_record_has_failed(tmp_path, capsys):
     assert "no job" in capsys.readouterr().err
 
 
-def test_the_table_is_made_again_from_the_folder(tmp_path, capsys, monkeypatch):
+def test_the_table_is_made_again_from_the_folder(tmp_path, capsys):
     job(tmp_path, 0, status="ok")
-    monkeypatch.setattr(sys, "argv", ["sweep", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        sweep.main()
-    assert ended.value.code == 0
+    assert main(["sweep", str(tmp_path)]) == 0
     assert "1 jobs, 0 failed" in capsys.readouterr().out
     assert (tmp_path / "summary.csv").read_text().startswith("job,status,overrides,backend,device,loss")

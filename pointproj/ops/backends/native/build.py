@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "csrc"
 NAME = "pointproj_native"
 LIBRARY = f"{NAME}.so"
-BUILD_AHEAD = "python -m pointproj.ops.backends.native"
+BUILD_AHEAD = "python -m pointproj build-native"
 
 
 def obstacle() -> str | None:

@@ -50,7 +50,7 @@ struct Device {
       stream = c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
     }
 #else
-    TORCH_CHECK(!is_cuda, "native: built without CUDA; run `python -m pointproj.ops.backends.native` where a GPU is");
+    TORCH_CHECK(!is_cuda, "native: built without CUDA; run `python -m pointproj build-native` where a GPU is");
 #endif
   }
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pointproj import doctor
 from pointproj.ops.backends import torch as torch_backend
 from pointproj.ops.registry import names
-from pointproj.runtime import doctor
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[1]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 
 
@@ -69,7 +69,7 @@ def test_wrong_results_do_not_count_as_working(
     monkeypatch.setattr(torch_backend, "search", lambda *arguments: search(*arguments).flip(1))
     code, text = asked(capsys, "backend=torch", "device=cpu")
     assert code == 1
-    assert text.endswith("NOT usable: its neighbours are not the specification's\n")
+    assert text.endswith("NOT usable: its neighbours differ from the reference's\n")
 
 
 @pytest.mark.parametrize("argument", ["bakend=warp", "backend=", "warp"])
@@ -78,8 +78,8 @@ def test_a_question_that_makes_no_sense_ends_with_2(argument: str, capsys: pytes
     assert "expected backend=NAME, device=NAME, allocator=NAME" in capsys.readouterr().err
 
 
-def test_the_module_runs():
-    command = [sys.executable, "-m", "pointproj.runtime.doctor", "backend=torch", "device=cpu"]
+def test_the_command_runs():
+    command = [sys.executable, "-m", "pointproj", "doctor", "backend=torch", "device=cpu"]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0
     assert ended.stdout.endswith("works\n")

@@ -1,4 +1,4 @@
-"""What the command line asks for, checked against the schema before Hydra composes anything.
+"""Hydra overrides of the command line, checked against the schema before anything is composed.
 
 Hydra says that a key is unknown and proposes to add it; here the nearest known one is proposed instead.
 """

@@ -1,17 +1,19 @@
-"""Build the extension ahead of time, as for a Docker image: ``python -m pointproj.ops.backends.native``."""
+"""Build the extension ahead of its first use, as for a Docker image: ``python -m pointproj build-native``."""
 
 import argparse
-import logging
 import re
 import sys
+from collections.abc import Sequence
 
 from pointproj.ops.backends.native import build
 from pointproj.ops.registry import BackendUnavailable
 
 
-def main() -> int:
-    """Build, unless that was done before, and say where it lies."""
-    parser = argparse.ArgumentParser(prog="python -m pointproj.ops.backends.native", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Build the extension unless it is built, and print its folder; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=build.BUILD_AHEAD, description="Build the C++ and CUDA extension of the backend native."
+    )
     parser.add_argument(
         "--arch",
         nargs="+",
@@ -19,10 +21,9 @@ def main() -> int:
         metavar="X.Y",
         help="GPU architectures, as 8.0 9.0; by default those that are here, the CPU part alone if none is",
     )
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    given = parser.parse_args(arguments)
     try:
-        folder = build.make_build(arguments.arch or build.architectures_here())
+        folder = build.make_build(given.arch or build.architectures_here())
     except BackendUnavailable as reason:
         print(reason, file=sys.stderr)
         return 1
@@ -35,7 +36,3 @@ def _architecture(text: str) -> str:
     if match is None:
         raise argparse.ArgumentTypeError(f"expected an architecture such as 9.0; got {text!r}")
     return match[1] + match[2]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,227 @@
+"""What runs on this machine, and what does not and why.
+
+    python -m pointproj doctor                              # versions, devices, backends, allocators
+    python -m pointproj doctor backend=warp device=cuda     # and 1 as exit code unless that works
+    python -m pointproj doctor allocator=rmm
+
+A backend asked for is tried on a few points, and its result compared with the reference implementation.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pointproj.machine import device_name, driver_version, installed_version, missing_gpu
+
+DEFAULTS = {"backend": "auto", "device": "auto", "allocator": "torch"}
+DEVICES = ("auto", "cpu", "cuda")
+OPERATORS = ("knn", "radius")
+PACKAGES = ("pointproj", "torch", "warp-lang", "numpy", "jaxtyping", "triton")
+APPLICATION_PACKAGES = (
+    "hydra-core",
+    "omegaconf",
+    "nvidia-physicsnemo",
+    "trimesh",
+    "matplotlib",
+    "rich",
+    "scipy",
+    "manifold3d",
+)
+VARIANTS = {  # one for each CUDA
+    "cuml": ("cuml-cu12", "cuml-cu13"),
+    "rmm": ("rmm-cu12", "rmm-cu13"),
+    "cupy": ("cupy-cuda12x", "cupy-cuda13x"),
+}
+
+
+class Verdict(NamedTuple):
+    """Whether something can be used."""
+
+    subject: str  # as on the command line
+    reason: str | None  # why not; None if it can
+    found: str = "works"  # what is known if it can
+
+    def __str__(self) -> str:
+        return f"{self.subject}: " + (self.found if self.reason is None else f"NOT usable: {self.reason}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the report, and try what was asked for.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Any of ``backend=NAME``, ``device=NAME``, ``allocator=NAME``, as on the command line of ``train.py``.
+
+    Returns
+    -------
+    int
+        0 if all of it works, 1 if something does not, 2 if the arguments make no sense.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    asked = {}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in DEFAULTS or not value:
+            print(f"{argument}: expected {', '.join(f'{key}=NAME' for key in DEFAULTS)}", file=sys.stderr)
+            return 2
+        asked[key] = value
+    for line in describe():
+        print(line)
+    verdicts = examine(asked)
+    for verdict in verdicts:
+        print(verdict)
+    return int(any(verdict.reason for verdict in verdicts))
+
+
+def describe() -> Iterator[str]:
+    """Yield the report, line by line."""
+    import torch
+
+    from pointproj.ops.registry import names
+
+    yield "versions"
+    yield f"  {'python':20s} {sys.version.split()[0]}"
+    for package in PACKAGES:
+        yield _version_line(package, (package,))
+    for library, packages in VARIANTS.items():
+        yield _version_line(library, packages)
+    yield f"  {'CUDA of torch':20s} {torch.version.cuda or 'none: torch was built for the CPU'}"
+    yield "devices"
+    yield from _devices()
+    yield "backends"
+    for name in names():
+        for device in ("cpu", "cuda"):
+            yield f"  {name:8s} {device:5s} {_usable(name, device)}"
+    yield "application"
+    reason = missing_application()
+    if reason is not None:
+        yield f"  not installed: {reason}"
+        return
+    for package in APPLICATION_PACKAGES:
+        yield _version_line(package, (package,))
+    yield "allocators of GPU memory"
+    yield f"  torch    {'yes' if torch.cuda.is_available() else 'no: torch finds no GPU'}"
+    obstacle = _rmm_obstacle()
+    yield f"  rmm      {'yes' if obstacle is None else f'no: {obstacle}'}"
+
+
+def examine(asked: dict[str, str]) -> list[Verdict]:
+    """Try what was asked for.
+
+    Parameters
+    ----------
+    asked : dict of str to str
+        Names of ``backend``, ``device`` and ``allocator``; each may be missing.
+
+    Returns
+    -------
+    list of Verdict
+        One for backend and device together, one for the allocator, as far as they were given.
+    """
+    verdicts = []
+    if "backend" in asked or "device" in asked:
+        verdicts.append(_try_backend(**{key: asked.get(key, DEFAULTS[key]) for key in ("backend", "device")}))
+    if "allocator" in asked:
+        verdicts.append(_try_allocator(asked["allocator"]))
+    return verdicts
+
+
+def missing_application() -> str | None:
+    """Return None if the application can be used, else one sentence: what is missing, and how to get it."""
+    install = 'pip install -c constraints.txt -e ".[train]"'
+    if importlib.util.find_spec("pointproj.training") is None:
+        return f"this is the library alone; clone the repository and run there: {install}"
+    missing = [package for package in APPLICATION_PACKAGES if installed_version(package) is None]
+    if missing:
+        return f"it needs {', '.join(missing)} (extra train): {install}"
+    return None
+
+
+def _version_line(library: str, packages: Sequence[str]) -> str:
+    """Line of a library with the versions of those of its packages that are installed."""
+    versions = {package: installed_version(package) for package in packages}
+    installed = [
+        version if package == library else f"{version} ({package})"
+        for package, version in versions.items()
+        if version
+    ]
+    return f"  {library:20s} {', '.join(installed) or 'not installed'}"
+
+
+def _devices() -> Iterator[str]:
+    import torch
+
+    yield f"  {'cpu':8s} {device_name(torch.device('cpu'))}"
+    for number in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(number)
+        memory = facts.total_memory / 2**30
+        sm = f"sm_{facts.major}{facts.minor}"
+        yield f"  {f'cuda:{number}':8s} {facts.name}, {sm}, {memory:.0f} GiB, driver {driver_version()}"
+
+
+def _usable(name: str, device_type: str) -> str:
+    """Say which operators of a backend run on a kind of device, or why none does."""
+    import torch
+
+    if device_type == "cuda" and not torch.cuda.is_available():
+        return "no: torch finds no GPU"
+    obstacles = {operator: _obstacle(name, device_type, operator) for operator in OPERATORS}
+    usable = [operator for operator, reason in obstacles.items() if reason is None]
+    if not usable:
+        return f"no: {obstacles['knn']}"
+    lacking = [f"; {operator}: {reason}" for operator, reason in obstacles.items() if reason]
+    return f"yes: {', '.join(usable)}{''.join(lacking)}"
+
+
+def _obstacle(name: str, device_type: str, operator: str) -> str | None:
+    from pointproj.ops.registry import BackendUnavailable, resolve
+
+    try:
+        resolve(name, device_type, operator)
+    except BackendUnavailable as reason:
+        return str(reason).removeprefix(f"backend {name!r}: ")
+    return None
+
+
+def _try_backend(backend: str, device: str) -> Verdict:
+    """Compare the neighbours that a backend finds on a device with those of the reference implementation."""
+    import torch
+
+    from pointproj.ops import reference
+    from pointproj.ops.functional import knn
+    from pointproj.ops.registry import BackendUnavailable
+
+    subject = f"backend={backend} device={device}"
+    if device not in DEVICES:
+        return Verdict(subject, f"device={device}: expected one of {', '.join(DEVICES)}")
+    if device == "cuda" and missing_gpu():
+        return Verdict(subject, f"{missing_gpu()}; write device=cpu or device=auto")
+    chosen = "cpu" if device == "cpu" or missing_gpu() else "cuda"
+    generator = torch.Generator().manual_seed(0)
+    query, points = (torch.rand(count, 3, generator=generator) for count in (32, 256))
+    try:
+        rows = knn(query.to(chosen), points.to(chosen), 7, backend=backend)[1].cpu()
+    except (BackendUnavailable, ValueError) as error:
+        return Verdict(subject, str(error))
+    except Exception as error:  # whatever a broken installation raises is the answer
+        return Verdict(subject, f"{type(error).__name__}: {error}")
+    exact = torch.equal(rows, reference.knn_search(query, points, 7))
+    return Verdict(f"{subject}, on {chosen}", None if exact else "its neighbours differ from the reference's")
+
+
+def _try_allocator(name: str) -> Verdict:
+    subject = f"allocator={name}"
+    if name not in ("torch", "rmm"):
+        return Verdict(subject, "expected torch or rmm")
+    obstacle = missing_gpu() if name == "torch" else missing_application() or _rmm_obstacle()
+    return Verdict(subject, obstacle, found="available")
+
+
+def _rmm_obstacle() -> str | None:
+    from pointproj.runtime.rmm_memory import unavailable
+
+    return unavailable()
