@@ -27,7 +27,7 @@ from pointproj.nn.mlp import MLP
 from pointproj.nn.networks import operators_of
 from pointproj.nn.planes import plain_local_planes
 from pointproj.nn.widest_path import plain_widest_passage
-from pointproj.ops.registry import BackendUnavailable, resolve
+from pointproj.ops.registry import BackendUnavailable, exportable, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.run_folder import require_writable
 from pointproj.training.checkpoint import BEST, LAST, load
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "projector.program.pt2"
 PACKAGE = "projector.package.pt2"
-EXPORTABLE = {"cpu": ("torch",), "cuda": ("triton", "torch")}  # the first is the default
 SIZES = ((300, 500), (71, 130))  # traced with, and compared at
 TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
 
@@ -177,7 +176,7 @@ def _file(checkpoint: Path) -> Path:
 
 
 def _exportable(backend: str, device: str, operator: str) -> str:
-    able = EXPORTABLE[device]
+    able = exportable(device)
     if backend == "auto":
         for name in able:
             try:

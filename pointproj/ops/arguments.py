@@ -2,7 +2,6 @@
 
 import math
 from numbers import Integral, Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,33 +153,6 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
     _check_device(name, offsets, points)
     if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_offset_values(name, offsets, points.shape[0])
-
-
-def check_is_index(index: object) -> None:
-    """What :func:`pointproj.build_index` returned."""
-    if not hasattr(index, "tables"):
-        raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
-
-
-def check_index(index: Any, backend: str, reference_points: Tensor, clouds: int) -> None:
-    """An index built by this backend, for points like these."""
-    if index.backend != backend:
-        raise ValueError(f"the index was built by backend {index.backend!r}; this call runs {backend!r}")
-    if index.shape != tuple(reference_points.shape) or index.dtype != reference_points.dtype:
-        raise ValueError(
-            f"the index was built for points of shape {index.shape}, {index.dtype}; "
-            f"got {tuple(reference_points.shape)}, {reference_points.dtype}: build one for these points"
-        )
-    if index.clouds != clouds:
-        raise ValueError(
-            f"the index was built for {index.clouds} cloud(s), these points hold {clouds}: "
-            "give build_index the reference_offsets of the call"
-        )
-    if index.device != reference_points.device:
-        raise ValueError(
-            f"the index was built on {index.device}, the points are on {reference_points.device}: "
-            "build one there"
-        )
 
 
 def _check_offset_values(name: str, offsets: Tensor, size: int) -> None:

@@ -1,75 +1,14 @@
 """The public operators: they check, pack batches, choose the backend, and unpack."""
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.registry import Backend, Clouds, Tables, choose, modules
+from pointproj.ops.clouds import Clouds, pack
+from pointproj.ops.index import Index, build_index, choose_backend
 
-
-class Index(NamedTuple):
-    """A search structure over one set of reference points, from :func:`build_index`.
-
-    It holds for the points it was built from: build a new one when they move.
-    """
-
-    backend: str
-    shape: tuple[int, ...]  # of the reference points
-    dtype: torch.dtype
-    device: torch.device
-    clouds: int
-    tables: Tables
-
-
-def build_index(
-    reference_points: Float[Tensor, "*batch n 3"],
-    *,
-    radius: float | None = None,
-    backend: str = "auto",
-    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
-) -> Index:
-    """Build once what several calls on one cloud can share.
-
-    Parameters
-    ----------
-    reference_points
-        ``(N, 3)`` or ``(B, N, 3)``, float32 or float64. Gradients do not flow through the index; pass the
-        points themselves to each operator as usual.
-    radius
-        The cut-off that ``radius_aggregate`` will use, in units of the points; it sizes the cells. The
-        index is right for every other radius and for kNN as well, only slower.
-    backend
-        ``"auto"`` or a name from :func:`pointproj.backends`.
-    reference_offsets
-        ``(B + 1,)`` integers for packed clouds of different sizes.
-
-    Returns
-    -------
-    Index
-        Pass it as ``index=`` together with the same points.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For arguments of wrong type, shape, dtype or device.
-    BackendUnavailable
-        If a backend asked for by name cannot run here.
-    """
-    arguments.check_cloud("reference_points", reference_points)
-    if reference_offsets is not None:
-        arguments.check_cloud_offsets("reference_offsets", reference_offsets, reference_points)
-    if radius is not None:
-        arguments.check_radius(radius)
-    operator = "knn" if radius is None else "radius"
-    packed = _pack(reference_points, reference_points, reference_offsets, reference_offsets)
-    name = choose(backend, reference_points.device.type, operator)
-    points = packed.reference_points.detach()
-    tables = modules[name].build_index(points, packed.reference_offsets, packed.count, radius)
-    of_points = tuple(reference_points.shape), reference_points.dtype, reference_points.device
-    return Index(name, *of_points, packed.count, tables)
+__all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
 
 def knn(
@@ -86,26 +25,26 @@ def knn(
 
     Parameters
     ----------
-    query_points, reference_points
-        ``(Q, 3)`` and ``(N, 3)``, or ``(B, Q, 3)`` and ``(B, N, 3)``; float32 or float64.
-    k
+    query_points, reference_points : (Q, 3) and (N, 3), or (B, Q, 3) and (B, N, 3) float tensors
+        float32 or float64, both of one dtype.
+    k : int
         Neighbours of each query, 1 to N.
-    index
-        From :func:`build_index` on the same reference points; built on the fly without.
-    backend
+    index : Index, optional
+        From :func:`pointproj.build_index` on the same reference points; built in the call without.
+    backend : str
         ``"auto"`` or a name from :func:`pointproj.backends`.
-    query_offsets, reference_offsets
-        ``(B + 1,)`` integers: packed clouds of different sizes, cloud b in rows
-        ``offsets[b]:offsets[b + 1]``. Neighbours are never of another cloud.
+    query_offsets, reference_offsets : (B + 1,) integer tensors, optional
+        For packed clouds of different sizes: cloud b has rows ``offsets[b]:offsets[b + 1]``. Neighbours are
+        never of another cloud.
 
     Returns
     -------
-    distances
-        ``(..., Q, k)``, in the dtype and units of the points, nearest first. Differentiable in both sets
-        of points, with subgradient 0 at distance 0.
-    neighbor_indices
-        ``(..., Q, k)`` int64, rows of ``reference_points`` (within the cloud for dense batches, of the
-        packed tensor for ragged ones). Equal distances: the lower index first.
+    distances : (..., Q, k) float tensor
+        In the dtype and units of the points, nearest first. Differentiable in both sets of points, with
+        subgradient 0 at distance 0.
+    neighbor_indices : (..., Q, k) int64 tensor
+        Rows of ``reference_points`` (within the cloud for dense batches, of the packed tensor for ragged
+        ones). Equal distances: the lower index first.
 
         Points with a NaN or inf coordinate are nobody's neighbour and have none; a neighbour that does
         not exist has index -1 and distance inf (NaN for a query that is not finite).
@@ -117,10 +56,9 @@ def knn(
     BackendUnavailable
         If a backend asked for by name cannot run here.
     """
-    _check(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
-    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
-    module, tables = _searcher(backend, "knn", index, reference_points, clouds)
+    module, tables = choose_backend(backend, "knn", index, reference_points, clouds)
     rows = module.search(clouds.detached(), tables, int(k)).long()
     distances = _distances(clouds.query_points, clouds.reference_points, rows)
     if query_points.ndim == 3:
@@ -150,37 +88,43 @@ def knn_aggregate(
 
     Parameters
     ----------
-    features
-        ``(..., N, C)``, float16, bfloat16, float32 or float64; sums run in float32 or wider.
-    sigma
-        Softmax temperature in the units of the points: a positive number, or a tensor of one element,
-        which then gets a gradient.
-    neighbor_indices
-        ``(..., Q, k)`` int32 or int64 from :func:`knn` on the same points, where these are known already:
-        nothing is searched then. A value that is no row of ``reference_points`` is no neighbour.
-    query_points, reference_points, k, index, backend, query_offsets, reference_offsets
+    query_points, reference_points : (..., Q, 3) and (..., N, 3) float tensors
+        As for :func:`knn`.
+    features : (..., N, C) float tensor
+        float16, bfloat16, float32 or float64; sums run in float32 or wider.
+    k : int
+        As for :func:`knn`.
+    sigma : float or float tensor of one element
+        Softmax temperature in the units of the points, positive. A tensor gets a gradient.
+    index : Index, optional
+        As for :func:`knn`.
+    neighbor_indices : (..., Q, k) int32 or int64 tensor, optional
+        From :func:`knn` on the same points, where these are known already: nothing is searched then. A value
+        that is no row of ``reference_points`` is no neighbour.
+    backend : str
+        As for :func:`knn`.
+    query_offsets, reference_offsets : (B + 1,) integer tensors, optional
         As for :func:`knn`.
 
     Returns
     -------
-    aggregated
-        ``(..., Q, C)`` in the features' dtype. Differentiable twice in features, query points, reference
-        points and sigma; neighbour sets are constants. 0 without any neighbour; a query that is not finite
-        has a row of NaN and no influence on any gradient.
+    (..., Q, C) float tensor
+        In the features' dtype. Differentiable twice in features, query points, reference points and sigma;
+        neighbour sets are constants. 0 without any neighbour; a query that is not finite has a row of NaN
+        and no influence on any gradient.
 
     Raises
     ------
     TypeError, ValueError, BackendUnavailable
         As for :func:`knn`.
     """
-    _check(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
     arguments.check_features(features, reference_points)
     arguments.check_sigma(sigma, query_points)
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
-    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
-    module, tables = _searcher(backend, "knn", index, reference_points, clouds)
+    module, tables = choose_backend(backend, "knn", index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     if neighbor_indices is None:
         rows = module.search(clouds.detached(), tables, int(k))
@@ -209,14 +153,24 @@ def radius_aggregate(
 
     Parameters
     ----------
-    radius
-        Cut-off in the units of the points, positive; it has no gradient.
-    query_points, reference_points, features, sigma, index, backend, query_offsets, reference_offsets
+    query_points, reference_points : (..., Q, 3) and (..., N, 3) float tensors
+        As for :func:`knn`.
+    features : (..., N, C) float tensor
         As for :func:`knn_aggregate`.
+    radius : float
+        Cut-off in the units of the points, positive; it has no gradient.
+    sigma : float or float tensor of one element
+        As for :func:`knn_aggregate`.
+    index : Index, optional
+        As for :func:`knn`.
+    backend : str
+        As for :func:`knn`.
+    query_offsets, reference_offsets : (B + 1,) integer tensors, optional
+        As for :func:`knn`.
 
     Returns
     -------
-    aggregated
+    (..., Q, C) float tensor
         As for :func:`knn_aggregate`; a query without a neighbour gets 0 and sends no gradient.
 
     Raises
@@ -224,61 +178,25 @@ def radius_aggregate(
     TypeError, ValueError, BackendUnavailable
         As for :func:`knn`.
     """
-    _check(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_radius(radius)
     arguments.check_features(features, reference_points)
     arguments.check_sigma(sigma, query_points)
-    clouds = _pack(query_points, reference_points, query_offsets, reference_offsets)
-    module, tables = _searcher(backend, "radius", index, reference_points, clouds)
+    module, tables = choose_backend(backend, "radius", index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius))
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
-def _check(
-    query_points: Tensor, reference_points: Tensor, query_offsets: Tensor, reference_offsets: Tensor
-) -> None:
-    arguments.check_points(query_points, reference_points)
-    arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
-
-
-def _pack(
+def _checked_clouds(
     query_points: Tensor,
     reference_points: Tensor,
     query_offsets: Tensor | None,
     reference_offsets: Tensor | None,
 ) -> Clouds:
-    if query_offsets is not None:
-        offsets = query_offsets.to(torch.int32), reference_offsets.to(torch.int32)
-        clouds = query_offsets.shape[0] - 1
-    else:
-        offsets = None, None
-        clouds = query_points.shape[0] if query_points.ndim == 3 else 1
-    return Clouds(
-        query_points.reshape(-1, 3).contiguous(),
-        offsets[0],
-        reference_points.reshape(-1, 3).contiguous(),
-        offsets[1],
-        clouds,
-    )
-
-
-def _searcher(
-    backend: str,
-    operator: str,
-    index: Index | None,
-    reference_points: Tensor,
-    clouds: Clouds,
-) -> tuple[Backend, Tables | None]:
-    """The backend's module, and the index's tables if there is one."""
-    if index is not None:
-        arguments.check_is_index(index)
-    asked_for = index.backend if index is not None and backend == "auto" else backend
-    name = choose(asked_for, reference_points.device.type, operator)
-    if index is not None:
-        arguments.check_index(index, name, reference_points, clouds.count)
-        return modules[name], index.tables
-    return modules[name], None
+    arguments.check_points(query_points, reference_points)
+    arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
+    return pack(query_points, reference_points, query_offsets, reference_offsets)
 
 
 def _packed_features(

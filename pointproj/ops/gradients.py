@@ -17,7 +17,7 @@ The second backward differentiates <those four, (U, u, v, t)>. That scalar is th
     d h_ij = s_ij
 
 and l and h pass theirs on to p, q and sigma. Neighbour sets are constants. The same formulas serve
-neighbour lists (kNN) and dense blocks with a mask (radius): only how features are reached differs.
+neighbour lists (kNN) and dense blocks with a mask (radius): only how features are found differs.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
 
 @dataclass
 class ListedNeighbors:
-    """Row i's neighbours are ``indices[i]``: each row reaches features by a gather."""
+    """Row i's neighbours are ``indices[i]``: features are gathered by row."""
 
     indices: Tensor  # (m, K), in range also where is_neighbor is false
     is_neighbor: Tensor  # (m, K)
@@ -80,8 +80,8 @@ class MaskedNeighbors:
         # A matrix product would spread the NaN of one reference point to rows it is no neighbour of.
         finite = per_reference.isfinite()
         sums = _product(weights, torch.where(finite, per_reference, 0.0))
-        touched = _product(self.is_neighbor.to(weights.dtype), (~finite).to(weights.dtype)) > 0
-        return torch.where(touched, torch.nan, sums)
+        has_such_neighbor = _product(self.is_neighbor.to(weights.dtype), (~finite).to(weights.dtype)) > 0
+        return torch.where(has_such_neighbor, torch.nan, sums)
 
     def scatter(self, into: Tensor, weights: Tensor, per_query: Tensor) -> None:
         into += _product(weights.T, per_query)
@@ -127,7 +127,7 @@ class Block:
         return (self.weights * per_pair).sum(-1, keepdim=True)
 
     def of_neighbors(self, per_pair: Tensor) -> Tensor:
-        """0 for all other pairs, also where a NaN of the row's own neighbours has reached them."""
+        """0 for all other pairs, also where the row's own neighbours have made them NaN."""
         return torch.where(self.neighbors.is_neighbor, per_pair, 0.0)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -148,9 +148,9 @@ class Block:
     ) -> tuple[Tensor, Tensor]:
         """Add this block's share to ``into``; return the rows of the gradient and of the query points."""
         sigma, units, distances, weights = self.sigma, self.units, self.distances, self.weights
-        opening = query_direction[:, None] - self.neighbors.rows_of(direction.reference_points)
-        opening = torch.where(self.neighbors.is_neighbor[..., None], opening, 0.0)
-        radial = (opening * units).sum(-1)
+        relative = query_direction[:, None] - self.neighbors.rows_of(direction.reference_points)
+        relative = torch.where(self.neighbors.is_neighbor[..., None], relative, 0.0)
+        radial = (relative * units).sum(-1)
         h = -radial / sigma + direction.sigma * distances / sigma**2
         h_centred = h - self.mean_over_row(h)
 
@@ -165,7 +165,7 @@ class Block:
         grad_h = self.of_neighbors(weights * (products - mean_products))
 
         inverse = torch.where(distances > 0, 1.0 / torch.where(distances > 0, distances, 1.0), 0.0)
-        across = (opening - radial[..., None] * units) * inverse[..., None]
+        across = (relative - radial[..., None] * units) * inverse[..., None]
         along = ((grad_h * direction.sigma / sigma - grad_logits) / sigma)[..., None] * units
         grad_delta = along - (grad_h / sigma)[..., None] * across
         self.neighbors.scatter_pairs(into.reference_points, -grad_delta)
@@ -223,6 +223,18 @@ def aggregate_second_backward(
             _rows(into, reference),
         )
     return (_zero_where_query_is_not_finite(grad_rows, inputs), *_in_dtype_of(inputs, into))
+
+
+def backward_over(chunks: Chunks) -> Callable[..., tuple[Tensor | None, ...]]:
+    """:func:`aggregate_backward` as :func:`pointproj.ops.bridge.torch_op.torch_op` calls it."""
+    return lambda grads, needs, saved: aggregate_backward(grads[0], needs, saved.inputs, chunks)
+
+
+def second_backward_over(chunks: Chunks) -> Callable[..., tuple[Tensor, ...]]:
+    """:func:`aggregate_second_backward` as :func:`pointproj.ops.bridge.torch_op.torch_op` calls it."""
+    return lambda directions, grads, saved: aggregate_second_backward(
+        directions, grads[0], saved.inputs, chunks
+    )
 
 
 def fill_second_backward(values: dict[str, Any], chunks: Chunks) -> None:

@@ -1,4 +1,4 @@
-"""Pairs of queries and reference points of one cloud, in chunks of bounded memory."""
+"""Pairs of queries and reference points, all of a cloud or those of neighbour lists, in bounded memory."""
 
 import functools
 import itertools
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pointproj.ops.gradients import Block, Chunk, MaskedNeighbors
+from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.reference import squared_distances
 
 PAIRS_AT_ONCE = {
     "cpu": 2**20,
     "cuda": 2**25,
 }  # what a chunk may hold: cache on a CPU, 128 MiB of fp32 on a GPU
+VALUES_AT_ONCE = 2**26  # feature values that a chunk of neighbour lists may gather
 
 
 class Pairs(NamedTuple):
@@ -90,6 +91,17 @@ def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
             is_neighbor &= pairs.same_cloud
         block = Block(query, reference, inputs["sigma"], MaskedNeighbors(is_neighbor))
         yield Chunk(pairs.query, pairs.reference, block)
+
+
+def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
+    """The chunks of an operator over neighbour lists: its inputs hold ``neighbor_indices`` (Q, k)."""
+    lists = inputs["neighbor_indices"]
+    rows = max(1, VALUES_AT_ONCE // max(1, lists.shape[1] * inputs["features"].shape[1]))
+    for first in range(0, len(lists), rows):
+        query = slice(first, first + rows)
+        neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
+        points = inputs["query_points"][query], inputs["reference_points"]
+        yield Chunk(query, slice(None), Block(*points, inputs["sigma"], neighbors))
 
 
 @functools.cache

@@ -67,8 +67,8 @@ def radius_aggregate(
         weights = torch.where(has_neighbor, torch.where(has_neighbor, logits, 0.0).softmax(1), 0.0)
         # A matrix product would spread what is not finite to queries that are no neighbours of it.
         finite = values.isfinite()
-        reached = is_neighbor.to(values.dtype) @ (~finite).to(values.dtype) > 0
-        aggregated = torch.where(reached, torch.nan, weights @ torch.where(finite, values, 0.0))
+        has_such_neighbor = is_neighbor.to(values.dtype) @ (~finite).to(values.dtype) > 0
+        aggregated = torch.where(has_such_neighbor, torch.nan, weights @ torch.where(finite, values, 0.0))
         return _nan_where_not_finite(query, aggregated)
 
     per_reference = (reference_points, features)

@@ -1,8 +1,8 @@
-"""The backends: one module each, found by name.
+"""The backends: what each defines, how they are found, and which one runs.
 
 A backend is a module of :mod:`pointproj.ops.backends`, or a folder when it holds kernels. It defines what
 :class:`Backend` lists, registers its torch operators when it is imported, and imports nothing heavy
-before :func:`unavailable` has been asked. Adding one means adding that module and one file in
+before ``unavailable`` has been asked. Adding one means adding that module and one file in
 ``conf/backend/``; tests and benchmark find it by themselves.
 """
 
@@ -10,11 +10,13 @@ import functools
 import importlib
 import logging
 import pkgutil
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from torch import Tensor, compiler
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from pointproj.ops import backends as backends_package
+from pointproj.ops.clouds import Clouds
 
 log = logging.getLogger(__name__)
 
@@ -25,55 +27,97 @@ class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, 
     """A backend asked for by name cannot run here; the message says why and what to do."""
 
 
-class Clouds(NamedTuple):
-    """Query and reference points as every backend takes them: packed, cloud after cloud."""
-
-    query_points: Tensor  # (Q, 3), Q the sum of sizes; contiguous
-    query_offsets: Tensor | None  # (count + 1,) int32: cloud b has rows offsets[b]:offsets[b + 1]
-    reference_points: Tensor  # (N, 3)
-    reference_offsets: Tensor | None  # both None: all clouds are of equal size
-    count: int
-
-    def detached(self) -> "Clouds":
-        """The same points without their history."""
-        return self._replace(
-            query_points=self.query_points.detach(), reference_points=self.reference_points.detach()
-        )
-
-
 class Backend(Protocol):
-    """What a backend module defines.
+    """What a backend module defines; what has a default here it may leave out, see :func:`load`.
 
-    ``tables`` are those of an index the caller has built, or None: then an operator builds what it needs.
+    Arguments are checked and packed before they get here: a backend does not check them again.
+
+    Attributes
+    ----------
+    OPERATORS : frozenset of {"knn", "radius"}
+        The searches it has. Without ``"radius"`` it needs no ``radius_aggregate``.
+    RANK : dict of str to int
+        Device type to place in the choice of ``backend=auto``, highest first, as measured. A device type
+        that is not named is one it does not run on.
+    WAITS : str or None
+        Why calls wait for the device, so that no CUDA graph can hold them.
+    EXPORTABLE : frozenset of str
+        Device types on which its operators can be traced into a file that runs without this package.
     """
 
-    OPERATORS: frozenset[str]  # of {"knn", "radius"}
-    RANK: dict[str, int]  # device type -> place in the choice of backend=auto, highest first, as measured
-    # Optional: WAITS: str, why calls wait for the device; see :func:`waits`.
-    # Optional: unbuilt() -> str | None, how to build what it is made of, if that has yet to be done: asked
-    # for by name it builds that itself, auto does not begin it.
+    OPERATORS: frozenset[str]
+    RANK: dict[str, int]
+    WAITS: str | None = None
+    EXPORTABLE: frozenset[str] = frozenset()
 
     def unavailable(self) -> str | None:
-        """None if this backend can run here, else one sentence: what is missing, and how to get it."""
+        """None if this backend can run here, else one sentence: what is missing, and how to get it.
+
+        Nothing heavy has been imported before this is asked.
+        """
+
+    def unbuilt(self) -> str | None:
+        """How to build what it is made of, if that has yet to be done, else None (default).
+
+        Asked for by name, a backend builds that itself; ``auto`` passes over it instead of beginning.
+        """
+        return None
+
+    def use_algorithm(self, algorithm: str) -> None:
+        """Search by this algorithm from now on; by default there is no choice of one."""
+        raise ValueError(
+            f"algorithm {algorithm!r} was asked for, but this backend has only one; leave it out"
+        )
 
     def build_index(
-        self, reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+        self,
+        reference_points: Float[Tensor, "n 3"],
+        reference_offsets: Int[Tensor, " count+1"] | None,
+        count: int,
+        radius: float | None,
     ) -> Tables:
-        """Whatever speeds up searching these packed points, as tensors; ``radius`` None is for kNN."""
+        """Whatever speeds up searching these packed points, as tensors; ``()`` if there is nothing.
 
-    def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-        """Packed rows of the k nearest, ``(Q, k)`` int32 or int64, -1 where there are fewer."""
+        The same tables serve ``search`` and ``radius_aggregate`` of any radius: ``radius`` says only what
+        they are most likely for, with None for ``search``.
+        """
 
-    def aggregate_neighbors(self, clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-        """Features aggregated over rows as from ``search``: ``(Q, C)`` in their dtype (fp32 or fp64).
+    def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Int[Tensor, "q k"]:
+        """Packed rows of the k nearest, int32 or int64, nearest first, -1 where there are fewer.
 
-        Differentiable twice.
+        ``tables`` are those of an index over the reference points, or None: then it builds what it needs.
+        """
+
+    def aggregate_neighbors(
+        self,
+        clouds: Clouds,
+        features: Float[Tensor, "n c"],
+        sigma: Float[Tensor, ""],
+        rows: Int[Tensor, "q k"],
+    ) -> Float[Tensor, "q c"]:
+        """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
+
+        Differentiable twice in both sets of points, features and sigma.
         """
 
     def radius_aggregate(
-        self, clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
-    ) -> Tensor:
-        """The same over all points within ``radius``."""
+        self,
+        clouds: Clouds,
+        tables: Tables | None,
+        features: Float[Tensor, "n c"],
+        sigma: Float[Tensor, ""],
+        radius: float,
+    ) -> Float[Tensor, "q c"]:
+        """The same over all points within ``radius``; ``tables`` as for ``search``."""
+
+
+# The parts with a default. Modules do not inherit, so they are given what they leave out.
+OPTIONAL = {
+    "WAITS": Backend.WAITS,
+    "EXPORTABLE": Backend.EXPORTABLE,
+    "unbuilt": functools.partial(Backend.unbuilt, None),
+    "use_algorithm": functools.partial(Backend.use_algorithm, None),
+}
 
 
 @functools.cache
@@ -85,10 +129,13 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Backend:
-    """Import the module of backend ``name``."""
+    """Import the module of backend ``name``, and give it the defaults of what it leaves out."""
     if name not in names():
         raise ValueError(f"backend must be 'auto' or one of {', '.join(names())}; got {name!r}")
-    return importlib.import_module(f"{backends_package.__name__}.{name}")
+    module = importlib.import_module(f"{backends_package.__name__}.{name}")
+    for part, default in OPTIONAL.items():
+        vars(module).setdefault(part, default)
+    return module
 
 
 def backends() -> dict[str, str | None]:
@@ -102,12 +149,17 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
 
     Parameters
     ----------
-    name
+    name : str
         A backend, or ``"auto"``.
-    device_type
+    device_type : str
         ``"cpu"`` or ``"cuda"``.
-    operator
-        ``"knn"`` or ``"radius"``.
+    operator : {"knn", "radius"}
+        What it is to run.
+
+    Returns
+    -------
+    name, why : str
+        The second is a phrase for the log.
 
     Raises
     ------
@@ -120,7 +172,7 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
             raise BackendUnavailable(f"backend {name!r}: {reason}")
         return name, "asked for by name"
     passed_over = []
-    for candidate in sorted(names(), key=lambda n: -load(n).RANK.get(device_type, -1)):
+    for candidate in _fastest_first(device_type):
         reason = _obstacle(candidate, device_type, operator) or _unbuilt(candidate)
         if reason is None:  # those of lower rank are not asked: finding out can take seconds
             break
@@ -131,17 +183,26 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
 
 def waits(name: str) -> str | None:
     """Why a backend's calls wait for the device, so that no CUDA graph can hold them, or None."""
-    return getattr(load(name), "WAITS", None)
+    return load(name).WAITS
+
+
+def exportable(device_type: str) -> tuple[str, ...]:
+    """Names of the backends whose operators can be exported for a device type, the fastest first."""
+    return tuple(name for name in _fastest_first(device_type) if device_type in load(name).EXPORTABLE)
 
 
 def use_options(name: str, algorithm: str | None) -> None:
-    """Tell the backend asked for by name what its config says beyond that."""
+    """Tell the backend asked for by name which algorithm its config names, if any."""
     if algorithm is not None:
         load(name).use_algorithm(algorithm)
 
 
+def _fastest_first(device_type: str) -> list[str]:
+    return sorted(names(), key=lambda name: -load(name).RANK.get(device_type, -1))
+
+
 def _unbuilt(name: str) -> str | None:
-    how = getattr(load(name), "unbuilt", lambda: None)()
+    how = load(name).unbuilt()
     return how and f"faster here, once it is built; {how}"
 
 
@@ -155,7 +216,6 @@ def _obstacle(name: str, device_type: str, operator: str) -> str | None:
     return backend.unavailable()
 
 
-@compiler.assume_constant_result
 def choose(name: str, device_type: str, operator: str) -> str:
     """The name from :func:`resolve`, with the choice logged once and the module in :data:`modules`."""
     chosen, why = resolve(name, device_type, operator)
@@ -164,6 +224,9 @@ def choose(name: str, device_type: str, operator: str) -> str:
     modules[chosen] = load(chosen)
     return chosen
 
+
+# As torch.compiler.assume_constant_result marks it, but without importing the compiler: that takes seconds.
+choose._dynamo_marked_constant = True
 
 modules: dict[str, Backend] = {}  # a plain dict: torch.compile can look into it
 

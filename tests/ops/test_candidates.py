@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.ops import candidates, reference
-from pointproj.ops.candidates import candidates_of, exact_neighbors
+from pointproj.ops import reference
+from pointproj.ops.backends.cuml import candidates
+from pointproj.ops.backends.cuml.candidates import candidates_of, exact_neighbors
 from pointproj.ops.cases import CASES, W1, Case
-from pointproj.ops.registry import Clouds
+from pointproj.ops.clouds import Clouds
 
 ONE_CLOUD = [pytest.param(c, id=c.id) for c in CASES if c.k and not c.batch and not c.sizes]
 

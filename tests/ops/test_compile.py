@@ -78,7 +78,7 @@ def test_index_passed_in(operator: str, where: Where):
     radius = case.radius if operator == "radius" else None
     index = pointproj.build_index(problem.reference_points, radius=radius, backend=where.backend)
 
-    def function(problem: Problem, sigma: Tensor, index: pointproj.ops.functional.Index) -> Tensor:
+    def function(problem: Problem, sigma: Tensor, index: pointproj.ops.index.Index) -> Tensor:
         aggregated = run(operator, problem, case.neighborhood(operator), sigma, index=index)
         return aggregated.square().mean()
 

@@ -268,7 +268,7 @@ def test_unknown_public_name():
 @pytest.fixture
 def backend_without_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A registered backend whose package is missing, kNN and CPU only."""
-    module = types.ModuleType("pointproj.backends.imaginary")
+    module = types.ModuleType("pointproj.ops.backends.imaginary")
     module.OPERATORS = frozenset({"knn"})
     module.RANK = {"cpu": 1000}
     module.unavailable = lambda: (

@@ -3,15 +3,16 @@
 import torch
 from torch import Tensor
 
-from pointproj.ops import neighbor_lists
 from pointproj.ops.bridge.torch_op import torch_op
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
-from pointproj.ops.pairs import chunks_within, pairs_of_clouds
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, backward_over, second_backward_over
+from pointproj.ops.pairs import chunks_within, listed_chunks, pairs_of_clouds
 from pointproj.ops.reference import squared_distances
-from pointproj.ops.registry import Clouds, Tables
+from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 0, "cuda": 0}
+EXPORTABLE = frozenset({"cpu", "cuda"})
 
 
 def unavailable() -> str | None:
@@ -29,8 +30,7 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
 
 
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-    points = clouds.query_points, clouds.reference_points
-    return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)
+    return _aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
 
 
 def radius_aggregate(
@@ -82,7 +82,32 @@ _search = torch_op(
 )
 
 
-def _radius_forward(
+def _lists_body(
+    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+) -> tuple[Tensor]:
+    inputs = {
+        "query_points": query_points,
+        "reference_points": reference_points,
+        "features": features,
+        "sigma": sigma,
+        "neighbor_indices": neighbor_indices,
+    }
+    return (aggregate(inputs, listed_chunks),)
+
+
+_aggregate_neighbors = torch_op(
+    "pointproj::aggregate_neighbors",
+    _lists_body,
+    lambda query_points, reference_points, features, sigma, neighbor_indices: (
+        ((query_points.shape[0], features.shape[1]), features.dtype),
+    ),
+    differentiable=DIFFERENTIABLE,
+    backward=backward_over(listed_chunks),
+    second_backward=second_backward_over(listed_chunks),
+)
+
+
+def _radius_body(
     query_points: Tensor,
     query_offsets: Tensor | None,
     reference_points: Tensor,
@@ -92,18 +117,26 @@ def _radius_forward(
     sigma: Tensor,
     radius: float,
 ) -> tuple[Tensor]:
-    return (aggregate(locals(), chunks_within),)
+    inputs = {
+        "query_points": query_points,
+        "query_offsets": query_offsets,
+        "reference_points": reference_points,
+        "reference_offsets": reference_offsets,
+        "clouds": clouds,
+        "features": features,
+        "sigma": sigma,
+        "radius": radius,
+    }
+    return (aggregate(inputs, chunks_within),)
 
 
 _radius_aggregate = torch_op(
     "pointproj::torch_radius_aggregate",
-    _radius_forward,
+    _radius_body,
     lambda query_points, qo, reference_points, ro, clouds, features, sigma, radius: (
         ((query_points.shape[0], features.shape[1]), features.dtype),
     ),
     differentiable=DIFFERENTIABLE,
-    backward=lambda grads, needs, saved: aggregate_backward(grads[0], needs, saved.inputs, chunks_within),
-    second_backward=lambda directions, grads, saved: aggregate_second_backward(
-        directions, grads[0], saved.inputs, chunks_within
-    ),
+    backward=backward_over(chunks_within),
+    second_backward=second_backward_over(chunks_within),
 )

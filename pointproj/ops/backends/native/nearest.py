@@ -11,7 +11,7 @@ from torch import Tensor
 from pointproj.ops.bridge.cpp_op import cpp_op
 from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
-from pointproj.ops.neighbor_lists import listed_chunks
+from pointproj.ops.pairs import listed_chunks
 from pointproj.ops.registry import Clouds
 
 CROWD = 256  # as in csrc/cells.h, which says what the tables hold
@@ -40,7 +40,7 @@ def search(clouds: Clouds, cells: Cells, k: int) -> Tensor:
 def aggregate_neighbors(
     query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
 ) -> Tensor:
-    """As :func:`pointproj.ops.neighbor_lists.aggregate_neighbors`, for lists sorted by distance."""
+    """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
     return _aggregate(query_points, reference_points, features, sigma, neighbor_indices)[0]
 
 

@@ -8,6 +8,7 @@ from pointproj.ops.registry import Clouds, Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": -1, "cuda": 5}
+EXPORTABLE = frozenset({"cuda"})
 
 
 def unavailable() -> str | None:

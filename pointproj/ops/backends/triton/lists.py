@@ -9,18 +9,20 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
+from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_aggregation
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.tiles import is_finite, size_class, tuned
 from pointproj.ops.bridge.torch_op import Saved
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
-from pointproj.ops.neighbor_lists import listed_chunks
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
+from pointproj.ops.pairs import listed_chunks
 
 
 def aggregate_neighbors(
     query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
 ) -> Tensor:
-    """As :func:`pointproj.ops.neighbor_lists.aggregate_neighbors`, for lists sorted by distance."""
+    """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
     return _aggregate(query_points, reference_points, features, sigma, neighbor_indices)[0]
 
 
@@ -47,7 +49,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Aggregated features, and what the backward needs: the weights."""
     if not runs_kernels(query_points):
-        return aggregate(locals(), listed_chunks), features.new_empty(0, neighbor_indices.shape[1])
+        clouds = Clouds(query_points, None, reference_points, None, 1)
+        aggregated = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices)
+        return aggregated, features.new_empty(0, neighbor_indices.shape[1])
     queries, k = neighbor_indices.shape
     channels = features.shape[1]
     block = channel_block(channels)
@@ -244,8 +248,6 @@ _aggregate = kernel_op(
     _specs,
     differentiable=DIFFERENTIABLE,
     backward=_backward,
-    second_backward=lambda directions, grads, saved: aggregate_second_backward(
-        directions, grads[0], saved.inputs, listed_chunks
-    ),
+    second_backward=second_backward_over(listed_chunks),
 )
 count_aggregation("triton_aggregate_neighbors", list(inspect.signature(_forward).parameters))

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 from torch.library import wrap_triton
 
+from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_aggregation
 from pointproj.ops.backends.triton.lists import channel_block
 from pointproj.ops.backends.triton.nearby import LISTS, RING
@@ -20,9 +21,9 @@ from pointproj.ops.backends.triton.tiles import FANOUT, LEAF
 from pointproj.ops.backends.triton.tree import Tree
 from pointproj.ops.backends.triton.within_kernels import pull_kernel, push_kernel
 from pointproj.ops.bridge.torch_op import Saved
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, aggregate_backward, aggregate_second_backward
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
 from pointproj.ops.pairs import chunks_within, largest_square_within
-from pointproj.ops.registry import Clouds
 
 PAIRED = {"TILE": 32, "num_warps": 4}  # of the kernels for positions' gradients
 
@@ -67,7 +68,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Aggregated features, and of each query the nearest distance and 1 / total weight relative to it."""
     if not runs_kernels(query_points):
-        return aggregate(locals(), chunks_within), features.new_empty(0, 2)
+        of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+        return plain.radius_aggregate(of_clouds, None, features, sigma, radius), features.new_empty(0, 2)
     aggregated = features.new_empty(query_points.shape[0], features.shape[1])
     softmax = features.new_empty(query_points.shape[0], 2)
     _sum(query_tree, reference_tree, features, sigma, radius, softmax, aggregated, clouds, False)
@@ -169,8 +171,6 @@ _aggregate = kernel_op(
     _specs,
     differentiable=DIFFERENTIABLE,
     backward=_backward,
-    second_backward=lambda directions, grads, saved: aggregate_second_backward(
-        directions, grads[0], saved.inputs, chunks_within
-    ),
+    second_backward=second_backward_over(chunks_within),
 )
 count_aggregation("triton_aggregate_within", list(inspect.signature(_forward).parameters))

@@ -12,13 +12,13 @@ from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.row_sums import Division, divide, row_sum, waiting_rows
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
-from pointproj.ops.neighbor_lists import listed_chunks
+from pointproj.ops.pairs import listed_chunks
 
 
 def aggregate_neighbors(
     query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
 ) -> Tensor:
-    """As :func:`pointproj.ops.neighbor_lists.aggregate_neighbors`, for lists sorted by distance."""
+    """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
     return _aggregate(query_points, reference_points, features, sigma, neighbor_indices)[0]
 
 

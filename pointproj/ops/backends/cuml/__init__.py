@@ -1,4 +1,4 @@
-"""RAPIDS cuML's ``NearestNeighbors`` on CUDA, made exact by :mod:`pointproj.ops.candidates`; kNN only.
+"""RAPIDS cuML's ``NearestNeighbors`` on CUDA, made exact by :mod:`.candidates`; kNN only.
 
 cuML waits for the device in every call, so this backend does too: clouds of a ragged batch are searched one
 after the other, their sizes read from the device, and no CUDA graph can hold a step. It works in fp32:
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pointproj.ops import neighbor_lists
+from pointproj.ops.backends import torch as plain
+from pointproj.ops.backends.cuml.candidates import Candidates, candidates_of, exact_neighbors
 from pointproj.ops.bridge.torch_op import torch_op
-from pointproj.ops.candidates import Candidates, candidates_of, exact_neighbors
-from pointproj.ops.registry import Clouds, Tables
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn"})
 RANK = {"cuda": 2}
@@ -72,9 +73,7 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, tables[0] if tables else None, k)
 
 
-def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-    points = clouds.query_points, clouds.reference_points
-    return neighbor_lists.aggregate_neighbors(*points, features, sigma, rows)
+aggregate_neighbors = plain.aggregate_neighbors
 
 
 class _FittedCloud:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops.backends.torch import search as search_all
-from pointproj.ops.registry import Clouds
+from pointproj.ops.clouds import Clouds
 
 MARGIN = 4  # candidates beyond the neighbours wanted: each costs time, fewer leave more rows in doubt
 # Rounding errors of a squared distance that was found by any formula, positions rounded to fp32 first, in
@@ -58,12 +58,19 @@ def exact_neighbors(
 
     Parameters
     ----------
-    query_points
-        ``(Q, 3)``, in the dtype of the candidates. One that is not finite has no neighbour.
-    search
+    query_points : (Q, 3) float tensor
+        In the dtype of the candidates. One that is not finite has no neighbour.
+    candidates : Candidates
+        From :func:`candidates_of`.
+    search : callable
         Finds about the nearest of ``candidates.shifted`` for queries shifted alike.
+    k : int
+        Neighbours of each query.
 
-    Waits for the device once in ``QUERIES_AT_ONCE`` queries.
+    Returns
+    -------
+    (Q, k) int64 tensor
+        The device is waited for once in ``QUERIES_AT_ONCE`` queries.
     """
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     wanted = min(k + MARGIN, len(candidates.rows))
@@ -79,7 +86,7 @@ def _of_some(
 ) -> Tensor:
     is_finite = query_points.isfinite().all(1)
     at = torch.where(is_finite[:, None], query_points, candidates.center)
-    # Held until the device was waited for: its memory may belong to another library's stream.
+    # Kept until the device was waited for: its memory may belong to another library's stream.
     proposals = search(_shifted(at, candidates.center), wanted)
     in_range = ((proposals >= 0) & (proposals < len(candidates.rows))).all(1)
     proposed = proposals.long().clamp(0, len(candidates.rows) - 1).sort(dim=1).values  # ties: lower row first
@@ -106,9 +113,9 @@ def _is_beyond_doubt(shifted: Tensor, squared: Tensor, k: int) -> Tensor:
     Both may have seemed wrong by ``error``.
     """
     length = shifted.square().sum(1)
-    reach = length.sqrt() + squared[:, -1].sqrt()  # the farthest candidate's own length at most
-    error = ROUNDINGS * 2.0**-24 * (length + reach.square()) + SMALLEST
-    return (squared[:, k - 1] + 2 * error < squared[:, -1]) & (reach < FARTHEST)
+    longest = length.sqrt() + squared[:, -1].sqrt()  # the farthest candidate's own length at most
+    error = ROUNDINGS * 2.0**-24 * (length + longest.square()) + SMALLEST
+    return (squared[:, k - 1] + 2 * error < squared[:, -1]) & (longest < FARTHEST)
 
 
 def _shifted(points: Tensor, center: Tensor) -> Tensor:

@@ -1,0 +1,51 @@
+"""The library is light: importing it loads torch and numpy, and nothing of the application."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "hydra",
+    "omegaconf",
+    "trimesh",
+    "scipy",
+    "matplotlib",
+    "rich",
+    "physicsnemo",
+    "manifold3d",
+    "warp",
+    "triton",
+    "cuml",
+    "torch._dynamo",
+    "torch._inductor",
+)
+APPLICATION = tuple(
+    f"pointproj.{room}"
+    for room in ("config", "geometry", "runtime", "data", "viz", "training", "inference", "benchmark")
+)
+CODE = """
+import sys
+import torch
+before = set(sys.modules)
+{statement}
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from pointproj import BackendUnavailable, backends, build_index, knn, radius_aggregate",
+        "from pointproj import Projector",
+        "from pointproj import Projector; Projector(kind='radius', radius=0.1, context=True)",
+    ],
+    ids=["operators", "projector", "a-projector"],
+)
+def test_modules_that_an_import_loads(statement: str):
+    code = CODE.format(statement=statement)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ran.stdout.split()
+    assert "pointproj.ops" in loaded
+    unwanted = [m for m in loaded for name in HEAVY + APPLICATION if m == name or m.startswith(f"{name}.")]
+    assert not unwanted
