@@ -1,4 +1,4 @@
-"""Measure the operators and their peers: ``python bench.py --help`` says how.
+"""Measure the backends and other libraries: ``python bench.py --help`` says how.
 
 Thin on purpose: what Hydra composed goes to the package, and nothing heavy is imported before a run.
 """

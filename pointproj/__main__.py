@@ -67,6 +67,12 @@ def _benchmark_plots(arguments: Arguments) -> None:
     plots.main(arguments)
 
 
+def _benchmark_compare(arguments: Arguments) -> None:
+    from pointproj.benchmark import compare
+
+    compare.main(arguments)
+
+
 def _benchmark_tutorial(arguments: Arguments) -> int:
     from pointproj.benchmark import tutorial
 
@@ -92,6 +98,7 @@ APPLICATION = {
     "download": Command("fetch ModelNet10", _download),
     "benchmark-table": Command("make Markdown tables of benchmark results", _benchmark_table),
     "benchmark-plots": Command("draw plots of benchmark results", _benchmark_plots),
+    "benchmark-compare": Command("compare two files of benchmark results", _benchmark_compare),
     "benchmark-tutorial": Command(
         "measure the table of the tutorial, one process a line", _benchmark_tutorial
     ),

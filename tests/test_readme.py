@@ -9,10 +9,10 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from pointproj.benchmark import table
 from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
-from pointproj.benchmark.table import updated
 from pointproj.config import register_schema, to_config
 from pointproj.runtime.overrides import check_arguments
 
@@ -118,10 +118,9 @@ def test_table_of_groups_names_every_choice():
     assert all(f"| `{name}` |" in _page() for name in experiments)
 
 
-@pytest.mark.parametrize("page", ["README.md", "benchmarks/tables.md"])
-def test_tables_of_the_benchmark_are_those_of_the_committed_results(page: str):
+def test_tables_of_the_benchmark_are_those_of_the_committed_results():
     files = sorted((PROJECT / "benchmarks").glob("*.csv"))
     rows = [row for file in files for row in read_rows(file)]
-    assert updated(PROJECT / page, rows) == _page(page), (
-        "python -m pointproj benchmark-table benchmarks/*.csv --update README.md benchmarks/tables.md"
+    assert table.page(rows) == _page("benchmarks/tables.md"), (
+        "python -m pointproj benchmark-table benchmarks/*.csv --output benchmarks/tables.md"
     )

@@ -27,14 +27,19 @@ Call = Callable[[], Any]
 
 
 class NotRunAsAsked(RuntimeError):  # noqa: N818 - says what happened
-    """A step fell back to another execution than the one to be timed."""
+    """A training step fell back to another execution than the one to time."""
 
 
 class OperatorCalls:
     """The operator alone, for one contender on one problem.
 
-    ``upstream`` is the gradient that arrives at the result; it is read in place by every call made here,
-    so that writing to it changes also what a captured call does.
+    ``upstream`` is the gradient of the loss by the result. Every call reads it in place, so that writing to
+    it also changes what a captured call computes.
+
+    Parameters
+    ----------
+    contender : Contender
+    problem : Problem
     """
 
     def __init__(self, contender: Contender, problem: Problem) -> None:
@@ -79,7 +84,14 @@ class OperatorCalls:
 
 
 class NetworkCalls:
-    """The network around one contender: hidden width 25, Adam, mean squared error to a random target."""
+    """The network around one contender: hidden width 25, Adam, mean squared error to a random target.
+
+    Parameters
+    ----------
+    contender : Contender
+    problem : Problem
+        Of one cloud.
+    """
 
     def __init__(self, contender: Contender, problem: Problem) -> None:
         self.contender = contender
@@ -132,5 +144,5 @@ def captured(function: Call, device: torch.device) -> Call:
 
 
 def calls_for(mode: str, contender: Contender, problem: Problem) -> OperatorCalls | NetworkCalls:
-    """Whoever makes the calls of a mode."""
+    """The object that makes the calls of a mode."""
     return (NetworkCalls if mode in NETWORK else OperatorCalls)(contender, problem)

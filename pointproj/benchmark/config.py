@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 
 from pointproj.config import ConfigError, nearest
 
-WORKLOADS = ("w1", "w2", "w2_wide", "scaling", "batches", "memory", "interop", "large")
-MODES = ("build", "search", "knn", "aggregate", "operator", "forward", "step", "launch")
+WORKLOADS = ("w1", "w2", "w2_wide", "scaling", "batches", "memory", "interop", "large", "import")
+MODES = ("build", "search", "knn", "aggregate", "operator", "forward", "step", "launch", "import")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
-OWNERS = ("torch", "rmm")
-WITH_RMM = " + RMM"  # ends the name of a contender whose memory is RMM's
+ALLOCATORS = ("torch", "rmm")
+WITH_RMM = " + RMM"  # ends the name of a contender whose GPU memory RMM allocates
 
 
 @dataclass
@@ -28,12 +28,12 @@ class BenchConfig:
     backends: list[str] | None = None  # null: all of pointproj.backends
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
-    gpu_memory: str = "torch"  # torch | rmm: who owns it; with rmm, names end in "+ RMM"
+    gpu_memory: str = "torch"  # torch | rmm: who allocates it; with rmm, names end in "+ RMM"
     sizes: list[int] | None = None  # points of the scaling workload; null: 10^4 to 10^7 (CPU: 10^6)
     elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
-    budget_s: float = 0.1  # seconds of repetitions a row
-    slowest_call_s: float = 2.0  # a call that would take longer than this is a row without a time
-    minutes: float = 15.0  # after this long the rest are rows without a time
+    budget_s: float = 0.1  # seconds of repetitions per row
+    slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
+    minutes: float = 15.0  # after this long the rest is skipped: rows without a time
     output: str | None = None  # CSV file; null: benchmarks/<device>.csv
 
 
@@ -50,10 +50,14 @@ def to_bench_config(composed: Any) -> BenchConfig:
     composed : DictConfig
         A config whose schema is :class:`BenchConfig`, without Hydra's own node.
 
+    Returns
+    -------
+    BenchConfig
+
     Raises
     ------
     ConfigError
-        With every value that cannot be, what it was expected to be, and what looks like it.
+        With every wrong value, what was expected, and what looks like it.
     """
     config = OmegaConf.to_object(composed)
     problems = [*_problems(config)]
@@ -62,12 +66,19 @@ def to_bench_config(composed: Any) -> BenchConfig:
     return config
 
 
+def unknown(key: str, values: Iterable[str], known: tuple[str, ...]) -> Iterator[str]:
+    """A sentence for each value that is not known: what was expected, what was got, what looks like it."""
+    for value in values:
+        if value not in known:
+            yield f"{key}: expected some of {', '.join(known)}; got {value}{nearest(value, known)}"
+
+
 def _problems(config: BenchConfig) -> Iterator[str]:
-    yield from _unknown("workloads", config.workloads, WORKLOADS)
-    yield from _unknown("modes", config.modes, MODES)
-    yield from _unknown("execution", config.execution or (), EXECUTIONS)
-    yield from _unknown("device", [config.device], DEVICES)
-    yield from _unknown("gpu_memory", [config.gpu_memory], OWNERS)
+    yield from unknown("workloads", config.workloads, WORKLOADS)
+    yield from unknown("modes", config.modes, MODES)
+    yield from unknown("execution", config.execution or (), EXECUTIONS)
+    yield from unknown("device", [config.device], DEVICES)
+    yield from unknown("gpu_memory", [config.gpu_memory], ALLOCATORS)
     if config.gpu_memory == "rmm" and "captured" in (config.execution or ()):
         yield "execution: torch captures no CUDA graph while RMM owns the memory: leave captured or rmm out"
     for key in ("workloads", "modes", "execution", "backends", "sizes"):
@@ -82,9 +93,3 @@ def _problems(config: BenchConfig) -> Iterator[str]:
         value = getattr(config, key)
         if not 0 < value < math.inf:
             yield f"{key}={value}: expected a finite number above 0"
-
-
-def _unknown(key: str, values: Iterable[str], known: tuple[str, ...]) -> Iterator[str]:
-    for value in values:
-        if value not in known:
-            yield f"{key}: expected some of {', '.join(known)}; got {value}{nearest(value, known)}"

@@ -1,4 +1,4 @@
-"""Who is measured: our backends and the peers behind one interface."""
+"""Who is measured: our backends and other libraries (the peers) behind one interface."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 import pointproj
-from pointproj.benchmark.config import EXECUTIONS
+from pointproj.benchmark.config import EXECUTIONS, unknown
 from pointproj.benchmark.peers import PEERS, Peer, gather_aggregate
 from pointproj.benchmark.workloads import Workload
-from pointproj.config import ConfigError, nearest
+from pointproj.config import ConfigError
 from pointproj.machine import package_version
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import Problem
@@ -20,7 +20,7 @@ SEED = 0  # of the networks
 HIDDEN = 25
 OURS_MAY_ERR = 1e-4  # fp32 sums in another order
 PEERS_MAY_ERR = 1e-3
-PEERS_SUMS_MAY_ERR = 5e-2  # their neighbours are checked; a near tie taken the other way moves a sum
+PEERS_SUMS_MAY_ERR = 5e-2  # their neighbours are checked too: of two equally far they may take the other
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Contender:
     modes: tuple[str, ...]
     executions: tuple[str, ...]
     aggregate: Callable[[Problem, Tensor], Tensor]  # problem, its features
-    knn: Callable[[Problem], Tensor] | None  # rows of the k nearest, index built inside
+    knn: Callable[[Problem], Tensor] | None  # indices of the k nearest, index built inside
     build: Callable[[Problem], Any] | None
-    search: Callable[[Problem, Any], Tensor] | None  # rows, with a ready index
+    search: Callable[[Problem, Any], Tensor] | None  # the same, with a ready index
     network: Callable[[], nn.Module]
     rows_may_err: float
     sums_may_err: float
@@ -141,7 +141,15 @@ def peer_contender(peer: Peer, workload: Workload) -> Contender:
 
 
 class PeerNetwork(nn.Module):
-    """The projector's two MLPs with somebody else's aggregation between them; one cloud a batch."""
+    """The projector's two MLPs with another aggregation between them; one cloud per batch.
+
+    Parameters
+    ----------
+    projector : Projector
+        Whose MLPs are used.
+    aggregate : callable
+        Takes query points (Q, 3), reference points (N, 3) and features (N, C); gives (Q, C).
+    """
 
     def __init__(self, projector: Projector, aggregate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -159,10 +167,10 @@ class PeerNetwork(nn.Module):
 
 
 def _projector(workload: Workload, backend: str) -> Projector:
-    reach = {"k" if workload.operator == "knn" else "radius": workload.neighborhood}
+    neighborhood = {"k" if workload.operator == "knn" else "radius": workload.neighborhood}
     return Projector(
         kind=workload.operator,
-        **reach,
+        **neighborhood,
         sigma=workload.case.sigma,
         hidden_channels=HIDDEN,
         backend=backend,
@@ -170,7 +178,7 @@ def _projector(workload: Workload, backend: str) -> Projector:
 
 
 def _chosen(key: str, asked_for: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    for name in asked_for or ():
-        if name not in known:
-            raise ConfigError(f"{key}: expected some of {', '.join(known)}; got {name}{nearest(name, known)}")
+    problems = [*unknown(key, asked_for or (), known)]
+    if problems:
+        raise ConfigError("\n".join(problems))
     return known if asked_for is None else tuple(asked_for)

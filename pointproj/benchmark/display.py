@@ -1,4 +1,4 @@
-"""What a run shows: a line a row as it is measured, and on a terminal what is being measured now."""
+"""What a run shows: one line per row, and on a terminal also what is being measured."""
 
 from collections import Counter
 from types import TracebackType
@@ -6,20 +6,20 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 
-from pointproj.benchmark.results import MISSING, OK, RED, Row
+from pointproj.benchmark.results import MISSING, OK, WRONG, Row
 from pointproj.benchmark.workloads import Workload
 from pointproj.ops.cases import Problem
 
-COLOURS = {OK: "default", RED: "red", MISSING: "dim"}
+COLOURS = {OK: "default", WRONG: "red", MISSING: "dim"}
 
 
 class Display:
-    """Lines on standard output; wide enough for a row also where that is no terminal.
+    """Lines on standard output, never wrapped.
 
     Parameters
     ----------
     shown : bool
-        False says nothing: of several processes that measure together one does.
+        False prints nothing: of several processes that measure together, one prints.
     """
 
     def __init__(self, *, shown: bool = True) -> None:
@@ -40,7 +40,9 @@ class Display:
     def header(self, machine: dict[str, str], path: str) -> None:
         """Where this runs and where the rows go."""
         versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "cuda", "warp") if machine[name])
-        self.console.print(f"[bold]{escape(machine['device'])}[/bold], {versions}; rows go to {escape(path)}")
+        self.console.print(
+            f"[bold]{escape(machine['device'])}[/bold], {versions}; results go to {escape(path)}"
+        )
 
     def expect(self, rows: int) -> None:
         """How many rows there will be."""
@@ -52,15 +54,17 @@ class Display:
 
     def workload(self, workload: Workload, problem: Problem, checked: int) -> None:
         """A workload begins."""
-        reach = f"{'k' if workload.operator == 'knn' else 'r'}={workload.neighborhood:g}"
+        operator = (
+            f"{workload.operator} {'k' if workload.operator == 'knn' else 'r'}={workload.neighborhood:g}"
+        )
         queries, points = (t.shape[:-1].numel() for t in (problem.query_points, problem.reference_points))
         self.console.print(
-            f"\n[bold]{workload.name}[/bold] {workload.operator} {reach}, {queries:,} queries, {points:,} "
-            f"points, {problem.features.shape[-1]} channels; parity on {checked:,} queries"
+            f"\n[bold]{workload.name}[/bold] {operator}, {queries:,} queries, {points:,} points, "
+            f"{problem.features.shape[-1]} channels; {checked:,} queries are compared with the reference"
         )
 
-    def parity(self, name: str, error: float) -> None:
-        """A contender agrees with the reference."""
+    def agrees(self, name: str, error: float) -> None:
+        """A contender's results agree with the reference."""
         self.console.print(f"  {escape(name)}: agrees with the reference, error {error:.1e}")
 
     def doing(self, row: Row) -> None:
@@ -76,12 +80,13 @@ class Display:
         if row.status == OK:
             error = "" if row.parity_error is None else f"  error {row.parity_error:.1e}"
             spread = f"{row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
-            line += f" {spread:40} {row.peak_mib:9.1f} MiB{error}"
+            peak = "" if row.peak_mib is None else f"{row.peak_mib:9.1f} MiB"
+            line += f" {spread:40} {peak}{error}"
         else:
             line += f" {row.status}: {row.note}"
         self.console.print(escape(line), style=COLOURS.get(row.status, "yellow"))
 
     def footer(self, rows: list[Row]) -> None:
-        """How it went."""
+        """How many rows have which status."""
         counts = Counter(row.status for row in rows)
         self.console.print("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()))

@@ -1,7 +1,7 @@
-"""Handing fresh torch tensors that require grad to a Warp kernel: the default conversion and the bridge.
+"""The workload ``interop``: a Warp kernel called on new torch tensors that require a gradient.
 
-``wp.from_torch`` gives such a tensor a gradient, which costs memory, a pass over it and a wait for the
-device, at every call. :mod:`pointproj.ops.bridge.warp_op` converts without.
+``wp.from_torch`` allocates and clears a gradient for such a tensor and waits for the device, at every call.
+:mod:`pointproj.ops.bridge.warp_op` converts without.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,12 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.contenders import OURS_MAY_ERR
+from pointproj.benchmark.recorder import Recorder
+from pointproj.benchmark.results import Row
+from pointproj.benchmark.workloads import ELEMENTS
+from pointproj.machine import package_version
 from pointproj.ops.bridge.warp_op import warp_op
 
 FACTOR = 2.0
@@ -47,23 +53,53 @@ def by_torch(x: Tensor, y: Tensor) -> Tensor:
     return torch.add(y.detach(), x.detach(), alpha=FACTOR)
 
 
-WAYS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "warp_op": ("backend", by_bridge),
-    "wp.from_torch": ("peer", by_default_conversion),
-    "torch.add": ("peer", by_torch),
+# name -> kind, package, call
+CALLS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "warp_op": ("backend", "warp-lang", by_bridge),
+    "wp.from_torch": ("peer", "warp-lang", by_default_conversion),
+    "torch.add": ("peer", "torch", by_torch),
 }
 
 
+def planned(config: BenchConfig) -> list[str]:
+    """The names of the calls to measure."""
+    if "interop" not in config.workloads or "launch" not in config.modes:
+        return []
+    return [name for name, (kind, _, _) in CALLS.items() if kind == "backend" or config.peers != []]
+
+
+def measure(recorder: Recorder, names: list[str]) -> None:
+    """Add a row for each call."""
+    elements = recorder.config.elements or ELEMENTS[recorder.device.type]
+    vectors = FreshTensors(elements, recorder.device)
+    for name in names:
+        kind, package, function = CALLS[name]
+        blank = Row(
+            **{"workload": "interop", "operator": "saxpy", "contender": name, "kind": kind},
+            **{"mode": "launch", "execution": "eager", "queries": elements, "references": elements},
+            package=package_version(package),
+            **recorder.machine,
+        )
+        call = vectors.call(function)
+        recorder.add(recorder.measured(blank, lambda call=call: call, vectors.error, OURS_MAY_ERR))
+
+
 class FreshTensors:
-    """Two vectors, handed out as new tensors that require grad and have none yet."""
+    """Two vectors, passed to each call as new tensors that require a gradient and have none yet.
+
+    Parameters
+    ----------
+    elements : int
+    device : torch.device
+    """
 
     def __init__(self, elements: int, device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
         self.x, self.y = (torch.rand(elements, generator=generator, device=device) for _ in range(2))
 
-    def call(self, way: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
+    def call(self, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
         """The call to time."""
-        return lambda: way(self.x.detach().requires_grad_(), self.y.detach().requires_grad_())
+        return lambda: function(self.x.detach().requires_grad_(), self.y.detach().requires_grad_())
 
     def error(self, z: Tensor) -> float:
         """Largest error of a result; inf where it is not a number."""

@@ -1,26 +1,69 @@
-"""A cloud near the most that devices hold, on one GPU or in slabs on several.
+"""The workload ``large``: a cloud close to the largest that fits, on one GPU or in slabs on several.
 
-Alone it is called like everything else; started by torchrun, each process makes the points of its own slab,
-and the operator is :func:`pointproj.ops.sharded.radius_aggregate`. The reference is asked about some queries:
-each process adds up what its points contribute to them, so that nothing holds all pairs at once.
+In one process the operator is called like everywhere else. Started by torchrun, each process makes the points
+of its own slab, and the operator is :func:`pointproj.ops.sharded.radius_aggregate`. Some queries are compared
+with the reference: each process adds up what its points contribute to them, so that no process needs all
+pairs at once.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+import pointproj
+from pointproj.benchmark.config import EXECUTIONS, BenchConfig
+from pointproj.benchmark.contenders import OURS_MAY_ERR, backend_names, missing_backend
+from pointproj.benchmark.recorder import Recorder
+from pointproj.benchmark.results import MISSING, SKIPPED, Row
+from pointproj.machine import package_version
 from pointproj.ops import reference, sharded
+from pointproj.runtime import distributed
 from pointproj.runtime.distributed import Processes
 
 SIZES = {"cuda": (10**8, 10**7), "cpu": (10**5, 10**4)}  # reference points, queries
 CHANNELS = 32
-NEIGHBORS = 32  # about so many within the radius
+NEIGHBORS = 32  # on average within the radius
 SIGMA = 1e-3  # of the order of the radius
-CHECKED = 8  # queries a process that the reference is asked about
+CHECKED = 8  # queries per process that are compared with the reference
 REPETITIONS = 5  # the same in every process: each call is made by all of them
 MODES = ("aggregate", "operator")
+
+
+def planned(config: BenchConfig) -> list[tuple[str, str]]:
+    """(backend, mode) of each row."""
+    if "large" not in config.workloads or "eager" not in (config.execution or EXECUTIONS):
+        return []
+    modes = [mode for mode in MODES if mode in config.modes]
+    return [(name, mode) for name in backend_names(config.backends, "radius") for mode in modes]
+
+
+def measure(recorder: Recorder, rows: list[tuple[str, str]]) -> None:
+    """Add a row for each (backend, mode); all processes of torchrun call this together."""
+    processes = distributed.join()
+    references, queries = SIZES[recorder.device.type]
+    for name, mode in rows:
+        blank = Row(
+            **{"workload": "large", "operator": "radius", "contender": name, "kind": "backend"},
+            **{"mode": mode, "execution": "eager", "queries": queries, "references": references},
+            **{"radius": radius_for(references), "channels": CHANNELS},
+            package=package_version("pointproj"),
+            **recorder.machine,
+        )
+        missing = missing_backend(name, recorder.device.type, "radius")
+        if missing is not None:
+            row = dataclasses.replace(blank, status=MISSING, note=missing)
+        elif name == "torch":
+            row = dataclasses.replace(
+                blank, status=SKIPPED, note=f"compares all {queries * references:.0e} pairs"
+            )
+        else:
+            cloud = LargeCloud(processes, recorder.device, name)
+            make = lambda cloud=cloud, mode=mode: cloud.call(mode)  # noqa: E731
+            row = recorder.measured(blank, make, cloud.error, OURS_MAY_ERR, REPETITIONS)
+        recorder.add(row)
 
 
 class LargeCloud:
@@ -29,10 +72,10 @@ class LargeCloud:
     Parameters
     ----------
     processes : Processes
-        Who divides the cloud.
+        The processes that divide the cloud.
     device : torch.device
     backend : str
-        Of the operator.
+        The operator's backend.
     """
 
     def __init__(self, processes: Processes, device: torch.device, backend: str) -> None:
@@ -62,7 +105,7 @@ class LargeCloud:
     def call(self, mode: str) -> Callable[[], tuple[Tensor, ...]]:
         """The call to time: ``aggregate`` gives the values, ``operator`` the gradient of the features too."""
         cloud = self.query_points, self.reference_points
-        module, division = (ops, {}) if self.slabs is None else (sharded, {"slabs": self.slabs})
+        module, division = (pointproj, {}) if self.slabs is None else (sharded, {"slabs": self.slabs})
         settings = {"sigma": SIGMA, "backend": self.backend, **division}
 
         def aggregate() -> tuple[Tensor]:
@@ -87,7 +130,7 @@ class LargeCloud:
         return max(self.processes.gather(worst))
 
     def _by_reference(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values of the queries checked here; the features' gradient near all that are checked, its rows."""
+        """Values of the queries checked here; the features' gradient near all checked queries; its rows."""
         checked = (tensor[self.checked].cpu() for tensor in (self.query_points, self.upstream))
         asked = self.processes.gather(tuple(checked))
         device, features = self.features.device, self.features.detach()

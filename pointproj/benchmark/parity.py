@@ -1,7 +1,7 @@
-"""Whether a contender computes what :mod:`pointproj.ops.reference` specifies, as one number.
+"""The error of a contender's result against :mod:`pointproj.ops.reference`.
 
-The reference compares all pairs, so large problems are checked on a random part of the queries. For the
-gradient of the features the upstream gradient is then zero on all other queries.
+The reference compares all pairs, so of large problems a random part of the queries is checked. For the
+features' gradient, the upstream gradient is then zero on all other queries.
 """
 
 import torch
@@ -18,7 +18,13 @@ FEWEST_QUERIES = 16
 
 
 class Expected:
-    """What the specification gives on some of the queries of a problem."""
+    """The reference's results on some of the queries of a problem.
+
+    Parameters
+    ----------
+    workload : Workload
+    problem : Problem
+    """
 
     def __init__(self, workload: Workload, problem: Problem) -> None:
         self.workload = workload
@@ -32,7 +38,7 @@ class Expected:
 
     @property
     def checked_queries(self) -> int:
-        """How many queries the reference was asked about."""
+        """How many queries are compared with the reference."""
         return sum(len(rows) for rows in self.rows)
 
     def neighbors_error(self, found: Tensor) -> float:
@@ -89,8 +95,9 @@ class Expected:
         return torch.cat(values), gradient
 
     def _reference(self, query: Tensor, points: Tensor, features: Tensor) -> Tensor:
-        aggregate = getattr(reference, f"{self.workload.operator}_aggregate")
-        return aggregate(query, points, features, self.workload.neighborhood, self.workload.case.sigma)
+        of = self.workload
+        aggregate = reference.knn_aggregate if of.operator == "knn" else reference.radius_aggregate
+        return aggregate(query, points, features, of.neighborhood, of.case.sigma)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
@@ -106,7 +113,7 @@ def _some(queries: range, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _distances(query: Tensor, points: Tensor, rows: Tensor) -> Tensor:
-    """(M, k) in fp64, nearest first, from the points themselves; inf where a row is none of the points."""
+    """(M, k) in fp64, nearest first, from the points themselves; inf where an index is out of range."""
     exists = (rows >= 0) & (rows < len(points))
     neighbors = points[rows.clamp(0, len(points) - 1)].double()
     distances = (query[:, None].double() - neighbors).norm(dim=-1)

@@ -1,8 +1,8 @@
-"""The peers: other libraries doing the same work, one function each, in :data:`PEERS`.
+"""The peers: other libraries that do the same work, one function each, in :data:`PEERS`.
 
-A peer finds either the rows of the k nearest reference points, from which plain torch gathers and weighs,
-or the aggregated features themselves. Nothing is imported before a peer is asked whether it can run.
-Adding one means adding a function.
+A peer finds either the indices of the k nearest reference points, from which plain torch gathers and weighs,
+or the aggregated features themselves. A peer's package is imported when the peer is asked whether it can run,
+not before. Adding a peer means adding a function.
 """
 
 import contextlib
@@ -18,32 +18,62 @@ from torch import Tensor
 
 from pointproj.training.step import first_line
 
-MOST_IN_RADIUS = 1024  # neighbours a query that torch-cluster is given room for
+MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
+BOTH = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A library, what it finds, and where."""
+    """A library, what it finds, and where.
+
+    Parameters
+    ----------
+    name : str
+        As in the results.
+    operator : str
+        "knn" or "radius".
+    function : callable
+        Takes query points (Q, 3), reference points (N, 3) and k, and gives indices (Q, k). If not
+        ``finds_rows``: query points, reference points, features (N, C), k or radius, sigma; it gives (Q, C).
+    imports : tuple of str
+        The modules that it needs.
+    distribution : str
+        The package whose version is noted.
+    devices : tuple of str
+    finds_rows : bool
+    traceable : bool
+        Whether torch.compile can trace the function. Functions that find rows are wrapped in a custom
+        operator instead.
+    brute_force : bool
+        Whether time grows with queries times references.
+    bytes_a_pair : float
+        Memory that grows so as well; 0 if it does not.
+    """
 
     name: str
-    operator: str  # knn | radius
+    operator: str
     function: Callable[..., Tensor]
     imports: tuple[str, ...]
-    distribution: str  # whose version is noted
-    devices: tuple[str, ...]
-    finds_rows: bool  # else the aggregated features
-    compiles: bool
-    brute_force: bool
-    bytes_a_pair: float
+    distribution: str
+    devices: tuple[str, ...] = ("cuda",)
+    finds_rows: bool = True
+    traceable: bool = False
+    brute_force: bool = False
+    bytes_a_pair: float = 0.0
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a network around it can be compiled."""
+        return self.finds_rows or self.traceable
 
     def rows(self, query_points: Tensor, reference_points: Tensor, k: int) -> Int[Tensor, "q k"]:
-        """Rows of the k nearest; opaque to torch.compile, which calls it as it is."""
+        """Indices of the k nearest; torch.compile calls it as an operator that it does not look into."""
         if torch.compiler.is_compiling():
             return torch.ops.pointproj_benchmark.peer_rows(query_points, reference_points, k, self.name)
         return self.function(query_points, reference_points, k)
 
     def missing(self) -> str | None:
-        """None if it can be imported, else one line that says why not."""
+        """None if it can be imported, else one line with the reason."""
         return next(filter(None, map(_import_failure, self.imports)), None)
 
 
@@ -53,7 +83,7 @@ PEERS: list[Peer] = []
 @functools.cache
 def _import_failure(module: str) -> str | None:
     failure = None
-    for _ in range(2):  # torchvision of another build than torch fails once, and then is out of the way
+    for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
         try:
             importlib.import_module(module)
         except Exception as error:  # broken installations raise all sorts
@@ -63,21 +93,11 @@ def _import_failure(module: str) -> str | None:
     return f"{module} cannot be imported: {first_line(failure)}"
 
 
-def _peer(
-    name: str,
-    operator: str,
-    *imports: str,
-    distribution: str,
-    devices: tuple[str, ...] = ("cuda",),
-    finds_rows: bool = True,
-    compiles: bool | None = None,
-    brute_force: bool = False,
-    bytes_a_pair: float = 0.0,
-) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _peer(name: str, operator: str, *imports: str, **properties: object) -> Callable[[Callable], Callable]:
+    """Add the decorated function to :data:`PEERS`, with the properties of :class:`Peer`."""
+
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        can = finds_rows if compiles is None else compiles
-        facts = imports, distribution, devices, finds_rows, can, brute_force, bytes_a_pair
-        PEERS.append(Peer(name, operator, function, *facts))
+        PEERS.append(Peer(name, operator, function, imports, **properties))
         return function
 
     return register
@@ -111,9 +131,9 @@ def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tens
     "tutorial torch",
     "knn",
     distribution="torch",
-    devices=("cpu", "cuda"),
+    devices=BOTH,
     finds_rows=False,
-    compiles=True,
+    traceable=True,
     brute_force=True,
     bytes_a_pair=16.0,
 )
@@ -128,34 +148,28 @@ def tutorial_knn(query: Tensor, reference: Tensor, features: Tensor, k: int, sig
     "tutorial torch",
     "radius",
     distribution="torch",
-    devices=("cpu", "cuda"),
+    devices=BOTH,
     finds_rows=False,
-    compiles=True,
+    traceable=True,
     brute_force=True,
     bytes_a_pair=110.0,
 )
 def tutorial_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
 ) -> Tensor:
-    """Softmax over all points, masked by the radius and made to sum to 1 again."""
+    """Softmax over all points, masked by the radius and divided by the sum that is left."""
     distances = (query[:, None] - reference[None]).norm(dim=-1)
     weights = torch.softmax(-distances / sigma, dim=-1) * (distances <= radius)
     return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
 
 
-@_peer(
-    "PhysicsNeMo",
-    "knn",
-    "physicsnemo.nn.functional",
-    distribution="nvidia-physicsnemo",
-    devices=("cpu", "cuda"),
-)
+@_peer("PhysicsNeMo", "knn", "physicsnemo.nn.functional", distribution="nvidia-physicsnemo", devices=BOTH)
 def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     from physicsnemo.nn.functional import knn
 
     with contextlib.suppress(ImportError):
-        importlib.import_module("cuml.neighbors")  # PhysicsNeMo counts on somebody having done so
+        import cuml.neighbors  # noqa: F401 - PhysicsNeMo uses it without importing it
     return knn(reference, query, k)[0].long()
 
 
@@ -164,7 +178,7 @@ def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     "radius",
     "physicsnemo.nn.functional",
     distribution="nvidia-physicsnemo",
-    devices=("cpu", "cuda"),
+    devices=BOTH,
     finds_rows=False,
 )
 def physicsnemo_radius(
@@ -180,7 +194,7 @@ def physicsnemo_radius(
 
 @_peer("cuML", "knn", "cuml", "cupy", "rmm", distribution="cuml-cu13")
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
-    """NearestNeighbors with its defaults; gpu_memory=rmm gives it a pool."""
+    """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     import cupy
     from cuml.neighbors import NearestNeighbors
 
@@ -201,7 +215,7 @@ def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
 
 @_peer("jz-tree", "knn", "jztree", distribution="jztree")
 def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
-    """Jitted; points that search among themselves are passed once, as it is made for."""
+    """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
     import jztree
     from jax import dlpack
 
@@ -231,14 +245,14 @@ def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
 def torch_cluster_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
 ) -> Tensor:
-    """One brute-force kernel with room for 1024 neighbours a query; weights and sums in torch."""
+    """One brute-force kernel with at most 1024 neighbours per query; weights and sums in torch."""
     import torch_cluster
 
-    found = torch_cluster.radius(reference, query, radius, max_num_neighbors=MOST_IN_RADIUS)
+    found = torch_cluster.radius(reference, query, radius, max_num_neighbors=MAX_IN_RADIUS)
     return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
 
 
-@_peer("KeOps", "knn", "pykeops.torch", distribution="pykeops", devices=("cpu", "cuda"), brute_force=True)
+@_peer("KeOps", "knn", "pykeops.torch", distribution="pykeops", devices=BOTH, brute_force=True)
 def keops_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """A lazy matrix of squared distances, reduced to the k smallest."""
     return _keops_squared(query, reference).argKmin(k, dim=1)
@@ -249,7 +263,7 @@ def keops_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     "radius",
     "pykeops.torch",
     distribution="pykeops",
-    devices=("cpu", "cuda"),
+    devices=BOTH,
     finds_rows=False,
     brute_force=True,
 )

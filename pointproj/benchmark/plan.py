@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pointproj.benchmark import interop, large
 from pointproj.benchmark.calls import NOT_COMPILED
 from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig
 from pointproj.benchmark.contenders import (
@@ -43,27 +42,13 @@ def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """Everybody who takes part in a workload, also those that cannot run here."""
+    """All contenders of a workload, also those that cannot run here."""
     for contender, missing in _contenders(config, workload, device_type):
         if config.gpu_memory == "rmm":
             contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")
         measurements = tuple(_measurements(contender, config, workload, device_type))
         if measurements:
             yield Entry(contender, missing, measurements)
-
-
-def ways(config: BenchConfig) -> Iterator[tuple[str, str]]:
-    """(name, kind) of what takes part in the interop workload."""
-    if "interop" not in config.workloads or "launch" not in config.modes:
-        return iter(())
-    peers_too = config.peers != []
-    return ((name, kind) for name, (kind, _) in interop.WAYS.items() if kind == "backend" or peers_too)
-
-
-def large_modes(config: BenchConfig) -> tuple[str, ...]:
-    """What is called on the large cloud, eagerly."""
-    asked_for = "large" in config.workloads and "eager" in (config.execution or EXECUTIONS)
-    return tuple(mode for mode in large.MODES if asked_for and mode in config.modes)
 
 
 def _contenders(
@@ -87,7 +72,7 @@ def _measurements(
         if mode not in config.modes:
             continue
         for execution in executions(config, device_type):
-            # A peer's search is opaque to the compiler: only the network around it gains anything.
+            # The compiler does not look into a peer's search: only the network around it gains anything.
             nothing_to_compile = mode in NOT_COMPILED or (contender.kind == "peer" and mode not in NETWORK)
             if execution == "compiled" and nothing_to_compile:
                 continue

@@ -5,7 +5,7 @@ Beside the file: ``-scaling.png`` (time against points), ``-workloads.png`` (bar
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -16,14 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from pointproj.benchmark.results import OK, Row, read_rows
+from pointproj.benchmark.results import OK, Row, fastest, read_rows, require_one_commit, select
+from pointproj.benchmark.table import NAMED, SCALING
 
-KINDS = {
-    "scaling_uniform": "uniform",
-    "scaling_clustered": "half in a ball of 0.001",
-    "scaling_surface": "surfaces",
-}
-NAMED = {"w1": "W1: kNN, 100,000 points", "w2": "W2: r = 0.1, 25,000 points", "w2_wide": "W2: r = 0.25"}
 MODES = {"operator": "operator, forward and feature gradient", "step": "whole training step"}
 OURS = ("#c2a200", "#d1495b", "#2e933c", "#8f5bb5", "#e08e1b", "#1b6ca8", "#7a4b2a", "#0f9d9d")
 PEERS = ("#7d8597", "#a3865f", "#5c8a8a", "#b08bb0", "#8c9a4e", "#bf8080", "#6b7fb3", "#9a9a9a")
@@ -31,8 +26,25 @@ DOTS_PER_INCH = 110
 
 
 def draw(path: Path) -> list[Path]:
-    """Draw everything that a result file has rows for, and return the pictures' paths."""
-    rows = [row for row in read_rows(path) if row.status == OK]
+    """Draw everything that a result file has rows for.
+
+    Parameters
+    ----------
+    path : Path
+        A CSV file of bench.py.
+
+    Returns
+    -------
+    list of Path
+        The pictures.
+
+    Raises
+    ------
+    ValueError
+        If the rows of one device were measured at several commits.
+    """
+    rows = select(read_rows(path), status=OK)
+    require_one_commit(rows)
     colours = _colours(rows)
     pictures = {"scaling": _scaling, "workloads": _workloads, "memory": _memory}
     drawn = []
@@ -49,21 +61,21 @@ def draw(path: Path) -> list[Path]:
 
 
 def _scaling(rows: list[Row], colours: dict[str, str]) -> Figure | None:
-    rows = [row for row in rows if row.mode == "knn" and row.workload in KINDS]
-    kinds = [kind for kind in KINDS if any(row.workload == kind for row in rows)]
+    rows = [row for row in rows if row.mode == "knn" and row.workload in SCALING]
+    kinds = [kind for kind in SCALING if any(row.workload == kind for row in rows)]
     if not kinds:
         return None
     figure, axes = _axes(1, len(kinds), (4 * len(kinds) + 1, 4.2), sharey=True)
     for ax, kind in zip(axes[0], kinds, strict=True):
-        _lines(ax, [row for row in rows if row.workload == kind], "p50_ms", colours)
-        ax.set(title=KINDS[kind], xlabel="points")
+        _lines(ax, select(rows, workload=kind), "p50_ms", colours)
+        ax.set(title=SCALING[kind], xlabel="points")
     axes[0][0].set_ylabel("ms: build, and 8 nearest of every point")
     _legend(figure, axes[0])
     return figure
 
 
 def _memory(rows: list[Row], colours: dict[str, str]) -> Figure | None:
-    rows = [row for row in rows if row.workload == "memory" and row.execution == "eager"]
+    rows = select(rows, workload="memory", execution="eager")
     if not rows:
         return None
     figure, axes = _axes(1, 1, (6, 4.2))
@@ -79,7 +91,9 @@ def _workloads(rows: list[Row], colours: dict[str, str]) -> Figure | None:
     if not names or not modes:
         return None
     bars = {
-        (n, m): [*_bars([r for r in rows if r.workload == n and r.mode == m])] for n in names for m in modes
+        (name, mode): sorted(select(rows, workload=name, mode=mode), key=lambda row: -row.p50_ms)
+        for name in names
+        for mode in modes
     }
     heights = [max(1, max(len(bars[name, mode]) for name in names)) for mode in modes]
     size = (4.6 * len(names), 0.27 * sum(heights) + 1.1 * len(modes))
@@ -89,10 +103,6 @@ def _workloads(rows: list[Row], colours: dict[str, str]) -> Figure | None:
             _draw_bars(ax, bars[name, mode], colours)
             ax.set_title(f"{NAMED[name]}\n{MODES[mode]}", fontsize=9)
     return figure
-
-
-def _bars(rows: Iterable[Row]) -> Iterator[Row]:
-    return iter(sorted(rows, key=lambda row: -row.p50_ms))
 
 
 def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
@@ -109,20 +119,14 @@ def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
 
 
 def _lines(ax: Axes, rows: list[Row], value: str, colours: dict[str, str]) -> None:
-    """One line a contender, of its fastest execution at each size."""
+    """One line per contender, of its fastest execution at each size."""
     for name in dict.fromkeys(row.contender for row in rows):
-        best: dict[int, Row] = {}
-        for row in rows:
-            if row.contender == name and row.p50_ms < getattr(
-                best.get(row.references), "p50_ms", float("inf")
-            ):
-                best[row.references] = row
-        sizes = sorted(best)
-        ours = best[sizes[0]].kind == "backend"
+        of = select(rows, contender=name)
+        sizes = sorted({row.references for row in of})
+        values = [getattr(fastest(select(of, references=size)), value) for size in sizes]
+        ours = of[0].kind == "backend"
         style = {"linewidth": 2.2 if ours else 1.2, "marker": "o", "markersize": 4 if ours else 3}
-        ax.plot(
-            sizes, [getattr(best[size], value) for size in sizes], color=colours[name], label=name, **style
-        )
+        ax.plot(sizes, values, color=colours[name], label=name, **style)
     ax.set(xscale="log", yscale="log")
     ax.grid(True, alpha=0.3)
 
@@ -156,11 +160,15 @@ def _colours(rows: list[Row]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draw the pictures of the files that the arguments name."""
+    """Draw the pictures of the files named."""
     parser = argparse.ArgumentParser(
         prog="python -m pointproj benchmark-plots", description="Pictures of the benchmark's result files."
     )
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
     for file in parser.parse_args(arguments).files:
-        for picture in draw(file):
+        try:
+            pictures = draw(file)
+        except ValueError as error:
+            parser.error(str(error))
+        for picture in pictures:
             print(picture)

@@ -1,4 +1,4 @@
-"""What a call would cost, before it is made: brute force on large clouds can take hours or all memory."""
+"""Estimate what a call costs before it is made: brute force on large clouds can take hours or all memory."""
 
 import os
 import time
@@ -20,7 +20,14 @@ class Unaffordable(RuntimeError):  # noqa: N818 - says why there is no time
 
 
 class Projection:
-    """Projects time and memory of calls from small ones and from smaller clouds."""
+    """Estimates time and memory of calls from smaller ones.
+
+    Parameters
+    ----------
+    config : BenchConfig
+        Its limits: ``minutes`` and ``slowest_call_s``.
+    device : torch.device
+    """
 
     def __init__(self, config: BenchConfig, device: torch.device) -> None:
         self.config = config
@@ -31,7 +38,7 @@ class Projection:
     def check_clock(self) -> None:
         """Raise if the run's minutes are over."""
         if time.monotonic() - self.started > self.config.minutes * 60:
-            raise Unaffordable(f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before its turn")
+            raise Unaffordable(f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before it was measured")
 
     def check_contender(self, contender: Contender, workload: Workload, problem: Problem) -> None:
         """Raise if a contender that forms all pairs would take too long, or more memory than the host has.

@@ -1,35 +1,38 @@
-"""Rows of results and the CSV file that keeps them."""
+"""Rows of results, the CSV file that keeps them, and how they are picked from it."""
 
 import csv
 import dataclasses
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OK, RED, FAILED, SKIPPED, MISSING = "ok", "red", "failed", "skipped", "missing"
-OUT_OF_MINUTES = "minutes="  # how the note of a row begins whose turn did not come
+log = logging.getLogger(__name__)
+
+OK, WRONG, FAILED, SKIPPED, MISSING = "ok", "wrong", "failed", "skipped", "missing"
+OUT_OF_MINUTES = "minutes="  # how the note of a row begins that was not measured for want of time
 
 
 @dataclass(frozen=True)
 class Row:
-    """One result. Times are milliseconds a call; None (empty in the file) is unknown or not applicable."""
+    """One result. Times are milliseconds per call; None (empty in the file) is unknown or not applicable."""
 
     workload: str
-    operator: str  # knn | radius | saxpy
+    operator: str  # knn | radius | saxpy | import
     contender: str
     kind: str  # backend | peer
-    mode: str  # what is called, see pointproj.benchmark.plan
+    mode: str  # what is called, see pointproj.benchmark.calls
     execution: str  # eager | compiled | captured
     queries: int
     references: int
-    clouds: int
-    k: int | None
-    radius: float | None
-    channels: int
-    dtype: str
-    status: str  # ok | red | failed | skipped | missing
+    clouds: int = 1
+    k: int | None = None
+    radius: float | None = None
+    channels: int = 1
+    dtype: str = "float32"
+    status: str = OK  # ok | wrong | failed | skipped | missing
     p20_ms: float | None = None
     p50_ms: float | None = None
     p80_ms: float | None = None
@@ -48,12 +51,17 @@ class Row:
     date: str = ""
 
     @property
-    def key(self) -> tuple:
-        """What a newer row of the same measurement has in common with this one."""
+    def measurement(self) -> tuple:
+        """What was measured, on whatever device and commit."""
         return (
-            *(self.workload, self.operator, self.contender, self.mode, self.execution, self.device),
+            *(self.workload, self.operator, self.contender, self.mode, self.execution),
             *(self.queries, self.references, self.clouds, self.k, self.radius, self.channels, self.dtype),
         )
+
+    @property
+    def key(self) -> tuple:
+        """What a newer row of the same measurement has in common with this one."""
+        return (*self.measurement, self.device)
 
 
 COLUMNS = tuple(column.name for column in dataclasses.fields(Row))
@@ -62,29 +70,83 @@ _REALS = ("radius", "p20_ms", "p50_ms", "p80_ms", "peak_mib", "parity_error")
 
 
 class ResultsFile:
-    """A CSV file that is whole after every row, so that a run that is ended keeps what it has.
+    """A CSV file of one commit that is complete after every row, so that an interrupted run keeps its rows.
 
-    Rows that are there already stay, except those that are measured again.
+    Rows of the same commit stay in the file unless they are measured again. Rows of another commit do not:
+    the file is renamed to ``FILE.old`` when the first row of this commit arrives.
 
     Parameters
     ----------
-    path : Path
+    path : Path or str
         Written when the first row is added; its folder is made.
     writes : bool
-        False writes nothing: of several processes that measure together one does.
+        False writes nothing: of several processes that measure together, one writes.
+
+    Raises
+    ------
+    ValueError
+        If there is a file at ``path`` that :func:`read_rows` cannot read.
     """
 
     def __init__(self, path: Path | str, *, writes: bool = True) -> None:
         self.path = Path(path)
         self._writes = writes
-        self._rows = {row.key: row for row in read_rows(self.path)} if self.path.exists() else {}
+        self._rows = {row.key: row for row in read_rows(self.path)} if writes and self.path.exists() else {}
 
     def add(self, row: Row) -> None:
         """Keep ``row``, in place of an older one of the same measurement."""
+        if not self._writes:
+            return
+        if commits_of(self._rows.values()) not in ([], [row.commit]):
+            self._start_anew(row.commit)
         self._rows.pop(row.key, None)
         self._rows[row.key] = row
-        if self._writes:
-            write_rows(self.path, self._rows.values())
+        write_rows(self.path, self._rows.values())
+
+    def _start_anew(self, commit: str) -> None:
+        others = ", ".join(commits_of(self._rows.values()))
+        old = self.path.with_name(f"{self.path.name}.old")
+        log.warning(
+            "%s has results of commit %s, this run is of %s: a new file is started, the old one is now %s",
+            *(self.path, others, commit, old),
+        )
+        os.replace(self.path, old)
+        self._rows = {}
+
+
+def commits_of(rows: Iterable[Row]) -> list[str]:
+    """The commits that rows were measured at, oldest row first."""
+    return list(dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date)))
+
+
+def require_one_commit(rows: Iterable[Row]) -> None:
+    """Refuse to show rows of several commits beside each other.
+
+    Raises
+    ------
+    ValueError
+        If the rows of one device were measured at several commits.
+    """
+    rows = list(rows)
+    for device in dict.fromkeys(row.device for row in rows):
+        commits = commits_of(row for row in rows if row.device == device)
+        if len(commits) > 1:
+            raise ValueError(
+                f"{device}: expected results of one commit, got those of {', '.join(commits)}. "
+                "Measure again with 'python bench.py': it starts a new file for a new commit."
+            )
+
+
+def select(rows: Iterable[Row], **wanted: object) -> list[Row]:
+    """The rows that have these values, such as ``mode="step"``."""
+    return [row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())]
+
+
+def fastest(rows: Iterable[Row]) -> Row | None:
+    """The row with the shortest median; if none was timed the last row, which says why; None of no rows."""
+    rows = list(rows)
+    timed = select(rows, status=OK)
+    return min(timed, key=lambda row: row.p50_ms) if timed else next(reversed(rows), None)
 
 
 def write_rows(path: Path | str, rows: Iterable[Row]) -> None:

@@ -1,77 +1,73 @@
-"""Tables of the benchmark in pages, from result files alone.
+"""All tables of the benchmark, as one Markdown page, from result files alone.
 
-python -m pointproj benchmark-table benchmarks/*.csv --update README.md benchmarks/tables.md
+python -m pointproj benchmark-table benchmarks/*.csv --output benchmarks/tables.md
 """
 
 import argparse
-import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pointproj.benchmark.config import WITH_RMM
-from pointproj.benchmark.results import FAILED, MISSING, OK, OUT_OF_MINUTES, RED, SKIPPED, Row, read_rows
+from pointproj.benchmark.results import (
+    MISSING,
+    OK,
+    OUT_OF_MINUTES,
+    SKIPPED,
+    Row,
+    commits_of,
+    fastest,
+    read_rows,
+    require_one_commit,
+    select,
+)
 from pointproj.benchmark.tutorial import LINES
 
-BEGIN, END = "<!-- benchmark: begin {} -->", "<!-- benchmark: end -->"  # names of tables, or all
+HEAD = """# What was measured
+
+All tables that the CSV files beside this page give. [README.md](README.md) says what is timed, how, and what
+bounds it. Written by `python -m pointproj benchmark-table`.
+"""
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
+SCALING = {
+    "scaling_uniform": "uniform",
+    "scaling_clustered": "clustered",
+    "scaling_surface": "surface",
+}
 EXECUTION_ORDER = ("captured", "compiled", "eager")
 
 
-def tables(rows: list[Row], names: Sequence[str] | None = None) -> str:
-    """Markdown for all rows: for each device the tables that are named, or all of :data:`_SECTIONS`."""
-    devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))  # GPUs first
-    parts = (_device([row for row in rows if row.device == of], names or [*_SECTIONS]) for of in devices)
-    return "\n\n".join(text for part in parts for text in part)
-
-
-def updated(path: Path, rows: list[Row]) -> str:
-    """Return a page with the tables that its first mark names between its two marks, and all else as it is.
+def page(rows: list[Row]) -> str:
+    """The page of all tables.
 
     Raises
     ------
     ValueError
-        If the marks are not there, once each and in order, or name a table that there is not.
+        If the rows of one device were measured at several commits.
     """
-    page = path.read_text(encoding="utf-8")
-    begin, end = (mark.format("([a-z ]+)") for mark in (BEGIN, END))
-    marks = [*re.finditer(f"{begin}|{end}", page)]
-    if [mark[1] is None for mark in marks] != [False, True]:
-        raise ValueError(
-            f"{path}: expected one line {BEGIN.format('all')} and after it one line {END}; add them"
-        )
-    names = None if marks[0][1] == "all" else marks[0][1].split()
-    unknown = [name for name in names or () if name not in _SECTIONS]
-    if unknown:
-        raise ValueError(
-            f"{path}: there is no table {unknown[0]}; expected all, or some of {', '.join(_SECTIONS)}"
-        )
-    return f"{page[: marks[0].end()]}\n{tables(rows, names)}\n{page[marks[1].start() :]}"
+    return f"{HEAD}\n{tables(rows)}\n"
 
 
-def update(path: Path, rows: list[Row]) -> None:
-    """Write what :func:`updated` returns, as a whole or not at all."""
-    page = updated(path, rows)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
+def tables(rows: list[Row]) -> str:
+    """Markdown for all rows, device after device, GPUs first; raises as :func:`page` does."""
+    require_one_commit(rows)
+    devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))
+    parts = (_device(select(rows, device=device)) for device in devices)
+    return "\n\n".join(text for part in parts for text in part)
 
 
-def _device(rows: list[Row], names: Sequence[str]) -> Iterator[str]:
-    """Facts of a device and its tables, of those named; nothing if it has none of them."""
-    made = {name: _SECTIONS[name][1](rows) for name in names}
-    filled = [name for name in names if len(made[name]) > 2]  # more than the head
+def _device(rows: list[Row]) -> Iterator[str]:
+    """Facts of a device and its tables; nothing if it has none of them."""
+    made = {name: make(rows) for name, make in _SECTIONS.items()}
+    filled = [name for name in made if len(made[name]) > 2]  # more than the head
     if not filled:
         return
     newest = max(rows, key=lambda row: row.date)
     versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
     known = [version for version in versions if not version.endswith(" ")]
-    commits = ", ".join(
-        dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date) if row.commit)
-    )
-    yield f"**{newest.device}** ({', '.join(known)}; commit {commits}, {newest.date[:10]})"
+    commit = commits_of(rows)[0]
+    yield f"**{newest.device}** ({', '.join(known)}; commit {commit}, {newest.date[:10]})"
     for name in filled:
-        yield f"{_SECTIONS[name][0]}:\n\n" + "\n".join(made[name])
+        yield f"{name}:\n\n" + "\n".join(made[name])
     yield from _absent(rows)
 
 
@@ -85,7 +81,7 @@ def _tutorial(rows: list[Row]) -> list[str]:
         cells = [_time(forward), _time(step)]
         if any(cells):
             body.append([line.label, *cells, _peak(step)])
-    return _markdown("", ["forward, ms", "training step, ms", "step, peak MiB"], body)
+    return markdown("", ["forward, ms", "training step, ms", "step, peak MiB"], body)
 
 
 def _network(rows: list[Row]) -> list[str]:
@@ -97,7 +93,7 @@ def _network(rows: list[Row]) -> list[str]:
         peak = _only(of, workload="w1", mode="step")
         if any(cells):
             body.append([label, *cells, _peak(peak)])
-    return _markdown("", head, body)
+    return markdown("", head, body)
 
 
 def _operator(rows: list[Row]) -> list[str]:
@@ -109,23 +105,22 @@ def _operator(rows: list[Row]) -> list[str]:
         cells = [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
         if any(cells):
             body.append([label, *cells])
-    return _markdown("", head, body)
+    return markdown("", head, body)
 
 
 def _scaling(rows: list[Row]) -> list[str]:
-    rows = [row for row in rows if row.workload.startswith("scaling_") and row.mode in ("knn", "-")]
-    keys = sorted(
-        {(row.workload, row.references) for row in rows}, key=lambda key: (_KINDS.index(key[0]), key[1])
-    )
+    rows = [row for row in rows if row.workload in SCALING and row.mode in ("knn", "-")]
+    present = {(row.workload, row.references) for row in rows}
+    keys = sorted(present, key=lambda key: ([*SCALING].index(key[0]), key[1]))
     largest = max((size for _, size in keys), default=0)
-    keys = [(kind, size) for kind, size in keys if kind == _KINDS[0] or size == largest]
-    head = [f"{kind.removeprefix('scaling_')} {_count(size)}" for kind, size in keys]
+    keys = [(kind, size) for kind, size in keys if kind == "scaling_uniform" or size == largest]
+    head = [f"{SCALING[kind]} {_count(size)}" for kind, size in keys]
     body = []
     for name, of in _by_contender(rows):
-        cells = [_time(_best(of, workload=kind, references=size)) for kind, size in keys]
+        cells = [_time(fastest(select(of, workload=kind, references=size))) for kind, size in keys]
         if any(cells):
             body.append([name, *cells])
-    return _markdown("", head, body)
+    return markdown("", head, body)
 
 
 def _batches(rows: list[Row]) -> list[str]:
@@ -138,7 +133,7 @@ def _batches(rows: list[Row]) -> list[str]:
         ]
         if any(cells):
             body.append([label, *cells])
-    return _markdown("", head, body)
+    return markdown("", head, body)
 
 
 def _large(rows: list[Row]) -> list[str]:
@@ -148,25 +143,31 @@ def _large(rows: list[Row]) -> list[str]:
         forward, both = (_only(of, mode=mode) for mode in ("aggregate", "operator"))
         body.append([name, _time(forward), _time(both), _peak(both)])
     head = ["forward, ms", "with the features' gradient, ms", "peak on each device, MiB"]
-    return _markdown("", head, [line for line in body if any(line[1:])])
+    return markdown("", head, [line for line in body if any(line[1:])])
 
 
 def _memory(rows: list[Row]) -> list[str]:
     rows = [row for row in rows if row.workload == "memory" and row.execution in ("eager", "-")]
     sizes = sorted({row.references for row in rows})
     body = [
-        [name, *(_peak(_best(of, references=size)) for size in sizes)] for name, of in _by_contender(rows)
+        [name, *(_peak(fastest(select(of, references=size))) for size in sizes)]
+        for name, of in _by_contender(rows)
     ]
-    return _markdown("", [_count(size) for size in sizes], [line for line in body if any(line[1:])])
+    return markdown("", [_count(size) for size in sizes], [line for line in body if any(line[1:])])
 
 
 def _interop(rows: list[Row]) -> list[str]:
     rows = [row for row in rows if row.workload == "interop"]
     sizes = sorted({row.references for row in rows})
     body = [
-        [name, *(_time(_best(of, references=size)) for size in sizes)] for name, of in _by_contender(rows)
+        [name, *(_time(fastest(select(of, references=size))) for size in sizes)]
+        for name, of in _by_contender(rows)
     ]
-    return _markdown("", [f"{_count(size)} elements" for size in sizes], body)
+    return markdown("", [f"{_count(size)} elements" for size in sizes], body)
+
+
+def _import(rows: list[Row]) -> list[str]:
+    return markdown("", ["ms"], [[row.contender, _time(row)] for row in select(rows, workload="import")])
 
 
 def _absent(rows: list[Row]) -> Iterator[str]:
@@ -179,21 +180,17 @@ def _absent(rows: list[Row]) -> Iterator[str]:
         )
 
 
-_SECTIONS = {
-    "tutorial": ("The tutorial's table (W1), reproduced, and ours below it", _tutorial),
-    "network": ("Network, milliseconds (median)", _network),
-    "operator": (
-        "Operator alone, milliseconds: forward, and with the features' gradient; index built in each call",
-        _operator,
-    ),
-    "scaling": ("kNN of a cloud within itself, k = 8, index built in each call, milliseconds", _scaling),
-    "batches": ("Batches: forward with the features' gradient, milliseconds", _batches),
-    "memory": ("Peak memory of a W1 training step, eager, by number of points, MiB", _memory),
-    "large": ("One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager", _large),
-    "interop": ("A Warp kernel on fresh tensors that require grad, milliseconds", _interop),
+_SECTIONS: dict[str, Callable[[list[Row]], list[str]]] = {
+    "The tutorial's table (W1), reproduced, and ours below it": _tutorial,
+    "Network, milliseconds (median)": _network,
+    "Operator alone, index built in each call, milliseconds: forward; with the features' gradient": _operator,
+    "kNN of a cloud within itself, k = 8, index built in each call, milliseconds": _scaling,
+    "Batches: forward with the features' gradient, milliseconds": _batches,
+    "Peak memory of a W1 training step, eager, by number of points, MiB": _memory,
+    "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": _large,
+    "A Warp kernel on new tensors that require a gradient, milliseconds": _interop,
+    "`from pointproj import knn` in a new process, after `import torch`": _import,
 }
-_KINDS = ("scaling_uniform", "scaling_clustered", "scaling_surface")
-_WORDS = {RED: "wrong", SKIPPED: "too slow", FAILED: "failed"}
 
 
 def _by_contender(rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
@@ -217,15 +214,7 @@ def _label(name: str, rows: Iterable[Row]) -> str:
 
 
 def _only(rows: Iterable[Row], **wanted: object) -> Row | None:
-    found = [row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())]
-    return found[-1] if found else None
-
-
-def _best(rows: Iterable[Row], **wanted: object) -> Row | None:
-    """The fastest of the executions, or a row that says why there is none."""
-    found = [row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())]
-    timed = [row for row in found if row.status == OK]
-    return min(timed, key=lambda row: row.p50_ms) if timed else (found[-1] if found else None)
+    return next(reversed(select(rows, **wanted)), None)
 
 
 def _time(row: Row | None) -> str:
@@ -236,7 +225,7 @@ def _peak(row: Row | None) -> str:
     return _cell(row, lambda: f"{row.peak_mib:,.0f}")
 
 
-def _cell(row: Row | None, value) -> str:
+def _cell(row: Row | None, value: Callable[[], str]) -> str:
     if row is None or row.status == MISSING:
         return ""
     if row.status == OK:
@@ -245,7 +234,7 @@ def _cell(row: Row | None, value) -> str:
         return "out of memory"
     if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
         return "not run"
-    return _WORDS[row.status]
+    return "too slow" if row.status == SKIPPED else row.status
 
 
 def _count(number: int) -> str:
@@ -257,27 +246,25 @@ def _short(note: str) -> str:
     return note if len(note) < 90 else note[:87] + "..."
 
 
-def _markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
+def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
+    """The lines of a Markdown table; ``corner`` is the head of its first column."""
     lines = [[corner, *head], ["---", *("---:" for _ in head)], *body]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tables, or put them into files."""
+    """Print the page, or write it into a file."""
     parser = argparse.ArgumentParser(
         prog="python -m pointproj benchmark-table", description="Tables from the benchmark's result files."
     )
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
-    parser.add_argument(
-        "--update",
-        nargs="+",
-        type=Path,
-        metavar="PAGE",
-        help="replace what is between the marks in these files, instead of printing",
-    )
-    given = parser.parse_args(arguments)
-    rows = [row for file in given.files for row in read_rows(file)]
-    for page in given.update or ():
-        update(page, rows)
-    if not given.update:
-        print(tables(rows))
+    parser.add_argument("--output", type=Path, help="write the page here instead of printing it")
+    chosen = parser.parse_args(arguments)
+    try:
+        text = page([row for file in chosen.files for row in read_rows(file)])
+    except ValueError as error:
+        parser.error(str(error))
+    if chosen.output is None:
+        print(text, end="")
+    else:
+        chosen.output.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
 """Time of one call: warm-up, then repetitions within a budget, then percentiles.
 
 On a GPU by device events, on the CPU by the host's clock. Calls shorter than :data:`SHORTEST_SAMPLE_S` are
-timed several at a time, so that the clock's grain and the events' own cost stay out. Inputs are the same in
-every repetition: what fits in a cache is read from it, as in a training loop.
+timed several at a time, because the clock's resolution and the events' own cost would count too much. Inputs
+are the same in every repetition: what fits in a cache is read from it, as in a training loop.
 """
 
 import itertools
@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 
 SHORTEST_SAMPLE_S = 2e-4
-FASTEST_CALL_S = 1e-7  # nothing is faster: a clock that says so has too coarse a grain
+FASTEST_CALL_S = 1e-7  # no call is faster: the clock's resolution is too coarse then
 MOST_SAMPLES = 500
-LONG_CALL_S = 0.5  # from here on the second call must do
+LONG_CALL_S = 0.5  # of longer calls only the second one is timed
 FEWEST_SAMPLES = 3
 
 
 class Timing(NamedTuple):
-    """Percentiles in milliseconds a call."""
+    """Percentiles in milliseconds per call."""
 
     p20: float
     p50: float
@@ -40,16 +40,16 @@ def measure(
         Its GPU work goes to the current stream, or has ended when it returns.
     device : torch.device
     budget_s : float
-        Seconds that the repetitions may take, about.
+        Seconds that the repetitions take, approximately.
     repetitions : int, optional
-        This many instead, where several processes have to make each call together.
+        This many instead, where several processes make each call together.
 
     Returns
     -------
     Timing
     """
     sample = _sample_on_gpu if device.type == "cuda" else _sample_on_host
-    warm_up = sample(function, device, 1, 1)  # seconds a call
+    warm_up = sample(function, device, 1, 1)  # seconds per call
     if repetitions is not None:
         return percentiles(sample(function, device, 1, repetitions), 1)
     if warm_up[0] > LONG_CALL_S:
@@ -58,20 +58,20 @@ def measure(
     estimate = min(few)
     if FEWEST_SAMPLES * estimate > budget_s:
         return percentiles(few, 1)
-    calls = _calls_a_sample(estimate)
+    calls = _calls_per_sample(estimate)
     if calls > 1:
         estimate = min(sample(function, device, calls, FEWEST_SAMPLES))
-        calls = _calls_a_sample(estimate)
+        calls = _calls_per_sample(estimate)
     samples = min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S))))
     return percentiles(sample(function, device, calls, max(FEWEST_SAMPLES, samples)), calls)
 
 
-def _calls_a_sample(estimate: float) -> int:
+def _calls_per_sample(estimate: float) -> int:
     return math.ceil(SHORTEST_SAMPLE_S / max(estimate, FASTEST_CALL_S))
 
 
 def percentiles(seconds: list[float], calls: int) -> Timing:
-    """Percentiles of samples given in seconds a call, each the mean over ``calls`` calls."""
+    """Percentiles of samples given in seconds per call, each the mean over ``calls`` calls."""
     ms = torch.tensor(seconds, dtype=torch.float64) * 1e3
     p20, p50, p80 = ms.quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist()
     return Timing(p20, p50, p80, len(seconds) * calls)

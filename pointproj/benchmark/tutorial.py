@@ -3,21 +3,20 @@
     python -m pointproj benchmark-tutorial                 # into benchmarks/<device>.csv
     python -m pointproj benchmark-tutorial output=t.csv    # what follows goes to bench.py
 
-Each line is measured by a process of its own: who owns the memory is settled once in a process, and what one
-library leaves behind is not another's handicap.
+Each line is measured by a process of its own: a process cannot change who allocates GPU memory, and what one
+library leaves behind does not slow down the next.
 """
 
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
+from pointproj.machine import PROJECT
 
 
 class Line(NamedTuple):
-    """A line of the table: who, how, and with whose memory."""
+    """A line of the table."""
 
     label: str
     contender: str

@@ -21,7 +21,7 @@ SELF_K = 8
 
 SEARCH = ("build", "search", "knn")
 NETWORK = ("forward", "step")
-UNCOMPILED = ("eager", "captured")  # what the compiler gains, w1 and w2 show, and compiling takes minutes
+UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; compiling all takes minutes
 GRID = 30**3
 RAGGED = tuple((GRID, size) for size in (1_000, 3_000, 6_000, 9_000, 10_000, 12_000, 16_000, 23_000))
 
@@ -34,7 +34,7 @@ class Workload:
     case: Case
     operator: str  # knn | radius
     modes: tuple[str, ...]
-    single: bool = True  # one cloud; peers are given no others
+    single: bool = True  # one cloud; peers are measured on no others
     executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
 
     @property
@@ -52,7 +52,7 @@ class Workload:
 
 
 def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    """The workloads that a config names, in the order of the results; interop is a module of its own."""
+    """The workloads of this module that a config names, in the order of the results."""
     sizes = sorted(config.sizes or SIZES[device_type])
     for name in config.workloads:
         yield from _FAMILIES[name](sizes) if name in _FAMILIES else ()

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from pointproj.benchmark import interop, peers, plan, workloads
+from pointproj.benchmark import import_time, interop, peers, plan, workloads
 from pointproj.benchmark.calls import OperatorCalls
 from pointproj.benchmark.config import BenchConfig, to_bench_config
 from pointproj.benchmark.contenders import backend_contender, peer_contender
 from pointproj.benchmark.parity import Expected, relative_error
 from pointproj.benchmark.peers import PEERS, Peer
 from pointproj.benchmark.projection import Projection, Unaffordable
-from pointproj.benchmark.results import COLUMNS, MISSING, OK, RED, SKIPPED, ResultsFile, Row, read_rows
-from pointproj.benchmark.run import only_new_garbage, run
+from pointproj.benchmark.recorder import collect_only_new_garbage
+from pointproj.benchmark.results import COLUMNS, MISSING, OK, SKIPPED, WRONG, ResultsFile, Row, read_rows
+from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import measure, percentiles
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError
@@ -36,7 +37,7 @@ RADIUS = Workload(
 
 
 def row(**changes: object) -> Row:
-    """A green row of W1."""
+    """A row of W1 with a time."""
     made = Row(
         **{"workload": "w1", "operator": "knn", "contender": "warp", "kind": "backend", "mode": "step"},
         **{"execution": "captured", "queries": 27_000, "references": 100_000, "clouds": 1, "k": 7},
@@ -92,7 +93,7 @@ class TestRun:
         monkeypatch.setattr("pointproj.benchmark.contenders.PEERS", [wrong])
         rows = measure_small(monkeypatch, bench_config(tmp_path, execution=["eager"], backends=[]), KNN)
         assert [(r.mode, r.status, r.p50_ms) for r in rows] == [
-            (mode, RED, None) for mode in ("knn", "operator", "step")
+            (mode, WRONG, None) for mode in ("knn", "operator", "step")
         ]
         assert all(r.parity_error > 1e-2 for r in rows)
         assert "not the reference's result: neighbours" in capsys.readouterr().out
@@ -131,9 +132,22 @@ class TestRun:
             measure_small(monkeypatch, config, KNN)
         assert [r.contender for r in read_rows(tmp_path / "r.csv")] == ["torch"]
 
+    def test_time_of_the_import_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(import_time, "REPETITIONS", 3)
+        (only,) = run(bench_config(tmp_path, workloads=["import"]))
+        assert (only.contender, only.mode, only.status, only.repetitions) == ("pointproj", "import", OK, 3)
+        assert 0 < only.p20_ms <= only.p50_ms <= only.p80_ms < 60_000
+        assert only.peak_mib is None
+
+    def test_import_that_fails_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(import_time, "PROGRAM", "import no_such_package")
+        (only,) = run(bench_config(tmp_path, workloads=["import"]))
+        assert (only.status, only.p50_ms) == ("failed", None)
+        assert "the import failed: ModuleNotFoundError: No module named 'no_such_package'" in only.note
+
     def test_fresh_tensors_are_handed_to_warp(self, tmp_path: Path):
         rows = run(bench_config(tmp_path, workloads=["interop"], elements=1000))
-        assert [(r.contender, r.status) for r in rows] == [(name, OK) for name in interop.WAYS]
+        assert [(r.contender, r.status) for r in rows] == [(name, OK) for name in interop.CALLS]
         assert all(r.parity_error < 1e-6 for r in rows)
 
 
@@ -161,7 +175,7 @@ class TestParity:
         assert expected.sums_error(values, gradient * 0.98) == pytest.approx(0.02, rel=1e-3)
         assert expected.sums_error(values.masked_fill(values > 1, torch.nan)) == float("inf")
 
-    def test_neighbours_may_tie_but_not_repeat_or_be_none(self):
+    def test_neighbours_may_tie_but_not_repeat_or_be_absent(self):
         problem = KNN.problem(CPU)
         expected = Expected(KNN, problem)
         rows = backend_contender("torch", KNN).knn(problem)
@@ -229,6 +243,26 @@ class TestResults:
         kept = {r.mode: r.p50_ms for r in read_rows(tmp_path / "r.csv")}
         assert kept == {"forward": 0.1, "step": 0.2}
 
+    def test_another_commit_starts_a_new_file_and_keeps_the_old_one(self, tmp_path: Path, caplog):
+        first = ResultsFile(tmp_path / "r.csv")
+        first.add(row())
+        first.add(row(mode="forward"))
+        second = ResultsFile(tmp_path / "r.csv")
+        second.add(row(mode="forward", commit="def"))
+        second.add(row(mode="knn", commit="def"))
+        assert [(r.mode, r.commit) for r in read_rows(tmp_path / "r.csv")] == [
+            ("forward", "def"),
+            ("knn", "def"),
+        ]
+        assert read_rows(tmp_path / "r.csv.old") == [row(), row(mode="forward")]
+        (line,) = caplog.messages
+        assert "r.csv has results of commit abc, this run is of def: a new file is started" in line
+
+    def test_a_process_that_does_not_write_leaves_the_file_alone(self, tmp_path: Path):
+        ResultsFile(tmp_path / "r.csv").add(row())
+        ResultsFile(tmp_path / "r.csv", writes=False).add(row(commit="def"))
+        assert read_rows(tmp_path / "r.csv") == [row()]
+
     def test_a_file_of_something_else_is_left_alone(self, tmp_path: Path):
         path = tmp_path / "r.csv"
         path.write_text("a,b\n1,2\n")
@@ -248,7 +282,7 @@ def test_only_what_was_made_within_is_looked_at_for_garbage():
 
     before = Ring()
     old = weakref.ref(before)
-    with only_new_garbage():
+    with collect_only_new_garbage():
         young = weakref.ref(Ring())
         del before
         gc.collect()

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import table
-from pointproj.benchmark.plots import draw
-from pointproj.benchmark.results import MISSING, RED, ResultsFile
+from pointproj.benchmark import plots, table
+from pointproj.benchmark.results import MISSING, WRONG, ResultsFile, write_rows
 from tests.benchmark.test_run import row
 
 
@@ -17,7 +16,7 @@ class TestTable:
         row(mode="forward", p50_ms=0.123456),
         row(workload="w2", operator="radius", k=None, radius=0.1, execution="eager", p50_ms=123.4),
         row(contender="tutorial torch", kind="peer", execution="eager", p50_ms=87.65, peak_mib=40_960.2),
-        row(contender="cuML", kind="peer", status=RED, p50_ms=None, execution="eager"),
+        row(contender="cuML", kind="peer", status=WRONG, p50_ms=None, execution="eager"),
         row(contender="KeOps", kind="peer", mode="-", execution="-", status=MISSING, p50_ms=None, note="no"),
         row(workload="scaling_uniform", mode="knn", references=10_000, p50_ms=0.5, execution="eager"),
         row(workload="scaling_uniform", mode="knn", references=10_000, p50_ms=0.05),
@@ -47,36 +46,34 @@ class TestTable:
         for block in blocks:
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
-    def test_only_what_is_between_the_marks_is_replaced(self, tmp_path: Path):
-        readme = tmp_path / "README.md"
-        for mark, names in (("all", None), ("memory scaling", ["memory", "scaling"])):
-            begin, new = table.BEGIN.format(mark), table.tables([*self.ROWS], names)
-            readme.write_text(f"before\n{begin}\nold\n{table.END}\nafter\n")
-            table.update(readme, [*self.ROWS])
-            assert readme.read_text() == f"before\n{begin}\n{new}\n{table.END}\nafter\n"
-        assert table.tables([*self.ROWS], ["memory", "scaling"]).count("\n|  |") == 2
-        assert table.tables([*self.ROWS], ["interop"]) == ""
+    def test_the_page_is_printed_or_written(self, tmp_path: Path, capsys: pytest.CaptureFixture):
+        file = ResultsFile(tmp_path / "r.csv")
+        for r in self.ROWS:
+            file.add(r)
+        table.main([str(tmp_path / "r.csv")])
+        assert capsys.readouterr().out == table.page([*self.ROWS])
+        table.main([str(tmp_path / "r.csv"), "--output", str(tmp_path / "tables.md")])
+        assert (tmp_path / "tables.md").read_text() == table.page([*self.ROWS])
 
-    def test_a_file_without_marks_is_left_alone(self, tmp_path: Path):
-        readme = tmp_path / "README.md"
-        marks = f"{table.BEGIN}\n{table.END}\n"
-        pages = {
-            "no marks\n": "expected one line <!-- benchmark: begin all",
-            marks.format("all") * 2: "one line",
-        }
-        for page, reason in (
-            pages | {marks.format("all speed"): "no table all; expected all, or some"}
-        ).items():
-            readme.write_text(page)
-            with pytest.raises(ValueError, match=reason):
-                table.update(readme, [*self.ROWS])
-            assert readme.read_text() == page
+    def test_rows_of_two_commits_are_not_shown_together(self, tmp_path: Path, capsys: pytest.CaptureFixture):
+        two = [row(), row(mode="forward", commit="def")]
+        write_rows(tmp_path / "r.csv", two)
+        write_rows(tmp_path / "tables.md", [])
+        before = (tmp_path / "tables.md").read_bytes()
+        for show in (table.main, plots.main):
+            with pytest.raises(SystemExit):
+                show([str(tmp_path / "r.csv")])
+            assert "expected results of one commit, got those of abc, def" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            table.main([str(tmp_path / "r.csv"), "--output", str(tmp_path / "tables.md")])
+        assert (tmp_path / "tables.md").read_bytes() == before
+        assert table.tables([row(), row(commit="def", device="another GPU")]).count("commit") == 2
 
     def test_plots_are_small_pictures(self, tmp_path: Path):
         file = ResultsFile(tmp_path / "h200.csv")
         for r in self.ROWS:
             file.add(r)
-        drawn = draw(tmp_path / "h200.csv")
+        drawn = plots.draw(tmp_path / "h200.csv")
         assert [p.name for p in drawn] == ["h200-scaling.png", "h200-workloads.png", "h200-memory.png"]
         for picture in drawn:
             assert picture.read_bytes()[:4] == b"\x89PNG"

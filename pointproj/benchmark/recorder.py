@@ -1,0 +1,166 @@
+"""Measure one row: call, compare with the reference, time; then keep the row and show it."""
+
+import dataclasses
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.display import Display
+from pointproj.benchmark.projection import Projection, Unaffordable
+from pointproj.benchmark.results import FAILED, SKIPPED, WRONG, ResultsFile, Row
+from pointproj.benchmark.timing import Timing, measure
+from pointproj.runtime.memory import empty_cache, held_bytes, peak_bytes, reset_peak
+from pointproj.training.step import first_line
+
+log = logging.getLogger(__name__)
+
+MIB = 2**20
+
+
+class WrongResult(RuntimeError):  # noqa: N818 - a verdict
+    """A result differs from the reference's, so its call gets no time."""
+
+    def __init__(self, what: str, error: float, allowed: float) -> None:
+        super().__init__(f"{what}: error {error:.2g}, allowed {allowed:.2g}")
+        self.error = error
+
+
+class Recorder:
+    """What all workloads of a run share: the config, the machine, the results and the display.
+
+    Parameters
+    ----------
+    config : BenchConfig
+    device : torch.device
+    machine : dict of str to str
+        The columns of every row that say where and with what it was measured.
+    file : ResultsFile
+    display : Display
+    """
+
+    def __init__(
+        self,
+        config: BenchConfig,
+        device: torch.device,
+        machine: dict[str, str],
+        file: ResultsFile,
+        display: Display,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.machine = machine
+        self.file = file
+        self.display = display
+        self.projection = Projection(config, device)
+        self.rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        """Keep a row and show it."""
+        self.rows.append(row)
+        self.file.add(row)
+        self.display.row(row)
+
+    def measured(
+        self,
+        blank: Row,
+        make: Callable[[], Callable[[], Any]],
+        error_of: Callable[[Any], float | None],
+        allowed: float,
+        repetitions: int | None = None,
+    ) -> Row:
+        """Check and time a call. What it raises becomes a row without a time.
+
+        Parameters
+        ----------
+        blank : Row
+            The row without its results.
+        make : callable
+            Gives the call.
+        error_of : callable
+            Takes what the first call returned, gives its error; None if there is nothing to compare.
+        allowed : float
+            The largest error that is accepted.
+        repetitions : int, optional
+            As in :func:`~pointproj.benchmark.timing.measure`.
+
+        Returns
+        -------
+        Row
+        """
+        self.display.doing(blank)
+        try:
+            self.projection.check_clock()
+            before = self._clean_memory()
+            call = make()
+            result = call()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            peak = peak_bytes(self.device) - before
+            error = error_of(result)
+            del result
+            if error is not None:
+                check_error(f"{blank.mode} {blank.execution}", error, allowed)
+            timing = measure(call, self.device, self.config.budget_s, repetitions)
+        except Exception as reason:
+            return without_time(blank, reason)
+        return dataclasses.replace(with_time(blank, timing), peak_mib=peak / MIB, parity_error=error)
+
+    def _clean_memory(self) -> int:
+        """Free what the last call left; return the bytes in use, which do not count for the next peak.
+
+        On the CPU nothing tells a process's own memory from its libraries', so there it is counted from 0.
+        """
+        gc.collect()
+        empty_cache()
+        reset_peak(self.device)
+        return held_bytes(self.device)
+
+
+def check_error(what: str, error: float, allowed: float) -> float:
+    """The error, if it is allowed; NaN is not.
+
+    Raises
+    ------
+    WrongResult
+        If it is not.
+    """
+    if not error <= allowed:
+        raise WrongResult(what, error, allowed)
+    return error
+
+
+def with_time(blank: Row, timing: Timing) -> Row:
+    """The row of a measurement."""
+    times = {"p20_ms": timing.p20, "p50_ms": timing.p50, "p80_ms": timing.p80}
+    return dataclasses.replace(blank, **times, repetitions=timing.repetitions)
+
+
+def without_time(blank: Row, reason: Exception) -> Row:
+    """The row of a measurement that gave no time, with the reason."""
+    if isinstance(reason, WrongResult):
+        note = f"not the reference's result: {reason}"
+        return dataclasses.replace(blank, status=WRONG, parity_error=reason.error, note=note)
+    if isinstance(reason, Unaffordable):
+        return dataclasses.replace(blank, status=SKIPPED, note=str(reason))
+    log.debug("%s failed", blank.key, exc_info=reason)
+    return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
+
+
+@contextmanager
+def collect_only_new_garbage() -> Iterator[None]:
+    """Exclude all objects that exist now from garbage collection within the block.
+
+    Each row begins with a collection, and torch.compile and the other libraries keep so many objects that
+    looking at them all takes half a second.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
