@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import pointproj
 from pointproj.ops.cases import by_id
@@ -33,6 +34,46 @@ def test_index_changes_no_result(operator: str, name: str, built_for: float | No
         got = derivatives(lambda p, sigma: run(operator, p, neighborhood, sigma, index=index), problem, at)
         for what in expected:
             assert_close(what, got[what], expected[what])
+
+
+class _Operators(TorchDispatchMode):
+    """Names of this library's operators, in the order in which they run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "pointproj":
+            self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@operators
+@pytest.mark.parametrize("name", ["plain", "dense", "ragged", "fp64"])
+def test_any_index_serves_both_searches(operator: str, name: str, on_cpu: Where):
+    """With or without a radius: a call runs the same operators, and does not build an index again."""
+    on_cpu.skip_unless(operator, "radius")
+    if on_cpu.backend == "warp":
+        pytest.xfail("its index is for one of the searches, as yet")
+    case = by_id(name)
+    problem, neighborhood = case.problem("cpu"), case.neighborhood(operator)
+    runs, builds = [], set()
+    for radius in (None, 0.05, 3.0):
+        with _Operators() as building:
+            index = pointproj.build_index(
+                problem.reference_points,
+                radius=radius,
+                backend=on_cpu.backend,
+                reference_offsets=problem.reference_offsets,
+            )
+        with _Operators() as running:
+            run(operator, problem, neighborhood, 0.1, index=index)
+        runs.append(running.names)
+        builds.update(building.names)
+    assert runs[0] == runs[1] == runs[2]
+    if operator == "knn":  # a radius search may still sort its queries
+        assert not builds & set(runs[0])
 
 
 @pytest.mark.parametrize("name", ["lattice-radius-1", "clustered", "ragged", "dense"])

@@ -240,7 +240,7 @@ def _operators() -> Any:
 def _search(**changes: Any) -> Tensor:
     operators = _operators()
     given = {"points": POINTS, "offsets": None, "clouds": 1, "k": 2} | changes
-    tables = given.get("tables", list(operators.native_build_cells(POINTS, None, 1)))
+    tables = given.get("tables", list(operators.native_build_cell_list(POINTS, None, 1)))
     return operators.native_search(
         given["points"], given["offsets"], POINTS, given["clouds"], tables, given["k"]
     )
@@ -249,8 +249,8 @@ def _search(**changes: Any) -> Tensor:
 def _within(**changes: Any) -> Tensor:
     operators = _operators()
     given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3} | changes
-    tables = given.get("tables", list(operators.native_build_wrapped(POINTS, None, 1, 0.3)))
-    return operators.native_aggregate_within(
+    tables = given.get("tables", list(operators.native_build_hash_grid(POINTS, None, 1, torch.tensor([0.3]))))
+    return operators.native_radius_sums(
         POINTS, None, POINTS, None, 1, tables, tables, given["features"], given["sigma"], given["radius"]
     )
 
@@ -267,9 +267,9 @@ def _within(**changes: Any) -> Tensor:
         (_search, {"offsets": torch.tensor([0, 4, 9]).int()}, r"offsets must have shape \[2\]; got \[3\]"),
         (_search, {"k": 0}, "k must be from 1 to the number of reference points, 9; got 0"),
         (_search, {"k": 10}, "k must be from 1 to the number of reference points, 9; got 10"),
-        (_search, {"tables": []}, "cells must be the 3 tables of build_cells; got 0"),
+        (_search, {"tables": []}, "cells must be the 3 tables of build_cell_list; got 0"),
         (_search, {"tables": [POINTS, POINTS, POINTS]}, r"cells\[0\] must have shape"),
-        (_within, {"tables": [POINTS, POINTS, POINTS]}, r"query_cells must have shape \[\]; got \[9, 3\]"),
+        (_within, {"tables": [POINTS, POINTS, POINTS]}, r"query_cells must have shape \[1\]; got \[9, 3\]"),
         (_within, {"features": torch.rand(8, 4)}, r"features must have shape \[9, 4\]; got \[8, 4\]"),
         (_within, {"features": torch.rand(9, 4).half()}, "features must be float32 or float64, and as wide"),
         (_within, {"features": torch.rand(9, 0)}, r"features must have shape \(n, channels\); got \[9, 0\]"),

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch._ops import OpOverload
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.bridge.torch_op import Spec, torch_op
 
-KINDS = {
+ANNOTATIONS = {
     "Tensor": Tensor,
     "Optional[Tensor]": Tensor | None,
     "List[Tensor]": list[Tensor],
@@ -33,48 +34,53 @@ class CppOp(NamedTuple):
 
 
 def cpp_op(
-    name: str, outputs: Callable[..., tuple[Spec, ...]], **derivatives: Any
+    name: str, outputs: Callable[[SimpleNamespace], tuple[Spec, ...]], **derivatives: Any
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Make ``torch.ops.pointproj.<name>`` of the extension compilable and differentiable.
 
     Parameters
     ----------
-    name
+    name : str
         Without the namespace. The first backward, if it is differentiable, is the extension's
         ``<name>_backward``: its arguments are the gradients, ``bool[] needs``, and the forward's arguments
         and outputs; it returns an empty tensor where none is needed.
-    outputs, derivatives
-        As for :func:`pointproj.ops.bridge.torch_op.torch_op`.
+    outputs : Callable
+        ``outputs(call)``: shape and dtype of every output; ``call`` holds the arguments by the names that
+        the operator's schema gives them.
+    **derivatives
+        ``differentiable`` and ``second_backward`` as for :func:`pointproj.ops.bridge.torch_op.torch_op`.
+
+    Returns
+    -------
+    Callable
+        The operator.
     """
-    backward = _done_in_cpp if "differentiable" in derivatives else None
-    forward = _like(_operator(name))
-    return torch_op(f"pointproj::{name}", forward, outputs, backward=backward, register=_bind, **derivatives)
+    schema = _operator(name)._schema
+    names = [argument.name for argument in schema.arguments]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+    def in_cpp(*_: Any) -> tuple[Tensor, ...]:
+        raise NotImplementedError(f"{name} is implemented in C++ alone")
+
+    in_cpp.__signature__ = inspect.Signature(
+        [inspect.Parameter(a.name, kind, annotation=ANNOTATIONS[str(a.type)]) for a in schema.arguments],
+        return_annotation=tuple[(Tensor,) * len(schema.returns)],
+    )
+    return torch_op(
+        f"pointproj::{name}",
+        in_cpp,
+        lambda *args: outputs(SimpleNamespace(**dict(zip(names, args, strict=True)))),
+        backward=in_cpp if "differentiable" in derivatives else None,
+        register=_register,
+        **derivatives,
+    )
 
 
 def _operator(name: str) -> OpOverload:
     return getattr(extension(), name).default
 
 
-def _bind(name: str, function: Callable, fake: Callable) -> CppOp:
+def _register(name: str, function: Callable, fake: Callable) -> CppOp:
     operator = _operator(name.removeprefix("pointproj::"))
     torch.library.register_fake(operator, fake)
     return CppOp(operator)
-
-
-def _like(operator: OpOverload) -> Callable[..., tuple[Tensor, ...]]:
-    """A function with the operator's arguments and results, for its signature alone."""
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    schema = operator._schema
-
-    def function(*_: Any) -> tuple[Tensor, ...]:
-        return _done_in_cpp()
-
-    function.__signature__ = inspect.Signature(
-        [inspect.Parameter(a.name, kind, annotation=KINDS[str(a.type)]) for a in schema.arguments],
-        return_annotation=tuple[(Tensor,) * len(schema.returns)],
-    )
-    return function
-
-
-def _done_in_cpp(*_: Any) -> Any:
-    raise NotImplementedError("this operator is C++ alone")

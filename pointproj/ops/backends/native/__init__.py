@@ -23,31 +23,41 @@ def unbuilt() -> str | None:
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
 ) -> Tables:
-    from pointproj.ops.backends.native import nearest, within
+    from pointproj.ops.backends.native import operators
 
-    if radius is None:
-        return nearest.build_cells(reference_points, reference_offsets, count)
-    return within.build_wrapped_cells(reference_points, reference_offsets, count, radius)
+    return operators.build_index(reference_points, reference_offsets, count, radius)
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    from pointproj.ops.backends.native import nearest
+    from pointproj.ops.backends.native import operators
 
-    if not isinstance(tables, nearest.Cells):
-        tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
-    return nearest.search(clouds, tables, k)
+    if tables is None:
+        cells = operators.build_cell_list(clouds.reference_points, clouds.reference_offsets, clouds.count)
+    else:
+        cells = operators.Index(*tables).cell_list
+    points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
+    return operators.search(*points, list(cells), k)
 
 
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-    from pointproj.ops.backends.native import nearest
+    from pointproj.ops.backends.native import operators
 
-    return nearest.aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+    points = clouds.query_points, clouds.reference_points
+    return operators.neighbor_sums(*points, features, sigma, rows)[0]
 
 
 def radius_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
-    from pointproj.ops.backends.native import within
+    from pointproj.ops.backends.native import operators
 
-    cells = tables if isinstance(tables, within.WrappedCells) else None  # not those for kNN
-    return within.aggregate_within(clouds, cells, features, sigma, radius)
+    points = clouds.detached()
+    if tables is None:
+        made = operators.build_hash_grids(*points, radius)
+        query_grid, reference_grid = made[:3], made[3:]
+    else:
+        query_grid = operators.build_hash_grid(
+            points.query_points, points.query_offsets, points.count, radius
+        )
+        reference_grid = operators.Index(*tables).hash_grid
+    return operators.radius_sums(*clouds, list(query_grid), list(reference_grid), features, sigma, radius)[0]

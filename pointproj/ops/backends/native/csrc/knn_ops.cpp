@@ -30,7 +30,7 @@ CellSizes cell_sizes(const Tensor& points, int64_t clouds) {
 template <class Real>
 Cells<Real> view_cells(const Tensor& points, int64_t clouds, at::TensorList tables) {
   const CellSizes sizes = cell_sizes(points, clouds);
-  TORCH_CHECK(tables.size() == 3, "cells must be the 3 tables of build_cells; got ", tables.size());
+  TORCH_CHECK(tables.size() == 3, "cells must be the 3 tables of build_cell_list; got ", tables.size());
   check_like("cells[0]", tables[0], {sizes.reals()}, points.scalar_type(), points);
   check_like("cells[1]", tables[1], {sizes.numbers()}, at::kInt, points);
   check_like("cells[2]", tables[2], sorted_points_shape(points), points.scalar_type(), points);
@@ -289,21 +289,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_neighbors_backward(
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(pointproj, library) {
-  library.def("native_build_cells(Tensor points, Tensor? offsets, SymInt clouds) -> (Tensor, Tensor, Tensor)");
+  library.def("native_build_cell_list(Tensor points, Tensor? offsets, SymInt clouds) -> (Tensor, Tensor, Tensor)");
   library.def(
       "native_search(Tensor query_points, Tensor? query_offsets, Tensor reference_points, SymInt clouds, "
       "Tensor[] cells, SymInt k) -> Tensor");
   library.def(
-      "native_aggregate_neighbors(Tensor query_points, Tensor reference_points, Tensor features, Tensor sigma, "
+      "native_neighbor_sums(Tensor query_points, Tensor reference_points, Tensor features, Tensor sigma, "
       "Tensor neighbor_indices) -> (Tensor, Tensor)");
   library.def(
-      "native_aggregate_neighbors_backward(Tensor grad_0, bool[4] needs, Tensor query_points, "
+      "native_neighbor_sums_backward(Tensor grad_0, bool[4] needs, Tensor query_points, "
       "Tensor reference_points, Tensor features, Tensor sigma, Tensor neighbor_indices, Tensor output_0, "
       "Tensor output_1) -> (Tensor, Tensor, Tensor, Tensor)");
-  POINTPROJ_REGISTER("native_build_cells", build_cells)
+  POINTPROJ_REGISTER("native_build_cell_list", build_cells)
   POINTPROJ_REGISTER("native_search", search)
-  POINTPROJ_REGISTER("native_aggregate_neighbors", aggregate_neighbors)
-  POINTPROJ_REGISTER("native_aggregate_neighbors_backward", aggregate_neighbors_backward)
+  POINTPROJ_REGISTER("native_neighbor_sums", aggregate_neighbors)
+  POINTPROJ_REGISTER("native_neighbor_sums_backward", aggregate_neighbors_backward)
 }
 
 }  // namespace pointproj

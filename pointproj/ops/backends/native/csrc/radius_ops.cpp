@@ -25,8 +25,8 @@ Wrapped<Real> view_wrapped(const Batch& batch, at::TensorList tables) {
 }
 
 void check_wrapped(const char* name, const Tensor& points, const Batch& batch, at::TensorList tables) {
-  TORCH_CHECK(tables.size() == 3, name, " must be the 3 tables of build_wrapped; got ", tables.size());
-  check_like(name, tables[0], {}, points.scalar_type(), points);
+  TORCH_CHECK(tables.size() == 3, name, " must be the 3 tables of build_hash_grid; got ", tables.size());
+  check_like(name, tables[0], {batch.clouds}, points.scalar_type(), points);
   check_like(name, tables[1], {places_for(batch.rows, batch.clouds) + 2}, at::kInt, points);
   check_like(name, tables[2], sorted_points_shape(points), points.scalar_type(), points);
 }
@@ -40,8 +40,8 @@ struct Cloud {
 
 // Tables of one set of points, or of two, built in one launch.
 template <size_t kCount>
-std::array<Tables, kCount> build_tables(const std::array<Cloud, kCount>& clouds, double radius) {
-  TORCH_CHECK(radius > 0 && std::isfinite(radius), "radius must be positive and finite; got ", radius);
+std::array<Tables, kCount> build_tables(
+    const std::array<Cloud, kCount>& clouds, const OptionalTensor& radii, double radius) {
   const Tensor& like = clouds[0].points;
   const Device device(like);
   const auto on = like.options().dtype(at::kInt);
@@ -49,7 +49,7 @@ std::array<Tables, kCount> build_tables(const std::array<Cloud, kCount>& clouds,
   int64_t slots = 0, rows = 0;
   for (size_t i = 0; i < kCount; ++i) {
     const int64_t places = places_for(clouds[i].batch.rows, clouds[i].batch.clouds);
-    made[i] = {at::empty({}, like.options()), at::empty({places + 2}, on), empty_sorted_points(clouds[i].points)};
+    made[i] = {at::empty({clouds[i].batch.clouds}, like.options()), at::empty({places + 2}, on), empty_sorted_points(clouds[i].points)};
     slots += places + 1;
     rows += clouds[i].batch.rows;
   }
@@ -60,7 +60,9 @@ std::array<Tables, kCount> build_tables(const std::array<Cloud, kCount>& clouds,
     using Real = decltype(real);
     BuildWrapped<Real> task{};
     task.count = kCount;
-    task.width = static_cast<Real>(radius / cells_per_radius(device));
+    task.radii = radii ? radii->const_data_ptr<Real>() : nullptr;
+    task.radius = static_cast<Real>(radius);
+    task.cells_per_radius = cells_per_radius(device);
     task.occupancy = scratch.mutable_data_ptr<int>();
     task.place = place.mutable_data_ptr<int>();
     task.partial = task.occupancy + slots;
@@ -83,9 +85,11 @@ std::array<Tables, kCount> build_tables(const std::array<Cloud, kCount>& clouds,
 }
 
 std::tuple<Tensor, Tensor, Tensor> build_wrapped(
-    const Tensor& points, const OptionalTensor& offsets, int64_t clouds, double radius) {
+    const Tensor& points, const OptionalTensor& offsets, int64_t clouds, const Tensor& radii) {
   check_points("points", points);
-  const auto [tables] = build_tables<1>({{{points, batch_of(points, offsets, clouds)}}}, radius);
+  const Batch batch = batch_of(points, offsets, clouds);
+  check_like("radii", radii, {clouds}, points.scalar_type(), points);
+  const auto [tables] = build_tables<1>({{{points, batch}}}, radii, 0);
   return {tables[0], tables[1], tables[2]};
 }
 
@@ -93,9 +97,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> build_wrapped_pair(
     const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
     const OptionalTensor& reference_offsets, int64_t clouds, double radius) {
   check_pair(query_points, reference_points);
+  TORCH_CHECK(radius > 0 && std::isfinite(radius), "radius must be positive and finite; got ", radius);
   const Batch queries = batch_of(query_points, query_offsets, clouds);
   const Batch references = batch_of(reference_points, reference_offsets, clouds);
-  const auto [q, r] = build_tables<2>({{{query_points, queries}, {reference_points, references}}}, radius);
+  const auto [q, r] = build_tables<2>({{{query_points, queries}, {reference_points, references}}}, {}, radius);
   return {q[0], q[1], q[2], r[0], r[1], r[2]};
 }
 
@@ -244,25 +249,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> aggregate_within_backward(
 
 TORCH_LIBRARY_FRAGMENT(pointproj, library) {
   library.def(
-      "native_build_wrapped(Tensor points, Tensor? offsets, SymInt clouds, float radius) -> "
+      "native_build_hash_grid(Tensor points, Tensor? offsets, SymInt clouds, Tensor radii) -> "
       "(Tensor, Tensor, Tensor)");
   library.def(
-      "native_build_wrapped_pair(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "
+      "native_build_hash_grids(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "
       "Tensor? reference_offsets, SymInt clouds, float radius) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "native_aggregate_within(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "
+      "native_radius_sums(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "
       "Tensor? reference_offsets, SymInt clouds, Tensor[] query_cells, Tensor[] reference_cells, Tensor features, "
       "Tensor sigma, float radius) -> (Tensor, Tensor)");
   library.def(
-      "native_aggregate_within_backward(Tensor grad_0, bool[4] needs, Tensor query_points, Tensor? query_offsets, "
+      "native_radius_sums_backward(Tensor grad_0, bool[4] needs, Tensor query_points, Tensor? query_offsets, "
       "Tensor reference_points, Tensor? reference_offsets, SymInt clouds, Tensor[] query_cells, "
       "Tensor[] reference_cells, Tensor features, Tensor sigma, float radius, Tensor output_0, Tensor output_1) -> "
       "(Tensor, Tensor, Tensor, Tensor)");
-  POINTPROJ_REGISTER("native_build_wrapped", build_wrapped)
-  POINTPROJ_REGISTER("native_build_wrapped_pair", build_wrapped_pair)
-  POINTPROJ_REGISTER("native_aggregate_within", aggregate_within)
-  POINTPROJ_REGISTER("native_aggregate_within_backward", aggregate_within_backward)
+  POINTPROJ_REGISTER("native_build_hash_grid", build_wrapped)
+  POINTPROJ_REGISTER("native_build_hash_grids", build_wrapped_pair)
+  POINTPROJ_REGISTER("native_radius_sums", aggregate_within)
+  POINTPROJ_REGISTER("native_radius_sums_backward", aggregate_within_backward)
 }
 
 }  // namespace pointproj

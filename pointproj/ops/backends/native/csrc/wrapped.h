@@ -38,7 +38,7 @@ struct Table {
 
 template <class Real>
 struct Wrapped {
-  Real* width;  // () edge of the cells
+  Real* widths;  // (clouds,) edge of the cells
   int* start;   // (places + 2,) first sorted point of each place; then of points not finite
   Points<Real> points;
   Batch batch;
@@ -83,10 +83,12 @@ struct Side {
   int places;
 
   // Place of a point; the last is for points that are not finite.
-  POINTPROJ_FN int place_of(int row, Real per_unit) const {
+  POINTPROJ_FN int place_of(int row) const {
     const Vec3<Real> p = load_row(positions, row);
     if (!is_finite(p)) return places;
-    const Table table = wrapped.table_of(wrapped.batch.cloud_of(row));
+    const int cloud = wrapped.batch.cloud_of(row);
+    const Table table = wrapped.table_of(cloud);
+    const Real per_unit = Real(1) / wrapped.widths[cloud];
     return table.row_of(Wrapped<Real>::cell_along(p[1], per_unit), Wrapped<Real>::cell_along(p[2], per_unit)) +
            table.along(Wrapped<Real>::cell_along(p[0], per_unit));
   }
@@ -97,7 +99,9 @@ template <class Real>
 struct BuildWrapped {
   Side<Real> sides[2];
   int count;  // of the sides
-  Real width;
+  const Real* radii;  // (clouds,), or null: `radius` then
+  Real radius;
+  int cells_per_radius;
   int* occupancy;  // (slots,)
   int* place;      // (rows, 2)
   int* partial;
@@ -111,17 +115,18 @@ struct BuildWrapped {
   POINTPROJ_FN void operator()(Machine& machine) const {
     const int first_rows = sides[0].wrapped.batch.rows, first_slots = sides[0].places + 1;
     machine.each(slots(), [&](int i) { occupancy[i] = 0; });
-    machine.each(count, [&](int side) {
-      sides[side].wrapped.start[0] = 0;
-      *sides[side].wrapped.width = width;
+    machine.each(sides[0].wrapped.batch.clouds, [&](int cloud) {
+      for (int side = 0; side < count; ++side) {
+        sides[side].wrapped.start[0] = 0;
+        sides[side].wrapped.widths[cloud] = (radii ? radii[cloud] : radius) / Real(cells_per_radius);
+      }
     });
     machine.barrier();
-    const Real per_unit = Real(1) / width;
     machine.count(
         rows(), occupancy, place,
         [&](int row) -> Slot {
-          if (row < first_rows) return {sides[0].place_of(row, per_unit), true};
-          return {first_slots + sides[1].place_of(row - first_rows, per_unit), true};
+          if (row < first_rows) return {sides[0].place_of(row), true};
+          return {first_slots + sides[1].place_of(row - first_rows), true};
         },
         [](int) {});
     machine.barrier();
@@ -149,7 +154,7 @@ POINTPROJ_FN void search_ball(
     const Wrapped<Real>& wrapped, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
     Visitor& visitor) {
   const Table table = wrapped.table_of(cloud);
-  const Real width = *wrapped.width, per_unit = Real(1) / width;
+  const Real width = wrapped.widths[cloud], per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
   const Real slack = kEpsilon<Real> * Real(kRoundings) * (largest + radius);
   const Real limit = (radius + slack) * (radius + slack);

@@ -1,0 +1,129 @@
+"""The extension's operators as torch sees them: what they return, and their second derivatives.
+
+``csrc`` registers them, with their schemas and first derivatives; the algorithms are in its headers.
+Importing this module loads the extension.
+"""
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pointproj.ops.bridge.cpp_op import cpp_op
+from pointproj.ops.bridge.torch_op import Spec
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
+from pointproj.ops.pairs import chunks_within, listed_chunks
+
+DENSE_CELL = 256  # points; as in csrc/cell_list.h
+SLOTS_PER_POINT = 4  # as in csrc/hash_grid.h
+READ_AHEAD = 16  # as in csrc/common.h
+
+
+class CellList(NamedTuple):
+    """The two-level cell list of csrc/cell_list.h, for kNN."""
+
+    frames: Tensor  # clouds: (12,) each, edges of the cells in 3:6; then of dense cells: (6,) each
+    numbers: Tensor  # int32: sizes of the grids; first cell, sub-cell and sorted point of each
+    points: Tensor  # sorted, with their rows: (N, 4) on a GPU, (4, N + READ_AHEAD) on a CPU
+
+
+class HashGrid(NamedTuple):
+    """The hash grid of csrc/hash_grid.h, for searches within a radius."""
+
+    widths: Tensor  # (clouds,) edge of the cells
+    start: Tensor  # (slots + 2,) int32: first sorted point of each slot; then of points not finite
+    points: Tensor  # sorted, as those of CellList
+
+
+class Index(NamedTuple):
+    """Both structures over the same reference points."""
+
+    frames: Tensor
+    numbers: Tensor
+    cell_points: Tensor
+    widths: Tensor
+    start: Tensor
+    grid_points: Tensor
+
+    @property
+    def cell_list(self) -> CellList:
+        return CellList(*self[:3])
+
+    @property
+    def hash_grid(self) -> HashGrid:
+        return HashGrid(*self[3:])
+
+
+def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:
+    """Sort packed clouds (N, 3) into cells; points that are not finite come last, in no cell."""
+    return CellList(*_build_cell_list(points, offsets, clouds))
+
+
+def build_hash_grid(points: Tensor, offsets: Tensor | None, clouds: int, radii: float | Tensor) -> HashGrid:
+    """Sort packed clouds (N, 3) for searches within about ``radii``: of each cloud, or one for all."""
+    if not isinstance(radii, Tensor):
+        radii = torch.full((clouds,), radii, dtype=points.dtype, device=points.device)
+    return HashGrid(*_build_hash_grid(points, offsets, clouds, radii))
+
+
+def build_index(points: Tensor, offsets: Tensor | None, clouds: int, radius: float | None) -> Index:
+    """Both structures; without a radius, the hash grid takes the cell list's cell size as one."""
+    cell_list = build_cell_list(points, offsets, clouds)
+    if radius is None:
+        edges = cell_list.frames[: 12 * clouds].view(clouds, 12)[:, 3:6].amax(1)
+        limits = torch.finfo(points.dtype)  # a cloud without extent has edges of 0, a huge one of inf
+        return Index(
+            *cell_list, *build_hash_grid(points, offsets, clouds, edges.clamp(limits.tiny, limits.max))
+        )
+    return Index(*cell_list, *build_hash_grid(points, offsets, clouds, radius))
+
+
+def _sorted_points(points: Tensor) -> Spec:
+    rows = points.shape[0]
+    return ((rows, 4) if points.is_cuda else (4, rows + READ_AHEAD)), points.dtype
+
+
+def _cell_list(call: SimpleNamespace) -> tuple[Spec, ...]:
+    """The sizes that ``CellListSizes`` in csrc/cell_list.h has."""
+    rows, clouds, dtype = call.points.shape[0], call.clouds, call.points.dtype
+    density = 2 if not call.points.is_cuda else 4 if rows <= 2**18 else 1
+    cells, dense = density * rows // 2 + clouds, rows // DENSE_CELL + 2
+    numbers = 4 * clouds + cells + dense + (cells + 1) + (cells + rows + 2)
+    return ((12 * clouds + 6 * dense,), dtype), ((numbers,), torch.int32), _sorted_points(call.points)
+
+
+def _hash_grid(points: Tensor, clouds: int) -> tuple[Spec, ...]:
+    slots = SLOTS_PER_POINT * points.shape[0] + clouds
+    return ((clouds,), points.dtype), ((slots + 2,), torch.int32), _sorted_points(points)
+
+
+def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
+    """The sums, and ``saved`` numbers of each query for the backward."""
+    queries, dtype = call.query_points.shape[0], call.features.dtype
+    return ((queries, call.features.shape[1]), dtype), ((queries, saved), dtype)
+
+
+_build_cell_list = cpp_op("native_build_cell_list", _cell_list)
+_build_hash_grid = cpp_op("native_build_hash_grid", lambda call: _hash_grid(call.points, call.clouds))
+build_hash_grids = cpp_op(  # of queries and of reference points
+    "native_build_hash_grids",
+    lambda call: _hash_grid(call.query_points, call.clouds) + _hash_grid(call.reference_points, call.clouds),
+)
+search = cpp_op("native_search", lambda call: (((call.query_points.shape[0], call.k), torch.int32),))
+neighbor_sums = cpp_op(
+    "native_neighbor_sums",
+    lambda call: _sums(call, saved=call.neighbor_indices.shape[1]),
+    differentiable=DIFFERENTIABLE,
+    second_backward=lambda directions, grads, saved: aggregate_second_backward(
+        directions, grads[0], saved.inputs, listed_chunks
+    ),
+)
+radius_sums = cpp_op(
+    "native_radius_sums",
+    lambda call: _sums(call, saved=2),
+    differentiable=DIFFERENTIABLE,
+    second_backward=lambda directions, grads, saved: aggregate_second_backward(
+        directions, grads[0], saved.inputs, chunks_within
+    ),
+)
