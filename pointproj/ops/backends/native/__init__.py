@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from pointproj.ops.registry import Clouds, Tables
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 20, "cuda": 20}
