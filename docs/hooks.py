@@ -1,0 +1,46 @@
+"""What the site shows beside the files of this folder: pages and pictures from other folders."""
+
+import os
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+PROJECT = Path(__file__).resolve().parent.parent
+DOCS = PROJECT / "docs"
+
+# File of the project -> its page of the site.
+PAGES = {
+    PROJECT / "benchmarks/README.md": "benchmarks/README.md",
+    PROJECT / "benchmarks/tables.md": "benchmarks/tables.md",
+    PROJECT / "CONTRIBUTING.md": "contribute/index.md",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add pages and pictures from other folders."""
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=source.read_text(encoding="utf-8")))
+    for picture in sorted((PROJECT / "benchmarks").glob("*.png")):
+        files.append(File.generated(config, f"benchmarks/{picture.name}", abs_src_path=str(picture)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links between files of the project into links between pages of the site."""
+    place = page.file.src_uri
+    source = next((file for file, target in PAGES.items() if target == place), DOCS / place)
+
+    def of_the_site(link: re.Match) -> str:
+        file = (source.parent / link[1]).resolve()
+        target = PAGES.get(file) or (file.relative_to(DOCS) if file.is_relative_to(DOCS) else link[1])
+        return f"]({os.path.relpath(target, Path(place).parent)}{link[2] or ''})"
+
+    return re.sub(r"\]\(([^)#:]+)(#[^)]*)?\)", lambda link: of_the_site(link), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show the Sphinx roles of docstrings as plain code."""
+    return re.sub(r":(?:attr|class|data|func|mod):(<code>)", r"\1", html)
