@@ -6,7 +6,6 @@ for torch.
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
 __all__ = [
     "BackendUnavailable",
     "Projector",

@@ -54,8 +54,6 @@ class _Operators(TorchDispatchMode):
 def test_any_index_serves_both_searches(operator: str, name: str, on_cpu: Where):
     """With or without a radius: a call runs the same operators, and does not build an index again."""
     on_cpu.skip_unless(operator, "radius")
-    if on_cpu.backend == "warp":
-        pytest.xfail("its index is for one of the searches, as yet")
     case = by_id(name)
     problem, neighborhood = case.problem("cpu"), case.neighborhood(operator)
     runs, builds = [], set()

@@ -1,4 +1,4 @@
-"""Warp's sums within a radius where small clouds do not take them: many tiles, cells that wrap, crowds."""
+"""Warp's sums within a radius where small clouds do not take them: many tiles, wrapping and dense cells."""
 
 import pytest
 import torch

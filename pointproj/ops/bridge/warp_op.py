@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 from torch import Tensor
+from warp._src.codegen import Struct
 
 from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
 
@@ -38,35 +39,83 @@ class Launch:
     """Launches kernels on torch's current stream, with torch tensors as arguments.
 
     A tensor becomes the array that the kernel's annotation asks for, without a copy: ``(N, 3)`` for an
-    array of ``vec3``, None for an array that is absent.
+    array of ``vec3``, None for an array that is absent. For a ``wp.struct`` any object serves that has its
+    fields as attributes, such as a named tuple; it is converted once, however many launches share it.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
         self.launched: list[Launched] = []
+        self._structs: dict[tuple[int, int], tuple[Any, Any, _Struct]] = {}
 
     def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
         """Launch ``kernel`` over ``dim`` threads."""
         self.launched.append(Launched(kernel, dim, args, block_dim))
-        arrays = [_argument(a, kernel, i) for i, a in enumerate(args)]
-        wp.launch(kernel, dim, inputs=arrays, block_dim=block_dim, record_tape=False, **_where(self.device))
+        wp.launch(
+            kernel,
+            dim,
+            inputs=self._converted(kernel, args),
+            block_dim=block_dim,
+            record_tape=False,
+            **_where(self.device),
+        )
 
     def reverse(self, gradients: "_Gradients") -> None:
         """Run the adjoint of everything launched so far, last first, adding to ``gradients``."""
         for kernel, dim, args, block_dim in reversed(self.launched):
-            arrays = [_argument(a, kernel, i) for i, a in enumerate(args)]
             grads = [gradients.of(a) if _has_gradient(a) else None for a in args]
-            adjoints = [_argument(g, kernel, i) for i, g in enumerate(grads)]
             wp.launch(
                 kernel,
                 dim,
-                inputs=arrays,
-                adj_inputs=adjoints,
+                inputs=self._converted(kernel, args),
+                adj_inputs=self._converted(kernel, grads),
                 adjoint=True,
                 block_dim=block_dim,
                 record_tape=False,
                 **_where(self.device),
             )
+
+    def _converted(self, kernel: wp.Kernel, args: Sequence[Any]) -> list[Any]:
+        """Arguments as Warp's own ctypes, which it passes on as they are."""
+        return [self._argument(a, v.type) for a, v in zip(args, kernel.adj.args, strict=True)]
+
+    def _argument(self, value: Any, kind: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _array(value, kind.dtype)
+        if isinstance(kind, Struct) and value is not None:
+            return self._struct(value, kind)
+        return value
+
+    def _struct(self, value: Any, kind: Any) -> "_Struct":
+        """``value`` as the struct ``kind``, from the last time where it is the same object."""
+        key = (id(value), id(kind))
+        if key not in self._structs:
+            made, references = kind.ctype(), []  # what is referred to must live as long as the struct
+            for name, variable in kind.vars.items():
+                field = getattr(value, name)
+                if isinstance(field, Tensor):
+                    array = _array(field, variable.type.dtype)
+                    references.append(array)
+                    setattr(made, name, array)
+                elif isinstance(variable.type, Struct):
+                    inner = self._struct(field, variable.type)
+                    references.append(inner)
+                    setattr(made, name, inner.made)
+                elif field is not None:
+                    setattr(made, name, field)
+            self._structs[key] = (value, kind, _Struct(made, references))  # no other object gets these ids
+        return self._structs[key][2]
+
+
+class _Struct:
+    """A filled struct, as Warp takes it for an argument."""
+
+    def __init__(self, made: Any, references: list[Any]):
+        self.made = made
+        self.references = references
+
+    def __ctype__(self) -> Any:
+        return self.made
 
 
 def warp_op(
@@ -94,7 +143,7 @@ def warp_op(
     backward
         :data:`ADJOINT`, or a launcher whose arguments say what it needs, by name: ``launch``, any input,
         any output, ``grad_<output>`` (its upstream gradient) and ``d_<input>`` (the gradient to fill,
-        allocated and uninitialised; None where torch does not need it).
+        allocated and uninitialised; None where torch does not need it). ``**values`` takes all others.
 
         Warp's reverse mode knows launches alone: between them the forward may allocate, fill and view
         tensors, and what else torch does there has no gradient. Nor does Warp repeat loops of unknown
@@ -210,7 +259,10 @@ class _Bridge:
         known = {"launch": Launch(_device(saved.inputs)), **saved.inputs, **others}
         known |= dict(zip(self.output_names, saved.outputs, strict=True))
         known |= {f"grad_{n}": g for n, g in zip(self.output_names, grads, strict=False)}
-        launcher(**{name: known[name] for name in inspect.signature(launcher).parameters})
+        parameters = inspect.signature(launcher).parameters.values()
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            known = {p.name: known[p.name] for p in parameters}
+        launcher(**known)
 
 
 _streams: dict[tuple[int, int], wp.Stream] = {}
@@ -228,12 +280,9 @@ def _where(device: torch.device) -> dict[str, Any]:
     return {"stream": _streams[key]}
 
 
-def _argument(value: Any, kernel: wp.Kernel, position: int) -> Any:
-    kind = kernel.adj.args[position].type
-    if isinstance(value, Tensor):
-        # requires_grad=False: Warp would otherwise allocate a gradient, and synchronise the device for it.
-        return wp.from_torch(value, dtype=kind.dtype, requires_grad=False, return_ctype=True)
-    return value
+def _array(tensor: Tensor, dtype: Any) -> Any:
+    # requires_grad=False: Warp would otherwise allocate a gradient, and synchronise the device for it.
+    return wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
 
 
 class _Gradients:

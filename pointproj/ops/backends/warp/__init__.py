@@ -4,7 +4,8 @@ import importlib.util
 
 from torch import Tensor
 
-from pointproj.ops.registry import Clouds, Tables
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 10, "cuda": 10}
@@ -19,34 +20,40 @@ def unavailable() -> str | None:
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
 ) -> Tables:
-    from pointproj.ops.backends.warp.cells import build_cells
-    from pointproj.ops.backends.warp.wrapped import build_wrapped_cells
+    """The tables of a cell list, for kNN, then those of a hash grid, for radius searches."""
+    from pointproj.ops.backends.warp.cell_list import build_cell_list
+    from pointproj.ops.backends.warp.hash_grid import build_hash_grid
 
-    if radius is None:
-        return build_cells(reference_points, reference_offsets, count)
-    return build_wrapped_cells(reference_points, reference_offsets, count, radius)
+    cells = build_cell_list(reference_points, reference_offsets, count)
+    frames = cells.frames if radius is None else None
+    grid = build_hash_grid(reference_points, reference_offsets, count, radius, frames=frames)
+    return (*cells, *grid)
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    from pointproj.ops.backends.warp import nearest
-    from pointproj.ops.backends.warp.cells import Cells
+    from pointproj.ops.backends.warp import knn_search
+    from pointproj.ops.backends.warp.cell_list import build_cell_list
+    from pointproj.ops.backends.warp.grids import CellList
 
-    if not isinstance(tables, Cells):  # none, or cells for a radius
-        tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
-    return nearest.search(clouds, tables, k)
+    if tables is None:
+        cells = build_cell_list(clouds.reference_points, clouds.reference_offsets, clouds.count)
+    else:
+        cells = CellList(*tables[: len(CellList._fields)])
+    return knn_search.search(clouds, cells, k)
 
 
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-    from pointproj.ops.backends.warp import lists
+    from pointproj.ops.backends.warp import neighbor_sums
 
-    return lists.aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+    points = clouds.query_points, clouds.reference_points
+    return neighbor_sums.aggregate_neighbors(*points, features, sigma, rows)
 
 
 def radius_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
-    from pointproj.ops.backends.warp import within
-    from pointproj.ops.backends.warp.wrapped import WrappedCells
+    from pointproj.ops.backends.warp import radius_sums
+    from pointproj.ops.backends.warp.hash_grid import HashGrid
 
-    cells = tables if isinstance(tables, WrappedCells) else None  # not those for kNN
-    return within.aggregate_within(clouds, cells, features, sigma, radius)
+    grid = None if tables is None else HashGrid(*tables[-len(HashGrid._fields) :])
+    return radius_sums.radius_aggregate(clouds, grid, features, sigma, radius)

@@ -1,16 +1,17 @@
-"""What all kernels here share: types, constants, and where a point belongs."""
+"""What all kernels here share: types, constants, clouds of a batch, cells along an axis, packed points."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
+from torch import Tensor
 
-CROWD = 256  # a cell with so many points is cut
+DENSE = 256  # a cell with so many points is subdivided
 POINTS_PER_SUBCELL = 1
-SAMPLE = 64  # about so many points of a crowd say where its sub-cells go
+SAMPLE = 64  # about so many points of a dense cell say where its sub-cells go
 MARGIN = 1.0 / 16.0  # and so much of their extent is added on each side
-AXIS_BITS = 10  # a cell is cut into less than 2 ** AXIS_BITS sub-cells along an axis
+AXIS_BITS = 10  # a dense cell has less than 2 ** AXIS_BITS sub-cells along an axis
 FRACTION = 2.0**30  # positions inside a cell, as integers up to here
 BLOCK = 256  # threads that share memory: Warp's own choice
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
@@ -20,18 +21,35 @@ MODULE_OPTIONS = {"fuse_fp": False, "enable_backward": False}  # the reference r
 OPTIONS = {"module": "unique", "module_options": MODULE_OPTIONS}
 
 
+class Batch(NamedTuple):
+    """How packed rows are divided among the clouds of a batch; passed to kernels as :class:`BatchStruct`."""
+
+    offsets: Tensor | None  # (count + 1,) int32; None: all clouds are of equal size
+    rows: int
+    count: int  # clouds
+
+
+@wp.struct
+class BatchStruct:
+    """:class:`Batch` inside a kernel."""
+
+    offsets: wp.array(dtype=wp.int32)
+    rows: int
+    count: int
+
+
 @wp.func
-def cloud_of(row: int, offsets: wp.array(dtype=wp.int32), rows: int, clouds: int):
+def cloud_of(row: int, batch: BatchStruct):
     """Cloud that a packed row belongs to."""
-    if clouds == 1:
+    if batch.count == 1:
         return 0
-    if not offsets:
-        return row / (rows / clouds)
+    if not batch.offsets:
+        return row / (batch.rows / batch.count)
     low = int(0)
-    high = int(clouds)
+    high = int(batch.count)
     while high - low > 1:
         middle = (low + high) / 2
-        if offsets[middle] <= row:
+        if batch.offsets[middle] <= row:
             low = middle
         else:
             high = middle
@@ -39,18 +57,18 @@ def cloud_of(row: int, offsets: wp.array(dtype=wp.int32), rows: int, clouds: int
 
 
 @wp.func
-def first_row_of(cloud: int, offsets: wp.array(dtype=wp.int32), rows: int, clouds: int):
+def first_row_of(cloud: int, batch: BatchStruct):
     """First packed row of a cloud (of the one past the last: number of rows)."""
-    if clouds == 1:
-        return cloud * rows
-    if not offsets:
-        return cloud * (rows / clouds)
-    return offsets[cloud]
+    if batch.count == 1:
+        return cloud * batch.rows
+    if not batch.offsets:
+        return cloud * (batch.rows / batch.count)
+    return batch.offsets[cloud]
 
 
 @wp.func
 def subcells_along(packed: int):
-    """Sub-cells of a crowd along x, y, z."""
+    """Sub-cells of a dense cell along x, y, z."""
     mask = (1 << AXIS_BITS) - 1
     return wp.vec3i(packed & mask, (packed >> AXIS_BITS) & mask, packed >> (2 * AXIS_BITS))
 
@@ -95,7 +113,7 @@ def cell_functions(dtype: torch.dtype) -> Any:
 
     @wp.func
     def cell_span(frames: wp.array2d(dtype=real), cloud: int, axis: int, cell: int, cells: int):
-        """Both ends of a cell of a cloud's grid along one axis; border cells reach to the cloud's corners."""
+        """Both ends of a cell of a cloud's grid along one axis; border cells extend to its corners."""
         low = frames[cloud, axis] + real(cell) * frames[cloud, axis + 3]
         high = frames[cloud, axis] + real(cell + 1) * frames[cloud, axis + 3]
         if cell == 0:

@@ -1,15 +1,13 @@
-"""One query, many lanes: how the threads of a GPU warp share the search of one point.
+"""Lanes: what neighbouring threads of a GPU warp that work on one point can tell each other.
 
-Each lane looks up its own run of points; together the lanes then go through all runs, one candidate a
-lane. With one lane (on a CPU) the same code is a plain loop.
+With one lane (on a CPU, or where each thread works for itself) the same functions do nothing, and code that
+calls them is a plain loop.
 """
 
 import functools
 from typing import Any, NamedTuple
 
 import warp as wp
-
-from pointproj.ops.backends.warp.common import BLOCK
 
 
 class Lanes(NamedTuple):
@@ -22,7 +20,8 @@ class Lanes(NamedTuple):
     previous: wp.Function  # (x) -> the x of the lane before this one; the first gets its own
     ballot: wp.Function  # (flag) -> one bit for each lane
     sum_before: wp.Function  # (x) -> sum over the lanes before this one
-    minimum: wp.Function  # (x) -> smallest over all lanes; x is not negative
+    minimum: wp.Function  # (x) -> smallest over all lanes; a float x is not negative
+    lowest: wp.Function  # (x) -> smallest over all lanes, of any sign
     total: wp.Function  # (x) -> sum over all lanes
 
 
@@ -68,7 +67,7 @@ def _one_lane() -> Lanes:
     def total(x: Any):
         return x
 
-    return Lanes(1, item, lane, take, previous, ballot, sum_before, minimum, total)
+    return Lanes(1, item, lane, take, previous, ballot, sum_before, minimum, minimum, total)
 
 
 def _several_lanes(count: int) -> Lanes:
@@ -143,13 +142,34 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(least)
     def minimum(x: wp.float64) -> wp.float64: ...
 
+    @wp.func
+    def lowest(x: wp.int32):
+        return minimum(x)
+
+    @wp.func
+    def lowest(x: wp.float32):
+        return _float_of(minimum(_ordered_bits(x)))
+
+    @wp.func
+    def lowest(x: wp.float64):
+        return minimum(x)
+
     @wp.func_native(sum_up)
     def total(x: wp.float32) -> wp.float32: ...
 
     @wp.func_native(sum_up)
     def total(x: wp.float64) -> wp.float64: ...
 
-    return Lanes(count, item, lane, take, previous, ballot, sum_before, minimum, total)
+    return Lanes(count, item, lane, take, previous, ballot, sum_before, minimum, lowest, total)
+
+
+# Integers in the order of the floats.
+@wp.func_native("const int bits = __float_as_int(x); return bits ^ (bits >> 31 & 0x7fffffff);")
+def _ordered_bits(x: wp.float32) -> wp.int32: ...
+
+
+@wp.func_native("return __int_as_float(bits ^ (bits >> 31 & 0x7fffffff));")
+def _float_of(bits: wp.int32) -> wp.float32: ...
 
 
 _FLOOR_LOG2 = """
@@ -182,82 +202,5 @@ def lowest_bit(bits: int) -> int:
     ...
 
 
-# With all 32 lanes: the runs that hold anything line up in shared memory. Of 32 candidates in a row, a bit
-# says where a run starts; the bits up to a lane count the runs before its candidate.
-_LINE_UP = f"""
-    __shared__ int all[{BLOCK}];
-    int* bases = all + (threadIdx.x & ~31u);
-    const unsigned present = __ballot_sync(0xffffffffu, count > 0);
-    __syncwarp();  // all have read what stood there before
-    if (count > 0) bases[__popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = base;
-    __syncwarp();
-    return reinterpret_cast<unsigned long long>(bases);
-"""
-_STARTS = """
-    const int at = offset - first;
-    const unsigned bit = count > 0 && at >= 0 && at < 32 ? 1u << at : 0u;
-#if __CUDA_ARCH__ >= 800
-    return __reduce_or_sync(0xffffffffu, bit);
-#else
-    unsigned bits = bit;
-    for (int step = 16; step > 0; step >>= 1) bits |= __shfl_xor_sync(0xffffffffu, bits, step);
-    return bits;
-#endif
-"""
-
-
-@wp.func_native(_LINE_UP)
-def line_up(base: int, count: int) -> wp.uint64:
-    """Store the bases of the runs that are not empty, in the order of their lanes; returns where."""
-    ...
-
-
-@wp.func_native(_STARTS)
-def starts(offset: int, count: int, first: int) -> int:
-    """A bit for each candidate, from ``first``, with which a run starts."""
-    ...
-
-
-@wp.func_native("return __popc(bits & (0xffffffffu >> (31u - (threadIdx.x & 31u))));")
-def bits_up_to_lane(bits: int) -> int: ...
-
-
 @wp.func_native("return __popc(bits);")
 def bit_count(bits: int) -> int: ...
-
-
-@wp.func_native("const int* bases = reinterpret_cast<const int*>(room); return bases[i];")
-def base_at(room: wp.uint64, i: int) -> int: ...
-
-
-def run_visitor(
-    lanes: Lanes, vec3: Any, state: Any, grid: Any, arrays: Any, consider: wp.Function
-) -> wp.Function:
-    """``visit(state, q, grid, arrays, begin, count) -> state``: every lane brings a run of sorted points.
-
-    ``consider(state, q, grid, arrays, at, exists)`` sees one candidate a lane: one lane, or all 32 together.
-    """
-    width, lane, take = lanes.count, lanes.lane, lanes.take
-    sum_before = lanes.sum_before
-
-    @wp.func
-    def visit_run(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
-        for at in range(begin, begin + count):
-            state = consider(state, q, grid, arrays, at, True)
-        return state
-
-    @wp.func
-    def visit_runs(state: state, q: vec3, grid: grid, arrays: arrays, begin: int, count: int):
-        offset = sum_before(count)
-        candidates = take(offset + count, width - 1)
-        bases = line_up(begin - offset, count)
-        before = int(-1)
-        for first in range(0, candidates, width):
-            begun = starts(offset, count, first)
-            candidate = first + lane()
-            at = base_at(bases, before + bits_up_to_lane(begun)) + candidate
-            before += bit_count(begun)
-            state = consider(state, q, grid, arrays, at, candidate < candidates)
-        return state
-
-    return visit_run if width == 1 else visit_runs

@@ -1,8 +1,8 @@
 """Where each cell's points begin: a running sum over the cells in one launch.
 
-The sum counts a crowd instead of the points of a crowded cell, which lie in the cells it is cut into. So it
-holds two numbers: points in its low 32 bits, crowds above. Two sums say at once which points a run of cells
-holds, and whether a crowd is among the cells.
+The sum counts a dense cell instead of its points, which lie in its sub-cells. So it holds two numbers: points
+in its low 32 bits, dense cells above. Two sums say at once which points a run of cells holds, and whether a
+dense cell is among them.
 """
 
 import functools
@@ -11,7 +11,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import CROWD, OPTIONS
+from pointproj.ops.backends.warp.common import DENSE, OPTIONS
 from pointproj.ops.bridge.warp_op import Launch
 
 ITEMS = 16  # cells that a thread of a GPU sums up
@@ -55,7 +55,7 @@ _SUM_UP = """
         #pragma unroll
         for (int i = 0; i < 4; ++i) {{
             before[strip + i] = sum;
-            sum += at + i < cells && points[i] >= {crowd} ? Sum(1) << 32 : Sum(points[i]);
+            sum += at + i < cells && points[i] >= {dense} ? Sum(1) << 32 : Sum(points[i]);
         }}
         Sum up_to = sum;
         #pragma unroll
@@ -102,7 +102,7 @@ _SUM_UP = """
     start.data[0] = 0;
     for (int i = 0; i < occupancy.shape[0]; ++i) {{
         const int points = occupancy.data[i];
-        before += i < cells && points >= {crowd} ? 1ll << 32 : points;
+        before += i < cells && points >= {dense} ? 1ll << 32 : points;
         start.data[i + 1] = before;
     }}
 #endif
@@ -117,8 +117,8 @@ def states_of(sizes: int) -> int:
 def running_sum(launch: Launch, occupancy: Tensor, cells: int, states: Tensor, start: Tensor) -> None:
     """Fill ``start`` (S + 1,) with the running sums of ``occupancy`` (S,) int32, from 0.
 
-    Crowds are looked for among the first ``cells``; there must be none if ``start`` is int32. On a GPU both
-    tensors begin at a multiple of 16 bytes.
+    Dense cells are looked for among the first ``cells``; there must be none if ``start`` is int32. On a GPU
+    both tensors begin at a multiple of 16 bytes.
     """
     block = SMALL_BLOCK if occupancy.shape[0] < MANY else LARGE_BLOCK
     threads = -(-occupancy.shape[0] // (block * ITEMS)) * block if occupancy.is_cuda else 1
@@ -131,7 +131,7 @@ def _kernel(dtype: torch.dtype) -> wp.Kernel:
     starts = wp.array(dtype=wp.dtype_from_torch(dtype))
     integer = "int" if dtype == torch.int32 else "long long"
 
-    @wp.func_native(_SUM_UP.format(items=ITEMS, crowd=CROWD, integer=integer))
+    @wp.func_native(_SUM_UP.format(items=ITEMS, dense=DENSE, integer=integer))
     def sum_up(occupancy: sizes, cells: int, states: counters, start: starts): ...
 
     @wp.kernel(**OPTIONS, launch_bounds=LARGE_BLOCK)
@@ -153,6 +153,6 @@ def points_before(running: wp.int32):
 
 
 @wp.func
-def crowds_before(running: wp.int64):
-    """Crowds in a running sum."""
+def dense_cells_before(running: wp.int64):
+    """Dense cells in a running sum."""
     return int(running >> wp.int64(32))

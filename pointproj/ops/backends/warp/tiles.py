@@ -16,7 +16,7 @@ import warp as wp
 from pointproj.ops.backends.warp.common import REALS
 
 LANES = 32
-MOST_HELD = {torch.float32: 32, torch.float64: 16}  # channels: what registers and shared memory have room for
+MOST_CHANNELS = {torch.float32: 32, torch.float64: 16}  # what fits into registers and shared memory
 FEW_GROUPS, MANY_WARPS, FEW_WARPS = 4096, 4, 2
 MOST_SIGMAS = 40.0  # within a radius: exp(40) is a number, also when it is multiplied
 
@@ -24,45 +24,45 @@ MOST_SIGMAS = 40.0  # within a radius: exp(40) is a number, also when it is mult
 class TileShape(NamedTuple):
     """How one block sums up rows of values for its 32 points."""
 
-    held: int  # channels of one search
-    searches: int  # that it takes to hold all channels
+    channels: int  # of one search
+    searches: int  # that it takes to cover all channels
     warps: int  # that share the 32 points
 
 
 def tile_shape(rows: int, channels: int, sums: torch.dtype) -> TileShape:
     """For so many own points; where there are few, more warps share them."""
-    searches = max(1, -(-channels // MOST_HELD[sums]))
-    held = max(4, -(-channels // searches) + 3 & ~3)
-    return TileShape(held, searches, MANY_WARPS if rows <= FEW_GROUPS * LANES else FEW_WARPS)
+    searches = max(1, -(-channels // MOST_CHANNELS[sums]))
+    of_search = max(4, -(-channels // searches) + 3 & ~3)
+    return TileShape(of_search, searches, MANY_WARPS if rows <= FEW_GROUPS * LANES else FEW_WARPS)
 
 
 class Tiles(NamedTuple):
     """Functions that all lanes of a warp, or of a block, call together."""
 
-    State: Any  # sums of the channels held, total weight, and the distance that weights are relative to
-    room: wp.Function  # () -> where this warp's candidates wait
-    put: wp.Function  # (room, size, exists, point) -> size; every lane may bring one
-    settle: wp.Function  # (state, room, size, ...) -> state with all that wait
-    least_of_block: wp.Function  # (state, room) -> smallest of all warps' last number in the state
-    write_means: wp.Function  # (state, room, that, ...): from all warps' sums, relative to that distance
+    State: Any  # sums of the channels, total weight, and the distance that weights are relative to
+    reserve: wp.Function  # () -> address of this warp's queue of candidates
+    push: wp.Function  # (address, size, exists, point) -> size; every lane may bring one
+    flush: wp.Function  # (state, address, size, ...) -> state with all that wait
+    least_of_block: wp.Function  # (state, address) -> smallest of all warps' last number in the state
+    write_means: wp.Function  # (state, address, that, ...): from all warps' sums, relative to that distance
 
 
-_ROOM = """
-    struct alignas(16) Room {{
+_TYPE = """
+    struct alignas(16) Tile {{
         {place} point[32][4];  // the last is the bits of the row
         {real} number[32];  // of the lanes' points
-        {real} values[{held} * 33];
+        {real} values[{channels} * 33];
     }};
 """
-_ROOM_OF = """
-    __shared__ Room rooms[{warps}];
-    return reinterpret_cast<unsigned long long>(rooms + threadIdx.x / 32);
+_RESERVE = """
+    __shared__ Tile all_tiles[{warps}];
+    return reinterpret_cast<unsigned long long>(all_tiles + threadIdx.x / 32);
 """
-_IN_ROOM = """
-    Room& own = *reinterpret_cast<Room*>(room);
+_OWN = """
+    Tile& own = *reinterpret_cast<Tile*>(address);
     const int lane = threadIdx.x & 31;
 """
-_PUT = """
+_PUSH = """
     const unsigned present = __ballot_sync(0xffffffffu, exists);
     if (exists) {{
         {place}* to = own.point[size + __popc(present & ((1u << lane) - 1u))];
@@ -72,7 +72,7 @@ _PUT = """
 """
 # Rows come from memory several at a time, a lane for each channel, or in vain; the list ends in points that
 # are nowhere, with any row. Roots are rounded as they should be where many sigmas would magnify their error.
-_SETTLE = """
+_FLUSH = """
     if (size == 0) return state;
     __syncwarp();
     int row = 0;
@@ -84,7 +84,7 @@ _SETTLE = """
         own.point[lane][0] = NAN;
     }}
     const int column = lane % {per_row}, last = values.shape[1] - 1;
-    const int channel = chunk * {held} + column < last ? chunk * {held} + column : last;
+    const int channel = chunk * {channels} + column < last ? chunk * {channels} + column : last;
     const unsigned long long begin =
         reinterpret_cast<unsigned long long>(values.data + static_cast<size_t>(row) * values.shape[1]);
     #pragma unroll 1
@@ -99,7 +99,7 @@ _SETTLE = """
         #pragma unroll
         for (int step = 0; step < {steps}; ++step) {{
             const int i = first + step * {rows} + lane / {per_row};
-            if (column < {held}) own.values[i * {held} + column] = value[step];
+            if (column < {channels}) own.values[i * {channels} + column] = value[step];
         }}
     }}
     __syncwarp();
@@ -108,7 +108,7 @@ _SETTLE = """
         for (int i = 0; i < size; ++i) {{
             const {place}* from = own.point[i];
             {distance}
-            if (square <= reach && far < state[{held} + 1]) state[{held} + 1] = far;
+            if (square <= largest_square && far < state[{channels} + 1]) state[{channels} + 1] = far;
         }}
         __syncwarp();
         return state;
@@ -131,18 +131,18 @@ _ADD = """
         for (int j = 0; j < {ahead}; ++j) {{
             const {place}* from = own.point[first + j];
             {distance}
-            within[j] = square <= reach;
-            if (within[j] && state[{held} + 1] == INFINITY) state[{held} + 1] = far;
-            const {real} power = (state[{held} + 1] - far) * decay;
+            within[j] = square <= largest_square;
+            if (within[j] && state[{channels} + 1] == INFINITY) state[{channels} + 1] = far;
+            const {real} power = (state[{channels} + 1] - far) * decay;
             {exp}
         }}
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
             if (!within[j]) continue;
-            state[{held}] += weight[j];
-            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j) * {held});
+            state[{channels}] += weight[j];
+            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j) * {channels});
             #pragma unroll
-            for (int c = 0; c < {held}; c += 4) {{
+            for (int c = 0; c < {channels}; c += 4) {{
                 const Four four = from[c / 4];
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) state[c + i] = fma(weight[j], four.x[i], state[c + i]);
@@ -157,9 +157,9 @@ _DISTANCE = """{load_point}
             {root}"""
 _FOUR = "struct alignas(16) Four {{ {real} x[4]; }};"
 _LEAST_OF_BLOCK = """
-    own.number[lane] = state[{held} + 1];
+    own.number[lane] = state[{channels} + 1];
     __syncthreads();
-    const Room* all = &own - threadIdx.x / 32;
+    const Tile* all = &own - threadIdx.x / 32;
     {real} least = all[0].number[lane];
     #pragma unroll
     for (int warp = 1; warp < {warps}; ++warp) {{
@@ -170,26 +170,26 @@ _LEAST_OF_BLOCK = """
 """
 _RESCALE = """
     {real} rescale = 0;
-    if (state[{held} + 1] < INFINITY) {{
-        const {real} power = (base - state[{held} + 1]) * decay;
+    if (state[{channels} + 1] < INFINITY) {{
+        const {real} power = (base - state[{channels} + 1]) * decay;
         {rescale}
     }}
 """
 _ADD_UP = """
     #pragma unroll
-    for (int c = 0; c < {held}; ++c) own.values[c * 33 + lane] = state[c] * rescale;
-    own.number[lane] = state[{held}] * rescale;
+    for (int c = 0; c < {channels}; ++c) own.values[c * 33 + lane] = state[c] * rescale;
+    own.number[lane] = state[{channels}] * rescale;
     __syncthreads();
-    const Room* all = &own - threadIdx.x / 32;
+    const Tile* all = &own - threadIdx.x / 32;
 """
 # Of each row, one channel a lane.
 _WRITE_ROWS = """
-    const int channel = chunk * {held} + lane;
+    const int channel = chunk * {channels} + lane;
     #pragma unroll 1
     for (int i = threadIdx.x / 32; i < 32; i += {warps}) {{
         const int to = __shfl_sync(0xffffffffu, row, i);
         const {real} factor = __shfl_sync(0xffffffffu, scale, i);
-        if (to < 0 || lane >= {held} || channel >= output.shape[1]) continue;
+        if (to < 0 || lane >= {channels} || channel >= output.shape[1]) continue;
         {real} sum = 0;
         #pragma unroll
         for (int warp = 0; warp < {warps}; ++warp) sum += all[warp].values[lane * 33 + i];
@@ -239,14 +239,14 @@ AHEAD = 2  # candidates whose weights are on their way
 
 
 @functools.cache
-def tiles(positions: torch.dtype, sums: torch.dtype, held: int, warps: int) -> Tiles:
-    """For ``held`` channels and ``warps`` that share 32 points."""
+def tiles(positions: torch.dtype, sums: torch.dtype, channels: int, warps: int) -> Tiles:
+    """For ``channels`` and ``warps`` that share 32 points."""
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
     vec4 = wp.types.vector(length=4, dtype=place)
-    State = wp.types.vector(length=held + 2, dtype=real)
+    State = wp.types.vector(length=channels + 2, dtype=real)
     matrix = wp.array2d(dtype=real)
-    per_row = 1 << (held - 1).bit_length()
+    per_row = 1 << (channels - 1).bit_length()
     rows = LANES // per_row  # that all lanes load at once
     steps = min(8, per_row)
     kind = "double" if positions == torch.float64 else "single" if sums == torch.float32 else "mixed"
@@ -257,7 +257,7 @@ def tiles(positions: torch.dtype, sums: torch.dtype, held: int, warps: int) -> T
         "exp": _EXP[sums].format(to="weight[j]"),
         "rescale": _EXP[sums].format(to="rescale"),
         "distance": _DISTANCE.format(root=root, **_PLACES[positions]),
-        "held": held,
+        "channels": channels,
         "warps": warps,
         "ahead": AHEAD,
         "per_row": per_row,
@@ -272,33 +272,33 @@ def tiles(positions: torch.dtype, sums: torch.dtype, held: int, warps: int) -> T
     def snippet(*parts: str) -> str:
         return "".join(parts).format(**names)
 
-    @wp.func_native(snippet(_ROOM, _ROOM_OF))
-    def room() -> wp.uint64: ...
+    @wp.func_native(snippet(_TYPE, _RESERVE))
+    def reserve() -> wp.uint64: ...
 
-    @wp.func_native(snippet(_ROOM, _IN_ROOM, _PUT))
-    def put(room: wp.uint64, size: int, exists: bool, point: vec4) -> int: ...
+    @wp.func_native(snippet(_TYPE, _OWN, _PUSH))
+    def push(address: wp.uint64, size: int, exists: bool, point: vec4) -> int: ...
 
-    @wp.func_native(snippet(_ROOM, _FOUR, _IN_ROOM, _SETTLE))
-    def settle(
+    @wp.func_native(snippet(_TYPE, _FOUR, _OWN, _FLUSH))
+    def flush(
         state: State,
-        room: wp.uint64,
+        address: wp.uint64,
         size: int,
         seeking: bool,
         careful: bool,
         q: vec3,
-        reach: place,
+        largest_square: place,
         decay: real,
         values: matrix,
         chunk: int,
     ) -> State: ...
 
-    @wp.func_native(snippet(_ROOM, _IN_ROOM, _LEAST_OF_BLOCK))
-    def least_of_block(state: State, room: wp.uint64) -> real: ...
+    @wp.func_native(snippet(_TYPE, _OWN, _LEAST_OF_BLOCK))
+    def least_of_block(state: State, address: wp.uint64) -> real: ...
 
-    @wp.func_native(snippet(_ROOM, _IN_ROOM, _RESCALE, _ADD_UP, _INVERSE, _WRITE_ROWS))
+    @wp.func_native(snippet(_TYPE, _OWN, _RESCALE, _ADD_UP, _INVERSE, _WRITE_ROWS))
     def write_means(
         state: State,
-        room: wp.uint64,
+        address: wp.uint64,
         base: real,
         decay: real,
         row: int,
@@ -308,4 +308,4 @@ def tiles(positions: torch.dtype, sums: torch.dtype, held: int, warps: int) -> T
         softmax: matrix,
     ): ...
 
-    return Tiles(State, room, put, settle, least_of_block, write_means)
+    return Tiles(State, reserve, push, flush, least_of_block, write_means)

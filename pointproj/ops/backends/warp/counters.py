@@ -1,4 +1,4 @@
-"""Counting in, and knowing who was last: how a kernel goes on with what all its threads have written."""
+"""Counters in global memory: ranks of arrival, and how a kernel goes on with what all its threads wrote."""
 
 import warp as wp
 
@@ -61,29 +61,29 @@ def fresh(table: wp.array2d(dtype=wp.float32), row: int, column: int) -> wp.floa
 def fresh(table: wp.array2d(dtype=wp.float64), row: int, column: int) -> wp.float64: ...
 
 
-# All threads of a block call these together. Blocks take their turn when they start, so nobody waits for a
+# All threads of a block call these together. Blocks take tickets when they start, so nobody waits for a
 # block that cannot start.
-_TAKE_TURN = """
+_TAKE_TICKET = """
 #if defined(__CUDA_ARCH__)
-    __shared__ int turn;
-    if (threadIdx.x == 0) turn = atomicAdd(turns.data, 1);
+    __shared__ int ticket;
+    if (threadIdx.x == 0) ticket = atomicAdd(tickets.data, 1);
     __syncthreads();
-    return turn * blockDim.x + threadIdx.x;
+    return ticket * blockDim.x + threadIdx.x;
 #else
-    return turns.data[0]++;
+    return tickets.data[0]++;
 #endif
 """
-_END_TURN = """
+_FINISH_TICKET = """
 #if defined(__CUDA_ARCH__)
     __syncthreads();
     __threadfence();
-    if (threadIdx.x == 0) atomicAdd(turns.data + 1, blockDim.x);
+    if (threadIdx.x == 0) atomicAdd(tickets.data + 1, blockDim.x);
 #endif
 """
-_AWAIT_TURNS = """
+_AWAIT_TICKETS = """
 #if defined(__CUDA_ARCH__)
     if (threadIdx.x == 0) {
-        while (*reinterpret_cast<volatile int*>(turns.data + 1) < threads) {}
+        while (*reinterpret_cast<volatile int*>(tickets.data + 1) < threads) {}
     }
     __syncthreads();
     __threadfence();
@@ -91,19 +91,19 @@ _AWAIT_TURNS = """
 """
 
 
-@wp.func_native(_TAKE_TURN)
-def take_turn(turns: wp.array(dtype=wp.int32)) -> int:
-    """Number of this thread in the order in which blocks start; ``turns`` are two counters, 0 at first."""
+@wp.func_native(_TAKE_TICKET)
+def take_ticket(tickets: wp.array(dtype=wp.int32)) -> int:
+    """Number of this thread in the order in which blocks start; ``tickets`` are two counters, 0 at first."""
     ...
 
 
-@wp.func_native(_END_TURN)
-def end_turn(turns: wp.array(dtype=wp.int32)):
+@wp.func_native(_FINISH_TICKET)
+def finish_ticket(tickets: wp.array(dtype=wp.int32)):
     """Say that the threads of this block have done their part."""
     ...
 
 
-@wp.func_native(_AWAIT_TURNS)
-def await_turns(turns: wp.array(dtype=wp.int32), threads: int):
+@wp.func_native(_AWAIT_TICKETS)
+def await_tickets(tickets: wp.array(dtype=wp.int32), threads: int):
     """Wait until so many threads, all before those of this block, have done theirs; see what they wrote."""
     ...

@@ -1,4 +1,4 @@
-"""Aggregation over neighbour lists, nearest first: forward and backward kernels for kNN."""
+"""Aggregation over given rows of neighbours, nearest first: forward and backward kernels for kNN."""
 
 import functools
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.row_sums import Division, divide, row_sum, waiting_rows
+from pointproj.ops.backends.warp.queue import Division, divide, row_queue, row_sum
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
 from pointproj.ops.pairs import listed_chunks
@@ -20,6 +20,15 @@ def aggregate_neighbors(
 ) -> Tensor:
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
     return _aggregate(query_points, reference_points, features, sigma, neighbor_indices)[0]
+
+
+class NeighborProblem(NamedTuple):
+    """Points and their neighbours as kernels take them."""
+
+    query_points: Tensor
+    reference_points: Tensor
+    sigma: Tensor
+    neighbor_indices: Tensor  # (Q, k)
 
 
 def _specs(
@@ -33,74 +42,54 @@ def _specs(
 
 def _backward(
     launch: Launch,
-    query_points: Tensor,
-    reference_points: Tensor,
-    features: Tensor,
-    sigma: Tensor,
-    neighbor_indices: Tensor,
-    weights: Tensor,
-    grad_aggregated: Tensor,
     d_query_points: Tensor | None,
     d_reference_points: Tensor | None,
     d_features: Tensor | None,
     d_sigma: Tensor | None,
+    **values: Any,
 ) -> None:
-    wanted = {n: t for n, t in zip(DIFFERENTIABLE, _listed(locals()), strict=True) if t is not None}
+    wanted = dict(zip(DIFFERENTIABLE, (d_query_points, d_reference_points, d_features, d_sigma), strict=True))
+    query_points, features, neighbor_indices, weights, grad = (
+        values[name]
+        for name in ("query_points", "features", "neighbor_indices", "weights", "grad_aggregated")
+    )
     if query_points.is_cuda and torch.are_deterministic_algorithms_enabled():
-        _fill_in_fixed_order(locals(), wanted)
+        _fill_in_fixed_order(values, wanted)
         return
     count = 32 if features.is_cuda else 1
-    kernels = list_kernels(query_points.dtype, features.dtype, count)
+    kernels = gradient_kernels(query_points.dtype, features.dtype, count)
     queries, k = neighbor_indices.shape
     if d_features is not None:
         d_features.zero_()
-        launch(kernels.spread, (queries, count), neighbor_indices, weights, grad_aggregated, d_features)
-    if wanted.keys() - {"features"}:
-        products = torch.empty_like(weights)
-        launch(kernels.products, (queries, k), neighbor_indices, features, grad_aggregated, products)
-        rows = features.new_empty(queries, 3)
-        shares = features.new_zeros(reference_points.shape)
-        sigma_rows = features.new_empty(queries)
-        points = (query_points, reference_points, sigma, neighbor_indices, weights, products)
-        launch(kernels.pull, queries, *points, rows, shares, sigma_rows)
-        made = {"query_points": rows, "reference_points": shares}
-        for name in wanted.keys() & made.keys():
-            wanted[name].copy_(made[name])
-        if d_sigma is not None:
-            d_sigma.copy_(sigma_rows.sum())
+        launch(kernels.features, (queries, count), neighbor_indices, weights, grad, d_features)
+    if d_query_points is None and d_reference_points is None and d_sigma is None:
+        return
+    products = torch.empty_like(weights)
+    launch(kernels.products, (queries, k), neighbor_indices, features, grad, products)
+    made = {
+        "query_points": features.new_empty(queries, 3),
+        "reference_points": features.new_zeros(values["reference_points"].shape),
+        "sigma": features.new_empty(queries),
+    }
+    problem = NeighborProblem(**{name: values[name] for name in NeighborProblem._fields})
+    launch(kernels.positions, queries, problem, weights, products, *made.values())
+    made["sigma"] = made["sigma"].sum()
+    for name, grad_of_input in made.items():
+        if wanted[name] is not None:
+            wanted[name].copy_(grad_of_input)
 
 
-def _listed(values: dict[str, Any]) -> list[Tensor | None]:
-    return [values[f"d_{name}"] for name in DIFFERENTIABLE]
-
-
-def _fill_in_fixed_order(inputs: dict[str, Any], wanted: dict[str, Tensor]) -> None:
+def _fill_in_fixed_order(values: dict[str, Any], wanted: dict[str, Tensor | None]) -> None:
     """Without atomics: torch sorts what it adds when deterministic algorithms are asked for."""
-    needs = {name: name in wanted for name in DIFFERENTIABLE}
-    made = aggregate_backward(inputs["grad_aggregated"], needs, inputs, listed_chunks)
-    for name, grad in zip(DIFFERENTIABLE, made, strict=True):
-        if name in wanted:
-            wanted[name].copy_(grad)
+    needs = {name: tensor is not None for name, tensor in wanted.items()}
+    made = aggregate_backward(values["grad_aggregated"], needs, values, listed_chunks)
+    for tensor, grad in zip(wanted.values(), made, strict=True):
+        if tensor is not None:
+            tensor.copy_(grad)
 
 
-def _second_backward(
-    query_points: Tensor,
-    reference_points: Tensor,
-    features: Tensor,
-    sigma: Tensor,
-    neighbor_indices: Tensor,
-    grad_aggregated: Tensor,
-    direction_query_points: Tensor,
-    direction_reference_points: Tensor,
-    direction_features: Tensor,
-    direction_sigma: Tensor,
-    d_grad_aggregated: Tensor,
-    d_query_points: Tensor,
-    d_reference_points: Tensor,
-    d_features: Tensor,
-    d_sigma: Tensor,
-) -> None:
-    fill_second_backward(locals(), listed_chunks)
+def _second_backward(launch: Launch, **values: Any) -> None:
+    fill_second_backward(values, listed_chunks)
 
 
 @warp_op(
@@ -122,15 +111,31 @@ def _aggregate(
 ) -> None:
     division = divide(features.shape[1], features.device.type, most_lanes=8)
     kernel = aggregate_kernel(query_points.dtype, features.dtype, division)
-    points = (query_points, reference_points, features, sigma, neighbor_indices)
+    problem = NeighborProblem(query_points, reference_points, sigma, neighbor_indices)
     shape = (query_points.shape[0] * division.searches, division.lanes)
-    launch(kernel, shape, *points, aggregated, weights)
+    launch(kernel, shape, problem, features, aggregated, weights)
 
 
-class ListKernels(NamedTuple):
-    spread: wp.Kernel
+class GradientKernels(NamedTuple):
+    features: wp.Kernel
     products: wp.Kernel
-    pull: wp.Kernel
+    positions: wp.Kernel
+
+
+@functools.cache
+def _problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
+    """:class:`NeighborProblem` inside a kernel."""
+    _, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+
+    @wp.struct
+    class ProblemStruct:
+        query_points: wp.array(dtype=vec3)
+        reference_points: wp.array(dtype=vec3)
+        sigma: wp.array(dtype=real)
+        neighbor_indices: wp.array2d(dtype=wp.int32)
+
+    return ProblemStruct
 
 
 @functools.cache
@@ -151,34 +156,31 @@ def _distance(positions: torch.dtype, sums: torch.dtype) -> wp.Function:
 @functools.cache
 def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
     """Softmax over each list, and the weighted sum."""
-    count, held, searches = division
-    _, vec3 = REALS[positions]
+    count, channels, searches = division
     real, _ = REALS[sums]
+    ProblemStruct = _problem_struct(positions, sums)
     distance = _distance(positions, sums)
-    Channels, channel_of, add_row = row_sum(sums, count, held)
-    waiting = waiting_rows(sums, count, held)
-    room_of, put, add_all = waiting.room, waiting.put, waiting.add_all
+    Channels, channel_of, add_row = row_sum(sums, count, channels)
+    queue = row_queue(sums, count, channels)
+    reserve, push, flush = queue.reserve, queue.push, queue.flush
     item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
 
     @wp.kernel(**OPTIONS)
     def aggregate(
-        query_points: wp.array(dtype=vec3),
-        reference_points: wp.array(dtype=vec3),
+        problem: ProblemStruct,
         features: wp.array2d(dtype=real),
-        sigma: wp.array(dtype=real),
-        neighbor_indices: wp.array2d(dtype=wp.int32),
         aggregated: wp.array2d(dtype=real),
         weights: wp.array2d(dtype=real),
     ):
         first, _ = wp.tid()
         query = item(first) / searches
         chunk = item(first) % searches
-        p = query_points[query]
-        k = neighbor_indices.shape[1]
-        per_sigma = real(1.0) / sigma[0]
+        p = problem.query_points[query]
+        k = problem.neighbor_indices.shape[1]
+        per_sigma = real(1.0) / problem.sigma[0]
         nearest = real(0.0)
-        if neighbor_indices[query, 0] >= 0:
-            nearest = distance(p, reference_points[neighbor_indices[query, 0]])
+        if problem.neighbor_indices[query, 0] >= 0:
+            nearest = distance(p, problem.reference_points[problem.neighbor_indices[query, 0]])
         total = real(0.0)
         sums = Channels()
         for begin in range(0, k, count):
@@ -186,9 +188,10 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
             row = int(-1)
             weight = real(0.0)
             if i < k:
-                row = neighbor_indices[query, i]
+                row = problem.neighbor_indices[query, i]
                 if row >= 0:
-                    weight = wp.exp((nearest - distance(p, reference_points[row])) * per_sigma)
+                    far = distance(p, problem.reference_points[row])
+                    weight = wp.exp((nearest - far) * per_sigma)
                 if chunk == 0:
                     weights[query, i] = weight
             total += weight
@@ -196,8 +199,8 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
                 if row >= 0:
                     sums = add_row(sums, features, chunk, weight, row)
             else:
-                room = room_of()
-                sums = add_all(sums, features, chunk, room, put(room, 0, row >= 0, weight, row))
+                address = reserve()
+                sums = flush(sums, features, chunk, address, push(address, 0, row >= 0, weight, row))
         total = total_of(total)
         inverse = real(0.0)
         if total > real(0.0):
@@ -208,7 +211,7 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
                     weights[query, begin + lane()] = weights[query, begin + lane()] * inverse
         if not wp.isfinite(p):
             inverse = real(wp.nan)
-        for i in range(held):
+        for i in range(channels):
             channel = channel_of(chunk, i)
             if channel < features.shape[1]:
                 aggregated[query, channel] = sums[i] * inverse
@@ -217,18 +220,17 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
 
 
 @functools.cache
-def list_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> ListKernels:
+def gradient_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> GradientKernels:
     """Kernels of the backward, for positions of one dtype and sums in another, at least as wide."""
     item, lane, take = lanes(count).item, lanes(count).lane, lanes(count).take
-    _, vec3 = REALS[positions]
     real, _ = REALS[sums]
     distance = _distance(positions, sums)
-    points3 = wp.array(dtype=vec3)
+    ProblemStruct = _problem_struct(positions, sums)
     lists = wp.array2d(dtype=wp.int32)
     matrix = wp.array2d(dtype=real)
 
     @wp.kernel(**OPTIONS)
-    def spread(neighbor_indices: lists, weights: matrix, grad: matrix, d_features: matrix):
+    def feature_gradient(neighbor_indices: lists, weights: matrix, grad: matrix, d_features: matrix):
         first, _ = wp.tid()
         query = item(first)
         k = neighbor_indices.shape[1]
@@ -263,11 +265,8 @@ def list_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> ListK
         product[query, i] = total
 
     @wp.kernel(**OPTIONS)
-    def pull(
-        query_points: points3,
-        reference_points: points3,
-        sigma: wp.array(dtype=real),
-        neighbor_indices: lists,
+    def position_gradient(
+        problem: ProblemStruct,
         weights: matrix,
         product: matrix,
         d_query: matrix,
@@ -276,27 +275,27 @@ def list_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> ListK
     ):
         """What the logits' gradients do to positions and sigma: see :mod:`pointproj.ops.gradients`."""
         query = wp.tid()
-        p = query_points[query]
-        k = neighbor_indices.shape[1]
+        p = problem.query_points[query]
+        k = problem.neighbor_indices.shape[1]
         mean = real(0.0)
         for i in range(k):
             mean += weights[query, i] * product[query, i]
         own = wp.vector(real(0.0), real(0.0), real(0.0))
         share_of_sigma = real(0.0)
         for i in range(k):
-            row = neighbor_indices[query, i]
+            row = problem.neighbor_indices[query, i]
             if row >= 0:
                 grad_logit = weights[query, i] * (product[query, i] - mean)
-                far = distance(p, reference_points[row])
+                far = distance(p, problem.reference_points[row])
                 share_of_sigma += grad_logit * far
                 if far > real(0.0):
-                    scale = grad_logit / (sigma[0] * far)
+                    scale = grad_logit / (problem.sigma[0] * far)
                     for axis in range(3):
-                        along = scale * real(p[axis] - reference_points[row][axis])
+                        along = scale * real(p[axis] - problem.reference_points[row][axis])
                         own[axis] -= along
                         wp.atomic_add(d_reference, row, axis, along)
         for axis in range(3):
             d_query[query, axis] = own[axis]
-        d_sigma[query] = share_of_sigma / (sigma[0] * sigma[0])
+        d_sigma[query] = share_of_sigma / (problem.sigma[0] * problem.sigma[0])
 
-    return ListKernels(spread, products, pull)
+    return GradientKernels(feature_gradient, products, position_gradient)

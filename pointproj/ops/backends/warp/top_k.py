@@ -1,7 +1,7 @@
-"""How a search keeps the nearest of the points that it meets, ties by the lower index.
+"""How a search keeps the k nearest of the points that it meets, ties by the lower index.
 
-Each maker returns a :class:`~pointproj.ops.backends.warp.cell_rows.Visitor`, ``begin(query, arrays) ->
-state`` and ``finish(state, query, arrays)``, which writes the neighbours' rows, nearest first.
+Each maker returns a :class:`~pointproj.ops.backends.warp.traversal.Visitor`, ``begin(query, data) -> state``
+and ``finish(state, query, data)``, which writes the neighbours' rows, nearest first.
 """
 
 import functools
@@ -10,24 +10,24 @@ from typing import Any
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.cell_rows import Visitor
 from pointproj.ops.backends.warp.common import REALS, packed_point
-from pointproj.ops.backends.warp.frames import grid_struct
 from pointproj.ops.backends.warp.lanes import bit_count, lanes
+from pointproj.ops.backends.warp.traversal import Visitor
 
 NO_ROW = 2**31 - 1  # after every row there can be
 
 
 @functools.cache
-def _arrays(dtype: torch.dtype) -> Any:
+def top_k_struct(dtype: torch.dtype) -> Any:
+    """Where the neighbours of each query go, and the heap of :func:`in_memory`."""
     real, _ = REALS[dtype]
 
     @wp.struct
-    class Arrays:
+    class TopKStruct:
         rows: wp.array2d(dtype=wp.int32)
         heap: wp.array2d(dtype=real)
 
-    return Arrays
+    return TopKStruct
 
 
 @functools.cache
@@ -61,11 +61,11 @@ def _comes_before(dtype: torch.dtype) -> wp.Function:
 def in_registers(dtype: torch.dtype, k: int) -> tuple:
     """Up to a few dozen neighbours: a thread keeps them sorted."""
     real, vec3 = REALS[dtype]
-    Grid, _ = grid_struct(dtype)
-    Arrays = _arrays(dtype)
+    vec4 = wp.types.vector(length=4, dtype=real)
+    Data = top_k_struct(dtype)
     squared_distance = _squared_distance(dtype)
     comes_before = _comes_before(dtype)
-    load_point, _, row_of = packed_point(dtype)
+    _, _, row_of = packed_point(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
     last = k - 1
 
@@ -77,7 +77,7 @@ def in_registers(dtype: torch.dtype, k: int) -> tuple:
         gave_up: bool
 
     @wp.func
-    def begin(query: int, arrays: Arrays):
+    def begin(query: int, data: Data):
         state = State()
         for i in range(k):
             state.squared[i] = real(wp.inf)
@@ -85,12 +85,11 @@ def in_registers(dtype: torch.dtype, k: int) -> tuple:
         return state
 
     @wp.func
-    def bound(state: State, arrays: Arrays):
+    def bound(state: State, data: Data):
         return state.squared[last]
 
     @wp.func
-    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
-        point = load_point(grid.points, at)
+    def visit(state: State, q: vec3, data: Data, point: vec4, exists: bool):
         squared = squared_distance(q, point)
         if squared <= state.squared[last] and squared < real(wp.inf):
             row = row_of(point)
@@ -108,20 +107,20 @@ def in_registers(dtype: torch.dtype, k: int) -> tuple:
         return state
 
     @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
+    def finish(state: State, query: int, data: Data):
         for i in range(k):
-            arrays.rows[query, i] = state.rows[i]
+            data.rows[query, i] = state.rows[i]
 
-    return Visitor(State, Arrays, consider, bound, k), begin, finish
+    return Visitor(State, Data, visit, bound, k), begin, finish
 
 
 def across_lanes(dtype: torch.dtype, k: int) -> tuple:
     """The same for the 32 lanes of a warp: lane i keeps the i-th nearest."""
     real, vec3 = REALS[dtype]
-    Grid, _ = grid_struct(dtype)
-    Arrays = _arrays(dtype)
+    vec4 = wp.types.vector(length=4, dtype=real)
+    Data = top_k_struct(dtype)
     squared_distance = _squared_distance(dtype)
-    load_point, _, row_of = packed_point(dtype)
+    _, _, row_of = packed_point(dtype)
     group = lanes(32)
     lane, take, previous, ballot, minimum = (
         group.lane,
@@ -140,7 +139,7 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
         gave_up: bool
 
     @wp.func
-    def begin(query: int, arrays: Arrays):
+    def begin(query: int, data: Data):
         state = State()
         state.squared = real(wp.inf)
         state.row = NO_ROW
@@ -148,15 +147,14 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
         return state
 
     @wp.func
-    def bound(state: State, arrays: Arrays):
+    def bound(state: State, data: Data):
         return state.worst
 
     @wp.func
-    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
+    def visit(state: State, q: vec3, data: Data, point: vec4, exists: bool):
         squared = real(wp.inf)
         row = int(NO_ROW)
         if exists:
-            point = load_point(grid.points, at)
             squared = squared_distance(q, point)
             row = row_of(point)
         while ballot(squared <= state.worst and squared < real(wp.inf)) != 0:
@@ -171,27 +169,27 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
             if lane() == place:
                 state.squared = least
                 state.row = first
-            elif lane() > place:  # makes room
+            elif lane() > place:  # moves up by one
                 state.squared = squared_before
                 state.row = row_before
             state.worst = take(state.squared, k - 1)
         return state
 
     @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
+    def finish(state: State, query: int, data: Data):
         if lane() < k:
-            arrays.rows[query, lane()] = wp.where(state.row == NO_ROW, -1, state.row)
+            data.rows[query, lane()] = wp.where(state.row == NO_ROW, -1, state.row)
 
-    return Visitor(State, Arrays, consider, bound, k), begin, finish
+    return Visitor(State, Data, visit, bound, k), begin, finish
 
 
 def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
     """Any number of neighbours: a heap in the output rows, its farthest neighbour on top."""
     real, vec3 = REALS[dtype]
-    Grid, _ = grid_struct(dtype)
-    Arrays = _arrays(dtype)
+    vec4 = wp.types.vector(length=4, dtype=real)
+    Data = top_k_struct(dtype)
     squared_distance = _squared_distance(dtype)
-    load_point, _, row_of = packed_point(dtype)
+    _, _, row_of = packed_point(dtype)
 
     @wp.struct
     class State:
@@ -200,17 +198,17 @@ def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
         gave_up: bool
 
     @wp.func
-    def begin(query: int, arrays: Arrays):
-        for i in range(arrays.rows.shape[1]):
-            arrays.rows[query, i] = -1
-            arrays.heap[query, i] = real(wp.inf)
+    def begin(query: int, data: Data):
+        for i in range(data.rows.shape[1]):
+            data.rows[query, i] = -1
+            data.heap[query, i] = real(wp.inf)
         state = State()
         state.query = query
         return state
 
     @wp.func
-    def bound(state: State, arrays: Arrays):
-        return arrays.heap[state.query, 0]
+    def bound(state: State, data: Data):
+        return data.heap[state.query, 0]
 
     @wp.func
     def is_after(squared: real, row: int, other: real, other_row: int):
@@ -219,49 +217,48 @@ def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
         return squared > other or (squared == other and later)
 
     @wp.func
-    def sink(arrays: Arrays, query: int, size: int, squared: real, row: int):
+    def sink(data: Data, query: int, size: int, squared: real, row: int):
         """Put a neighbour on top of the first ``size`` places and restore the heap."""
         at = int(0)
         child = int(1)
         while child < size:
             if child + 1 < size and is_after(
-                arrays.heap[query, child + 1],
-                arrays.rows[query, child + 1],
-                arrays.heap[query, child],
-                arrays.rows[query, child],
+                data.heap[query, child + 1],
+                data.rows[query, child + 1],
+                data.heap[query, child],
+                data.rows[query, child],
             ):
                 child += 1
-            if is_after(arrays.heap[query, child], arrays.rows[query, child], squared, row):
-                arrays.heap[query, at] = arrays.heap[query, child]
-                arrays.rows[query, at] = arrays.rows[query, child]
+            if is_after(data.heap[query, child], data.rows[query, child], squared, row):
+                data.heap[query, at] = data.heap[query, child]
+                data.rows[query, at] = data.rows[query, child]
                 at = child
                 child = 2 * at + 1
             else:
                 child = size
-        arrays.heap[query, at] = squared
-        arrays.rows[query, at] = row
+        data.heap[query, at] = squared
+        data.rows[query, at] = row
 
     @wp.func
-    def consider(state: State, q: vec3, grid: Grid, arrays: Arrays, at: int, exists: bool):
+    def visit(state: State, q: vec3, data: Data, point: vec4, exists: bool):
         query = state.query
-        point = load_point(grid.points, at)
         squared = squared_distance(q, point)
-        if squared <= arrays.heap[query, 0] and squared < real(wp.inf):
+        if squared <= data.heap[query, 0] and squared < real(wp.inf):
             row = row_of(point)
-            if is_after(arrays.heap[query, 0], arrays.rows[query, 0], squared, row):
-                sink(arrays, query, arrays.rows.shape[1], squared, row)
+            if is_after(data.heap[query, 0], data.rows[query, 0], squared, row):
+                sink(data, query, data.rows.shape[1], squared, row)
         return state
 
     @wp.func
-    def finish(state: State, query: int, arrays: Arrays):
+    def finish(state: State, query: int, data: Data):
         """Heap sort: take the farthest off the top, fill the rows from behind."""
-        last = arrays.rows.shape[1] - 1
+        last = data.rows.shape[1] - 1
         while last > 0:
-            squared = arrays.heap[query, 0]
-            row = arrays.rows[query, 0]
-            sink(arrays, query, last, arrays.heap[query, last], arrays.rows[query, last])
-            arrays.heap[query, last] = squared
-            arrays.rows[query, last] = row
+            squared = data.heap[query, 0]
+            row = data.rows[query, 0]
+            sink(data, query, last, data.heap[query, last], data.rows[query, last])
+            data.heap[query, last] = squared
+            data.rows[query, last] = row
             last -= 1
 
-    return Visitor(State, Arrays, consider, bound, wanted), begin, finish
+    return Visitor(State, Data, visit, bound, wanted), begin, finish

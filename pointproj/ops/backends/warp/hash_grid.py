@@ -1,0 +1,337 @@
+"""A hash grid: cells for a known radius, in a table of fixed size that the cells of space wrap around.
+
+Cells are about half as wide as the radius wherever the points are, so no bounding box is needed and one
+level does for every density. Cells that share a bucket of the table only cost a few distance tests in vain.
+Along x the table is contiguous: a row of cells is one run of points, or two where it wraps.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.backends.warp.cell_list import stable_ranks
+from pointproj.ops.backends.warp.cell_list_kernels import scatter_kernel
+from pointproj.ops.backends.warp.common import (
+    OPTIONS,
+    REALS,
+    ROUNDINGS,
+    Batch,
+    BatchStruct,
+    cloud_of,
+    first_row_of,
+)
+from pointproj.ops.backends.warp.lanes import Lanes, floor_log2
+from pointproj.ops.backends.warp.scan import running_sum, states_of
+from pointproj.ops.backends.warp.traversal import Visitor, run_visitor
+from pointproj.ops.bridge.warp_op import Launch, warp_op
+
+# Edge of the cells, in radii: a little more than a half, so that rounding does not add a cell on each side.
+EDGE = 65 / 128
+BUCKETS_PER_POINT = 4
+FARTHEST = 2.0**28  # cells from the origin; what lies beyond counts as there
+
+
+class HashGrid(NamedTuple):
+    """The table of one set of points as tensors, or of two: then the other's buckets and rows follow.
+
+    The last bucket of each is for points that are not finite.
+    """
+
+    width: Tensor  # (1,) real: edge of the cells
+    start: Tensor  # (buckets + 1,) int32: first sorted row of each bucket
+    points: Tensor  # (N, 4) real: positions, sorted, and the bits of their row in the cloud as given
+
+
+class SearchedGrid(NamedTuple):
+    """One set of points in a hash grid, as a search reads it; in kernels :func:`searched_struct`."""
+
+    width: Tensor
+    start: Tensor
+    points: Tensor
+    first_bucket: int  # of the points searched, where the table is that of two sets
+    batch: Batch
+
+
+def build_hash_grid(
+    points: Tensor,
+    offsets: Tensor | None,
+    clouds: int,
+    radius: float | None,
+    *,
+    others: Tensor | None = None,
+    other_offsets: Tensor | None = None,
+    frames: Tensor | None = None,
+) -> HashGrid:
+    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``; and ``others`` (M, 3).
+
+    Without a radius cells are as wide as the widest of the cell list that has these ``frames``: there are
+    then about 30 points within two cells, where points are spread evenly.
+    """
+    width = 0.0 if radius is None else radius * EDGE
+    return HashGrid(*_build(points, offsets, others, other_offsets, clouds, width, frames))
+
+
+def bucket_count(rows: int, clouds: int) -> int:
+    """Buckets that a table has for so many points, with the one for points that are not finite."""
+    return BUCKETS_PER_POINT * rows + clouds + 1
+
+
+def _specs(
+    points: Tensor,
+    offsets: Any,
+    others: Tensor | None,
+    other_offsets: Any,
+    clouds: int,
+    width: float,
+    frames: Tensor | None,
+) -> dict:
+    buckets, rows, dtype = bucket_count(points.shape[0], clouds), points.shape[0], points.dtype
+    if others is not None:
+        buckets += bucket_count(others.shape[0], clouds)
+        rows += others.shape[0]
+    return {
+        "cell_width": ((1,), dtype),
+        "start": ((buckets + 1,), torch.int32),
+        "sorted_points": ((rows, 4), dtype),
+    }
+
+
+class PackedPoints(NamedTuple):
+    """Points and their clouds; in kernels :func:`packed_struct`."""
+
+    points: Tensor | None
+    batch: Batch
+
+
+@warp_op("pointproj::warp_build_hash_grid", outputs=_specs)
+def _build(
+    launch: Launch,
+    points: Tensor,
+    offsets: Tensor | None,
+    others: Tensor | None,
+    other_offsets: Tensor | None,
+    clouds: int,
+    width: float,
+    frames: Tensor | None,
+    cell_width: Tensor,
+    start: Tensor,
+    sorted_points: Tensor,
+) -> None:
+    rows, buckets = sorted_points.shape[0], start.shape[0] - 1
+    lengths = [2 * states_of(buckets), buckets]
+    counters = start.new_empty(sum(lengths))
+    states, occupancy = counters.split(lengths)
+    placed = start.new_empty(rows, 2)
+    launch(_clear_kernel(points.dtype), counters.shape[0], counters, cell_width, width, frames)
+    first = PackedPoints(points, Batch(offsets, points.shape[0], clouds))
+    second = PackedPoints(others, Batch(other_offsets, rows - points.shape[0], clouds))
+    launch(_place_kernel(points.dtype), rows, first, second, cell_width, occupancy, placed)
+    running_sum(launch, occupancy, 0, states.view(torch.int64), start)
+    if points.is_cuda and torch.are_deterministic_algorithms_enabled():
+        placed[:, 1] = stable_ranks(placed[:, 0], start)
+    launch(scatter_kernel(points.dtype, start.dtype), rows, points, others, placed, start, sorted_points)
+
+
+@functools.cache
+def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
+    real, _ = REALS[dtype]
+
+    @wp.kernel(**OPTIONS)
+    def clear(
+        counters: wp.array(dtype=wp.int32),
+        width: wp.array(dtype=real),
+        value: wp.float64,
+        frames: wp.array2d(dtype=real),
+    ):
+        """``value`` is the width of cells, unless there are ``frames`` to take it from."""
+        i = wp.tid()
+        counters[i] = 0
+        if i == 0:
+            widest = real(value)
+            if frames:
+                for cloud in range(frames.shape[0]):
+                    for axis in range(3):
+                        widest = wp.max(widest, frames[cloud, axis + 3])
+                if not (widest > real(0.0) and widest < real(wp.inf)):
+                    widest = real(1.0)  # all points of a cloud in one place, or none
+            width[0] = widest
+
+    return clear
+
+
+@functools.cache
+def table_functions(dtype: torch.dtype) -> Any:
+    """Each cloud's part of the table, and the bucket of a cell in it."""
+    real, _ = REALS[dtype]
+
+    @wp.struct
+    class Table:
+        base: int  # first bucket
+        bits: wp.vec3i  # buckets along x, y, z, as powers of two
+
+    @wp.func
+    def table_of(cloud: int, batch: BatchStruct, first_bucket: int):
+        begin = first_row_of(cloud, batch)
+        size = first_row_of(cloud + 1, batch) - begin
+        bits = floor_log2(wp.max(BUCKETS_PER_POINT * size, 1))
+        table = Table()
+        table.base = first_bucket + BUCKETS_PER_POINT * begin + cloud
+        table.bits = wp.vec3i((bits + 2) / 3, (bits + 1) / 3, bits / 3)
+        return table
+
+    @wp.func
+    def axis_cell(x: real, per_unit: real):
+        return int(wp.floor(wp.clamp(x * per_unit, real(-FARTHEST), real(FARTHEST))))
+
+    @wp.func
+    def first_bucket_of(table: Table, y: int, z: int):
+        """First bucket of a row of cells."""
+        row = ((z & ((1 << table.bits[2]) - 1)) << table.bits[1]) | (y & ((1 << table.bits[1]) - 1))
+        return table.base + (row << table.bits[0])
+
+    @wp.func
+    def along(table: Table, x: int):
+        """Bucket in a row. Around the origin, where clouds mostly are, rows do not wrap."""
+        return (x + (1 << table.bits[0]) / 2) & ((1 << table.bits[0]) - 1)
+
+    return Table, table_of, axis_cell, first_bucket_of, along
+
+
+@functools.cache
+def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
+    real, vec3 = REALS[dtype]
+    _, table_of, axis_cell, first_bucket_of, along = table_functions(dtype)
+
+    @wp.struct
+    class PackedStruct:
+        points: wp.array(dtype=vec3)
+        batch: BatchStruct
+
+    @wp.func
+    def bucket_of(row: int, packed: PackedStruct, first_bucket: int, per_unit: real):
+        """Bucket of a point; the last of all is for points that are not finite."""
+        p = packed.points[row]
+        if not wp.isfinite(p):
+            return first_bucket + BUCKETS_PER_POINT * packed.batch.rows + packed.batch.count
+        table = table_of(cloud_of(row, packed.batch), packed.batch, first_bucket)
+        x = axis_cell(p[0], per_unit)
+        y = axis_cell(p[1], per_unit)
+        z = axis_cell(p[2], per_unit)
+        return first_bucket_of(table, y, z) + along(table, x)
+
+    @wp.kernel(**OPTIONS)
+    def place(
+        packed: PackedStruct,
+        others: PackedStruct,
+        width: wp.array(dtype=real),
+        occupancy: wp.array(dtype=wp.int32),
+        placed: wp.array2d(dtype=wp.int32),
+    ):
+        """Bucket of each point and its rank of arrival there."""
+        i = wp.tid()
+        rows = packed.batch.rows
+        per_unit = real(1.0) / width[0]
+        at = int(0)
+        if i < rows:
+            at = bucket_of(i, packed, 0, per_unit)
+        else:
+            first_bucket = BUCKETS_PER_POINT * rows + packed.batch.count + 1
+            at = bucket_of(i - rows, others, first_bucket, per_unit)
+        placed[i, 0] = at
+        placed[i, 1] = wp.atomic_add(occupancy, at, 1)
+
+    return place
+
+
+@functools.cache
+def searched_struct(dtype: torch.dtype) -> Any:
+    """:class:`SearchedGrid` inside a kernel."""
+    real, _ = REALS[dtype]
+
+    @wp.struct
+    class SearchedStruct:
+        width: wp.array(dtype=real)
+        start: wp.array(dtype=wp.int32)
+        points: wp.array2d(dtype=real)
+        first_bucket: int
+        batch: BatchStruct
+
+    return SearchedStruct
+
+
+def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+    """``search(state, q, searched, data, cloud, radius) -> state``: meet everything within the radius.
+
+    The visitor sees some points that are farther away.
+    """
+    real, vec3 = REALS[dtype]
+    SearchedStruct, State, Data = searched_struct(dtype), visitor.State, visitor.Data
+    _, table_of, axis_cell, first_bucket_of, along = table_functions(dtype)
+    visit_runs = run_visitor(dtype, lanes, visitor)
+    unit = torch.finfo(dtype).eps * ROUNDINGS
+    count, lane = lanes.count, lanes.lane
+
+    @wp.func
+    def gap(x: real, cell: int, width: real, slack: real):
+        """Distance along an axis from x to a cell's slab, never too large."""
+        x = wp.clamp(x, real(-FARTHEST) * width, real(FARTHEST) * width)
+        low = real(cell) * width
+        return wp.max(wp.max(low - x, x - (low + width)) - slack, real(0.0))
+
+    @wp.func
+    def search(state: State, q: vec3, searched: SearchedStruct, data: Data, cloud: int, radius: real):
+        table = table_of(cloud, searched.batch, searched.first_bucket)
+        slack = real(unit) * (wp.max(wp.abs(q)) + radius)
+        width = searched.width[0]
+        per_unit = real(1.0) / width
+        first = wp.vec3i()
+        size = wp.vec3i()
+        whole = bool(False)  # the ball is as wide as the table: no row can be left out by its distance
+        for axis in range(3):
+            first[axis] = axis_cell(q[axis] - radius - slack, per_unit)
+            size[axis] = axis_cell(q[axis] + radius + slack, per_unit) - first[axis] + 1
+            if size[axis] >= (1 << table.bits[axis]):
+                size[axis] = 1 << table.bits[axis]
+                whole = True
+        buckets = 1 << table.bits[0]
+        begin_x = along(table, first[0])
+        split = wp.where(begin_x + size[0] > buckets, 1, 0)  # whether the row wraps, and comes in two parts
+        row_part = int(lane())
+        row_z = int(0)
+        along_y = size[1] << split
+        for _first in range(0, along_y * size[2], count):
+            while row_part >= along_y:
+                row_part -= along_y
+                row_z += 1
+            begin = int(0)
+            run = int(0)
+            if row_z < size[2]:
+                y = first[1] + (row_part >> split)
+                z = first[2] + row_z
+                across_y = gap(q[1], y, width, slack)
+                across_z = gap(q[2], z, width, slack)
+                across = across_y * across_y + across_z * across_z
+                limit = (radius + slack) * (radius + slack)
+                x0 = begin_x
+                x1 = begin_x + size[0]
+                if not whole:  # only what the ball touches in this row
+                    half = wp.sqrt(wp.max(limit - across, real(0.0))) + slack
+                    x0 += wp.max(axis_cell(q[0] - half, per_unit) - first[0], 0)
+                    x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - first[0] + 1)
+                if (row_part & split) == 0:
+                    x1 = wp.min(x1, buckets)
+                else:
+                    x0 = wp.max(x0 - buckets, 0)
+                    x1 -= buckets
+                if (whole or across <= limit) and x0 < x1:
+                    bucket = first_bucket_of(table, y, z)
+                    begin = searched.start[bucket + x0]
+                    run = searched.start[bucket + x1] - begin
+            row_part += count
+            state = visit_runs(state, q, searched.points, data, begin, run)
+        return state
+
+    return search

@@ -1,0 +1,184 @@
+"""The k nearest reference points, exactly, ties by the lower index."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.backends.warp.common import (
+    MODULE_OPTIONS,
+    REALS,
+    Batch,
+    BatchStruct,
+    cloud_of,
+    packed_point,
+)
+from pointproj.ops.backends.warp.grids import CellList, cell_list_struct
+from pointproj.ops.backends.warp.lanes import lanes, lowest_bit
+from pointproj.ops.backends.warp.scan import dense_cells_before
+from pointproj.ops.backends.warp.shells import shell_search
+from pointproj.ops.backends.warp.top_k import across_lanes, in_memory, in_registers, top_k_struct
+from pointproj.ops.bridge.warp_op import Launch, warp_op
+from pointproj.ops.clouds import Clouds
+
+LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
+FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
+SHORT_LIST = 8  # so few neighbours are no burden for a single thread:
+VERY_FEW_QUERIES = 2**14  # then threads work alone but for so few
+BUDGET = 256  # rows of cells that a thread looks at in and around dense cells before a warp takes over
+UNFINISHED = -2  # in place of the first neighbour
+
+
+def search(clouds: Clouds, cells: CellList, k: int) -> Tensor:
+    """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
+    points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
+    return _search(*points, list(cells), k)[0]
+
+
+def _specs(
+    query_points: Tensor,
+    query_offsets: Any,
+    reference_points: Tensor,
+    clouds: int,
+    cells: list[Tensor],
+    k: int,
+) -> dict:
+    shape = (query_points.shape[0], k)
+    heap = shape if k > LARGEST_LIST else (0, k)
+    return {"rows": (shape, torch.int32), "heap": (heap, query_points.dtype)}
+
+
+class Queries(NamedTuple):
+    """The points searched for, and how they are taken."""
+
+    points: Tensor
+    batch: Batch
+    itself: bool  # whether they are the points of the cell list
+
+
+class TopK(NamedTuple):
+    """Where the neighbours go: :func:`pointproj.ops.backends.warp.top_k.top_k_struct`."""
+
+    rows: Tensor
+    heap: Tensor
+
+
+@warp_op("pointproj::warp_search", outputs=_specs)
+def _search(
+    launch: Launch,
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    clouds: int,
+    cells: list[Tensor],
+    k: int,
+    rows: Tensor,
+    heap: Tensor,
+) -> None:
+    listed = k <= LARGEST_LIST
+    count = rows.shape[0]
+    # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
+    itself = query_points.data_ptr() == reference_points.data_ptr() and count == reference_points.shape[0]
+    queries = Queries(query_points, Batch(query_offsets, count, clouds), itself)
+    cell_list, found = CellList(*cells), TopK(rows, heap)
+    for stage in _stages(count, k, query_points.is_cuda):
+        kernel = search_kernel(query_points.dtype, k if listed else None, stage)
+        shape = (-(-count // stage.each), stage.width)
+        launch(kernel, shape, queries, cell_list, stage.each, found, block_dim=128)
+
+
+class Stage(NamedTuple):
+    """One kernel over all queries; it leaves to the next what would take it too long."""
+
+    width: int  # lanes a query
+    each: int  # queries that these lanes take, one after another, far from each other
+    into_dense_cells: bool
+    budget: int  # rows of cells that a query may look at in and around dense cells; 0 for no limit
+    blocks: int  # that a processor of a GPU has room for: many need few registers each
+
+
+def _stages(queries: int, k: int, on_gpu: bool) -> tuple[Stage, ...]:
+    """The kernels of a search: without dense cells, which most queries never meet, then into them.
+
+    A thread a query takes 44 us for W1, a warp a query 61. With single threads alone, dense cells of
+    clustered clouds take longest; with warps alone surfaces of 10^7 points do (86 ms): so threads begin, and
+    warps finish. 64 registers a thread, some of them spilled, search 10^7 uniform points in 5.7 ms, 110 in
+    7.6.
+    """
+    if not on_gpu or k > LARGEST_LIST:
+        return Stage(1, 1, False, 0, 1), Stage(1, 1, True, 0, 1)
+    if queries <= FEW_QUERIES:
+        alone = k <= SHORT_LIST and queries > VERY_FEW_QUERIES
+        first = Stage(1, 1, False, BUDGET, 4) if alone else Stage(32, 1, False, 0, 6)
+        return first, Stage(32, 16, True, 0, 4)
+    # Beside a cluster a few searches are a thousand times as long as the others. With long lists it is better
+    # to run few threads than to keep the lists in memory.
+    first, second = (8, 3) if k <= SHORT_LIST else (1, 1)
+    return (
+        Stage(1, 1, False, BUDGET, first),
+        Stage(1, 1, True, BUDGET, second),
+        Stage(32, 32, True, 0, 4),
+    )
+
+
+@functools.cache
+def search_kernel(dtype: torch.dtype, k: int | None, stage: Stage) -> wp.Kernel:
+    """The kernel of a stage. With k None the neighbours wait in memory, else in registers."""
+    width, _, into_dense_cells, budget, blocks = stage
+    real, vec3 = REALS[dtype]
+    CellListStruct, TopKStruct = cell_list_struct(dtype), top_k_struct(dtype)
+    if k is None:
+        visitor, begin, finish = in_memory(dtype, LARGEST_LIST)
+    else:
+        visitor, begin, finish = in_registers(dtype, k) if width == 1 else across_lanes(dtype, k)
+    load_point, _, row_of = packed_point(dtype)
+    search_cells = shell_search(dtype, lanes(width), visitor, into_dense_cells, budget)
+    group = lanes(width)
+    item, lane, take, ballot = group.item, group.lane, group.take, group.ballot
+
+    @wp.struct
+    class QueriesStruct:
+        points: wp.array(dtype=vec3)
+        batch: BatchStruct
+        itself: bool
+
+    @wp.func
+    def search_one(query: int, queries: QueriesStruct, cells: CellListStruct, found: TopKStruct):
+        q = queries.points[query]
+        state = begin(query, found)
+        cloud = cloud_of(query, queries.batch)
+        if wp.isfinite(q) and cells.frames[cloud, 0] < real(wp.inf):
+            state = search_cells(state, q, cells, found, cloud)
+        if state.gave_up:
+            if lane() == 0:
+                found.rows[query, 0] = UNFINISHED
+        else:
+            finish(state, query, found)
+
+    @wp.kernel(
+        module="unique",
+        module_options={**MODULE_OPTIONS, "max_unroll": LARGEST_LIST},
+        launch_bounds=(128, blocks if dtype == torch.float32 else 1),
+    )
+    def search_nearest(queries: QueriesStruct, cells: CellListStruct, each: int, found: TopKStruct):
+        """Of ``each`` queries search for those that are unfinished, one after another."""
+        number, _ = wp.tid()
+        if wp.static(into_dense_cells) and dense_cells_before(cells.start[cells.start.shape[0] - 1]) == 0:
+            return  # nobody has met a dense cell
+        count = queries.batch.rows
+        items = (count + each - 1) / each
+        query = lane() * items + item(number)
+        there = query < count and lane() < each
+        if there and queries.itself:
+            query = row_of(load_point(cells.points, query))
+        if wp.static(into_dense_cells):
+            waiting = ballot(there and found.rows[query, 0] == UNFINISHED)
+            while waiting != 0:
+                search_one(take(query, lowest_bit(waiting)), queries, cells, found)
+                waiting = waiting & (waiting - 1)
+        else:
+            search_one(take(query, 0), queries, cells, found)
+
+    return search_nearest

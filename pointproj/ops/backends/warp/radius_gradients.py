@@ -1,0 +1,201 @@
+"""Kernels of the gradients of the aggregation within a radius."""
+
+import functools
+
+import torch
+import warp as wp
+
+from pointproj.ops.backends.warp.common import BLOCK, OPTIONS, REALS, BatchStruct, cloud_of, packed_point
+from pointproj.ops.backends.warp.hash_grid import ball_search, searched_struct
+from pointproj.ops.backends.warp.lanes import lanes
+from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
+from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct
+from pointproj.ops.backends.warp.traversal import Visitor
+
+FEATURE_BOUNDS = (BLOCK, 4)  # so many blocks at a time: latency is what this gradient waits for
+POSITION_BOUNDS = (BLOCK, 3)
+
+
+@functools.cache
+def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
+    """Gradient of the features: weighted sum of upstream gradients of the queries near a reference point."""
+    place, vec3 = REALS[positions]
+    vec4 = wp.types.vector(length=4, dtype=place)
+    real, _ = REALS[sums]
+    count, channels, searches = division
+    SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
+    distance = neighbor_distance(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    Channels, channel_of, add_row = row_sum(sums, count, channels)
+    capacity, reserve, push, number_at, row_at, set_number, flush_rows = row_queue(sums, count, channels)
+    item, lane = lanes(count).item, lanes(count).lane
+
+    @wp.struct
+    class State:
+        chunk: int
+        per_sigma: real
+        sums: Channels
+        queued: int  # queries whose distance waits in the queue
+
+    @wp.func
+    def weight_of(problem: ProblemStruct, query: int, far: real, per_sigma: real):
+        return wp.exp((problem.softmax[query, 0] - far) * per_sigma) * problem.softmax[query, 1]
+
+    @wp.func
+    def flush(state: State, problem: ProblemStruct):
+        """Add up the queries that wait."""
+        queue = reserve()
+        for i in range(lane(), state.queued, count):
+            far = number_at(queue, i)
+            set_number(queue, i, weight_of(problem, row_at(queue, i), far, state.per_sigma))
+        state.sums = flush_rows(state.sums, problem.grad, state.chunk, queue, state.queued)
+        state.queued = 0
+        return state
+
+    @wp.func
+    def visit(state: State, p: vec3, problem: ProblemStruct, point: vec4, exists: bool):
+        far = real(-1.0)
+        query = int(0)
+        if exists:
+            far = distance(problem, p, point)
+            query = row_of(point)
+        if wp.static(count == 1):
+            if far >= real(0.0):
+                weight = weight_of(problem, query, far, state.per_sigma)
+                state.sums = add_row(state.sums, problem.grad, state.chunk, weight, query)
+        else:
+            state.queued = push(reserve(), state.queued, far >= real(0.0), far, query)
+            if state.queued > capacity - count:
+                state = flush(state, problem)
+        return state
+
+    search = ball_search(positions, lanes(count), Visitor(State, ProblemStruct, visit))
+
+    @wp.kernel(**OPTIONS, launch_bounds=FEATURE_BOUNDS)
+    def feature_gradient(
+        reference_points: wp.array2d(dtype=place),
+        batch: BatchStruct,
+        searched: SearchedStruct,
+        problem: ProblemStruct,
+        d_features: wp.array2d(dtype=real),
+    ):
+        # In the order of the cells: threads side by side then read the same rows.
+        first, _ = wp.tid()
+        point = load_point(reference_points, item(first) / searches)
+        p = vec3(point[0], point[1], point[2])
+        reference = row_of(point)
+        cloud = cloud_of(reference, batch)
+        state = State()
+        state.chunk = item(first) % searches
+        state.per_sigma = real(1.0) / problem.sigma[0]
+        if wp.isfinite(p):
+            state = search(state, p, searched, problem, cloud, problem.radius)
+            if wp.static(count > 1):
+                state = flush(state, problem)
+        for i in range(channels):
+            channel = channel_of(state.chunk, i)
+            if channel < problem.grad.shape[1]:
+                d_features[reference, channel] = state.sums[i]
+
+    return feature_gradient
+
+
+def _pair_visitor(positions: torch.dtype, sums: torch.dtype, from_query: bool) -> Visitor:
+    """Adds up what pairs do to a point's position and to sigma.
+
+    A pair's share is its factors (one for each axis, one for sigma) times the sum over the channels of
+    upstream gradient times what the reference's feature exceeds the query's result by.
+    """
+    place, vec3 = REALS[positions]
+    vec4 = wp.types.vector(length=4, dtype=place)
+    real, _ = REALS[sums]
+    ProblemStruct = problem_struct(positions, sums)
+    distance = neighbor_distance(positions, sums)
+    _, _, row_of = packed_point(positions)
+    Shares = wp.types.vector(length=4, dtype=real)
+
+    @wp.struct
+    class State:
+        row: int  # of the point itself
+        per_sigma: real
+        nearest: real  # of the query of a pair, as the forward kept it
+        inverse: real
+        shares: Shares  # along x, y, z, and of sigma
+
+    @wp.func
+    def visit(state: State, p: vec3, problem: ProblemStruct, point: vec4, exists: bool):
+        far = real(-1.0)
+        if exists:
+            far = distance(problem, p, point)
+        if far >= real(0.0):
+            query = state.row
+            reference = row_of(point)
+            if wp.static(not from_query):
+                query = reference
+                reference = state.row
+                state.nearest = problem.softmax[query, 0]
+                state.inverse = problem.softmax[query, 1]
+            product = real(0.0)
+            for channel in range(problem.grad.shape[1]):
+                excess = problem.features[reference, channel] - problem.aggregated[query, channel]
+                product += problem.grad[query, channel] * excess
+            weight = wp.exp((state.nearest - far) * state.per_sigma) * state.inverse
+            factors = Shares()
+            if far > real(0.0):
+                scale = weight * state.per_sigma / far
+                for axis in range(3):
+                    factors[axis] = scale * real(point[axis] - p[axis])
+            factors[3] = weight * far
+            state.shares += product * factors
+        return state
+
+    return Visitor(State, ProblemStruct, visit)
+
+
+@functools.cache
+def position_gradient_kernel(
+    positions: torch.dtype, sums: torch.dtype, count: int, from_query: bool
+) -> wp.Kernel:
+    """Gradient of the query points and of sigma, or that of the reference points.
+
+    Each is gathered over the pairs of its own points, in the dtype ``sums``, at least as wide as that of the
+    positions, by ``count`` lanes a point. ``from_query`` says whether the points are queries, and those near
+    them references.
+    """
+    _, vec3 = REALS[positions]
+    real, wide3 = REALS[sums]
+    SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
+    visitor = _pair_visitor(positions, sums, from_query)
+    State = visitor.State
+    search = ball_search(positions, lanes(count), visitor)
+    item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
+
+    @wp.kernel(**OPTIONS, launch_bounds=POSITION_BOUNDS)
+    def position_gradient(
+        own_points: wp.array(dtype=vec3),
+        batch: BatchStruct,
+        searched: SearchedStruct,
+        problem: ProblemStruct,
+        d_points: wp.array(dtype=wide3),
+        d_sigma: wp.array(dtype=real),
+    ):
+        first, _ = wp.tid()
+        own = item(first)
+        p = own_points[own]
+        cloud = cloud_of(own, batch)
+        state = State()
+        state.row = own
+        state.per_sigma = real(1.0) / problem.sigma[0]
+        if wp.static(from_query):
+            state.nearest = problem.softmax[own, 0]
+            state.inverse = problem.softmax[own, 1]
+        if wp.isfinite(p):
+            state = search(state, p, searched, problem, cloud, problem.radius)
+        for i in range(4):
+            state.shares[i] = total_of(state.shares[i])
+        if lane() == 0:
+            d_points[own] = wide3(state.shares[0], state.shares[1], state.shares[2])
+            if wp.static(from_query):
+                d_sigma[own] = state.shares[3] / (problem.sigma[0] * problem.sigma[0])
+
+    return position_gradient

@@ -1,0 +1,85 @@
+"""What the kernels of the aggregation within a radius share: what they read, and who is a neighbour.
+
+Each thread, or GPU warp, owns one point, visits the points of the other set within the radius, and writes its
+own rows only. Weights are a_ij = exp((nearest_i - d_ij) / sigma) / total_i; the forward keeps nearest_i and
+1 / total_i for the backward, apart, because their logarithm would round away what is small next to
+nearest_i / sigma. Formulas are in :mod:`pointproj.ops.gradients`.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.backends.warp.common import REALS
+from pointproj.ops.pairs import largest_square_within
+
+
+class RadiusProblem(NamedTuple):
+    """What is aggregated within which radius; in kernels :func:`problem_struct`."""
+
+    radius: float
+    largest_square: float  # largest squared distance that counts as within the radius
+    sigma: Tensor
+    features: Tensor  # (N, C), of the reference points
+    aggregated: Tensor  # (Q, C), results of the queries
+    softmax: Tensor  # (Q, 2), of the queries: nearest distance, and 1 / total weight relative to it
+    grad: Tensor | None = None  # (Q, C), upstream gradients of the results
+
+
+def radius_problem(
+    query_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    aggregated: Tensor,
+    softmax: Tensor,
+    grad: Tensor | None = None,
+) -> RadiusProblem:
+    """The problem as kernels take it."""
+    square = largest_square_within(radius, query_points.dtype)
+    return RadiusProblem(radius, square, sigma, features, aggregated, softmax, grad)
+
+
+@functools.cache
+def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
+    """:class:`RadiusProblem` inside a kernel."""
+    place, _ = REALS[positions]
+    real, _ = REALS[sums]
+
+    @wp.struct
+    class ProblemStruct:
+        radius: place
+        largest_square: place
+        sigma: wp.array(dtype=real)
+        features: wp.array2d(dtype=real)
+        aggregated: wp.array2d(dtype=real)
+        softmax: wp.array2d(dtype=real)
+        grad: wp.array2d(dtype=real)
+
+    return ProblemStruct
+
+
+@functools.cache
+def neighbor_distance(positions: torch.dtype, sums: torch.dtype) -> wp.Function:
+    """``distance(problem, q, p)`` if within the radius, with the rounding of the reference; else -1."""
+    place, vec3 = REALS[positions]
+    vec4 = wp.types.vector(length=4, dtype=place)
+    real, _ = REALS[sums]
+    ProblemStruct = problem_struct(positions, sums)
+
+    @wp.func
+    def distance(problem: ProblemStruct, q: vec3, p: vec4):
+        dx = q[0] - p[0]
+        dy = q[1] - p[1]
+        dz = q[2] - p[2]
+        if not (dx * dx + dy * dy + dz * dz <= problem.largest_square):
+            return real(-1.0)
+        x = real(dx)
+        y = real(dy)
+        z = real(dz)
+        return wp.sqrt(x * x + y * y + z * z)
+
+    return distance

@@ -1,0 +1,262 @@
+"""Aggregation over all points within a radius: nothing is listed, nothing truncated.
+
+The forward visits the reference points near each query and keeps a running softmax. Gradients that belong
+to reference points are gathered by the transposed search, over the queries near each reference point, so
+that no two threads ever add to one place.
+"""
+
+import functools
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, BatchStruct, cloud_of, packed_point
+from pointproj.ops.backends.warp.hash_grid import (
+    HashGrid,
+    SearchedGrid,
+    ball_search,
+    bucket_count,
+    build_hash_grid,
+    searched_struct,
+)
+from pointproj.ops.backends.warp.lanes import lanes
+from pointproj.ops.backends.warp.queue import Division, divide, row_sum
+from pointproj.ops.backends.warp.radius_gradients import feature_gradient_kernel, position_gradient_kernel
+from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct, radius_problem
+from pointproj.ops.backends.warp.tile_sums import launch_tiles
+from pointproj.ops.backends.warp.traversal import Visitor
+from pointproj.ops.bridge.warp_op import Launch, warp_op
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.gradients import DIFFERENTIABLE, fill_second_backward
+from pointproj.ops.pairs import chunks_within
+
+
+def radius_aggregate(
+    clouds: Clouds, grid: HashGrid | None, features: Tensor, sigma: Tensor, radius: float
+) -> Tensor:
+    """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype.
+
+    Without a ``grid`` of the references, one build makes it, and that of the queries where it is needed.
+    """
+    points = clouds.detached()
+    queries = points.query_points, points.query_offsets
+    needs_queries = features.is_cuda or features.requires_grad or clouds.reference_points.requires_grad
+    both = grid is None and needs_queries
+    if grid is None:
+        references = points.reference_points, points.reference_offsets, points.count
+        others = {"others": queries[0], "other_offsets": queries[1]} if both else {}
+        grid = build_hash_grid(*references, radius, **others)
+    tables = [*grid]
+    if needs_queries and not both:
+        tables = [*tables, *build_hash_grid(*queries, points.count, radius)]
+    return _aggregate(*clouds, tables, both, features, sigma, radius)[0]
+
+
+class Side(NamedTuple):
+    """Queries or references, and where they stand in their hash grid."""
+
+    points: Tensor
+    searched: SearchedGrid
+    first_sorted: int  # among the sorted points of the grid
+
+    @property
+    def batch(self) -> Batch:
+        return self.searched.batch
+
+    def in_order(self) -> Tensor:
+        """The points sorted by cell."""
+        return self.searched.points[self.first_sorted : self.first_sorted + self.batch.rows]
+
+
+def _sides(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    grids: list[Tensor],
+    both: bool,
+) -> tuple[Side, Side]:
+    """Queries and references; ``grids`` are one of ``both``, or the references' and then the queries'."""
+    queries = Batch(query_offsets, query_points.shape[0], clouds)
+    references = Batch(reference_offsets, reference_points.shape[0], clouds)
+    first_bucket, first_sorted = (bucket_count(references.rows, clouds), references.rows) if both else (0, 0)
+    return (
+        Side(query_points, SearchedGrid(*grids[-3:], first_bucket, queries), first_sorted),
+        Side(reference_points, SearchedGrid(*grids[:3], 0, references), 0),
+    )
+
+
+def _specs(
+    query_points: Tensor,
+    query_offsets: Any,
+    reference_points: Tensor,
+    reference_offsets: Any,
+    clouds: int,
+    grids: list[Tensor],
+    both: bool,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+) -> dict:
+    return {
+        "aggregated": ((query_points.shape[0], features.shape[1]), features.dtype),
+        "softmax": ((query_points.shape[0], 2), features.dtype),
+    }
+
+
+def _backward(
+    launch: Launch,
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    grids: list[Tensor],
+    both: bool,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    aggregated: Tensor,
+    softmax: Tensor,
+    grad_aggregated: Tensor,
+    d_query_points: Tensor | None,
+    d_reference_points: Tensor | None,
+    d_features: Tensor | None,
+    d_sigma: Tensor | None,
+) -> None:
+    clouds_of_both = (query_points, query_offsets, reference_points, reference_offsets, clouds)
+    queries, references = _sides(*clouds_of_both, grids, both)
+    problem = radius_problem(query_points, features, sigma, radius, aggregated, softmax, grad_aggregated)
+    dtypes = (query_points.dtype, features.dtype)
+    if d_features is not None:
+        division = divide(features.shape[1], features.device.type, most_lanes=32)
+        shape = (references.batch.rows * division.searches, division.lanes)
+        own = (references.in_order(), references.batch)
+        launch(feature_gradient_kernel(*dtypes, division), shape, *own, queries.searched, problem, d_features)
+    if d_query_points is None and d_reference_points is None and d_sigma is None:
+        return
+    lane_count = 1 if features.device.type == "cpu" else 32
+    kernel = partial(position_gradient_kernel, *dtypes, lane_count)
+    if d_query_points is not None or d_sigma is not None:
+        made, of_sigma = features.new_empty(query_points.shape), features.new_empty(queries.batch.rows)
+        shape, own = (queries.batch.rows, lane_count), (query_points, queries.batch)
+        launch(kernel(from_query=True), shape, *own, references.searched, problem, made, of_sigma)
+        if d_query_points is not None:
+            d_query_points.copy_(made)
+        if d_sigma is not None:
+            d_sigma.copy_(of_sigma.sum())
+    if d_reference_points is not None:
+        made = features.new_empty(reference_points.shape)
+        shape, own = (references.batch.rows, lane_count), (reference_points, references.batch)
+        launch(kernel(from_query=False), shape, *own, queries.searched, problem, made, None)
+        d_reference_points.copy_(made)
+
+
+def _second_backward(launch: Launch, **values: Any) -> None:
+    fill_second_backward(values, chunks_within)
+
+
+@warp_op(
+    "pointproj::warp_radius_aggregate",
+    outputs=_specs,
+    differentiable=DIFFERENTIABLE,
+    backward=_backward,
+    second_backward=_second_backward,
+)
+def _aggregate(
+    launch: Launch,
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    grids: list[Tensor],
+    both: bool,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    aggregated: Tensor,
+    softmax: Tensor,
+) -> None:
+    clouds_of_both = (query_points, query_offsets, reference_points, reference_offsets, clouds)
+    queries, references = _sides(*clouds_of_both, grids, both)
+    problem = radius_problem(query_points, features, sigma, radius, aggregated, softmax)
+    if features.is_cuda:
+        launch_tiles(launch, queries.in_order(), queries.batch, references.searched, problem)
+        return
+    division = divide(features.shape[1], "cpu", most_lanes=1)
+    kernel = aggregate_kernel(query_points.dtype, features.dtype, division)
+    threads = queries.batch.rows * division.searches
+    launch(kernel, threads, query_points, queries.batch, references.searched, problem)
+
+
+@functools.cache
+def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
+    """On a CPU, running softmax over the reference points near a query, one thread a query."""
+    place, vec3 = REALS[positions]
+    vec4 = wp.types.vector(length=4, dtype=place)
+    real, _ = REALS[sums]
+    _, channels, searches = division
+    SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
+    distance = neighbor_distance(positions, sums)
+    _, _, row_of = packed_point(positions)
+    Channels, channel_of, add_row = row_sum(sums, 1, channels)
+
+    @wp.struct
+    class State:
+        chunk: int
+        per_sigma: real
+        nearest: real  # weights are relative to the nearest neighbour so far
+        total: real  # of the weights
+        sums: Channels
+
+    @wp.func
+    def visit(state: State, q: vec3, problem: ProblemStruct, point: vec4, exists: bool):
+        far = distance(problem, q, point)
+        if far >= real(0.0):
+            if far < state.nearest:
+                rescale = wp.exp((far - state.nearest) * state.per_sigma)
+                state.total *= rescale
+                state.sums *= rescale
+                state.nearest = far
+            weight = wp.exp((state.nearest - far) * state.per_sigma)
+            state.total += weight
+            state.sums = add_row(state.sums, problem.features, state.chunk, weight, row_of(point))
+        return state
+
+    search = ball_search(positions, lanes(1), Visitor(State, ProblemStruct, visit))
+
+    @wp.kernel(**OPTIONS)
+    def aggregate(
+        query_points: wp.array(dtype=vec3),
+        batch: BatchStruct,
+        searched: SearchedStruct,
+        problem: ProblemStruct,
+    ):
+        query = wp.tid() / searches
+        q = query_points[query]
+        cloud = cloud_of(query, batch)
+        state = State()
+        state.chunk = wp.tid() % searches
+        state.per_sigma = real(1.0) / problem.sigma[0]
+        state.nearest = real(wp.inf)
+        if wp.isfinite(q):
+            state = search(state, q, searched, problem, cloud, problem.radius)
+        inverse = real(0.0)
+        if state.total > real(0.0):
+            inverse = real(1.0) / state.total
+        if not wp.isfinite(q):
+            inverse = real(wp.nan)
+        for i in range(channels):
+            channel = channel_of(state.chunk, i)
+            if channel < problem.features.shape[1]:
+                problem.aggregated[query, channel] = state.sums[i] * inverse
+        if state.chunk == 0:
+            problem.softmax[query, 0] = state.nearest
+            problem.softmax[query, 1] = inverse
+
+    return aggregate
