@@ -157,10 +157,13 @@ def _commit() -> str:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Return the commit of the code and whether files differ from it; None outside a git checkout."""
+    """Return the commit of the code and whether files differ from it; None outside a git checkout.
+
+    Results of the benchmark do not count: the second of two runs would else be of another commit.
+    """
+    changed = "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks"
     try:
-        commit = _git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+        return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git(*changed))}
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pointproj import machine
 from pointproj.benchmark import import_time, interop, peers, plan, workloads
 from pointproj.benchmark.calls import OperatorCalls
 from pointproj.benchmark.config import BenchConfig, to_bench_config
@@ -257,6 +258,26 @@ class TestResults:
         assert read_rows(tmp_path / "r.csv.old") == [row(), row(mode="forward")]
         (line,) = caplog.messages
         assert "r.csv has results of commit abc, this run is of def: a new file is started" in line
+
+    def test_new_results_do_not_change_the_commit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        def git(*arguments: str) -> None:
+            author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+            subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+        (tmp_path / "benchmarks").mkdir()
+        files = tmp_path / "code.py", tmp_path / "benchmarks" / "r.csv"
+        for file in files:
+            file.write_text("before")
+        git("init")
+        git("add", "--all")
+        git("commit", "-m", "first")
+        monkeypatch.setattr(machine, "PROJECT", tmp_path)
+        commit = machine.machine_columns(CPU)["commit"]
+        assert len(commit) == 12
+        files[1].write_text("after")
+        assert machine.machine_columns(CPU)["commit"] == commit
+        files[0].write_text("after")
+        assert machine.machine_columns(CPU)["commit"] == f"{commit}-dirty"
 
     def test_a_process_that_does_not_write_leaves_the_file_alone(self, tmp_path: Path):
         ResultsFile(tmp_path / "r.csv").add(row())
