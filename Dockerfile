@@ -20,7 +20,7 @@ ENV PIP_EXTRA_INDEX_URL=$TORCH_INDEX
 # hadolint ignore=DL3006
 FROM cuda${CUDA} AS build
 ARG CUDA
-ARG EXTRAS=rapids-cu${CUDA},tensorboard,sweep
+ARG EXTRAS=train,rapids-cu${CUDA},tensorboard,sweep
 ARG ARCH=8.0
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ ninja-build python3-dev python3-venv \

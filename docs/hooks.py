@@ -43,4 +43,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Show the Sphinx roles of docstrings as plain code."""
-    return re.sub(r":(?:attr|class|data|func|mod):(<code>)", r"\1", html)
+    return re.sub(r":(?:attr|class|data|func|meth|mod):(<code>)", r"\1", html)

@@ -6,6 +6,7 @@ for torch.
 
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
 __all__ = [
     "BackendUnavailable",
     "Projector",

@@ -7,6 +7,7 @@ Each line is measured by a process of its own: a process cannot change who alloc
 library leaves behind does not slow down the next.
 """
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -53,14 +54,14 @@ def command(line: Line, further: list[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure line by line, all of them even if one fails; return the exit code.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Further overrides for ``bench.py``.
-    """
-    failed = [line.label for line in LINES if subprocess.run(command(line, [*arguments])).returncode]
+    """Measure line by line, all of them even if one fails; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj benchmark-tutorial",
+        description="Measure the lines of the tutorial's table, each in a process of its own.",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of bench.py, such as output=t.csv")
+    overrides = parser.parse_args(arguments).overrides
+    failed = [line.label for line in LINES if subprocess.run(command(line, overrides)).returncode]
     if failed:
         print(f"without result: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

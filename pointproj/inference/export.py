@@ -24,13 +24,13 @@ from torch._inductor.exc import InductorError
 from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.mlp import MLP
-from pointproj.nn.networks import operators_of
 from pointproj.nn.planes import plain_local_planes
 from pointproj.nn.widest_path import plain_widest_passage
 from pointproj.ops.registry import BackendUnavailable, exportable, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.run_folder import require_writable
 from pointproj.training.checkpoint import BEST, LAST, load
+from pointproj.training.networks import operators_of
 from pointproj.training.step import first_line
 
 log = logging.getLogger(__name__)

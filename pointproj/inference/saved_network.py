@@ -9,8 +9,8 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from pointproj.config import Config, to_config
-from pointproj.nn.networks import build_model
 from pointproj.training import checkpoint
+from pointproj.training.networks import build_model
 
 
 def saved_config(path: Path, content: dict[str, Any]) -> Config:

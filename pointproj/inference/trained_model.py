@@ -15,10 +15,10 @@ from pointproj.data.modelnet import DataError
 from pointproj.geometry.grids import Field
 from pointproj.geometry.isosurfaces import DEFAULT_SIDE
 from pointproj.inference.saved_network import saved_config, saved_network
-from pointproj.nn.networks import cloud_features, operators_of
 from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.training import checkpoint
+from pointproj.training.networks import cloud_features, operators_of
 
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values

@@ -1,1 +1,1 @@
-"""The networks, what they are made of, and which one a config describes."""
+"""The networks and what they are made of."""

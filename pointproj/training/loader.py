@@ -10,10 +10,10 @@ from pointproj.config import TARGETS, Config
 from pointproj.data.augmentation import augment
 from pointproj.data.dataset import PreparedData, ShapeDataset, batches
 from pointproj.data.transfer import sent_ahead
-from pointproj.nn.networks import cloud_features
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
 from pointproj.training.kept_neighbors import KeptNeighbors
+from pointproj.training.networks import cloud_features
 from pointproj.training.resume import Position
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from pointproj.config import Config
 from pointproj.data.dataset import PreparedData, prepare
 from pointproj.machine import environment
-from pointproj.nn.networks import build_model, operators_of
 from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device, seed_everything
@@ -35,6 +34,7 @@ from pointproj.training import checkpoint, report
 from pointproj.training.display import Pace, ProgressDisplay
 from pointproj.training.divergence import DivergenceWatch
 from pointproj.training.loader import Feed
+from pointproj.training.networks import build_model, operators_of
 from pointproj.training.optimizers import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.training.resume import Continued, Position, checkpoint_to_continue
 from pointproj.training.step import Batch, TrainingStep, capture_obstacle

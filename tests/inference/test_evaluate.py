@@ -14,8 +14,8 @@ from pointproj.data.furniture import write_furniture
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.grids import dense_values
 from pointproj.inference.trained_model import load_trained
-from pointproj.nn.networks import build_model
 from pointproj.training import checkpoint
+from pointproj.training.networks import build_model
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

@@ -15,8 +15,8 @@ from torch.torch_version import TorchVersion
 from pointproj.__main__ import main
 from pointproj.config import Config, register_schema, to_config
 from pointproj.inference.export import PACKAGE, PROGRAM, CloudField, ExportError, export, plain_program
-from pointproj.nn.networks import build_model
 from pointproj.training import checkpoint
+from pointproj.training.networks import build_model
 
 ELSEWHERE = """
 import json, sys

@@ -9,10 +9,10 @@ from hydra import compose, initialize_config_dir
 
 from pointproj.config import register_schema, to_config
 from pointproj.inference.trained_model import load_trained
-from pointproj.nn.networks import build_model
 from pointproj.runtime import tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
+from pointproj.training.networks import build_model
 from tests.processes import PROJECT
 
 MODELS = {

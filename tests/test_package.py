@@ -1,0 +1,129 @@
+"""What is published: a wheel of the library alone, whose modules need nothing that it does not bring."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from setuptools import find_packages
+
+import pointproj
+from pointproj.__main__ import APPLICATION, LIBRARY, main
+from pointproj.doctor import APPLICATION_PACKAGES
+
+PROJECT = Path(__file__).resolve().parent.parent
+CONFIG = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = CONFIG["project"]["optional-dependencies"]
+IMPORT_NAMES = {"warp-lang": "warp"}  # where it is not the name of the package
+OPTIONAL = {"triton"}  # imported by the backend of that name alone
+APPLICATION_ROOMS = {"config", "geometry", "runtime", "data", "viz", "training", "inference", "benchmark"}
+
+
+def _names(requirements: list[str]) -> list[str]:
+    return [re.match(r"[\w-]+", requirement)[0] for requirement in requirements]
+
+
+def _wheel_modules() -> dict[str, Path]:
+    """Modules of the wheel by name."""
+    packages = find_packages(PROJECT, include=CONFIG["tool"]["setuptools"]["packages"]["find"]["include"])
+    files = (file for package in packages for file in (PROJECT / package.replace(".", "/")).glob("*.py"))
+    paths = {file: file.relative_to(PROJECT).with_suffix("").as_posix().replace("/", ".") for file in files}
+    return {name.removesuffix(".__init__"): file for file, name in paths.items()}
+
+
+def _imports(body: list[ast.stmt]) -> Iterator[str]:
+    """Names of the modules that are imported when the module is: not in functions, nor for type checkers."""
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            yield statement.module
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            yield from _imports(statement.orelse)
+        elif not isinstance(statement, ast.FunctionDef):
+            for block in ("body", "handlers", "orelse", "finalbody"):
+                yield from _imports(getattr(statement, block, []))
+
+
+@pytest.mark.parametrize(("name", "file"), _wheel_modules().items(), ids=_wheel_modules())
+def test_modules_of_the_wheel_import_only_each_other_and_the_dependencies(name: str, file: Path):
+    brought = {IMPORT_NAMES.get(package, package) for package in _names(CONFIG["project"]["dependencies"])}
+    for imported in _imports(ast.parse(file.read_text(encoding="utf-8")).body):
+        package = imported.partition(".")[0]
+        if package == "pointproj":
+            room = imported.split(".")[1] if "." in imported else None
+            assert room not in APPLICATION_ROOMS, f"{name} imports {imported}"
+        else:
+            assert package in {*sys.stdlib_module_names, *brought, *OPTIONAL}, f"{name} imports {imported}"
+
+
+def test_the_wheel_holds_the_library_and_no_room_of_the_application():
+    rooms = {name.split(".")[1] for name in _wheel_modules() if "." in name}
+    assert rooms >= {"__main__", "doctor", "machine", "ops", "nn"}
+    assert not rooms & APPLICATION_ROOMS
+    folders = {file.parent.name for file in (PROJECT / "pointproj").glob("*/__init__.py")}
+    assert folders >= APPLICATION_ROOMS, "a room was renamed"
+
+
+def test_sources_of_the_native_extension_are_package_data():
+    folder = PROJECT / "pointproj/ops/backends/native"
+    patterns = CONFIG["tool"]["setuptools"]["package-data"]["pointproj.ops.backends.native"]
+    taken = {file for pattern in patterns for file in folder.glob(pattern)}
+    assert taken == {file for file in folder.rglob("*") if file.suffix in (".cpp", ".cu", ".cuh", ".h")}
+
+
+def test_the_version_has_an_entry_in_the_changelog():
+    headings = re.findall(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == pointproj.__version__
+
+
+def test_constraints_name_a_version_of_every_dependency():
+    text = (PROJECT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = {name.replace("_", "-") for name in re.findall(r"^([\w.-]+)==", text, flags=re.MULTILINE)}
+    requirements = [*CONFIG["project"]["dependencies"], *(r for extra in EXTRAS.values() for r in extra)]
+    rapids = {package for package in _names(requirements) if package.startswith(("cuml-", "rmm-"))}
+    # triton comes with torch, RAPIDS from an index of its own for each CUDA.
+    needed = {name.replace("_", "-") for name in _names(requirements)} - rapids - {"pointproj", "triton"}
+    assert not needed - pinned
+
+
+def test_the_doctor_knows_the_packages_of_the_application():
+    assert list(APPLICATION_PACKAGES) == _names(EXTRAS["train"])
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for name, command in {**LIBRARY, **APPLICATION}.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [*LIBRARY, *APPLICATION])
+def test_every_command_has_help_of_its_own(command: str, capsys: pytest.CaptureFixture):
+    try:
+        code = main([command, "--help"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 0
+    assert f"python -m pointproj {command}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit, match="2"):
+        main(["evalute", "outputs/solids"])
+    assert "choose from 'doctor'" in capsys.readouterr().err
+
+
+def test_without_the_application_its_commands_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr("pointproj.doctor.installed_version", lambda package: None)
+    assert main(["evaluate", "outputs/solids"]) == 1
+    said = capsys.readouterr().err
+    assert "evaluate is a command of the application: it needs hydra-core" in said
+    assert 'pip install -c constraints.txt -e ".[train]"' in said
