@@ -11,22 +11,24 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from pointproj.config.checks import CHOICES, nearest, problems_of
+from pointproj.config.checks import problems_of
+from pointproj.config.networks import NETWORKS, KnnConfig, MultiscaleConfig, RadiusConfig
 from pointproj.config.schema import (
     AllocatorConfig,
     AugmentationConfig,
     BackendConfig,
     Config,
     DataConfig,
-    ModelConfig,
     OptimizerConfig,
     ProfilerConfig,
+    ProjectorConfig,
     TargetConfig,
 )
 from pointproj.config.targets import TARGETS, Target
+from pointproj.config.values import nearest
 
 __all__ = [
-    "CHOICES",
+    "NETWORKS",
     "TARGETS",
     "AllocatorConfig",
     "AugmentationConfig",
@@ -34,12 +36,16 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
-    "ModelConfig",
+    "KnnConfig",
+    "MultiscaleConfig",
     "OptimizerConfig",
     "ProfilerConfig",
+    "ProjectorConfig",
+    "RadiusConfig",
     "Target",
     "TargetConfig",
     "flat",
+    "from_saved",
     "nearest",
     "register_schema",
     "to_config",
@@ -51,8 +57,15 @@ class ConfigError(ValueError):
 
 
 def register_schema() -> None:
-    """Make :class:`Config` known to Hydra as ``schema``, the first of the defaults in ``conf/train.yaml``."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    """Make the dataclasses known to Hydra.
+
+    :class:`Config` is ``schema``, the first of the defaults in ``conf/train.yaml``. Each network is
+    ``NAME_schema``, the first of the defaults in ``conf/projector/NAME.yaml``.
+    """
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name, network in NETWORKS.items():
+        store.store(name=f"{name}_schema", node=network)
 
 
 def to_config(composed: Any) -> Config:
@@ -66,8 +79,7 @@ def to_config(composed: Any) -> Config:
     Returns
     -------
     Config
-        Plain dataclasses; ``projector.context``, ``data.queries`` and ``model.normals`` are settled (never
-        null).
+        Plain dataclasses; ``data.queries`` and the values of ``projector`` are filled in (never null).
 
     Raises
     ------
@@ -76,27 +88,36 @@ def to_config(composed: Any) -> Config:
     """
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
-        choices = ", ".join(f"{key.removesuffix('.name').removesuffix('.kind')}=..." for key in missing)
+        choices = ", ".join(f"{key.removesuffix('.name')}=..." for key in missing)
         raise ConfigError(f"no choice was made for {', '.join(missing)}: write {choices}")
     config = OmegaConf.to_object(composed)
+    if config.data.queries is None:
+        config.data.queries = _default_queries(config)
     problems = [*problems_of(config)]
     if problems:
         lines = problems if len(problems) == 1 else ["", *(f"  - {problem}" for problem in problems)]
         raise ConfigError("this config cannot run: " + "\n".join(lines))
-    if config.projector.context is None:
-        config.projector.context = TARGETS[config.target.name].of_mesh
-    if config.data.queries is None:
-        config.data.queries = _default_queries(config)
-    if config.model.normals is None:  # real meshes have faces of either orientation; multiscale needs none
-        tells_inside = TARGETS[config.target.name].inside_sign is not None
-        oriented = config.data.name == "furniture"
-        config.model.normals = tells_inside and oriented and config.model.name == "projector"
+    config.projector.fill_in(config)
     return config
 
 
 def _default_queries(config: Config) -> int:
-    """Random queries for multiscale, whose grid is not that of the queries; the projector has the grid."""
-    return 1024 if config.model.name == "multiscale" and TARGETS[config.target.name].of_mesh else 0
+    """Random points, unless the target has values on the grid alone, or its neighbours are kept."""
+    target = TARGETS.get(config.target.name)
+    of_mesh = target is not None and target.of_mesh
+    return 1024 if of_mesh and config.projector.kept_neighbors is None else 0
+
+
+def from_saved(values: Mapping[str, Any]) -> Config:
+    """Make a checked :class:`Config` from nested mappings, as ``dataclasses.asdict`` returns them.
+
+    Raises
+    ------
+    ConfigError, omegaconf.errors.OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError
+        If they are not those of a config of this version.
+    """
+    schema = OmegaConf.structured(Config(projector=NETWORKS[values["projector"]["name"]]()))
+    return to_config(OmegaConf.merge(schema, values))
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

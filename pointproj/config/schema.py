@@ -1,94 +1,139 @@
-"""Every value that a run can be told, with its meaning and default."""
+"""Every value that a run can be told, with its default, its meaning and its bounds.
 
+The bounds are those of anything that this program was made for: a config may come with a checkpoint from
+anybody. What belongs to one network only is in :mod:`pointproj.config.networks`.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
+
+from pointproj.config.targets import TARGETS
+from pointproj.config.values import value
 
 
 @dataclass
 class BackendConfig:
-    """Which implementation of the operators runs (``conf/backend/``)."""
+    """Which implementation of the operators runs."""
 
-    name: str = MISSING  # a module of pointproj.backends, or auto
-    algorithm: str | None = None  # cuml only: auto | brute | rbc, how it searches
+    name: str = value(MISSING, "a backend, or `auto` for the fastest that can run here")
+    algorithm: str | None = value(None, "how `backend=cuml` searches", choices=("auto", "brute", "rbc"))
 
 
 @dataclass
 class ProjectorConfig:
-    """How features travel from reference points to query points (``conf/projector/``)."""
+    """The network: each choice has values of its own, which are the fields of a subclass.
 
-    kind: str = MISSING  # knn | radius
-    k: int | None = None  # neighbours, for kind=knn
-    radius: float | None = None  # cut-off in units of the query cube, for kind=radius
-    sigma: float = 0.1  # softmax temperature, in units of the query cube
-    keep_neighbors: bool = False  # knn only: search each training shape once; needs data.resample=false
-    context: bool | None = (
-        None  # give the second MLP displacement and soft distance; null: unless target=random
-    )
+    Attributes
+    ----------
+    NETWORK : str
+        The class that :meth:`arguments` are for, as ``package.module:Class``.
+    OPERATOR : str
+        ``"knn"`` or ``"radius"``: what a backend must have. Each backend that has ``"radius"`` has both.
+    """
 
+    NETWORK: ClassVar[str]
+    OPERATOR: ClassVar[str]
 
-@dataclass
-class ModelConfig:
-    """Size of the network (``conf/model/``)."""
+    name: str = value(MISSING, "the network")
+    normals: bool | None = value(None, "show it the points' normals too; null: the network's own choice")
 
-    name: str = MISSING  # projector | multiscale
-    hidden_channels: int = 25
-    grid_channels: int = 16  # multiscale only: width of the finest grid
-    side: int = 32  # multiscale only: cells a side of the finest grid
-    levels: int = 3  # multiscale only: grids of halving sides
-    neighbors: int = 12  # multiscale only: reference points that a point attends to, itself among them
-    normals: bool | None = None  # show face normals; null: to the projector, where they tell in from out
+    def arguments(self) -> dict[str, Any]:
+        """Return what the network's constructor is told, beside `in_channels`, `predicts` and `backend`."""
+        raise NotImplementedError
+
+    @property
+    def fewest_points(self) -> int:
+        """Reference points that a cloud needs."""
+        return 1
+
+    @property
+    def kept_neighbors(self) -> int | None:
+        """Neighbours of each query point, where those of the training shapes are searched once; else None."""
+        return None
+
+    @property
+    def predicts_distances(self) -> bool:
+        """Whether the network's output is added to the distance of the neighbours."""
+        return True
+
+    def fill_in(self, config: "Config") -> None:
+        """Replace each null among these values by what it stands for in this config."""
+
+    def problems(self, config: "Config") -> Iterator[str]:
+        """Yield what keeps this network from running with the rest of the config."""
+        yield from ()
 
 
 @dataclass
 class DataConfig:
-    """Where shapes come from and how they are sampled (``conf/data/``)."""
+    """Where shapes come from and how they are sampled."""
 
-    name: str = MISSING  # furniture | modelnet10 | mixed | gaussian
-    root: str | None = None  # folder with <class>/{train,test}/*.off; null: data/<name>
-    download: bool = False  # modelnet10 only: fetch the official archive into root
-    strict: bool = False  # stop at the first unusable mesh instead of leaving it out
-    classes: list[str] | None = None  # null: all that are found
-    limit: int | None = None  # at most this many meshes a class and split
-    train_meshes: int = 6  # furniture only: meshes made a class
-    test_meshes: int = 2
-    varied: bool = False  # furniture only: many more builds, in any proportions
-    defects: bool = False  # furniture only: surfaces with the defects of real files
-    points: int = 2048  # reference points a shape
-    resample: bool = True  # fresh points every epoch; false: the same points
-    grid: int = 30  # query points a side, on [-1, 1]^3
-    queries: int | None = None  # random query points a shape in training; 0: the grid; null: by model
-    pool: int = 16384  # random points a shape that these are drawn from
-    repeats: int = 1  # mixed only: how often an epoch holds each real mesh, beside furniture once
-    variants: int = (
-        0  # mixed only: opened variants of each real training mesh; above 0, one of each made piece
+    name: str = value(MISSING, "which shapes", choices=("furniture", "modelnet10", "mixed", "gaussian"))
+    root: str | None = value(None, "folder with `<class>/{train,test}/*.off`; null: `data/<name>`")
+    download: bool = value(False, "`data=modelnet10` only: fetch the official archive into `data.root`")
+    strict: bool = value(False, "stop at the first unusable mesh instead of leaving it out")
+    classes: list[str] | None = value(None, "null: all that are found")  # noqa: RUF009 - a field
+    limit: int | None = value(None, "at most this many meshes of each class and split", least=1)
+    train_meshes: int = value(6, "training meshes made of each class, where meshes are made", least=1)
+    test_meshes: int = value(2, "test meshes made of each class, for `data=furniture`", least=1)
+    varied: bool = value(False, "make furniture in many more builds and any proportions")
+    defects: bool = value(False, "make furniture whose surfaces have the defects of real files")
+    points: int = value(1024, "reference points of each shape", least=1, most=1_000_000_000)
+    resample: bool = value(True, "fresh points in every epoch; false: always the same points")
+    grid: int = value(30, "points along each side of the query grid on [-1, 1]^3", least=2, most=1024)
+    queries: int | None = value(
+        None,
+        "random query points of each training shape; 0: the grid; null: 1024, for `target=random` 0",
+        least=0,
     )
-    cache: str = "data/cache"  # prepared samples, by content and settings
-    workers: int = 0  # processes that sample batches ahead
+    pool: int = value(16384, "random points of each shape that these are drawn from", least=1)
+    repeats: int = value(1, "`data=mixed` only: times that an epoch holds each real mesh", least=1)
+    variants: int = value(
+        0, "`data=mixed` only: variants of each real training mesh with surface taken away", least=0
+    )
+    cache: str = value("data/cache", "folder of prepared samples, by content and settings")
+    workers: int = value(0, "processes that sample batches ahead", least=0, most=1024)
 
 
 @dataclass
 class TargetConfig:
-    """What is learned on the query points (``conf/target/``)."""
+    """What is learned on the query points."""
 
-    name: str = MISSING  # udf | sdf | occupancy | random
-    loss: str | None = None  # absolute | smooth | squared | cross_entropy | overlap; null: the target's own
-    eikonal: float = 0.0  # weight of (|gradient| - 1)^2 at the query points, for distances
+    name: str = value(MISSING, "the field to predict", choices=tuple(TARGETS))
+    loss: str | None = value(
+        None,
+        "null: the target's own",
+        choices=("absolute", "smooth", "squared", "cross_entropy", "overlap"),
+    )
+    eikonal: float = value(0.0, "for distances: weight of (|gradient| - 1)^2 at the query points", least=0)
 
 
 @dataclass
 class AugmentationConfig:
-    """How training shapes are changed on the device, clouds and queries alike (section ``augmentation``)."""
+    """How training shapes are changed at random on the device, clouds and queries alike."""
 
-    rotate: str = (
-        "none"  # about the vertical: none | right (quarter turns) | any (half of the shapes by any angle)
+    rotate: str = value(
+        "none",
+        "about the vertical axis: by quarter turns (`right`), or half of the shapes by any angle (`any`)",
+        choices=("none", "right", "any"),
     )
-    mirror: bool = False  # left and right, front and back, each for half of the shapes
-    stretch: float = 0.0  # largest change of an axis' length, as a fraction; not for distances
-    warp: float = 0.0  # largest change of scale within an axis: parts grow; not for distances
-    shrink: float = 0.0  # largest loss of size, as a fraction
-    noise: float = 0.0  # largest standard deviation of noise on the points, in units of the query cube
-    drop: float = 0.0  # largest share of the points that is missing, in one region
+    mirror: bool = value(False, "left and right, front and back, each for half of the shapes")
+    stretch: float = value(
+        0.0, "largest change of an axis' length, as a fraction; not for distances", least=0, below=1
+    )
+    warp: float = value(
+        0.0, "largest change of scale within an axis: parts grow; not for distances", least=0, below=1
+    )
+    shrink: float = value(0.0, "largest loss of size, as a fraction", least=0, below=1)
+    noise: float = value(
+        0.0, "largest standard deviation of noise on the points, in units of the query cube", least=0, below=1
+    )
+    drop: float = value(
+        0.0, "largest fraction of the points that is missing, in one region", least=0, below=1
+    )
 
     @property
     def moves(self) -> bool:
@@ -99,75 +144,84 @@ class AugmentationConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Optimizer and learning-rate schedule (``conf/optimizer/``)."""
+    """Optimizer and learning-rate schedule."""
 
-    name: str = MISSING  # adam | adamw
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    warmup: float = 0.0  # fraction of all steps with a linearly rising rate
-    schedule: str = "constant"  # constant | cosine
-    clip: float | None = None  # largest gradient norm; null: no clipping
+    name: str = value(MISSING, "the optimizer", choices=("adam", "adamw"))
+    lr: float = value(1e-3, "learning rate after the warm-up", above=0)
+    weight_decay: float = value(0.0, "weight decay", least=0)
+    betas: tuple[float, float] = value((0.9, 0.999), "decay of the two moments, each from 0 to below 1")
+    warmup: float = value(0.0, "fraction of all steps with a linearly rising rate", least=0, below=1)
+    schedule: str = value("constant", "the rate after the warm-up", choices=("constant", "cosine"))
+    clip: float | None = value(None, "largest gradient norm; null: no clipping", above=0)
 
 
 @dataclass
 class TrainingConfig:
-    """The loop (section ``training``)."""
+    """The loop."""
 
-    epochs: int = 30
-    batch_size: int = 4  # shapes a step
-    amp: bool = False  # bf16 autocast
-    validate_every: int = 5  # epochs between validations
-    log_every: int = 10  # steps between progress lines
-    pictures: int = 4  # test shapes drawn at the end
-    checkpoint_every: int = 1  # epochs between writes of last.pt
-    on_nan: str = "stop"  # a step whose loss or gradient is not finite: stop there, or skip it and go on
-    time_steps: int = 0  # repetitions when forward pass and step are timed after training; 0: not timed
+    epochs: int = value(40, "passes over the training shapes", least=1)
+    batch_size: int = value(4, "shapes of each step, in each process", least=1)
+    amp: bool = value(False, "run the network under bfloat16 autocast")
+    validate_every: int = value(10, "epochs between validations", least=1)
+    log_every: int = value(10, "steps between progress lines", least=1)
+    pictures: int = value(4, "test shapes drawn at the end", least=0)
+    checkpoint_every: int = value(1, "epochs between writes of `last.pt`", least=1)
+    on_nan: str = value(
+        "stop", "at a step whose loss or gradient is not finite: stop, or skip it", choices=("stop", "skip")
+    )
+    time_steps: int = value(
+        0, "repetitions when forward pass and step are timed after training; 0: not timed", least=0
+    )
 
 
 @dataclass
 class AllocatorConfig:
-    """Who owns GPU memory (``conf/allocator/``)."""
+    """Who owns GPU memory."""
 
-    name: str = MISSING  # torch | rmm
-    expandable_segments: bool = False  # torch only: reserved blocks grow
-    resource: str | None = None  # rmm only: pool | async | arena | managed
-    initial_gib: float | None = None  # rmm only: taken at the start; null: 1 (pool, async)
-    maximum_gib: float | None = None  # rmm only: never more; null: all there is (arena: half of it)
+    name: str = value(MISSING, "the allocator", choices=("torch", "rmm"))
+    expandable_segments: bool = value(False, "`allocator=torch` only: reserved blocks can grow")
+    resource: str | None = value(
+        None, "`allocator=rmm` only: its memory resource", choices=("pool", "async", "arena", "managed")
+    )
+    initial_gib: float | None = value(
+        None, "`allocator=rmm` only: GiB taken at the start; null: 1 (pool, async)", above=0
+    )
+    maximum_gib: float | None = value(
+        None, "`allocator=rmm` only: never more GiB; null: all there is (arena: half of it)", above=0
+    )
 
 
 @dataclass
 class ProfilerConfig:
-    """PhysicsNeMo's profiler around a bounded number of steps (``conf/profiler/``)."""
+    """PhysicsNeMo's profiler around a bounded number of steps."""
 
-    name: str = MISSING  # none | torch | line_profile
-    skip: int = 3  # steps before recording starts
-    steps: int = 5  # steps recorded
+    name: str = value(MISSING, "the profiler", choices=("none", "torch", "line_profile"))
+    skip: int = value(3, "steps before recording starts", least=0)
+    steps: int = value(5, "steps recorded", least=1)
 
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go besides metrics.jsonl (``conf/logger/``)."""
+    """Where metrics go besides ``metrics.jsonl``."""
 
-    name: str = MISSING  # none | tensorboard | mlflow
+    name: str = value(MISSING, "the logger", choices=("none", "tensorboard", "mlflow"))
 
 
 @dataclass
 class Config:
-    """Everything a run can be told."""
+    """The whole run."""
 
     backend: BackendConfig = field(default_factory=BackendConfig)
     projector: ProjectorConfig = field(default_factory=ProjectorConfig)
     data: DataConfig = field(default_factory=DataConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     allocator: AllocatorConfig = field(default_factory=AllocatorConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
-    device: str = "auto"  # auto | cpu | cuda
-    compile: bool = False
-    seed: int = 0
-    resume: str | None = None  # auto: newest checkpoint of this config; or a path
+    device: str = value("auto", "`auto`: CUDA if there is a GPU", choices=("auto", "cpu", "cuda"))
+    compile: bool = value(False, "compile the network and, on CUDA, capture the whole step in one CUDA graph")
+    seed: int = value(0, "of weights, samples, order and augmentation", least=0, most=2**63 - 1)
+    resume: str | None = value(None, "`auto`: the newest checkpoint of this config; or the path of one")

@@ -30,7 +30,7 @@ from pointproj.ops.registry import BackendUnavailable, exportable, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.run_folder import require_writable
 from pointproj.training.checkpoint import BEST, LAST, load
-from pointproj.training.networks import operators_of
+from pointproj.training.networks import features_of
 from pointproj.training.step import first_line
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class CloudField(nn.Module):
     def __init__(self, network: nn.Module, config: Config) -> None:
         super().__init__()
         self.network = network
-        self.inputs = 3 if config.model.normals else 2
+        self.inputs = 3 if config.projector.normals else 2
 
     def forward(
         self,
@@ -68,7 +68,7 @@ class CloudField(nn.Module):
         normals: Float[Tensor, "n 3"] | None = None,
     ) -> Float[Tensor, "q 1"]:
         """Evaluate the network of one cloud."""
-        features = None if normals is None else torch.cat([reference_points, normals], dim=-1)
+        features = features_of(reference_points, normals)
         return self.network(query_points, reference_points, features=features)
 
 
@@ -98,7 +98,7 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
     content = load(path)
     config = saved_config(path, content)
     chosen = choose_device(device)
-    backend = _exportable(backend, chosen.type, operators_of(config))
+    backend = _exportable(backend, chosen.type, config.projector.OPERATOR)
 
     def field(backend: str) -> CloudField:
         network = saved_network(path, content, config, backend)
@@ -212,7 +212,7 @@ def plain_program(network: CloudField, config: Config, device: torch.device) -> 
 
 def _trace(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
     queries = torch.export.Dim("queries", min=2)
-    points = torch.export.Dim("points", min=_fewest_points(config))
+    points = torch.export.Dim("points", min=max(2, config.projector.fewest_points))
     example = _example(network, SIZES[0], device)
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
@@ -221,11 +221,6 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
         torch.ops.pointproj.local_planes.default: plain_local_planes,
     }
     return program.run_decompositions(forms)
-
-
-def _fewest_points(config: Config) -> int:
-    neighbors = config.model.neighbors if config.model.name == "multiscale" else config.projector.k
-    return max(2, neighbors or 2)
 
 
 def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:

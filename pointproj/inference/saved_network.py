@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from pointproj.config import Config, to_config
+from pointproj.config import Config, from_saved
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
 
@@ -30,7 +29,7 @@ def saved_config(path: Path, content: dict[str, Any]) -> Config:
     """
     given = {**content["config"], "resume": None}  # what that run continued from is of no interest
     try:
-        return to_config(OmegaConf.merge(OmegaConf.structured(Config), given))
+        return from_saved(given)
     except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
         raise checkpoint.CheckpointError(_other_version(path, error)) from error
 

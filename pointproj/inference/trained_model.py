@@ -18,7 +18,7 @@ from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.training import checkpoint
-from pointproj.training.networks import cloud_features, operators_of
+from pointproj.training.networks import features_of
 
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
@@ -72,16 +72,15 @@ class TrainedModel:
         DataError
             If the model needs normals and there are none.
         """
-        shown = {"reference_points": self._tensor(points)}
-        if self.config.model.normals:
-            if normals is None:
-                raise DataError(
-                    "the cloud has no normals, and this model was trained with them: give a mesh, or points "
-                    "with normals, or train with model.normals=false"
-                )
-            shown["normals"] = self._tensor(normals)
-        features = cloud_features(shown, self.config.model).get("features")
-        encoding = self.model.encode(shown["reference_points"], features)
+        sees_normals = self.config.projector.normals
+        if sees_normals and normals is None:
+            raise DataError(
+                "the cloud has no normals, and this model was trained with them: give a mesh, or points "
+                "with normals, or train with projector.normals=false"
+            )
+        reference_points = self._tensor(points)
+        features = features_of(reference_points, self._tensor(normals) if sees_normals else None)
+        encoding = self.model.encode(reference_points, features)
         sign = TARGETS[self.config.target.name].inside_sign
 
         @torch.inference_mode()
@@ -127,7 +126,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
             f"with target={' or target='.join(SOLID_TARGETS)}"
         )
     chosen = choose_device(device)
-    backend, _ = resolve(backend, chosen.type, operators_of(config))
+    backend, _ = resolve(backend, chosen.type, config.projector.OPERATOR)
     model = saved_network(path, content, config, backend)
     return TrainedModel(config, model.to(chosen).eval(), chosen, backend)
 

@@ -68,13 +68,13 @@ class Multiscale(nn.Module):
         Cells a side of the finest grid; a multiple of ``2**(levels - 1)``.
     levels : int
         Grids; the side of each is half of that before.
-    channels : int
+    hidden_channels : int
         Width of everything at points, a multiple of 8.
     grid_channels : int
         Width of the finest grid, a multiple of 8; each coarser one has twice that of the one before.
-    k : int
+    neighbors : int
         Neighbours that a point attends to, at least 3; a reference point itself is the first of its own.
-    feature_channels : int
+    in_channels : int
         Channels of ``features`` beside the points, 0 for none.
     out_channels : int
     predicts : {"value", "distance", "signed_distance"}
@@ -92,12 +92,12 @@ class Multiscale(nn.Module):
     def __init__(
         self,
         *,
-        side: int = 64,
-        levels: int = 4,
-        channels: int = 32,
+        side: int = 16,
+        levels: int = 3,
+        hidden_channels: int = 16,
         grid_channels: int = 16,
-        k: int = 16,
-        feature_channels: int = 0,
+        neighbors: int = 8,
+        in_channels: int = 0,
         out_channels: int = 1,
         predicts: str = "value",
         backend: str = "auto",
@@ -105,18 +105,18 @@ class Multiscale(nn.Module):
         super().__init__()
         if side % 2 ** (levels - 1):
             raise ValueError(f"expected a side that can be halved {levels - 1} times, got {side}")
-        if k < 3:
-            raise ValueError(f"expected at least 3 neighbours, which a plane goes through, got {k}")
+        if neighbors < 3:
+            raise ValueError(f"expected at least 3 neighbours, which a plane goes through, got {neighbors}")
         if predicts not in PREDICTED_CHANNELS:
             raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
         self.sides = [side // 2**level for level in range(levels)]
-        self.k = k
+        self.neighbors = neighbors
         self.predicts = predicts
         self.backend = backend
         among = {"unit": UNIT, "own_planes": True}
-        self.surface = NeighborAttention(PLANE_CHANNELS + feature_channels, channels, **among)
-        self.around = NeighborAttention(channels, channels, **among)
-        self.carried = nn.Linear(channels, grid_channels)
+        self.surface = NeighborAttention(PLANE_CHANNELS + in_channels, hidden_channels, **among)
+        self.around = NeighborAttention(hidden_channels, hidden_channels, **among)
+        self.carried = nn.Linear(hidden_channels, grid_channels)
         projected = grid_channels + CONTEXT_CHANNELS
         self.by_radius = nn.ModuleList(nn.Linear(projected, grid_channels) for _ in self.sides)
         self.by_nearest = nn.Linear(projected, grid_channels)
@@ -127,12 +127,12 @@ class Multiscale(nn.Module):
         self.query_log_sigma = nn.Parameter(torch.tensor(math.log(UNIT / 4)))
         self.flood = nn.Linear(FLOOD_CHANNELS, grid_channels)
         self.refine = GridRefinement(grid_channels, grid_channels, levels)
-        self.reference_mlp = MLP(channels + 2 * grid_channels, channels, channels)
-        self.agreed = NeighborAttention(channels, channels, **among)
-        self.near = NeighborAttention(channels, channels, unit=UNIT)
+        self.reference_mlp = MLP(hidden_channels + 2 * grid_channels, hidden_channels, hidden_channels)
+        self.agreed = NeighborAttention(hidden_channels, hidden_channels, **among)
+        self.near = NeighborAttention(hidden_channels, hidden_channels, unit=UNIT)
         predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
         self.query_mlp = MLP(
-            grid_channels + 2 * channels + CONTEXT_CHANNELS, 2 * channels, predicted_channels
+            grid_channels + 2 * hidden_channels + CONTEXT_CHANNELS, 2 * hidden_channels, predicted_channels
         )
         if predicts != "value":
             begin_at_soft_distance(self.query_mlp)
@@ -152,7 +152,7 @@ class Multiscale(nn.Module):
         Parameters
         ----------
         reference_points : (N, 3) or (B, N, 3) float tensor
-            The cloud, or a batch of clouds, in the query cube; at least ``k`` points each.
+            The cloud, or a batch of clouds, in the query cube; at least ``neighbors`` points each.
         features : (N, C) or (B, N, C) float tensor, optional
             What else is known of the points.
         index : Index, optional
@@ -172,7 +172,7 @@ class Multiscale(nn.Module):
             radius = REACH * self._cell(self.sides[0])
             index = build_index(reference_points, radius=radius, backend=self.backend)
         with full_precision(reference_points):
-            distances, rows = self._nearest(reference_points, reference_points, self.k, index)
+            distances, rows = self._nearest(reference_points, reference_points, self.neighbors, index)
             normals, fit = local_planes(reference_points, rows, UNIT)
             known = torch.cat([normals, fit] if features is None else [normals, fit, features], dim=-1)
         among = reference_points, reference_points, normals
@@ -214,13 +214,13 @@ class Multiscale(nn.Module):
         if query_points.dim() == 2:
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
         with full_precision(query_points):
-            _, rows = self._nearest(query_points, reference_points, self.k, index)
+            _, rows = self._nearest(query_points, reference_points, self.neighbors, index)
         near = self.near(query_points, reference_points, normals, hidden, rows)
         with full_precision(query_points):
             seen = trilinear(grid, query_points, self.sides[0])
             where = query_points, reference_points
             shared = {"sigma": self.query_log_sigma.exp(), "index": index, "backend": self.backend}
-            aggregate = partial(knn_aggregate, *where, k=self.k, neighbor_indices=rows, **shared)
+            aggregate = partial(knn_aggregate, *where, k=self.neighbors, neighbor_indices=rows, **shared)
             carried, *context = aggregate_with_context(aggregate, *where, hidden)
             parts = [seen, near, carried, *_scaled(context, UNIT)]
             predicted = self.query_mlp(torch.cat(parts, dim=-1))
@@ -292,7 +292,7 @@ class Multiscale(nn.Module):
 
     def extra_repr(self) -> str:
         """What the network was told, for ``print(model)``."""
-        return f"sides={self.sides}, k={self.k}, predicts={self.predicts}, backend={self.backend}"
+        return f"sides={self.sides}, k={self.neighbors}, predicts={self.predicts}, backend={self.backend}"
 
 
 def _scaled(context: list[Tensor], unit: float) -> list[Tensor]:

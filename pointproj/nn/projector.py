@@ -70,7 +70,7 @@ class Projector(nn.Module):
         kind: str = "knn",
         k: int = 7,
         radius: float | None = None,
-        sigma: float = 0.1,
+        sigma: float = 0.02,
         in_channels: int = 3,
         hidden_channels: int = 25,
         out_channels: int = 1,

@@ -41,8 +41,8 @@ def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[No
         raise OutOfMemory(
             f"{device} has not enough memory: {first_line} Lower training.batch_size (now "
             f"{config.training.batch_size}), data.points ({config.data.points}), data.grid "
-            f"({config.data.grid}) or model.hidden_channels ({config.model.hidden_channels}); or write "
-            "training.amp=true"
+            f"({config.data.grid}) or projector.hidden_channels ({config.projector.hidden_channels}); or "
+            "write training.amp=true"
         ) from error
 
 

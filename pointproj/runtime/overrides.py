@@ -12,8 +12,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
 
-from pointproj.config import Config, ConfigError, nearest
+from pointproj.config import NETWORKS, Config, ConfigError, nearest
 from pointproj.runtime.run_folder import require_writable
 
 
@@ -46,8 +47,12 @@ def check_arguments(
     except OverrideParseException as error:
         raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
     groups = {} if conf is None else _groups(conf)
-    keys = [*_keys(Config() if schema is None else schema)]
+    schemas = [Config(projector=network()) for network in NETWORKS.values()] if schema is None else [schema]
+    keys = [*dict.fromkeys(key for each in schemas for key in _keys(each))]
     problems = [problem for override in overrides for problem in _problems(override, groups, keys, program)]
+    if schema is None:
+        networks = _networks(overrides, conf)
+        problems += [problem for override in overrides for problem in _not_read(override, networks)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -89,6 +94,42 @@ def _keys(section: Any, prefix: str = "") -> Iterator[str]:
         value = getattr(section, entry.name)
         if is_dataclass(value):
             yield from _keys(value, f"{key}.")
+
+
+def _networks(overrides: list[Override], conf: Path) -> list[str]:
+    """Return the networks of the jobs that the overrides describe."""
+    chosen = {override.key_or_group: [*_choices(override)] for override in overrides}
+    if "projector" in chosen:
+        return chosen["projector"]
+    files = [conf / "experiment" / f"{name}.yaml" for name in chosen.get("experiment", [])]
+    files = [file for file in files if file.exists()] or [conf / "train.yaml"]
+    return [_network_of(file) or _network_of(conf / "train.yaml") for file in files]
+
+
+def _network_of(file: Path) -> str | None:
+    """Return the network that a file's defaults name, if they name one."""
+    defaults = OmegaConf.to_container(OmegaConf.load(file)).get("defaults", [])
+    for entry in defaults:
+        if isinstance(entry, dict):
+            for group, choice in entry.items():
+                if group.removeprefix("override ").removeprefix("/") == "projector":
+                    return choice
+    return None
+
+
+def _not_read(override: Override, networks: list[str]) -> Iterator[str]:
+    """Yield the networks that do not read a value of another network."""
+    section, _, key = override.key_or_group.partition(".")
+    readers = [name for name, network in NETWORKS.items() if key in _keys(network())]
+    if section != "projector" or not readers:
+        return
+    for name in networks:
+        if name in NETWORKS and name not in readers:
+            values = ", ".join(entry for entry in _keys(NETWORKS[name]()) if entry != "name")
+            yield (
+                f"{override.input_line} has no meaning for projector={name}, which reads {values}: write "
+                f"projector={readers[0]} {override.input_line}, or leave it out"
+            )
 
 
 def _problems(

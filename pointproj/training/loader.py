@@ -13,7 +13,7 @@ from pointproj.data.transfer import sent_ahead
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
 from pointproj.training.kept_neighbors import KeptNeighbors
-from pointproj.training.networks import cloud_features
+from pointproj.training.networks import with_features
 from pointproj.training.resume import Position
 
 
@@ -50,8 +50,8 @@ class Feed:
         self.data = data
         self.device = device
         self.processes = processes
-        kept = config.projector.keep_neighbors
-        self._neighbors = KeptNeighbors(config.projector.k, backend) if kept else None
+        kept = config.projector.kept_neighbors
+        self._neighbors = None if kept is None else KeptNeighbors(kept, backend)
         self.shapes_a_step = config.training.batch_size * processes.count
         self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
 
@@ -83,11 +83,11 @@ class Feed:
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copy a batch to the device, with what the network is shown of its clouds."""
-        return cloud_features(to_device(batch, self.device), self.config.model)
+        return with_features(to_device(batch, self.device), self.config.projector.normals)
 
     def _as_they_are(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
         for batch in self._batches(dataset, **order):
-            yield cloud_features(batch, self.config.model)
+            yield with_features(batch, self.config.projector.normals)
 
     def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
         """On the device, without what the network is shown: augmentation comes before that."""
@@ -105,4 +105,4 @@ class Feed:
         seed = config.seed, step * self.processes.count + self.processes.rank
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, config.augmentation, seed=seed, distances=distances)
-        return cloud_features(changed, config.model)
+        return with_features(changed, config.projector.normals)

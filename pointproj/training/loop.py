@@ -34,7 +34,7 @@ from pointproj.training import checkpoint, report
 from pointproj.training.display import Pace, ProgressDisplay
 from pointproj.training.divergence import DivergenceWatch
 from pointproj.training.loader import Feed
-from pointproj.training.networks import build_model, operators_of
+from pointproj.training.networks import build_model
 from pointproj.training.optimizers import build_optimizer, learning_rate, loss_function, set_learning_rate
 from pointproj.training.resume import Continued, Position, checkpoint_to_continue
 from pointproj.training.step import Batch, TrainingStep, capture_obstacle
@@ -78,7 +78,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     """
     processes = distributed.join()
     device = choose_device(config.device)
-    backend, why = resolve(config.backend.name, device.type, operators_of(config))
+    backend, why = resolve(config.backend.name, device.type, config.projector.OPERATOR)
     log.info("device %s, backend %s (%s)", device, backend, why)
     use_options(config.backend.name, config.backend.algorithm)
     obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
@@ -154,7 +154,7 @@ class Training:
         self.watch = DivergenceWatch(config, run.path)
         self.pace = Pace()
         self.noted: Callable[[], None] | None = None  # acts on what the device was asked about its steps
-        untrained = untrained_predictor(config.target.name, backend, normals=bool(config.model.normals))
+        untrained = untrained_predictor(config.target.name, backend, normals=bool(config.projector.normals))
         self.baseline = self._evaluate(untrained)
         self.evaluation: Evaluation | None = None  # of the model as it is now
 
@@ -328,7 +328,7 @@ class Training:
             "%s, %s%s; %d training and %d test meshes, batches of %s, %d steps an epoch",
             "bfloat16 autocast over float32" if self.config.training.amp else "float32",
             self.step.mode,
-            ", neighbours kept" if self.config.projector.keep_neighbors else "",
+            ", neighbours kept" if self.config.projector.kept_neighbors else "",
             len(self.data.train),
             len(self.data.test),
             self._batch_in_words(),
@@ -346,7 +346,9 @@ class Training:
         compared = report.comparison(evaluation, self.baseline, position.errors[0][1])
         gaussian = config.data.name == "gaussian"
         measured_on = "the training cloud" if gaussian else f"{len(self.data.test)} unseen meshes"
-        log.info("\n%s", report.text(compared, config.target.name, measured_on, bool(config.model.normals)))
+        log.info(
+            "\n%s", report.text(compared, config.target.name, measured_on, bool(config.projector.normals))
+        )
         if self.processes.is_first:
             self._draw()
         timed = self._timed() if config.training.time_steps else {}
@@ -355,7 +357,7 @@ class Training:
             "backend": self.backend,
             "device": str(self.device),
             "mode": self.step.mode,
-            "neighbors": "kept" if config.projector.keep_neighbors else "searched in each step",
+            "neighbors": "kept" if config.projector.kept_neighbors else "searched in each step",
             "processes": self.processes.count,
             "loss": position.losses[-1][1] if position.losses else None,
             **compared,

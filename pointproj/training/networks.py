@@ -1,13 +1,13 @@
 """The network that a config describes, and what it is shown of a cloud."""
 
+import pkgutil
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from pointproj.config import TARGETS, Config, ModelConfig
-from pointproj.nn.multiscale import Multiscale
-from pointproj.nn.projector import Projector
+from pointproj.config import TARGETS, Config
 
 
 def build_model(config: Config, backend: str) -> nn.Module:
@@ -22,53 +22,37 @@ def build_model(config: Config, backend: str) -> nn.Module:
 
     Returns
     -------
-    Projector or Multiscale
-        Both have ``encode(reference_points, features)``, ``decode(query_points, encoding)`` and, in one
-        call, ``forward``. The last axis of the result, of size 1, holds the ``output`` of the target's row
-        in :data:`pointproj.config.TARGETS`.
+    Module
+        Of the class that ``config.projector`` names. It has ``encode(reference_points, features)``,
+        ``decode(query_points, encoding)`` and, in one call, ``forward``. The last axis of the result, of
+        size 1, holds the ``output`` of the target's row in :data:`pointproj.config.TARGETS`.
     """
     torch.manual_seed(config.seed)
-    model, projector = config.model, config.projector
-    target = TARGETS[config.target.name]
-    predicts = target.output if target.is_distance else "value"
-    if model.name == "multiscale":
-        return Multiscale(
-            side=model.side,
-            levels=model.levels,
-            channels=model.hidden_channels,
-            grid_channels=model.grid_channels,
-            k=model.neighbors,
-            feature_channels=6 if model.normals else 0,
-            predicts=predicts,
-            backend=backend,
-        )
-    return Projector(
-        kind=projector.kind,
-        k=projector.k,
-        radius=projector.radius,
-        sigma=projector.sigma,
-        in_channels=6 if model.normals else 3,
-        hidden_channels=model.hidden_channels,
-        context=bool(projector.context),
-        predicts=predicts if projector.context else "value",
-        backend=backend,
-    )
+    settings, target = config.projector, TARGETS[config.target.name]
+    predicts = target.output if target.is_distance and settings.predicts_distances else "value"
+    arguments = settings.arguments() | ({"in_channels": 6} if settings.normals else {})
+    # A name, because the config, which knows its network, is read without loading torch.
+    network = pkgutil.resolve_name(settings.NETWORK)
+    return network(**arguments, predicts=predicts, backend=backend)
 
 
-def operators_of(config: Config) -> str:
-    """Name the operator whose backend the config's network runs on: ``"knn"`` or ``"radius"``."""
-    return "radius" if config.model.name == "multiscale" else config.projector.kind
-
-
-def cloud_features(batch: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Add ``features`` (B, N, 6), points and normals, where the network is shown normals.
+def with_features(batch: dict[str, Any], normals: bool | None) -> dict[str, Any]:
+    """Add ``features`` (B, N, 6) to a batch with ``normals``, where the network is shown them.
 
     Parameters
     ----------
     batch : dict
         ``reference_points`` and ``normals``, (B, N, 3).
-    model : ModelConfig
+    normals : bool
+        ``projector.normals``.
     """
-    if not model.normals:
+    if not normals:
         return batch
-    return {**batch, "features": torch.cat([batch["reference_points"], batch["normals"]], dim=-1)}
+    return {**batch, "features": features_of(batch["reference_points"], batch["normals"])}
+
+
+def features_of(
+    reference_points: Float[Tensor, "*batch n 3"], normals: Float[Tensor, "*batch n 3"] | None
+) -> Float[Tensor, "*batch n 6"] | None:
+    """Return what a network is shown of a cloud: points and normals, or None for the points alone."""
+    return None if normals is None else torch.cat([reference_points, normals], dim=-1)

@@ -1,20 +1,34 @@
 """The schema, its checks, and what the command line answers before any work starts."""
 
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
-from pointproj.config import CHOICES, Config, ConfigError, register_schema, to_config
+from pointproj.config import (
+    NETWORKS,
+    Config,
+    ConfigError,
+    KnnConfig,
+    MultiscaleConfig,
+    from_saved,
+    register_schema,
+    to_config,
+)
 from pointproj.runtime.overrides import check_arguments
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONF = PROJECT / "conf"
+GROUPS = [folder.name for folder in CONF.iterdir()]
 
 
 def composed(*overrides):
@@ -32,16 +46,27 @@ def program(*arguments, cwd=PROJECT, **environment):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment})
 
 
-def test_default_run_is_furniture_occupancy_by_multiscale_without_normals():
+def test_default_run_is_the_distance_to_furniture_by_the_knn_projector():
     config = config_of()
-    assert (config.data.name, config.target.name, config.model.name) == (
+    assert (config.data.name, config.target.name, config.projector.name) == ("furniture", "udf", "knn")
+    assert config.projector == KnnConfig(context=True, normals=False)
+    assert config.backend.name == "auto"
+    assert isinstance(config, Config)
+
+
+def test_solids_are_furniture_occupancy_by_multiscale_without_normals():
+    config = config_of("experiment=solids")
+    assert (config.data.name, config.target.name, config.projector.name) == (
         "furniture",
         "occupancy",
         "multiscale",
     )
-    assert (config.data.queries, config.model.normals) == (1024, False)
-    assert config.backend.name == "auto"
-    assert isinstance(config, Config)
+    assert (config.data.queries, config.projector.normals) == (1024, False)
+    assert (config.training.epochs, config.training.validate_every, config.data.points) == (20, 10, 1024)
+    assert (config.optimizer.name, config.optimizer.lr, config.target.loss) == ("adamw", 5e-3, "overlap")
+    assert config.projector == MultiscaleConfig(
+        hidden_channels=16, grid_channels=16, side=16, levels=3, neighbors=8, normals=False
+    )
 
 
 def test_context_is_off_for_random_targets_unless_asked_for():
@@ -50,10 +75,11 @@ def test_context_is_off_for_random_targets_unless_asked_for():
     assert config_of("projector.context=false").projector.context is False
 
 
-def test_the_projector_learns_on_the_grid_unless_asked():
-    assert config_of("model=projector").data.queries == 0
-    assert config_of("model=projector", "data.queries=9").data.queries == 9
+def test_networks_learn_at_random_points_where_the_target_has_values_there():
+    assert config_of("projector=knn").data.queries == 1024
+    assert config_of("projector=radius", "data.queries=9").data.queries == 9
     assert config_of("target=random").data.queries == 0
+    assert config_of("projector.keep_neighbors=true", "data.resample=false").data.queries == 0
 
 
 @pytest.mark.parametrize(
@@ -62,25 +88,24 @@ def test_the_projector_learns_on_the_grid_unless_asked():
 def test_every_choice_of_every_group_makes_a_valid_config(file):
     extra = ["target=random"] if (file.parent.name, file.stem) == ("data", "gaussian") else []
     config = config_of(f"{file.parent.name}={file.stem}", *extra)
-    key = {"projector": "kind", "experiment": None}.get(file.parent.name, "name")
-    if key:
-        assert getattr(getattr(config, file.parent.name), key) == file.stem
+    if file.parent.name != "experiment":
+        assert getattr(config, file.parent.name).name == file.stem
 
 
 def test_tutorial_experiments_are_the_tutorials_workloads():
     knn = config_of("experiment=tutorial_knn")
     assert (knn.data.name, knn.data.points, knn.data.grid) == ("gaussian", 100_000, 30)
-    assert (knn.projector.kind, knn.projector.k, knn.projector.sigma, knn.projector.context) == (
+    assert (knn.projector.name, knn.projector.k, knn.projector.sigma, knn.projector.context) == (
         "knn",
         7,
         0.1,
         False,
     )
-    assert (knn.optimizer.name, knn.optimizer.lr, knn.model.hidden_channels) == ("adam", 1e-3, 25)
+    assert (knn.optimizer.name, knn.optimizer.lr, knn.projector.hidden_channels) == ("adam", 1e-3, 25)
     assert (knn.target.name, knn.training.amp) == ("random", False)
     radius = config_of("experiment=tutorial_radius")
     assert (radius.data.name, radius.data.points, radius.data.grid) == ("gaussian", 25_000, 30)
-    assert (radius.projector.kind, radius.projector.k, radius.projector.sigma) == ("radius", None, 0.1)
+    assert (radius.projector.name, radius.projector.sigma, radius.projector.context) == ("radius", 0.1, False)
     assert radius.projector.radius == 0.1
 
 
@@ -106,16 +131,13 @@ def test_an_experiment_gives_way_to_the_command_line():
         (["optimizer.weight_decay=-1"], ["weight_decay=-1.0", "at least 0"]),
         (["data.classes=[]"], ["data.classes=[]", "null"]),
         (["resume=nowhere/last.pt"], ["resume=nowhere/last.pt", "no such file"]),
-        (["projector=radius", "projector.k=5"], ["projector.k=5", "projector=knn projector.k=5"]),
-        (["projector.radius=0.2"], ["projector.radius=0.2", "projector=radius projector.radius=0.2"]),
-        (["projector.k=null"], ["projector=knn needs", "projector.k=7"]),
-        (["projector=radius", "projector.radius=null"], ["projector=radius needs", "projector.radius=0.1"]),
+        (["projector.name=radius"], ["projector.name=radius", "write projector=radius"]),
+        (["projector.name=kn"], ["projector.name=kn", "did you mean knn?"]),
+        (["projector.k=0"], ["projector.k=0", "at least 1"]),
+        (["projector=radius", "projector.radius=-1"], ["projector.radius=-1.0", "above 0"]),
+        (["projector=multiscale", "projector.levels=2000"], ["projector.levels=2000", "at most 10"]),
         (["projector.k=65", "data.points=64"], ["projector.k=65", "data.points=64"]),
         (["projector.keep_neighbors=true"], ["keep_neighbors=true", "write data.resample=false"]),
-        (
-            ["projector=radius", "projector.keep_neighbors=true", "data.resample=false"],
-            ["keep_neighbors=true", "projector=radius has no lists"],
-        ),
         (["data=gaussian"], ["data=gaussian", "target=random", "data=furniture"]),
         (["data.download=true"], ["data.download=true", "data=modelnet10"]),
         (["profiler=line_profile", "compile=true"], ["line_profile", "compile=false", "profiler=torch"]),
@@ -188,10 +210,54 @@ def test_what_is_right_passes(arguments):
 
 
 def test_every_choice_that_the_schema_names_has_its_file():
-    for key, names in CHOICES.items():
-        group, _, last = key.partition(".")
-        if last in ("name", "kind"):
-            assert sorted(names) == sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+    choices = {"projector": [*NETWORKS]}
+    for section in fields(Config()):
+        for value in fields(getattr(Config(), section.name)) if section.name in GROUPS else ():
+            if value.name == "name" and value.metadata["choices"]:
+                choices[section.name] = value.metadata["choices"]
+    assert len(choices) == 7
+    for group, names in choices.items():
+        assert sorted(names) == sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "network", "key"),
+    [
+        (["projector=radius", "projector.k=3", "projector.radius=0.3"], "radius", "k=3"),
+        (["projector.radius=0.2"], "knn", "radius=0.2"),
+        (["experiment=solids", "projector.sigma=0.1"], "multiscale", "sigma=0.1"),
+        (["experiment=tutorial_radius", "projector.keep_neighbors=true"], "radius", "keep_neighbors=true"),
+        (["-m", "projector=knn,radius", "projector.k=3,4"], "radius", "k=3,4"),
+        (["-m", "experiment=smoke,solids", "projector.k=3"], "multiscale", "k=3"),
+    ],
+)
+def test_a_value_that_the_network_does_not_read_cannot_be_written(arguments, network, key):
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(arguments, CONF)
+    message = str(caught.value)
+    assert f"projector.{key} has no meaning for projector={network}, which reads " in message
+    assert f"projector.{key}, or leave it out" in message
+
+
+def test_hydra_too_refuses_a_value_that_the_network_does_not_read():
+    with pytest.raises(ConfigCompositionException, match="projector"):
+        composed("projector=radius", "projector.k=3")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_built_with_the_defaults_of_its_schema(name):
+    constructor = inspect.signature(pkgutil.resolve_name(NETWORKS[name].NETWORK)).parameters
+    for argument, value in NETWORKS[name]().arguments().items():
+        if argument not in ("kind", "radius"):  # the radius alone decides nothing: kind="radius" needs one
+            assert constructor[argument].default == value
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_saved_config_comes_back_as_the_networks_own_class(name):
+    config = config_of(f"projector={name}")
+    saved = from_saved(asdict(config))
+    assert saved == config
+    assert type(saved.projector) is NETWORKS[name]
 
 
 def test_the_program_refuses_a_wrong_type_shortly(tmp_path):
@@ -236,7 +302,7 @@ def test_help_is_about_this_program(tmp_path):
         "backend: auto, ",
         "experiment=smoke",
         "-m backend=torch,warp",
-        "epochs: 20",
+        "epochs: 40",
         "outputs/",
     ):
         assert word in ended.stdout

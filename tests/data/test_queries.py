@@ -92,7 +92,7 @@ def composed(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=projector", "augmentation.mirror=true"], r"data\.queries=2048"),
+        (["data.queries=0", "augmentation.mirror=true"], r"data\.queries=2048"),
         (["target=random", "data.queries=9"], r"data\.queries=0"),
         (["target=udf", "augmentation.stretch=0.2"], "changes distances unevenly"),
         (["target=udf", "augmentation.warp=0.2"], "changes distances unevenly"),
@@ -101,10 +101,10 @@ def composed(*overrides):
         (["data.repeats=2"], "data=mixed"),
         (["target.loss=smoth"], "did you mean smooth"),
         (["target=udf", "target.loss=cross_entropy"], "target=occupancy"),
-        (["target.eikonal=0.1"], r"target\.eikonal=0"),
-        (["model.side=18"], "multiple of 4"),
-        (["model.hidden_channels=12"], "multiple of 8"),
-        (["model.neighbors=1900"], "at most 1024"),
+        (["target=occupancy", "target.eikonal=0.1"], r"target\.eikonal=0"),
+        (["projector=multiscale", "projector.side=18"], "multiple of 4"),
+        (["projector=multiscale", "projector.hidden_channels=12"], "multiple of 8"),
+        (["projector=multiscale", "projector.neighbors=1900"], "at most 1024"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -114,6 +114,6 @@ def test_what_does_not_go_together_is_refused(overrides, words):
 
 
 def test_multiscale_sees_no_normals_unless_asked():
-    assert composed("model=multiscale", "target=occupancy").model.normals is False
-    assert composed("model=projector", "target=occupancy").model.normals is True
-    assert composed("model=multiscale", "model.normals=true").model.normals is True
+    assert composed("projector=multiscale", "target=occupancy").projector.normals is False
+    assert composed("projector=knn", "target=occupancy").projector.normals is True
+    assert composed("projector=multiscale", "projector.normals=true").projector.normals is True

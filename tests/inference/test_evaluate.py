@@ -106,7 +106,7 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
     plane.write_text("0 0 0\n1 0 0\n0 1 0\n1 1 0\n")
     unsigned = write_checkpoint(tmp_path / "unsigned" / "best.pt", "target=udf")
     empty = write_checkpoint(
-        tmp_path / "empty" / "best.pt", "target=occupancy", "model.normals=false", shift=-9.0
+        tmp_path / "empty" / "best.pt", "target=occupancy", "projector.normals=false", shift=-9.0
     )
     for path, file, reason in [
         (tmp_path / "none.pt", chair, "there is no checkpoint"),

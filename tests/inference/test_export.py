@@ -30,7 +30,7 @@ if package:
 with torch.no_grad():
     print(json.dumps([[function(*points).tolist() for points in inputs] for function in functions]))
 """
-SMALL = ("model=projector", "model.hidden_channels=8")
+SMALL = ("projector=knn", "projector.hidden_channels=8")
 SIZES = ((5, 40), (97, 300), (200, 33))
 
 
@@ -95,13 +95,12 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
     "overrides",
     [
         [
-            "model=projector",
             "projector=radius",
             "projector.radius=0.6",
             "target=udf",
-            "model.hidden_channels=8",
+            "projector.hidden_channels=8",
         ],
-        ["experiment=reconstruct", "model.side=4", "model.levels=1", "model.hidden_channels=8"],
+        ["experiment=reconstruct", "projector.side=4", "projector.levels=1", "projector.hidden_channels=8"],
     ],
     ids=["radius", "multiscale"],
 )

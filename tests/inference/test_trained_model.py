@@ -16,8 +16,10 @@ from pointproj.training.networks import build_model
 from tests.processes import PROJECT
 
 MODELS = {
-    "projector": ["model=projector", "model.hidden_channels=8", "model.normals=false"],
-    "multiscale": ["model=multiscale", "model.hidden_channels=8", "model.side=8", "model.levels=2"],
+    "projector": ["projector=knn", "projector.hidden_channels=8", "projector.normals=false"],
+    "multiscale": [
+        *("projector=multiscale", "projector.hidden_channels=8", "projector.side=8", "projector.levels=2")
+    ],
 }
 
 
@@ -55,16 +57,16 @@ def changed(path, key, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("config.model.hidden_channels", 65_528),  # 17 GB of weights in one layer
-        ("config.model.hidden_channels", 10**15),
-        ("config.model.side", 10**9),
-        ("config.model.levels", 10**12),
+        ("config.projector.hidden_channels", 65_528),  # 17 GB of weights in one layer
+        ("config.projector.hidden_channels", 10**15),
+        ("config.projector.side", 10**9),
+        ("config.projector.levels", 10**12),
         ("config.data.points", 10**12),
-        ("config.model.hidden_channels", "many"),
-        ("config.model", "none"),
-        ("config.model", {}),
+        ("config.projector.hidden_channels", "many"),
+        ("config.projector", "none"),
+        ("config.projector", {}),
         ("config.unknown", 1),
-        ("config.projector.kind", "${oc.env:HOME}"),
+        ("config.projector.name", "${oc.env:HOME}"),
         ("config", {"config": {}}),
         ("model", {}),
         ("model", "weights"),

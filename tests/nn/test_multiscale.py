@@ -19,9 +19,9 @@ def multiscale(**settings):
     settings = {
         "side": 8,
         "levels": 2,
-        "channels": 16,
+        "hidden_channels": 16,
         "grid_channels": 8,
-        "k": 5,
+        "neighbors": 5,
         "backend": "torch",
         **settings,
     }
@@ -68,7 +68,7 @@ def test_distances_begin_as_the_soft_distance(predicts):
 
 def test_second_derivatives_exist_as_the_eikonal_term_needs_them():
     query_points, reference_points = cloud(1, points=12, queries=2)
-    model = multiscale(k=3)
+    model = multiscale(neighbors=3)
     encoding = model.encode(reference_points)
 
     def decoded(query_points):
@@ -107,8 +107,8 @@ def test_a_cloud_needs_as_many_points_as_neighbours():
     ("settings", "words"),
     [
         ({"side": 10, "levels": 3}, "halved 2 times, got 10"),
-        ({"channels": 12}, "multiple of 8, got 12"),
-        ({"k": 2}, "at least 3 neighbours.*got 2"),
+        ({"hidden_channels": 12}, "multiple of 8, got 12"),
+        ({"neighbors": 2}, "at least 3 neighbours.*got 2"),
         ({"predicts": "colour"}, "'colour'"),
     ],
 )

@@ -177,7 +177,6 @@ def test_training_step_is_compiled_and_not_captured(backend: str, tmp_path: Path
     folder = tmp_path / "run"
     command = [sys.executable, "train.py", "allocator=rmm", "compile=true", "device=cuda", "data=gaussian"]
     command += [
-        "model=projector",
         "target=random",
         "data.points=500",
         "data.grid=8",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pointproj.config import Config
+from pointproj.config import Config, KnnConfig
 from pointproj.runtime.run_folder import resume_argument
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
@@ -20,7 +20,7 @@ from pointproj.training.checkpoint import CheckpointError
 def config():
     made = Config()
     made.backend.name, made.target.name, made.optimizer.name = "torch", "udf", "adam"
-    made.projector.kind, made.projector.k = "knn", 7
+    made.projector = KnnConfig()
     return made
 
 
@@ -93,8 +93,8 @@ def test_what_does_not_change_learning_may_differ(tmp_path, config, values):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model__hidden_channels": 64}, "model.hidden_channels: checkpoint 25, this run 64"),
-        ({"data__points": 99}, "data.points: checkpoint 2048, this run 99"),
+        ({"projector__hidden_channels": 64}, "projector.hidden_channels: checkpoint 25, this run 64"),
+        ({"data__points": 99}, "data.points: checkpoint 1024, this run 99"),
         (
             {"optimizer__betas": (0.8, 0.9)},
             r"optimizer.betas: checkpoint \[0.9, 0.999\], this run \[0.8, 0.9\]",
@@ -111,8 +111,8 @@ def test_another_config_is_refused_by_name_of_the_difference(tmp_path, config, v
 def test_epochs_may_not_differ_under_a_schedule_that_ends_with_them(tmp_path, config):
     config = changed(config, optimizer__schedule="cosine")
     checkpoint.save(tmp_path / "last.pt", {}, config)
-    with pytest.raises(CheckpointError, match=r"training\.epochs: checkpoint 30, this run 31"):
-        checkpoint.read(tmp_path / "last.pt", changed(config, training__epochs=31))
+    with pytest.raises(CheckpointError, match=r"training\.epochs: checkpoint 40, this run 41"):
+        checkpoint.read(tmp_path / "last.pt", changed(config, training__epochs=41))
 
 
 def test_missing_damaged_and_foreign_files_are_refused(tmp_path, config):
@@ -174,7 +174,7 @@ def test_random_states_out_of_range_are_refused():
 
 
 def test_newest_of_equal_config_is_found(tmp_path, config):
-    other = changed(config, model__hidden_channels=3)
+    other = changed(config, projector__hidden_channels=3)
     for age, (name, owner) in enumerate([("c", other), ("b", config), ("a", config)]):
         folder = tmp_path / "day" / name
         folder.mkdir(parents=True)

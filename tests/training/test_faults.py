@@ -119,7 +119,7 @@ def test_a_signal_ends_the_program_with_a_checkpoint_a_hint_and_its_exit_code(tm
     number = signal.SIGUSR1
     folder = tmp_path / "outputs" / "run"
     arguments = ["data=gaussian", "target=random", "data.points=50", "data.grid=4", "device=cpu"]
-    arguments += ["model=projector", "backend=torch", "training.epochs=1000000", "training.log_every=1"]
+    arguments += ["backend=torch", "training.epochs=1000000", "training.log_every=1"]
     process = subprocess.Popen(
         [sys.executable, str(PROJECT / "train.py"), *arguments, f"hydra.run.dir={folder}"],
         stdout=subprocess.PIPE,

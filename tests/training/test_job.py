@@ -3,16 +3,16 @@
 import pytest
 from omegaconf import OmegaConf
 
-from pointproj.config import Config
+from pointproj.config import Config, KnnConfig
 from pointproj.runtime.run_folder import RunError
 from pointproj.training.job import _claimed
 
 
 def composed(**values):
     config = OmegaConf.structured(Config)
-    for section in ("backend", "data", "target", "model", "optimizer", "allocator", "profiler", "logger"):
+    for section in ("backend", "data", "target", "optimizer", "allocator", "profiler", "logger"):
         config[section].name = "x"
-    config.projector.kind = "knn"
+    config.projector = KnnConfig()
     return OmegaConf.merge(config, values)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pointproj.config import Config
+from pointproj.config import Config, KnnConfig
 from pointproj.data.dataset import PreparedData, Shape, ShapeDataset
 from pointproj.geometry.meshes import query_grid
 from pointproj.ops.registry import BackendUnavailable
@@ -49,14 +49,13 @@ def spheres(count, points=60, seed=0, resample=True):
 def small_config():
     """A run of 12 steps in a second."""
     made = Config()
-    made.backend.name, made.target.name, made.model.name = "torch", "udf", "projector"
-    made.projector.kind, made.projector.k, made.projector.sigma, made.projector.context = "knn", 5, 0.05, True
+    made.backend.name, made.target.name = "torch", "udf"
+    made.projector = KnnConfig(k=5, sigma=0.05, context=True, hidden_channels=8)
     made.data.name, made.data.grid, made.data.points = "furniture", GRID, 60
     made.optimizer.name, made.optimizer.lr, made.optimizer.clip = "adamw", 1e-2, 1.0
     made.optimizer.schedule, made.optimizer.warmup = "cosine", 0.1
     made.allocator.name, made.profiler.name, made.logger.name = "torch", "none", "none"
     made.device = "cpu"
-    made.model.hidden_channels = 8
     made.training.epochs, made.training.batch_size = 4, 2
     made.training.log_every, made.training.validate_every, made.training.pictures = 1, 2, 1
     return made
@@ -231,8 +230,8 @@ def test_other_targets_train_and_report_their_measures(config, tmp_path, data, t
             signed = dataset.query_points.norm(dim=1) - shape.source.radius
             values = signed if target_name == "sdf" else (signed < 0).float()
             dataset.shapes[place] = Shape(shape.name, shape.class_name, shape.identity, shape.source, values)
-    config.target.name, config.model.normals = target_name, normals
-    config.training.epochs, config.training.validate_every, config.model.hidden_channels = 60, 60, 32
+    config.target.name, config.projector.normals = target_name, normals
+    config.training.epochs, config.training.validate_every, config.projector.hidden_channels = 60, 60, 32
     metrics = train(config, RunFolder(tmp_path))
     better = {"sdf": "sign_accuracy", "occupancy": "iou"}[target_name]
     assert metrics["measured"].keys() == {metrics["metric"], better}

@@ -1,0 +1,159 @@
+"""The values of each network, and what keeps it from running with the rest of a config.
+
+A new network is a module in :mod:`pointproj.nn`, a class here, and a file in ``conf/projector/`` that begins
+with ``defaults: [/NAME_schema@_here_]``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pointproj.config.schema import AugmentationConfig, Config, ProjectorConfig
+from pointproj.config.targets import TARGETS
+from pointproj.config.values import value
+
+
+@dataclass
+class _AggregatingConfig(ProjectorConfig):
+    """What both neighbourhoods of the Projector share."""
+
+    NETWORK: ClassVar[str] = "pointproj.nn.projector:Projector"
+
+    sigma: float = value(0.02, "softmax temperature, in units of the query cube", above=0)
+    hidden_channels: int = value(25, "width of both MLPs", least=1, most=65_536)
+    context: bool | None = value(
+        None, "show the second MLP where the neighbours are; null: unless `target=random`"
+    )
+
+    @property
+    def predicts_distances(self) -> bool:
+        """Distances are added to the soft distance, which is part of the context."""
+        return bool(self.context)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what :class:`pointproj.Projector` is told."""
+        told = {"sigma": self.sigma, "hidden_channels": self.hidden_channels, "context": bool(self.context)}
+        return {"kind": self.name, **told}
+
+    def fill_in(self, config: Config) -> None:
+        """Context where a shape is learned; normals where they tell inside from outside."""
+        if self.context is None:
+            self.context = TARGETS[config.target.name].of_mesh
+        if self.normals is None:  # real meshes have faces of either orientation
+            tells_inside = TARGETS[config.target.name].inside_sign is not None
+            self.normals = tells_inside and config.data.name == "furniture"
+
+
+@dataclass
+class KnnConfig(_AggregatingConfig):
+    """MLP on the reference points, aggregation of the k nearest onto each query point, MLP."""
+
+    OPERATOR: ClassVar[str] = "knn"
+
+    name: str = "knn"
+    k: int = value(7, "neighbours of each query point", least=1)
+    keep_neighbors: bool = value(
+        False, "search each training shape once and keep its neighbours; needs `data.resample=false`"
+    )
+
+    @property
+    def fewest_points(self) -> int:
+        """One for each neighbour."""
+        return self.k
+
+    @property
+    def kept_neighbors(self) -> int | None:
+        """``k`` with ``keep_neighbors``."""
+        return self.k if self.keep_neighbors else None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what :class:`pointproj.Projector` is told."""
+        return {**super().arguments(), "k": self.k}
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield too many neighbours, and what changes neighbours that are to be kept."""
+        yield from too_few_points(self, "k", config)
+        data = config.data
+        changes = {
+            "data.resample=true draws other points every epoch: write data.resample=false": data.resample
+            and data.name != "gaussian",
+            "data.queries are other points every time: write data.queries=0": bool(data.queries),
+            "augmentation changes the points: leave it out": config.augmentation != AugmentationConfig(),
+        }
+        if self.keep_neighbors:
+            for reason, applies in changes.items():
+                if applies:
+                    yield f"projector.keep_neighbors=true needs shapes that stay as they are: {reason}"
+
+
+@dataclass
+class RadiusConfig(_AggregatingConfig):
+    """MLP on the reference points, aggregation of all within a radius onto each query point, MLP."""
+
+    OPERATOR: ClassVar[str] = "radius"
+
+    name: str = "radius"
+    radius: float = value(
+        1.0, "cut-off, in units of the query cube; what is farther from the cloud sees nothing", above=0
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what :class:`pointproj.Projector` is told."""
+        return {**super().arguments(), "radius": self.radius}
+
+
+@dataclass
+class MultiscaleConfig(ProjectorConfig):
+    """Projections at several scales, 3D convolutions over their grids, decoded at any points."""
+
+    NETWORK: ClassVar[str] = "pointproj.nn.multiscale:Multiscale"
+    OPERATOR: ClassVar[str] = "radius"
+
+    name: str = "multiscale"
+    hidden_channels: int = value(16, "width at the points, a multiple of 8", least=1, most=65_536)
+    grid_channels: int = value(16, "width of the finest grid, a multiple of 8", least=1)
+    side: int = value(16, "cells along each side of the finest grid", least=1, most=256)
+    levels: int = value(3, "grids, each with half the side of the one before", least=1, most=10)
+    neighbors: int = value(8, "reference points that a point attends to, itself among them", least=3)
+
+    @property
+    def fewest_points(self) -> int:
+        """One for each neighbour."""
+        return self.neighbors
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what :class:`pointproj.nn.multiscale.Multiscale` is told."""
+        own = ("hidden_channels", "grid_channels", "side", "levels", "neighbors")
+        return {name: getattr(self, name) for name in own}
+
+    def fill_in(self, config: Config) -> None:
+        """No normals, which it does not need."""
+        self.normals = bool(self.normals)
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield a side that cannot be halved, odd widths, and too many neighbours."""
+        parts = 2 ** min(self.levels - 1, 10)  # more levels than that are refused anyway
+        if self.side % parts:
+            yield (
+                f"projector.side={self.side} cannot be halved {self.levels - 1} times, as "
+                f"projector.levels={self.levels} asks for: write a multiple of {parts}"
+            )
+        for name in ("hidden_channels", "grid_channels"):
+            if getattr(self, name) % 8:
+                yield f"projector.{name}={getattr(self, name)}: projector=multiscale needs a multiple of 8"
+        yield from too_few_points(self, "neighbors", config)
+
+
+NETWORKS: dict[str, type[ProjectorConfig]] = {
+    network.name: network for network in (KnnConfig, RadiusConfig, MultiscaleConfig)
+}
+
+
+def too_few_points(network: ProjectorConfig, key: str, config: Config) -> Iterator[str]:
+    """Yield the problem of a network that asks for more neighbours, by ``key``, than there are points."""
+    points = config.data.points
+    if network.fewest_points > points:
+        yield (
+            f"projector.{key}={network.fewest_points} neighbours of data.points={points} reference points: "
+            f"expected at most {points}, or more points"
+        )

@@ -1,0 +1,89 @@
+"""One value of the schema: its default, what it means and what it may be, written in one place."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+def value(
+    default: Any,
+    meaning: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declare a field of a config section.
+
+    Parameters
+    ----------
+    default : object
+        Its value where nothing else is written; ``MISSING`` where a choice must be made.
+    meaning : str
+        For the reference of all values, :mod:`pointproj.config.reference`.
+    choices : tuple of str
+        What a word may be; empty if it is not one of few.
+    least, most : number, optional
+        Bounds that may be reached.
+    above, below : number, optional
+        Bounds that may not.
+
+    Returns
+    -------
+    dataclasses.Field
+    """
+    bounds = {"least": least, "most": most, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "choices": choices, **bounds})
+
+
+def value_problems(section: Any, prefix: str) -> Iterator[str]:
+    """Yield what is wrong with single values of a section and of the sections in it.
+
+    Parameters
+    ----------
+    section : dataclass instance
+    prefix : str
+        Before each key: ``"data."``, or nothing for the whole config.
+    """
+    for entry in dataclasses.fields(section):
+        key, given = prefix + entry.name, getattr(section, entry.name)
+        if dataclasses.is_dataclass(given):
+            yield from value_problems(given, f"{key}.")
+        elif given is not None:
+            expected = _expected(given, entry)
+            if expected:
+                yield f"{key}={given}: expected {expected}"
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Return ``"; did you mean ...?"`` for the candidates that look like ``word``, else nothing."""
+    close = difflib.get_close_matches(word, dict.fromkeys(candidates), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _expected(given: Any, entry: dataclasses.Field) -> str | None:
+    """Say what was expected in place of a value, or None if it is fine."""
+    allowed = entry.metadata
+    if allowed.get("choices"):
+        if given in allowed["choices"]:
+            return None
+        null = ", or null" if entry.default is None else ""
+        return f"one of {', '.join(allowed['choices'])}{null}{nearest(given, allowed['choices'])}"
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return None
+    least, most, above, below = (allowed.get(name) for name in ("least", "most", "above", "below"))
+    if isinstance(given, int):
+        if least is not None and given < least:
+            return f"a whole number of at least {least}"
+        return f"a whole number of at most {most}" if most is not None and given > most else None
+    if above is not None and not (given > above and math.isfinite(given)):
+        return f"a finite number above {above}"
+    if below is not None and not (least <= given < below):
+        return f"a number from {least} to below {below}"
+    if least is not None and not least <= given < math.inf:
+        return f"a finite number of at least {least}"
+    return None
