@@ -69,7 +69,7 @@ def config():
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
     made = PreparedData(spheres(5), spheres(3, resample=False), [("broken.off", "no faces")])
-    monkeypatch.setattr(training, "prepare", lambda config, processes: made)
+    monkeypatch.setattr(loop, "prepare", lambda config, processes: made)
     return made
 
 
@@ -191,7 +191,7 @@ def refuses_to_prepare(config, processes):
     ],
 )
 def test_what_cannot_run_fails_before_data_is_read(config, tmp_path, monkeypatch, values, error, words):
-    monkeypatch.setattr(training, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name, value in values.items():
@@ -207,8 +207,8 @@ def test_an_unusable_backend_fails_before_data_is_read(config, tmp_path, monkeyp
     def unusable(*arguments):
         raise BackendUnavailable("not here")
 
-    monkeypatch.setattr(training, "prepare", refuses_to_prepare)
-    monkeypatch.setattr(training, "resolve", unusable)
+    monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(loop, "resolve", unusable)
     with pytest.raises(BackendUnavailable, match="not here"):
         train(config, RunFolder(tmp_path))
 
@@ -240,7 +240,7 @@ def test_other_targets_train_and_report_their_measures(config, tmp_path, data, t
 
 def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
     made = PreparedData(spheres(5, resample=False), spheres(3, resample=False), [])
-    monkeypatch.setattr(training, "prepare", lambda config, processes: made)
+    monkeypatch.setattr(loop, "prepare", lambda config, processes: made)
     runs = [RunFolder(tmp_path / name) for name in ("searched", "kept")]
     assert train(config, runs[0])["neighbors"] == "searched in each step"
     config.data.resample, config.projector.keep_neighbors, config.training.time_steps = False, True, 1
