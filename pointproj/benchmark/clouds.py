@@ -77,19 +77,19 @@ class _Clouds:
         errors = []
         if contender.knn is not None and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
             error = self.expected.neighbors_error(contender.knn(self.problem))
-            errors.append(check_error("neighbours", error, contender.rows_may_err))
+            errors.append(check_error("neighbours", error, contender.search_tolerance))
         if modes & {"aggregate", "operator", "forward", "step"}:
             calls = OperatorCalls(contender, self.problem)
             self.expected.fill_upstream(calls.upstream, checked_only=True)
             error = self.expected.sums_error(*calls.make("operator", "eager")())
-            errors.append(check_error("values and feature gradient", error, contender.sums_may_err))
+            errors.append(check_error("values and feature gradient", error, contender.sums_tolerance))
         return max(errors, default=None)
 
     def _row(
         self, contender: Contender, calls: OperatorCalls | NetworkCalls, mode: str, execution: str
     ) -> Row:
         blank = self.blank(contender, mode, execution)
-        allowed = contender.rows_may_err if mode in ("search", "knn") else contender.sums_may_err
+        allowed = contender.search_tolerance if mode in ("search", "knn") else contender.sums_tolerance
         expected = self.expected
 
         def make() -> Callable[[], Any]:

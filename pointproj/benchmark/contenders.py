@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, unknown
-from pointproj.benchmark.peers import PEERS, Peer, gather_aggregate
+from pointproj.benchmark.peer import Peer, gather_aggregate
+from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError
 from pointproj.machine import package_version
@@ -18,9 +19,9 @@ from pointproj.ops.registry import BackendUnavailable, Clouds, load, names, reso
 
 SEED = 0  # of the networks
 HIDDEN = 25
-OURS_MAY_ERR = 1e-4  # fp32 sums in another order
-PEERS_MAY_ERR = 1e-3
-PEERS_SUMS_MAY_ERR = 5e-2  # their neighbours are checked too: of two equally far they may take the other
+BACKEND_TOLERANCE = 1e-4  # fp32 sums in another order
+PEER_TOLERANCE = 1e-3
+PEER_SUMS_TOLERANCE = 5e-2  # their neighbours are checked too: of two equally far they may take the other
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,37 @@ class Contender:
     build: Callable[[Problem], Any] | None
     search: Callable[[Problem, Any], Tensor] | None  # the same, with a ready index
     network: Callable[[], nn.Module]
-    rows_may_err: float
-    sums_may_err: float
+    search_tolerance: float
+    sums_tolerance: float
     brute_force: bool  # time grows with queries times references
-    bytes_a_pair: float  # memory that grows so as well; 0 if bounded
+    bytes_per_pair: float  # memory that grows so as well; 0 if bounded
 
 
 def backend_names(asked_for: list[str] | None, operator: str | None = None) -> tuple[str, ...]:
-    """The backends to measure, of those that have ``operator``, or the error that says which there are."""
+    """The backends to measure.
+
+    Parameters
+    ----------
+    asked_for : list of str or None
+        Their names; None means all.
+    operator : str, optional
+        "knn" or "radius": only backends that have it.
+
+    Returns
+    -------
+    tuple of str
+
+    Raises
+    ------
+    ConfigError
+        For a name that is not known, with those that are.
+    """
     chosen = _chosen("backends", asked_for, names())
     return tuple(name for name in chosen if operator is None or operator in load(name).OPERATORS)
 
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
-    """The peers to measure, or the error that says which there are."""
+    """The peers to measure; parameters and errors as those of :func:`backend_names`."""
     return _chosen("peers", asked_for, tuple(dict.fromkeys(peer.name for peer in PEERS)))
 
 
@@ -99,10 +117,10 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         build=build,
         search=search if operator == "knn" else None,
         network=lambda: _projector(workload, name),
-        rows_may_err=OURS_MAY_ERR,
-        sums_may_err=OURS_MAY_ERR,
+        search_tolerance=BACKEND_TOLERANCE,
+        sums_tolerance=BACKEND_TOLERANCE,
         brute_force=brute_force,
-        bytes_a_pair=0.0,
+        bytes_per_pair=0.0,
     )
 
 
@@ -111,15 +129,15 @@ def peer_contender(peer: Peer, workload: Workload) -> Contender:
     neighborhood, sigma = workload.neighborhood, workload.case.sigma
 
     def aggregate_points(query: Tensor, reference: Tensor, features: Tensor) -> Tensor:
-        if not peer.finds_rows:
+        if not peer.finds_neighbors:
             return peer.function(query, reference, features, neighborhood, sigma)
-        rows = peer.rows(query, reference, neighborhood)
+        rows = peer.search(query, reference, neighborhood)
         return gather_aggregate(query, reference, features, rows, sigma)
 
     def knn(problem: Problem) -> Tensor:
-        return peer.rows(problem.query_points, problem.reference_points, neighborhood)
+        return peer.search(problem.query_points, problem.reference_points, neighborhood)
 
-    unknown = {"build", "search"} | (set() if peer.finds_rows else {"knn"})
+    unknown = {"build", "search"} | (set() if peer.finds_neighbors else {"knn"})
     return Contender(
         name=peer.name,
         kind="peer",
@@ -129,14 +147,14 @@ def peer_contender(peer: Peer, workload: Workload) -> Contender:
         aggregate=lambda problem, features: aggregate_points(
             problem.query_points, problem.reference_points, features
         ),
-        knn=knn if peer.finds_rows else None,
+        knn=knn if peer.finds_neighbors else None,
         build=None,
         search=None,
         network=lambda: PeerNetwork(_projector(workload, "torch"), aggregate_points),
-        rows_may_err=PEERS_MAY_ERR,
-        sums_may_err=PEERS_SUMS_MAY_ERR if peer.finds_rows else PEERS_MAY_ERR,
+        search_tolerance=PEER_TOLERANCE,
+        sums_tolerance=PEER_SUMS_TOLERANCE if peer.finds_neighbors else PEER_TOLERANCE,
         brute_force=peer.brute_force,
-        bytes_a_pair=peer.bytes_a_pair,
+        bytes_per_pair=peer.bytes_per_pair,
     )
 
 

@@ -11,7 +11,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import OURS_MAY_ERR
+from pointproj.benchmark.contenders import BACKEND_TOLERANCE
 from pointproj.benchmark.recorder import Recorder
 from pointproj.benchmark.results import Row
 from pointproj.benchmark.workloads import ELEMENTS
@@ -81,7 +81,7 @@ def measure(recorder: Recorder, names: list[str]) -> None:
             **recorder.machine,
         )
         call = vectors.call(function)
-        recorder.add(recorder.measured(blank, lambda call=call: call, vectors.error, OURS_MAY_ERR))
+        recorder.add(recorder.measured(blank, lambda call=call: call, vectors.error, BACKEND_TOLERANCE))
 
 
 class FreshTensors:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
-from pointproj.benchmark.contenders import OURS_MAY_ERR, backend_names, missing_backend
+from pointproj.benchmark.contenders import BACKEND_TOLERANCE, backend_names, missing_backend
 from pointproj.benchmark.recorder import Recorder
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
 from pointproj.machine import package_version
@@ -62,7 +62,7 @@ def measure(recorder: Recorder, rows: list[tuple[str, str]]) -> None:
         else:
             cloud = LargeCloud(processes, recorder.device, name)
             make = lambda cloud=cloud, mode=mode: cloud.call(mode)  # noqa: E731
-            row = recorder.measured(blank, make, cloud.error, OURS_MAY_ERR, REPETITIONS)
+            row = recorder.measured(blank, make, cloud.error, BACKEND_TOLERANCE, REPETITIONS)
         recorder.add(row)
 
 

@@ -1,141 +1,28 @@
-"""The peers: other libraries that do the same work, one function each, in :data:`PEERS`.
-
-A peer finds either the indices of the k nearest reference points, from which plain torch gathers and weighs,
-or the aggregated features themselves. A peer's package is imported when the peer is asked whether it can run,
-not before. Adding a peer means adding a function.
-"""
+"""The peers: one function for each library and operator. Adding a peer means adding a function."""
 
 import contextlib
-import functools
-import importlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.training.step import first_line
+from pointproj.benchmark.peer import PEERS, peer
+
+__all__ = ["PEERS", "prepare_environment"]
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A library, what it finds, and where.
-
-    Parameters
-    ----------
-    name : str
-        As in the results.
-    operator : str
-        "knn" or "radius".
-    function : callable
-        Takes query points (Q, 3), reference points (N, 3) and k, and gives indices (Q, k). If not
-        ``finds_rows``: query points, reference points, features (N, C), k or radius, sigma; it gives (Q, C).
-    imports : tuple of str
-        The modules that it needs.
-    distribution : str
-        The package whose version is noted.
-    devices : tuple of str
-    finds_rows : bool
-    traceable : bool
-        Whether torch.compile can trace the function. Functions that find rows are wrapped in a custom
-        operator instead.
-    brute_force : bool
-        Whether time grows with queries times references.
-    bytes_a_pair : float
-        Memory that grows so as well; 0 if it does not.
-    """
-
-    name: str
-    operator: str
-    function: Callable[..., Tensor]
-    imports: tuple[str, ...]
-    distribution: str
-    devices: tuple[str, ...] = ("cuda",)
-    finds_rows: bool = True
-    traceable: bool = False
-    brute_force: bool = False
-    bytes_a_pair: float = 0.0
-
-    @property
-    def compiles(self) -> bool:
-        """Whether a network around it can be compiled."""
-        return self.finds_rows or self.traceable
-
-    def rows(self, query_points: Tensor, reference_points: Tensor, k: int) -> Int[Tensor, "q k"]:
-        """Indices of the k nearest; torch.compile calls it as an operator that it does not look into."""
-        if torch.compiler.is_compiling():
-            return torch.ops.pointproj_benchmark.peer_rows(query_points, reference_points, k, self.name)
-        return self.function(query_points, reference_points, k)
-
-    def missing(self) -> str | None:
-        """None if it can be imported, else one line with the reason."""
-        return next(filter(None, map(_import_failure, self.imports)), None)
-
-
-PEERS: list[Peer] = []
-
-
-@functools.cache
-def _import_failure(module: str) -> str | None:
-    failure = None
-    for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # broken installations raise all sorts
-            failure = error
-        else:
-            return None
-    return f"{module} cannot be imported: {first_line(failure)}"
-
-
-def _peer(name: str, operator: str, *imports: str, **properties: object) -> Callable[[Callable], Callable]:
-    """Add the decorated function to :data:`PEERS`, with the properties of :class:`Peer`."""
-
-    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        PEERS.append(Peer(name, operator, function, imports, **properties))
-        return function
-
-    return register
-
-
-def gather_aggregate(
-    query_points: Float[Tensor, "q 3"],
-    reference_points: Float[Tensor, "n 3"],
-    features: Float[Tensor, "n c"],
-    rows: Int[Tensor, "q k"],
-    sigma: float,
-) -> Float[Tensor, "q c"]:
-    """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
-    distances = (query_points[:, None] - reference_points[rows]).norm(dim=-1)
-    weights = torch.softmax(-distances / sigma, dim=-1)
-    return (weights[..., None] * features[rows]).sum(1)
-
-
-@torch.library.custom_op("pointproj_benchmark::peer_rows", mutates_args=())
-def _peer_rows(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
-    peer = next(peer for peer in PEERS if peer.name == name and peer.finds_rows)
-    return peer.function(query_points, reference_points, k).contiguous()
-
-
-@_peer_rows.register_fake
-def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
-    return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
-
-
-@_peer(
+@peer(
     "tutorial torch",
     "knn",
     distribution="torch",
     devices=BOTH,
-    finds_rows=False,
+    finds_neighbors=False,
     traceable=True,
     brute_force=True,
-    bytes_a_pair=16.0,
+    bytes_per_pair=16.0,
 )
 def tutorial_knn(query: Tensor, reference: Tensor, features: Tensor, k: int, sigma: float) -> Tensor:
     """All pairs, their distances, the k smallest of each row."""
@@ -144,15 +31,15 @@ def tutorial_knn(query: Tensor, reference: Tensor, features: Tensor, k: int, sig
     return (weights[..., None] * features[rows]).sum(1)
 
 
-@_peer(
+@peer(
     "tutorial torch",
     "radius",
     distribution="torch",
     devices=BOTH,
-    finds_rows=False,
+    finds_neighbors=False,
     traceable=True,
     brute_force=True,
-    bytes_a_pair=110.0,
+    bytes_per_pair=110.0,
 )
 def tutorial_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
@@ -163,7 +50,7 @@ def tutorial_radius(
     return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
 
 
-@_peer("PhysicsNeMo", "knn", "physicsnemo.nn.functional", distribution="nvidia-physicsnemo", devices=BOTH)
+@peer("PhysicsNeMo", "knn", "physicsnemo.nn.functional", distribution="nvidia-physicsnemo", devices=BOTH)
 def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     from physicsnemo.nn.functional import knn
@@ -173,13 +60,13 @@ def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     return knn(reference, query, k)[0].long()
 
 
-@_peer(
+@peer(
     "PhysicsNeMo",
     "radius",
     "physicsnemo.nn.functional",
     distribution="nvidia-physicsnemo",
     devices=BOTH,
-    finds_rows=False,
+    finds_neighbors=False,
 )
 def physicsnemo_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
@@ -192,7 +79,7 @@ def physicsnemo_radius(
     return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
 
 
-@_peer("cuML", "knn", "cuml", "cupy", "rmm", distribution="cuml-cu13")
+@peer("cuML", "knn", "cuml", "cupy", "rmm", distribution="cuml-cu13")
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     import cupy
@@ -203,7 +90,7 @@ def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     return torch.from_dlpack(rows).long()
 
 
-@_peer("cupyx KDTree", "knn", "cupyx.scipy.spatial", distribution="cupy-cuda13x")
+@peer("cupyx KDTree", "knn", "cupyx.scipy.spatial", distribution="cupy-cuda13x")
 def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """Build the tree, query it."""
     import cupy
@@ -213,7 +100,7 @@ def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     return torch.from_dlpack(tree.query(cupy.from_dlpack(query.detach()), k)[1]).long()
 
 
-@_peer("jz-tree", "knn", "jztree", distribution="jztree")
+@peer("jz-tree", "knn", "jztree", distribution="jztree")
 def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
     import jztree
@@ -226,7 +113,7 @@ def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     return torch.from_dlpack(rows.block_until_ready()).long()
 
 
-@_peer("torch-cluster", "knn", "torch_cluster", distribution="torch-cluster", brute_force=True)
+@peer("torch-cluster", "knn", "torch_cluster", distribution="torch-cluster", brute_force=True)
 def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """One brute-force kernel."""
     import torch_cluster
@@ -234,12 +121,12 @@ def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     return torch_cluster.knn(reference, query, k)[1].view(-1, k)
 
 
-@_peer(
+@peer(
     "torch-cluster",
     "radius",
     "torch_cluster",
     distribution="torch-cluster",
-    finds_rows=False,
+    finds_neighbors=False,
     brute_force=True,
 )
 def torch_cluster_radius(
@@ -252,19 +139,19 @@ def torch_cluster_radius(
     return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
 
 
-@_peer("KeOps", "knn", "pykeops.torch", distribution="pykeops", devices=BOTH, brute_force=True)
+@peer("KeOps", "knn", "pykeops.torch", distribution="pykeops", devices=BOTH, brute_force=True)
 def keops_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """A lazy matrix of squared distances, reduced to the k smallest."""
     return _keops_squared(query, reference).argKmin(k, dim=1)
 
 
-@_peer(
+@peer(
     "KeOps",
     "radius",
     "pykeops.torch",
     distribution="pykeops",
     devices=BOTH,
-    finds_rows=False,
+    finds_neighbors=False,
     brute_force=True,
 )
 def keops_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
@@ -284,7 +171,7 @@ def _keops_squared(query: Tensor, reference: Tensor):
     return (difference**2).sum(-1)
 
 
-@_peer("scipy cKDTree", "knn", "scipy.spatial", distribution="scipy", devices=("cpu",))
+@peer("scipy cKDTree", "knn", "scipy.spatial", distribution="scipy", devices=("cpu",))
 def scipy_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """Build the tree and query it on all cores."""
     from scipy.spatial import cKDTree
@@ -293,7 +180,9 @@ def scipy_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     return torch.from_numpy(rows).long().view(-1, k)
 
 
-@_peer("scipy cKDTree", "radius", "scipy.spatial", distribution="scipy", devices=("cpu",), finds_rows=False)
+@peer(
+    "scipy cKDTree", "radius", "scipy.spatial", distribution="scipy", devices=("cpu",), finds_neighbors=False
+)
 def scipy_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
     """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
     from scipy.sparse import csr_array
@@ -320,7 +209,7 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
 
 
-@_peer("pykdtree", "knn", "pykdtree.kdtree", distribution="pykdtree", devices=("cpu",))
+@peer("pykdtree", "knn", "pykdtree.kdtree", distribution="pykdtree", devices=("cpu",))
 def pykdtree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     """Build the tree and query it, on the threads that OpenMP gives."""
     from pykdtree.kdtree import KDTree

@@ -47,8 +47,8 @@ class Projection:
         """
         self.check_clock()
         pairs = sum(len(q) * len(r) for q, r in problem.ranges())
-        if self.device.type == "cpu" and contender.bytes_a_pair:
-            needed, free = contender.bytes_a_pair * pairs, _free_bytes()
+        if self.device.type == "cpu" and contender.bytes_per_pair:
+            needed, free = contender.bytes_per_pair * pairs, _free_bytes()
             if needed > free:
                 raise Unaffordable(f"would need about {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free")
         pilot = PILOT_PAIRS[self.device.type]

@@ -16,7 +16,8 @@ from pointproj.benchmark.calls import OperatorCalls
 from pointproj.benchmark.config import BenchConfig, to_bench_config
 from pointproj.benchmark.contenders import backend_contender, peer_contender
 from pointproj.benchmark.parity import Expected, relative_error
-from pointproj.benchmark.peers import PEERS, Peer
+from pointproj.benchmark.peer import Peer
+from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.recorder import collect_only_new_garbage
 from pointproj.benchmark.results import COLUMNS, MISSING, OK, SKIPPED, WRONG, ResultsFile, Row, read_rows
