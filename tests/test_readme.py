@@ -26,7 +26,6 @@ PAGES = sorted(
     for page in PROJECT.glob(pattern)
 )
 MADE = ("docs/train/config.md",)  # pages of the site that docs/hooks.py makes
-NEXT = pytest.mark.skipif((CONF / "model").exists(), reason="describes the config without the group model")
 
 
 def _page(name: str = "README.md") -> str:
@@ -90,7 +89,6 @@ def test_examples_run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         torch.distributed.destroy_process_group()
 
 
-@NEXT
 @pytest.mark.parametrize("arguments", _arguments("train.py"), ids=" ".join)
 def test_train_command_lines(arguments: list[str], tmp_path: Path):
     replaced = [_without_placeholders(argument, tmp_path) for argument in arguments]
@@ -143,7 +141,6 @@ def test_links(page: str):
     assert not [target for target, file in found.items() if not file.exists() and file not in made]
 
 
-@NEXT
 @pytest.mark.parametrize("page", ["docs/train/index.md"])
 def test_table_of_groups_names_every_choice(page: str):
     rows = dict(re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|", _page(page), flags=re.MULTILINE))
