@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.data.furniture import CLASSES, make_furniture
-from pointproj.geometry.meshes import normalize, sample_surface
+from pointproj.geometry.meshes import normalize
+from pointproj.geometry.sampling import sample_surface
 from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, grid_in_gaussian, itself
 
 Points = Callable[[torch.Generator], Tensor]

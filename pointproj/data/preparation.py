@@ -30,7 +30,8 @@ _MAKERS = (
     "pointproj.geometry.meshes",
     *(f"pointproj.geometry.files{part}" for part in ("", ".text", ".off", ".obj", ".ply", ".stl")),
     "pointproj.geometry.fields",
-    "pointproj.geometry.field_points",
+    "pointproj.geometry.interior",
+    "pointproj.geometry.distances",
     "pointproj.geometry.sampling",
     "pointproj.data.preparation",
 )
@@ -141,8 +142,7 @@ def pool_seed(key: str) -> int:
 
 
 def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> dict[str, np.ndarray]:
-    from pointproj.geometry.field_points import field_at
-    from pointproj.geometry.fields import target_field
+    from pointproj.geometry.fields import field_at, target_field
     from pointproj.geometry.files import parse_mesh
     from pointproj.geometry.meshes import normalize
 

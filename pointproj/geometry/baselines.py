@@ -16,6 +16,7 @@ from scipy.spatial import cKDTree
 from pointproj.geometry.grids import grid_field, hole_radius, in_parts
 from pointproj.geometry.isosurfaces import Reconstruction, reconstruct
 from pointproj.geometry.meshes import Mesh
+from pointproj.geometry.warp_meshes import on_device
 
 Points = Float[np.ndarray, "n 3"]
 Baseline = Callable[[Points], Reconstruction]
@@ -144,7 +145,7 @@ def _winds_around(mesh: Mesh, device: str, points: Points) -> Bool[np.ndarray, "
     """Whether the surface winds around each point, also where the solver's box has cut it open."""
     if not len(mesh.faces):
         return np.zeros(len(points), dtype=bool)
-    with wp.ScopedDevice(device):
+    with on_device(device):
         search_mesh = wp.Mesh(
             points=wp.array(mesh.vertices, dtype=wp.vec3),
             indices=wp.array(mesh.faces.reshape(-1), dtype=wp.int32),

@@ -10,8 +10,7 @@ from warp.geometry import IsoSurfaceMarchingCubes
 
 from pointproj.geometry.grids import Field, dense_values, in_parts, values_near
 from pointproj.geometry.meshes import Mesh
-
-wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)  # standard output is for results
+from pointproj.geometry.warp_meshes import on_device
 
 Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]
 
@@ -99,9 +98,9 @@ def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device:
         ends[0] = np.where(ends[0] < 0, outside, ends[0])
         ends[-1] = np.where(ends[-1] < 0, outside, ends[-1])
     corner = wp.vec3(1.0, 1.0, 1.0)
-    with wp.ScopedDevice(device):
-        lattice = wp.array(closed, dtype=wp.float32)
-        vertices, indices = IsoSurfaceMarchingCubes.extract(lattice, 0.0, lower=-corner, upper=corner)
+    with on_device(device):
+        grid = wp.array(closed, dtype=wp.float32)
+        vertices, indices = IsoSurfaceMarchingCubes.extract(grid, 0.0, lower=-corner, upper=corner)
         faces = indices.numpy().reshape(-1, 3)
         return Mesh(vertices.numpy().reshape(-1, 3), faces, name)
 

@@ -1,11 +1,10 @@
-"""Triangle meshes: normalise into the query cube, sample the surface."""
+"""Triangle meshes, and the query cube that they are normalised into."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import trimesh
 from jaxtyping import Float, Int
 
 LONGEST_SIDE = 1.8
@@ -67,16 +66,26 @@ class Mesh:
             raise MeshError(self.name, f"a face names a vertex outside 0 to {len(self.vertices) - 1}")
 
     @cached_property
-    def surface(self) -> trimesh.Trimesh:
-        """The same arrays as trimesh sees them; kept, since areas and normals are cached in it."""
-        return trimesh.Trimesh(self.vertices, self.faces, process=False)
+    def _normalized(self) -> "Mesh":
+        if not len(self.faces):
+            raise MeshError(self.name, "has no faces, so there is nothing to normalise")
+        used = self.vertices[self.faces]
+        # halves first, so that no sum of two large coordinates overflows
+        low, high = used.min(axis=(0, 1)) / 2, used.max(axis=(0, 1)) / 2
+        half_side = float((high - low).max())
+        if not half_side > 0:
+            raise MeshError(self.name, "has no extent: all its faces lie in one point")
+        with np.errstate(over="ignore"):  # only vertices that no face uses can be that far away
+            vertices = (self.vertices - (low + high)) / half_side * (LONGEST_SIDE / 2)
+        return Mesh(vertices, self.faces, self.name)
 
 
 def normalize(mesh: Mesh) -> Mesh:
     """Move and scale a mesh into the query cube [-1, 1]^3.
 
     The centre of the bounding box goes to the origin, its longest side becomes :data:`LONGEST_SIDE`. The
-    box is that of the surface: vertices that no face uses do not count.
+    box is that of the surface: vertices that no face uses do not count. The result is computed once for
+    a mesh and kept with it.
 
     Parameters
     ----------
@@ -93,17 +102,7 @@ def normalize(mesh: Mesh) -> Mesh:
     MeshError
         If the mesh has no face, or all its faces lie in one point.
     """
-    if not len(mesh.faces):
-        raise MeshError(mesh.name, "has no faces, so there is nothing to normalise")
-    used = mesh.vertices[mesh.faces]
-    # halves first, so that no sum of two large coordinates overflows
-    low, high = used.min(axis=(0, 1)) / 2, used.max(axis=(0, 1)) / 2
-    reach = float((high - low).max())
-    if not reach > 0:
-        raise MeshError(mesh.name, "has no extent: all its faces lie in one point")
-    with np.errstate(over="ignore"):  # only vertices that no face uses can be that far away
-        vertices = (mesh.vertices - (low + high)) / reach * (LONGEST_SIDE / 2)
-    return Mesh(vertices, mesh.faces, mesh.name)
+    return mesh._normalized
 
 
 def face_areas(mesh: Mesh) -> Float[np.ndarray, " F"]:
@@ -117,39 +116,8 @@ def face_areas(mesh: Mesh) -> Float[np.ndarray, " F"]:
     -------
     float64 array, shape (F,)
     """
-    return mesh.surface.area_faces
-
-
-def sample_surface(
-    mesh: Mesh, count: int, generator: np.random.Generator
-) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-    """Draw points on the surface, uniformly by area, with the unit normals of their faces.
-
-    The sign of a normal is that of the face's orientation, which is arbitrary in ModelNet files.
-
-    Parameters
-    ----------
-    mesh : Mesh
-    count : int
-        Number of points, at least 1.
-    generator : numpy.random.Generator
-        Advanced by the draw; the same state gives the same points.
-
-    Returns
-    -------
-    points : float32 array, shape (count, 3)
-    normals : float32 array, shape (count, 3)
-
-    Raises
-    ------
-    ValueError
-        If ``count`` is below 1.
-    """
-    if count < 1:
-        raise ValueError(f"expected at least 1 point to sample, got {count}: raise data.points")
-    points, faces = trimesh.sample.sample_surface(mesh.surface, count, seed=generator)
-    normals = mesh.surface.face_normals[faces]
-    return points.astype(np.float32), normals.astype(np.float32)
+    a, b, c = np.moveaxis(mesh.vertices[mesh.faces], 1, 0)
+    return np.sqrt((np.cross(b - a, c - b) ** 2).sum(axis=1)) / 2
 
 
 def query_grid(side: int) -> Float[np.ndarray, "n 3"]:

@@ -4,9 +4,8 @@ Mescheder et al., Occupancy Networks, CVPR 2019, section 4 and supplementary; Pe
 Occupancy Networks, ECCV 2020; the F-score as in Tatarchenko et al., What do single-view 3D reconstruction
 networks learn?, CVPR 2019. All measures are taken in the query cube, where a shape's longest side is 1.8.
 
-The true solid is what cannot be reached from outside (:mod:`pointproj.geometry.fields`). The true surface is
-the part of the mesh between inside and outside: walls inside a solid and sheets outside of it are in files,
-not in shapes.
+The true solid is what cannot be reached from outside (:mod:`pointproj.geometry.interior`). The true surface
+is the part of the mesh between inside and outside: walls inside a solid and sheets outside of it do not count.
 """
 
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.spatial import cKDTree
 
-from pointproj.geometry.field_points import inside_at
-from pointproj.geometry.fields import NoInterior, inside
+from pointproj.geometry.fields import NoInterior
+from pointproj.geometry.interior import inside, inside_at
 from pointproj.geometry.isosurfaces import Reconstruction
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, query_grid
-from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.sampling import SurfaceSampler, sample_surface
 
 CHAMFER_UNIT = LONGEST_SIDE / 10
 """Chamfer distances are given in tenths of the shape's longest side, as in the papers."""
@@ -145,9 +144,7 @@ def measure(made: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, f
     }
     if not len(made.mesh.faces):
         return {**measured, **_NOTHING}
-    generator = np.random.default_rng(seed)
-    sampler = SurfaceSampler(made.mesh.vertices, made.mesh.faces)
-    samples = sampler.draw(len(truth.surface[0]), generator)
+    samples = sample_surface(made.mesh, len(truth.surface[0]), np.random.default_rng(seed))
     return {**measured, **surface_agreement(samples, truth.surface)}
 
 

@@ -1,15 +1,17 @@
-"""Point samples from a surface, fast enough to draw a fresh one at every step."""
+"""Points drawn from surfaces, and near them."""
 
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from pointproj.geometry.meshes import Mesh
+
 MARGIN = 0.1
-"""How far beyond a shape's bounding box the evenly spread points of a pool reach, in units of the cube."""
+"""How far a pool's uniform points extend beyond a shape's bounding box, in units of the query cube."""
 
 NEAR = (0.015, 0.06)
-"""Standard deviations of the displacements of a pool's other points from the surface."""
+"""Standard deviations of the displacements of a pool's other points from the surface, in the same units."""
 
 
 class PointSource(Protocol):
@@ -18,11 +20,23 @@ class PointSource(Protocol):
     def draw(
         self, count: int, generator: np.random.Generator
     ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-        """Return ``count`` points and their unit normals, float32."""
+        """Draw points.
+
+        Parameters
+        ----------
+        count : int
+        generator : numpy.random.Generator
+            Advanced by the draw; the same state gives the same points.
+
+        Returns
+        -------
+        points, normals : float32 arrays, shape (count, 3)
+            Normals have unit length; zeros where the source has no surface.
+        """
 
 
 class SurfaceSampler:
-    """Uniform samples by area from a triangle mesh; the summed areas are kept between draws.
+    """Draws points from a triangle mesh, uniformly by area; keeps the summed areas between draws.
 
     Parameters
     ----------
@@ -56,15 +70,14 @@ class SurfaceSampler:
 
         Parameters
         ----------
-        count
+        count : int
             Number of points.
-        generator
+        generator : numpy.random.Generator
             Advanced by the draw; the same state gives the same points.
 
         Returns
         -------
-        points : float32 array, shape (count, 3)
-        normals : float32 array, shape (count, 3)
+        points, normals : float32 arrays, shape (count, 3)
             Unit normals of the faces. Their sign is the face's orientation, arbitrary in ModelNet files.
         """
         where, across, along = generator.random((3, count))
@@ -97,8 +110,35 @@ class FixedCloud:
         return self.points[:count], np.zeros_like(self.points[:count])
 
 
+def sample_surface(
+    mesh: Mesh, count: int, generator: np.random.Generator
+) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+    """Draw points from a mesh once: see :meth:`SurfaceSampler.draw`.
+
+    Parameters
+    ----------
+    mesh : Mesh
+    count : int
+        Number of points, at least 1.
+    generator : numpy.random.Generator
+        Advanced by the draw; the same state gives the same points.
+
+    Returns
+    -------
+    points, normals : float32 arrays, shape (count, 3)
+
+    Raises
+    ------
+    ValueError
+        If ``count`` is below 1, or no face has area.
+    """
+    if count < 1:
+        raise ValueError(f"expected at least 1 point to sample, got {count}: raise data.points")
+    return SurfaceSampler(mesh.vertices, mesh.faces).draw(count, generator)
+
+
 def pool_points(sampler: SurfaceSampler, count: int, seed: int) -> Float[np.ndarray, "count 3"]:
-    """Points to learn a field at: half near the surface, the others evenly about the shape or in the cube.
+    """Draw points to learn a field at: half near the surface, half uniform about the shape or in the cube.
 
     Parameters
     ----------
@@ -115,12 +155,12 @@ def pool_points(sampler: SurfaceSampler, count: int, seed: int) -> Float[np.ndar
     """
     generator = np.random.default_rng(seed)
     low, high = sampler.vertices.min(axis=0) - MARGIN, sampler.vertices.max(axis=0) + MARGIN
-    far = count // 8
-    anywhere = generator.uniform(-1, 1, (far, 3))
-    spread = generator.uniform(low, high, (count - count // 2 - far, 3))
+    in_cube_count = count // 8
+    in_cube = generator.uniform(-1, 1, (in_cube_count, 3))
+    about_shape = generator.uniform(low, high, (count - count // 2 - in_cube_count, 3))
     on_surface, _ = sampler.draw(count // 2, generator)
-    away = generator.choice(NEAR, (count // 2, 1)) * generator.standard_normal((count // 2, 3))
-    points = np.clip(np.concatenate([anywhere, spread, on_surface + away]), -1, 1)
+    displacement = generator.choice(NEAR, (count // 2, 1)) * generator.standard_normal((count // 2, 3))
+    points = np.clip(np.concatenate([in_cube, about_shape, on_surface + displacement]), -1, 1)
     return generator.permutation(points).astype(np.float32)
 
 

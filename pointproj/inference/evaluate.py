@@ -23,7 +23,7 @@ from pointproj.geometry.files import parse_mesh, read_content, write_mesh
 from pointproj.geometry.isosurfaces import Reconstruction, reconstruct
 from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.metrics import Measured, Truth, measure, truth_of
-from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.sampling import sample_surface
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained, whole
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.evaluation_page import summary_table, write_csv, write_page
@@ -77,7 +77,7 @@ def evaluate_shapes(
             continue
         identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
         generator = np.random.default_rng([TEST_SEED, 0, identity])  # the samples that training tests with
-        sample = SurfaceSampler(mesh.vertices, mesh.faces).draw(points, generator)
+        sample = sample_surface(mesh, points, generator)
         made = {}
         for name, method in methods.items():
             started = time.perf_counter()

@@ -10,11 +10,11 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from pointproj.geometry.meshes import Mesh
-from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.sampling import sample_surface
 from pointproj.viz.plots import save_figure
 
 SIZE = 280  # pixels a side
-SPLATS = 250_000  # samples a surface: several a pixel, so that it has no holes
+SAMPLES = 250_000  # of a surface: several a pixel, so that it has no holes
 ELEVATION, AZIMUTH = np.radians(24.0), np.radians(-55.0)
 REACH = 1.25  # of the query cube, from the picture's centre to its edge
 LIGHT = np.array([0.25, 0.5, 0.83])  # in the picture's axes: right, up, towards the viewer
@@ -33,8 +33,7 @@ def surface_panel(title: str, mesh: Mesh) -> Panel:
     """Draw a mesh in the query cube; nothing if it has no faces."""
     if not len(mesh.faces):
         return Panel(title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8))
-    sampler = SurfaceSampler(mesh.vertices, mesh.faces)
-    points, normals = sampler.draw(SPLATS, np.random.default_rng(0))
+    points, normals = sample_surface(mesh, SAMPLES, np.random.default_rng(0))
     facing = normals @ _view()
     facing *= np.where(facing[:, 2:] < 0, -1, 1)
     shade = 0.25 + 0.75 * np.clip(facing @ LIGHT, 0, 1)

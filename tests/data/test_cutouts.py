@@ -6,10 +6,10 @@ import pytest
 from pointproj.data.cutouts import LEAST_LEFT, _ball, _flat_piece, _part, opened, write_variants
 from pointproj.data.furniture import write_furniture
 from pointproj.data.modelnet import MeshFile
-from pointproj.geometry.field_points import inside_at
 from pointproj.geometry.files import read_mesh
+from pointproj.geometry.interior import inside_at
 from pointproj.geometry.meshes import Mesh, face_areas
-from tests.geometry.test_field_points import BOX_FACES, box
+from tests.geometry.test_interior import BOX_FACES, box
 
 
 def two_boxes():

@@ -8,8 +8,8 @@ import trimesh
 
 from pointproj.data.furniture import CLASSES, GENERATOR_VERSION, MARKER, make_furniture, write_furniture
 from pointproj.data.modelnet import DataError, find_meshes
-from pointproj.geometry.fields import inside
 from pointproj.geometry.files import read_mesh
+from pointproj.geometry.interior import inside
 from pointproj.geometry.meshes import face_areas, normalize
 
 

@@ -7,8 +7,10 @@ import pytest
 import trimesh
 
 from pointproj.data.furniture import CLASSES, make_furniture
-from pointproj.geometry.fields import NoInterior, inside, open_edges, target_field, unsigned_distance
+from pointproj.geometry.distances import unsigned_distance
+from pointproj.geometry.fields import NoInterior, target_field
 from pointproj.geometry.files import read_mesh
+from pointproj.geometry.interior import inside, open_edges
 from pointproj.geometry.meshes import Mesh, MeshError, normalize, query_grid
 
 REAL = Path(__file__).parents[3] / "shared" / "modelnet10" / "ModelNet10"

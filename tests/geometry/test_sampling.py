@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+import trimesh
 
-from pointproj.geometry.sampling import FixedCloud, SurfaceSampler
+from pointproj.geometry.meshes import Mesh
+from pointproj.geometry.sampling import FixedCloud, SurfaceSampler, sample_surface
+
+SQUARE = np.array([[0, 0, 0], [4, 0, 0], [4, 3, 0], [0, 3, 0]], dtype=float)
 
 
 def test_points_lie_on_faces_in_proportion_to_their_areas():
@@ -41,3 +45,43 @@ def test_a_fixed_cloud_is_always_the_same():
     points, normals = cloud.draw(4, np.random.default_rng(0))
     assert np.array_equal(points, cloud.points)
     assert not normals.any()
+
+
+def test_samples_are_spread_by_area_and_carry_their_normals():
+    box = trimesh.creation.box(extents=(1, 2, 4))
+    mesh = Mesh(box.vertices, box.faces, "box")
+    points, normals = sample_surface(mesh, 40_000, np.random.default_rng(3))
+    assert points.dtype == normals.dtype == np.float32
+    half = np.array([0.5, 1.0, 2.0])
+    axis = np.abs(normals).argmax(axis=1)
+    rows = np.arange(len(points))
+    np.testing.assert_allclose(points[rows, axis], normals[rows, axis] * half[axis], atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(normals, axis=1), 1, atol=1e-6)
+    share = np.bincount(axis, minlength=3) / len(points)
+    np.testing.assert_allclose(share, np.array([8, 4, 2]) / 14, atol=0.01)
+    np.testing.assert_allclose(points.mean(axis=0), 0, atol=0.03)
+    # variance of z: uniform on the sides (4 ** 2 / 12), at +-2 on the two ends
+    assert points[:, 2].var() == pytest.approx(12 / 14 * 16 / 12 + 2 / 14 * 4, rel=0.02)
+
+
+def test_samples_follow_from_the_generator_alone():
+    mesh = Mesh(SQUARE, [[0, 1, 2], [0, 2, 3]], "square")
+    first, _ = sample_surface(mesh, 50, np.random.default_rng(7))
+    again, _ = sample_surface(mesh, 50, np.random.default_rng(7))
+    generator = np.random.default_rng(7)
+    sample_surface(mesh, 50, generator)
+    later, _ = sample_surface(mesh, 50, generator)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, later)
+
+
+def test_degenerate_faces_are_never_sampled():
+    faces = [[0, 0, 0], [0, 1, 1], [0, 1, 2], [3, 3, 2]]
+    points, normals = sample_surface(Mesh(SQUARE, faces, "mixed"), 500, np.random.default_rng(0))
+    assert (points[:, 1] <= points[:, 0] * 0.75 + 1e-6).all()
+    np.testing.assert_array_equal(normals, np.tile([0, 0, 1], (500, 1)))
+
+
+def test_sampling_needs_a_count():
+    with pytest.raises(ValueError, match=r"at least 1 point to sample, got 0: raise data\.points"):
+        sample_surface(Mesh(SQUARE, [[0, 1, 2]], "square"), 0, np.random.default_rng(0))

@@ -17,7 +17,7 @@ from pointproj.geometry.files.obj import parse_points as obj_points
 from pointproj.geometry.files.ply import parse_points as ply_points
 from pointproj.geometry.files.text import FormatError, Points, decode
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
-from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.sampling import sample_surface
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,8 @@ def read_cloud(path: str | Path, count: int, *, seed: int = 0) -> Cloud:
         mesh = parse_mesh(content, path)
         used = mesh.vertices[mesh.faces].reshape(-1, 3)
         placement = _checked_placement(used, path)
-        sampler = SurfaceSampler(placement.to_cube(mesh.vertices), mesh.faces)
-        return Cloud(path.stem, *sampler.draw(count, generator), placement)
+        in_cube = Mesh(placement.to_cube(mesh.vertices), mesh.faces, mesh.name)
+        return Cloud(path.stem, *sample_surface(in_cube, count, generator), placement)
     points, normals = loose
     placement = _checked_placement(points, path)
     if normals is not None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pointproj.geometry.field_points import field_at, inside_at
-from pointproj.geometry.fields import inside, inside_lattice
+from pointproj.geometry.fields import field_at
+from pointproj.geometry.interior import inside, inside_at, inside_lattice
 from pointproj.geometry.meshes import Mesh, query_grid
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
 

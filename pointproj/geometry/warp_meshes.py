@@ -1,0 +1,56 @@
+"""Warp for the geometry: initialised quietly, and meshes that its kernels search."""
+
+import os
+import tempfile
+from functools import cache
+
+import numpy as np
+import warp as wp
+
+from pointproj.geometry.meshes import Mesh
+
+wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)  # standard output is for results
+
+NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
+
+
+def on_device(device: str) -> wp.ScopedDevice:
+    """Return the context in which Warp allocates and launches on ``device``.
+
+    Parameters
+    ----------
+    device : str
+        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+    """
+    _initialize()
+    return wp.ScopedDevice(device)
+
+
+def search_mesh(mesh: Mesh) -> wp.Mesh:
+    """Copy a mesh, each face with corners of its own, to the current device for Warp's mesh queries."""
+    corners = mesh.vertices[mesh.faces]
+    return wp.Mesh(
+        points=wp.array(corners.reshape(-1, 3).astype(np.float32), dtype=wp.vec3),
+        indices=wp.array(np.arange(3 * len(corners), dtype=np.int32), dtype=wp.int32),
+    )
+
+
+@cache
+def _initialize() -> None:
+    """Initialise Warp; on a machine without a GPU, without its warning that there is none.
+
+    Every helper process would print it between the lines that show the progress. Warp writes it from C++, so
+    standard error is redirected during the call; all other lines are written afterwards.
+    """
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
+        try:
+            wp.init()
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            captured.seek(0)
+            for line in captured:
+                if NO_DRIVER not in line:
+                    os.write(2, line)
