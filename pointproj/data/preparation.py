@@ -4,37 +4,35 @@ All processor cores take part; what the cache holds is not made again. Targets a
 so that a cached sample is the same whatever device trains on it.
 """
 
+import functools
 import hashlib
-import importlib.util
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from pointproj.config import TARGETS
 from pointproj.data.cache import Cache, entry_key
 from pointproj.data.modelnet import MeshFile
+from pointproj.geometry import distances, fields, interior, meshes, sampling
+from pointproj.geometry import files as formats
+from pointproj.geometry.fields import field_at, target_field
+from pointproj.geometry.files import obj, off, parse_mesh, ply, read_content, stl, text
+from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
 from pointproj.runtime.progress_bar import progress
 
 log = logging.getLogger(__name__)
 
-# Modules whose code decides what a prepared mesh holds: an entry made by other code is another entry.
-_MAKERS = (
-    "pointproj.geometry.meshes",
-    *(f"pointproj.geometry.files{part}" for part in ("", ".text", ".off", ".obj", ".ply", ".stl")),
-    "pointproj.geometry.fields",
-    "pointproj.geometry.interior",
-    "pointproj.geometry.distances",
-    "pointproj.geometry.sampling",
-    "pointproj.data.preparation",
-)
+# With this one, the modules that decide what a prepared mesh holds: other code makes another entry.
+_MAKERS = (distances, fields, formats, interior, meshes, obj, off, ply, sampling, stl, text)
 
 # Starting processes, each with its imports, costs more than preparing fewer meshes than this.
 FEWEST_FOR_PROCESSES = 12
@@ -42,11 +40,21 @@ FEWEST_FOR_PROCESSES = 12
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made from a mesh file."""
+    """What is made from a mesh file.
 
-    grid: int  # query points a side
-    target: str  # udf | sdf | occupancy | random
-    pool: int = 0  # random points with values, beside the grid
+    Attributes
+    ----------
+    grid : int
+        Query points a side.
+    target : str
+        A key of :data:`pointproj.config.TARGETS`.
+    pool : int
+        Random points with values, beside the grid.
+    """
+
+    grid: int
+    target: str
+    pool: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class PreparedMesh:
     key : str
         Of the entry in the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,)
         and ``pool`` (pool,), the target at the points of :func:`pointproj.geometry.sampling.pool_points` with
-        :func:`pool_seed`. Both are float32, or bool for occupancy. Empty arrays where there is a reason.
+        :func:`pool_seed`. Both are float32, or bool where the target holds labels. Empty arrays where there
+        is a reason.
     reason : str or None
         Why the mesh cannot be used.
     """
@@ -70,6 +79,34 @@ class PreparedMesh:
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class Source:
+    """A mesh file, read once: its content, and the key of the entry that is made from it."""
+
+    path: Path
+    content: bytes
+    digest: str
+    key: str
+
+    @classmethod
+    def read(cls, path: Path, recipe: Recipe) -> "Source":
+        """Read a file.
+
+        Raises
+        ------
+        MeshError
+            If it cannot be read.
+        """
+        content = read_content(path)
+        digest = hashlib.sha256(content).hexdigest()
+        # The suffix says how the content is read.
+        settings = {**asdict(recipe), "suffix": path.suffix.lower(), "code": _code_digest()}
+        return cls(path, content, digest, entry_key(digest, settings))
+
+
+Job = Callable[[], PreparedMesh]
+
+
 def prepare_meshes(
     files: Sequence[MeshFile], recipe: Recipe, cache_folder: Path, *, processes: int | None = None
 ) -> Iterator[tuple[MeshFile, PreparedMesh]]:
@@ -77,14 +114,14 @@ def prepare_meshes(
 
     Parameters
     ----------
-    files
-        What to prepare.
-    recipe
+    files : sequence of MeshFile
+        What to prepare; each once.
+    recipe : Recipe
         What to make of each.
-    cache_folder
+    cache_folder : Path
         Where prepared meshes are kept.
-    processes
-        How many work side by side; None for one a processor core.
+    processes : int, optional
+        How many work side by side; one for each processor core by default.
 
     Yields
     ------
@@ -96,44 +133,32 @@ def prepare_meshes(
     OSError
         If the cache folder cannot be written to.
     """
-    cached = Cache(cache_folder)
-    missing = []
-    for file in files:
-        prepared = _look_up(file.path, recipe, cached)
-        if prepared is None:
-            missing.append(file)
-        else:
+    cache = Cache(cache_folder)
+    processes = min(processes or len(os.sched_getaffinity(0)), len(files))
+    fewest = FEWEST_FOR_PROCESSES if processes > 1 else 1
+    jobs: dict[MeshFile, Job] = {}
+    remaining = iter(files)
+    for file in remaining:  # until enough are missing from the cache that helper processes pay off
+        try:
+            source = Source.read(file.path, recipe)
+            prepared = _load(source, cache)
+        except MeshError as error:
+            prepared = _unreadable(error)
+        if prepared is not None:
             yield file, prepared
-    if not missing:
+            continue
+        jobs[file] = partial(_make, source, recipe, cache)
+        if len(jobs) == fewest:
+            break
+    if not jobs:
         return
-    processes = min(processes or len(os.sched_getaffinity(0)), len(missing))
-    log.info("preparing %d meshes (%d more are in %s)", len(missing), len(files) - len(missing), cache_folder)
-    with progress("preparing meshes", len(missing), unit="meshes") as advance:
-        parallel = processes > 1 and len(missing) >= FEWEST_FOR_PROCESSES
-        prepare_all = _in_processes if parallel else _one_by_one
-        for file, prepared in prepare_all(missing, recipe, cached, processes):
+    parallel = processes > 1 and len(jobs) == fewest
+    jobs |= {file: partial(_prepare, file.path, recipe, cache) for file in remaining}
+    log.info("preparing up to %d of %d meshes; the others are in %s", len(jobs), len(files), cache_folder)
+    with progress("preparing meshes", len(jobs), unit="meshes") as advance:
+        for file, prepared in _in_processes(jobs, processes) if parallel else _one_by_one(jobs):
             advance(1)
             yield file, prepared
-
-
-def prepare_mesh(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh:
-    """Prepare one mesh and keep it; see :func:`prepare_meshes`."""
-    from pointproj.geometry.files import read_content
-    from pointproj.geometry.meshes import MeshError
-
-    try:
-        content = read_content(path)
-    except MeshError as error:  # of the moment, not of the content: nothing to keep
-        return PreparedMesh("", "", error.reason)
-    digest = hashlib.sha256(content).hexdigest()
-    key, reason = _key(digest, path, recipe), None
-    try:
-        arrays = _make(path, content, digest, recipe)
-    except MeshError as error:
-        reason, empty, none = error.reason, np.empty((0, 3)), np.empty(0, np.float32)
-        arrays = {"vertices": empty, "faces": empty.astype(np.int32), "target": none, "pool": none}
-    cached.store(key, {**arrays, "reason": np.array(reason or "")})
-    return PreparedMesh(digest, key, reason)
 
 
 def pool_seed(key: str) -> int:
@@ -141,72 +166,76 @@ def pool_seed(key: str) -> int:
     return int(key[:16], 16)
 
 
-def _make(path: Path, content: bytes, digest: str, recipe: Recipe) -> dict[str, np.ndarray]:
-    from pointproj.geometry.fields import field_at, target_field
-    from pointproj.geometry.files import parse_mesh
-    from pointproj.geometry.meshes import normalize
+def _prepare(path: Path, recipe: Recipe, cache: Cache) -> PreparedMesh:
+    """Load the entry of a file, or make it."""
+    try:
+        source = Source.read(path, recipe)
+    except MeshError as error:
+        return _unreadable(error)
+    return _load(source, cache) or _make(source, recipe, cache)
 
-    mesh = normalize(parse_mesh(content, path))
+
+def _unreadable(error: MeshError) -> PreparedMesh:
+    """Without an entry: a file may be readable the next time, whatever it holds."""
+    return PreparedMesh("", "", error.reason)
+
+
+def _load(source: Source, cache: Cache) -> PreparedMesh | None:
+    arrays = cache.load(source.key)  # whole, so that a damaged entry is made again now
+    return None if arrays is None else PreparedMesh(source.digest, source.key, str(arrays["reason"]) or None)
+
+
+def _make(source: Source, recipe: Recipe, cache: Cache) -> PreparedMesh:
+    """Make the entry of a file; it holds the reason if the mesh cannot be used."""
+    reason = None
+    try:
+        arrays = _arrays(source, recipe)
+    except MeshError as error:
+        reason, empty, none = error.reason, np.empty((0, 3)), np.empty(0, np.float32)
+        arrays = {"vertices": empty, "faces": empty.astype(np.int32), "target": none, "pool": none}
+    cache.store(source.key, {**arrays, "reason": np.array(reason or "")})
+    return PreparedMesh(source.digest, source.key, reason)
+
+
+def _arrays(source: Source, recipe: Recipe) -> dict[str, np.ndarray]:
+    """Return the arrays of an entry, see :class:`PreparedMesh`."""
+    mesh = normalize(parse_mesh(source.content, source.path))
     pool = np.empty(0, np.float32)
-    if recipe.target == "random":
-        generator = np.random.default_rng(int(digest, 16))
-        target = generator.standard_normal(recipe.grid**3, dtype=np.float32)
-    else:
+    if TARGETS[recipe.target].of_mesh:
         target = target_field(mesh, recipe.grid, recipe.target)
+    else:
+        generator = np.random.default_rng(int(source.digest, 16))
+        target = generator.standard_normal(recipe.grid**3, dtype=np.float32)
     if recipe.pool:
         sampler = SurfaceSampler(mesh.vertices, mesh.faces)
-        points = pool_points(sampler, recipe.pool, pool_seed(_key(digest, path, recipe)))
-        pool = field_at(mesh, points, recipe.target)
-    if recipe.target == "occupancy":
+        pool = field_at(mesh, pool_points(sampler, recipe.pool, pool_seed(source.key)), recipe.target)
+    if TARGETS[recipe.target].output == "logit":
         target, pool = target > 0.5, pool > 0.5
     faces = mesh.faces.astype(np.int32)
     return {"vertices": mesh.vertices, "faces": faces, "target": target, "pool": pool}
 
 
-def _look_up(path: Path, recipe: Recipe, cached: Cache) -> PreparedMesh | None:
-    from pointproj.geometry.files import read_content
-    from pointproj.geometry.meshes import MeshError
-
-    try:
-        digest = hashlib.sha256(read_content(path)).hexdigest()
-    except MeshError:
-        return None
-    key = _key(digest, path, recipe)
-    arrays = cached.load(key)  # whole, so that a damaged entry is made again now
-    return None if arrays is None else PreparedMesh(digest, key, str(arrays["reason"]) or None)
-
-
-def _key(digest: str, path: Path, recipe: Recipe) -> str:
-    # The suffix says how the content is read.
-    return entry_key(digest, {**asdict(recipe), "suffix": path.suffix.lower(), "code": _code_digest()})
-
-
-@cache
+@functools.cache
 def _code_digest() -> str:
     """SHA-256 over the source of the modules that make an entry, normalisation constants included."""
     digest = hashlib.sha256()
-    for module in _MAKERS:
-        spec = importlib.util.find_spec(module)  # finds the source without importing Warp
-        digest.update(Path(spec.origin).read_bytes())
+    for path in (*(module.__file__ for module in _MAKERS), __file__):
+        digest.update(Path(path).read_bytes())
     return digest.hexdigest()
 
 
-def _one_by_one(
-    files: Sequence[MeshFile], recipe: Recipe, cached: Cache, processes: int
-) -> Iterator[tuple[MeshFile, PreparedMesh]]:
-    for file in files:
-        yield file, prepare_mesh(file.path, recipe, cached)
+def _one_by_one(jobs: Mapping[MeshFile, Job]) -> Iterator[tuple[MeshFile, PreparedMesh]]:
+    for file, job in jobs.items():
+        yield file, job()
 
 
-def _in_processes(
-    files: Sequence[MeshFile], recipe: Recipe, cached: Cache, processes: int
-) -> Iterator[tuple[MeshFile, PreparedMesh]]:
+def _in_processes(jobs: Mapping[MeshFile, Job], processes: int) -> Iterator[tuple[MeshFile, PreparedMesh]]:
     """Prepare side by side; if the processes die, one by one what they left."""
-    left = dict.fromkeys(files)
+    left = dict(jobs)
     # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
     pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
     try:
-        futures = {pool.submit(prepare_mesh, file.path, recipe, cached): file for file in files}
+        futures = {pool.submit(job): file for file, job in jobs.items()}
         for future in as_completed(futures):
             prepared = future.result()
             file = futures[future]
@@ -214,6 +243,6 @@ def _in_processes(
             yield file, prepared
     except BrokenProcessPool:
         log.warning("the helper processes ended early; preparing the other %d meshes in this one", len(left))
-        yield from _one_by_one(list(left), recipe, cached, 1)
+        yield from _one_by_one(left)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -1,6 +1,7 @@
-"""Target fields of a normalised mesh, on the query grid or at any points: distance, signed distance, occupancy.
+"""Target fields of a normalised mesh: distance, signed distance, occupancy.
 
-Distances are exact distances to the triangles, in units of the query cube.
+They are evaluated on the query grid or at any points. Distances are exact distances to the triangles, in
+units of the query cube.
 """
 
 from collections.abc import Callable

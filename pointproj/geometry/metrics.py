@@ -5,7 +5,8 @@ Occupancy Networks, ECCV 2020; the F-score as in Tatarchenko et al., What do sin
 networks learn?, CVPR 2019. All measures are taken in the query cube, where a shape's longest side is 1.8.
 
 The true solid is what cannot be reached from outside (:mod:`pointproj.geometry.interior`). The true surface
-is the part of the mesh between inside and outside: walls inside a solid and sheets outside of it do not count.
+is the part of the mesh between inside and outside: walls inside a solid and sheets outside of it
+do not count.
 """
 
 from dataclasses import dataclass
