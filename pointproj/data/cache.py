@@ -25,9 +25,9 @@ def entry_key(content_digest: str, settings: Mapping[str, str | int | float]) ->
 
     Parameters
     ----------
-    content_digest
+    content_digest : str
         SHA-256 of the source file, hexadecimal.
-    settings
+    settings : mapping
         All that decides what is made from the file.
 
     Returns
@@ -46,7 +46,7 @@ class Cache:
 
     Parameters
     ----------
-    folder
+    folder : Path or str
         Made when the first entry is stored. May be deleted at any time.
     """
 

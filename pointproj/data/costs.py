@@ -1,6 +1,6 @@
-"""What a shape costs the search for neighbours, known beforehand: processes get parts of equal work by it.
+"""What the search for neighbours costs for a shape, estimated before training, to give processes equal work.
 
-A query visits the cells of a grid about itself until it is sure of its neighbours, so one far from the cloud
+A query visits the cells of a grid around it until it is sure of its neighbours. One far from the points
 visits many, and shapes differ by how many of their queries are far. Here such cells are counted, for fewer
 queries and points than a step has.
 """
@@ -13,8 +13,8 @@ from pointproj.geometry.sampling import PointSource
 
 POINTS = 1024
 SIDE = 12  # queries a side
-POINTS_A_CELL = 2
-THINNEST = 0.05  # of a cloud, in units of the query cube: a flat one has cells all the same
+POINTS_PER_CELL = 2
+THINNEST = 0.05  # assumed extent of a cloud along an axis, at least, in units of the query cube
 
 
 def search_cost(source: PointSource) -> float:
@@ -35,7 +35,7 @@ def search_cost(source: PointSource) -> float:
     distances, _ = cKDTree(points).query(queries)
     low, high = points.min(axis=0), points.max(axis=0)
     volume = np.prod(np.maximum(high - low, THINNEST))
-    cell = (volume * POINTS_A_CELL / POINTS) ** (1 / 3)
-    reach = distances[:, None] + cell / 2
-    seen = np.minimum(queries + reach, high) - np.maximum(queries - reach, low)
-    return float(np.prod(np.maximum(seen, 0) / cell + 1, axis=1).mean())
+    cell = (volume * POINTS_PER_CELL / POINTS) ** (1 / 3)
+    radius = distances[:, None] + cell / 2
+    visited = np.minimum(queries + radius, high) - np.maximum(queries - radius, low)
+    return float(np.prod(np.maximum(visited, 0) / cell + 1, axis=1).mean())

@@ -1,8 +1,7 @@
-"""Variants of meshes with surface taken away: what was enclosed may be open then, and is outside.
+"""Variants of meshes with parts of the surface cut away: what was enclosed may be open then, and is outside.
 
-A network that only ever sees closed solids learns to fill what looks like one. Real files have open boxes,
-missing backs and loose sheets beside closed parts; from a few files, variants make many such cases, whose
-targets are as exact as those of any mesh.
+A network that sees closed solids only learns to fill whatever looks like one. Real files also have open
+boxes, missing backs and loose sheets. Cutouts make many such cases from a few files, with exact targets.
 """
 
 import hashlib
@@ -18,40 +17,40 @@ from pointproj.data.modelnet import MeshFile
 from pointproj.geometry.files import read_mesh, write_mesh
 from pointproj.geometry.meshes import Mesh, MeshError, face_areas
 
-OPENINGS = (1, 4)  # how many are made, at least and at most
+CUTOUTS = (1, 4)  # how many are made, at least and at most
 LEAST_LEFT = 0.4  # of the area
 FLAT = 1e-3  # of the longest side: how far from a plane its faces may lie
 
 
-def opened(mesh: Mesh, rng: np.random.Generator) -> Mesh:
-    """Take surface away in a few places: flat pieces, separate parts, or what lies within a ball.
+def with_cutouts(mesh: Mesh, rng: np.random.Generator) -> Mesh:
+    """Cut away surface in a few places: flat pieces, separate parts, or what lies within a ball.
 
     Parameters
     ----------
     mesh : Mesh
         In any units.
-    rng : Generator
+    rng : numpy.random.Generator
         Chooses the places.
 
     Returns
     -------
     Mesh
-        The vertices of the mesh, and at least 40% of the area of its faces: what would take more is left,
-        so now and then nothing is taken.
+        The vertices of the mesh, and faces with at least 40% of its area. A cutout that would leave less is
+        not made, so that now and then nothing is cut away.
     """
     kept = np.ones(len(mesh.faces), dtype=bool)
     areas = face_areas(mesh)
-    for _ in range(rng.integers(OPENINGS[0], OPENINGS[1] + 1)):
+    for _ in range(rng.integers(CUTOUTS[0], CUTOUTS[1] + 1)):
         chance = np.where(kept, areas, 0.0)
         start = rng.choice(len(areas), p=chance / chance.sum())
-        taken = rng.choice([_flat_piece, _flat_piece, _part, _ball])(mesh, start, rng)
-        if areas[kept & ~taken].sum() >= LEAST_LEFT * areas.sum():
-            kept &= ~taken
+        cut = rng.choice([_flat_piece, _flat_piece, _part, _ball])(mesh, start, rng)
+        if areas[kept & ~cut].sum() >= LEAST_LEFT * areas.sum():
+            kept &= ~cut
     return Mesh(mesh.vertices, mesh.faces[kept], mesh.name)
 
 
 def write_variants(files: Sequence[MeshFile], root: Path | str, count: int) -> list[MeshFile]:
-    """Write opened variants of mesh files, as OFF files in the same layout; those already there stay.
+    """Write variants of mesh files with cutouts, as OFF files in the same layout; those already there stay.
 
     Parameters
     ----------
@@ -80,7 +79,7 @@ def write_variants(files: Sequence[MeshFile], root: Path | str, count: int) -> l
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 rng = np.random.default_rng([int(digest[:16], 16), number])
-                write_mesh(opened(mesh, rng), path)
+                write_mesh(with_cutouts(mesh, rng), path)
             written.append(MeshFile(path, file.class_name, file.split))
     return written
 
@@ -95,7 +94,7 @@ def _flat_piece(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.nda
 
 
 def _part(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.ndarray, " F"]:
-    """All faces that hang together with one face, by vertices at the same place."""
+    """All faces connected to one face, by vertices at the same place."""
     _, place = np.unique(mesh.vertices + 0.0, axis=0, return_inverse=True)
     corners = place.reshape(-1)[mesh.faces]
     pairs = np.concatenate([corners[:, :2], corners[:, 1:]])
@@ -107,5 +106,5 @@ def _part(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.ndarray, 
 def _ball(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.ndarray, " F"]:
     """All faces whose centre lies near that of one face."""
     centres = mesh.vertices[mesh.faces].mean(axis=1)
-    reach = rng.uniform(0.05, 0.3) * np.ptp(centres, axis=0).max()
-    return np.linalg.norm(centres - centres[start], axis=1) <= reach
+    radius = rng.uniform(0.05, 0.3) * np.ptp(centres, axis=0).max()
+    return np.linalg.norm(centres - centres[start], axis=1) <= radius

@@ -1,11 +1,11 @@
-"""Shapes to train on: where they come from, how they are sampled, and how they become batches."""
+"""Shapes to train on: found, prepared once, and sampled anew at every epoch."""
 
 import itertools
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from pointproj.config import Config
 from pointproj.data.cache import Cache
+from pointproj.data.costs import search_cost
 from pointproj.data.modelnet import SPLITS, DataError, MeshFile
 from pointproj.data.preparation import PreparedMesh, Recipe, prepare_meshes
 from pointproj.data.shapes import Entry, Shape, StoredShapes
@@ -37,20 +38,20 @@ class ShapeDataset(Dataset[dict[str, Any]]):
 
     Parameters
     ----------
-    shapes
+    shapes : sequence of Shape
         What to sample; may load each when it is asked for.
     query_points : float32 tensor, shape (Q, 3)
         The grid that all targets belong to.
-    points
+    points : int
         Reference points a shape.
-    seed
+    seed : int
         Another seed draws other points.
-    resample
+    resample : bool
         Draw other points in every epoch; otherwise always those of epoch 0.
-    queries
+    queries : int
         Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
-    costs
-        Of a step with each shape, of any unit; by these, processes get parts of equal work.
+    costs : sequence of float, optional
+        Of a step with each shape, in any unit; by these, processes get parts of equal work.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
 
         Parameters
         ----------
-        index
+        index : int or tuple of int
             Of the shape; or (epoch, index), which draws other points in every epoch if ``resample``.
             An index alone is of epoch 0.
 
@@ -95,17 +96,14 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         shape = self.shapes[index]
         generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
         points, normals = shape.source.draw(self.points, generator)
-        asked = {"target": shape.target}
+        queries = {"target": shape.target}
         if self.queries:
             chosen = generator.integers(len(shape.pool_points), size=self.queries)
-            asked = {
-                "query_points": shape.pool_points[chosen],
-                "target": shape.pool_values[chosen],
-            }
+            queries = {"query_points": shape.pool_points[chosen], "target": shape.pool_values[chosen]}
         return {
             "reference_points": torch.from_numpy(points),
             "normals": torch.from_numpy(normals),
-            **asked,
+            **queries,
             "name": shape.name,
             "class_name": shape.class_name,
             "identity": shape.identity,
@@ -119,8 +117,8 @@ class PreparedData:
     Attributes
     ----------
     train, test : ShapeDataset
-    left_out : list of (file, reason)
-        Meshes that could not be used.
+    left_out : list of tuple of str
+        Meshes that could not be used: (file, reason).
     """
 
     train: ShapeDataset
@@ -133,10 +131,10 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
 
     Parameters
     ----------
-    config
+    config : Config
         Sections ``data`` and ``target``, and ``seed``.
-    processes
-        Who shares the work; all of them see the same folders.
+    processes : Processes
+        They share the work, and see the same folders.
 
     Returns
     -------
@@ -182,141 +180,16 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
     )
 
 
-def batches(
-    dataset: ShapeDataset,
-    batch_size: int,
-    *,
-    shuffle: bool = False,
-    seed: int = 0,
-    epoch: int = 0,
-    epochs: int = 1,
-    start: int = 0,
-    workers: int = 0,
-    processes: Processes = ALONE,
-) -> Iterator[dict[str, Any]]:
-    """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
-
-    Parameters
-    ----------
-    dataset
-    batch_size
-        Shapes a batch; the last batch of an epoch may hold fewer.
-    shuffle
-        Another order in every epoch, fixed by ``seed``.
-    seed, epoch
-        What the order depends on.
-    epochs
-        How many, one after the other: the workers go on where another call would start new ones.
-    start
-        Batches of the first epoch to pass over: resumed there, it yields what it would have yielded.
-    workers
-        Helpers that sample ahead; 0 samples in this process.
-    processes
-        Each gets its own part of batches that are ``processes.count`` times as large. Where the last one is
-        too small for all, the others get a shape of it again, with the share 0.
-
-    Yields
-    ------
-    dict
-        ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
-        ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name``, ``class_name`` and
-        ``identity``, lists of B. Where there are several processes also ``share`` (), float32: this part's
-        share of the whole batch.
-    """
-
-    def parts() -> Iterator[tuple[float, list[tuple[int, int]]]]:
-        for number in range(epoch, epoch + epochs):
-            order = np.arange(len(dataset))
-            if shuffle:
-                order = np.random.default_rng([seed, number]).permutation(len(dataset))
-            whole = batch_size * processes.count
-            for low in range(start * whole if number == epoch else 0, len(order), whole):
-                batch = order[low : low + whole]
-                part = dealt(batch, dataset.costs, processes.count)[processes.rank]
-                indices = part if len(part) else batch[:1]
-                yield len(part) / len(batch), [(number, int(index)) for index in indices]
-
-    ahead, behind = itertools.tee(parts())
-    chunks, shares = (chunk for _, chunk in ahead), (share for share, _ in behind)
-    if workers == 0:
-        stacked = (collate([dataset[index] for index in chunk]) for chunk in chunks)
-    else:
-        stacked = DataLoader(
-            dataset,
-            batch_sampler=chunks,
-            num_workers=workers,
-            collate_fn=collate,
-            generator=torch.Generator(),  # else starting workers would advance torch's global random state
-        )
-    for batch, share in zip(stacked, shares, strict=True):
-        shared = {} if processes.alone else {"share": torch.tensor(share)}
-        yield {"query_points": dataset.query_points, **batch, **shared}
-
-
-def dealt(batch: Int[np.ndarray, " B"], costs: Sequence[float] | None, count: int) -> list[np.ndarray]:
-    """Divide a step's shapes among processes: numbers as equal as can be, and costs nearly so.
-
-    A step takes as long as its slowest part. The dearest shapes are dealt first, each to the process that has
-    the least so far.
-
-    Parameters
-    ----------
-    batch
-        Indices of shapes.
-    costs
-        Of all shapes; None if nothing is known of them.
-    count
-        Of processes.
-
-    Returns
-    -------
-    list of int arrays
-        One a process; empty ones if there are fewer shapes than processes.
-    """
-    parts = np.array_split(batch, count)
-    if costs is None or count == 1:
-        return parts
-    dealt_to: list[list[int]] = [[] for _ in parts]
-    for index in sorted(batch, key=lambda index: -costs[index]):
-        places = [place for place, part in enumerate(parts) if len(dealt_to[place]) < len(part)]
-        least = min(places, key=lambda place: sum(costs[other] for other in dealt_to[place]))
-        dealt_to[least].append(int(index))
-    return [np.array(indices, dtype=int) for indices in dealt_to]
-
-
-def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Stack the tensors of samples along a new first axis and list their names."""
-    return {
-        key: torch.stack([sample[key] for sample in samples])
-        if isinstance(samples[0][key], Tensor)
-        else [sample[key] for sample in samples]
-        for key in samples[0]
-    }
-
-
 def _prepared_entries(
     config: Config, files: Sequence[MeshFile], processes: Processes
 ) -> tuple[dict[str, list[Entry]], list[tuple[str, str]]]:
-    """What is known of the shapes of each split, and what was left out, both in the order of the files."""
-    recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
-    ready: dict[MeshFile, PreparedMesh] = {}
+    """Prepare the meshes; return each split's entries and what was left out, in the order of the files."""
     repeats = Counter(files)
-    once = list(repeats)
-    cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
-    meshes = prepare_meshes(processes.share(once), recipe, Path(config.data.cache), processes=cores)
-    # Closed at once if this stops at a mesh, so that helper processes and bar end before the error shows.
-    with closing(meshes) as prepared_meshes:
-        for file, prepared in prepared_meshes:
-            if prepared.reason is not None and config.data.strict:
-                hint = "data.strict=true stops here, false leaves it out"
-                raise MeshError(file.path, f"{prepared.reason} ({hint})")
-            ready[file] = prepared
-    for others in processes.gather(ready):
-        ready |= others
+    prepared_meshes = _prepared_meshes(config, list(repeats), processes)
     entries: dict[str, list[Entry]] = {split: [] for split in SPLITS}
     left_out = []
-    for file in once:
-        prepared = ready[file]
+    for file in repeats:
+        prepared = prepared_meshes[file]
         if prepared.reason is None:
             identity = int(prepared.digest[:16], 16)
             entries[file.split].extend(  # a repeated mesh is sampled each time anew
@@ -329,12 +202,30 @@ def _prepared_entries(
     return entries, left_out
 
 
+def _prepared_meshes(
+    config: Config, files: Sequence[MeshFile], processes: Processes
+) -> dict[MeshFile, PreparedMesh]:
+    """Prepare each file once, in one of the processes."""
+    recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
+    cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
+    meshes = prepare_meshes(processes.share(files), recipe, Path(config.data.cache), processes=cores)
+    ready: dict[MeshFile, PreparedMesh] = {}
+    # Closed at once if this stops at a mesh, so that helper processes and bar end before the error shows.
+    with closing(meshes) as prepared_meshes:
+        for file, prepared in prepared_meshes:
+            if prepared.reason is not None and config.data.strict:
+                hint = "data.strict=true stops here, false leaves it out"
+                raise MeshError(file.path, f"{prepared.reason} ({hint})")
+            ready[file] = prepared
+    for others in processes.gather(ready):
+        ready |= others
+    return ready
+
+
 def _costs(shapes: StoredShapes, processes: Processes) -> list[float] | None:
     """What a step with each shape costs; None where one process takes all of a step."""
     if processes.alone:
         return None
-    from pointproj.data.costs import search_cost
-
     own = [(place, search_cost(shapes[place].source)) for place in processes.share(range(len(shapes)))]
     return [cost for _, cost in sorted(itertools.chain(*processes.gather(own)))]
 

@@ -51,12 +51,12 @@ def find_meshes(
 
     Parameters
     ----------
-    root
+    root : Path or str
         Folder with ``<class>/{train,test}/*.off`` (or another format that
         :func:`pointproj.geometry.files.read_mesh` reads), or the folder that holds ``ModelNet10/``.
-    classes
-        Classes to read; None for all that are found.
-    limit
+    classes : sequence of str, optional
+        Classes to read; all that are found by default.
+    limit : int, optional
         At most this many files a class and split, in the order of their names.
 
     Returns
@@ -84,7 +84,7 @@ def find_meshes(
         MeshFile(path, name, split)
         for name in sorted(set(classes or found))
         for split in SPLITS
-        for path in _mesh_files(found[name] / split)[:limit]
+        for path in _files_of(found[name] / split)[:limit]
     ]
     if not files:
         raise DataError(f"expected {EXPECTED_LAYOUT}; the class folders in {folder} hold no mesh file")
@@ -101,7 +101,7 @@ def _class_folders(folder: Path) -> dict[str, Path]:
     }
 
 
-def _mesh_files(folder: Path) -> list[Path]:
+def _files_of(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(

@@ -1,4 +1,4 @@
-"""Shapes to sample, and sets of them that stay on disk until then: any size in bounded memory."""
+"""Shapes to sample, and sets of them that are read from the cache when needed, in bounded memory."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -53,20 +53,20 @@ class Entry(NamedTuple):
 class StoredShapes(Sequence[Shape]):
     """Shapes of a cache, each loaded when it is asked for.
 
-    A small set is read once and then stays; of a large one every process, helpers included, keeps no more
-    than :data:`KEPT_BYTES`, and the system's own file cache does the rest.
+    Every process, those that sample ahead included, keeps up to :data:`KEPT_BYTES` of them in memory; files
+    that are read again come from the system's own file cache.
 
     Parameters
     ----------
-    entries
+    entries : sequence of Entry
         Which shapes, in their order.
-    cached
+    cache : Cache
         Where they are.
     """
 
-    def __init__(self, entries: Sequence[Entry], cached: Cache) -> None:
+    def __init__(self, entries: Sequence[Entry], cache: Cache) -> None:
         self.entries = entries
-        self.cached = cached
+        self.cache = cache
         self._kept: OrderedDict[str, tuple[Shape, int]] = OrderedDict()  # with its size in bytes
         self._bytes = 0
 
@@ -94,10 +94,10 @@ class StoredShapes(Sequence[Shape]):
         return shape
 
     def _load(self, entry: Entry) -> tuple[Shape, int]:
-        arrays = self.cached.load(entry.key)
+        arrays = self.cache.load(entry.key)
         if arrays is None:
             raise DataError(
-                f"{self.cached.path(entry.key)}, the prepared {entry.name}, was there when the run began and "
+                f"{self.cache.path(entry.key)}, the prepared {entry.name}, was there when the run began and "
                 "is gone or damaged now: leave data.cache alone while a run reads it. Started again, the run "
                 "prepares it anew; resume=auto continues"
             )

@@ -1,4 +1,4 @@
-"""Which mesh files a config names: real ones, made ones, or both; made or downloaded first where need be."""
+"""Which mesh files a config names: real ones, generated ones, or both."""
 
 from pathlib import Path
 
@@ -7,7 +7,16 @@ from pointproj.data.modelnet import EXPECTED_LAYOUT, DataError, MeshFile, find_m
 
 
 def mesh_files(data: DataConfig) -> list[MeshFile]:
-    """List the meshes of both splits, made or downloaded first where the config says so.
+    """List the meshes of both splits. Missing ones are generated, or downloaded if the config says so.
+
+    Parameters
+    ----------
+    data : DataConfig
+
+    Returns
+    -------
+    list of MeshFile
+        A mesh that an epoch holds several times is listed as often.
 
     Raises
     ------
@@ -37,15 +46,15 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
 
 
 def _mixed_files(data: DataConfig) -> list[MeshFile]:
-    """Real meshes of both splits; for training these again, made pieces, and opened variants of both."""
+    """Real meshes of both splits; for training also repeats of these, furniture, and cutouts of both."""
     from pointproj.data.cutouts import write_variants
 
     real = _real_files(data)
     train = [file for file in real if file.split == "train"]
     made = _furniture_files(data, None, 0)
-    opened = write_variants(train, "data/variants", data.variants)
-    opened += write_variants(made, "data/variants", min(data.variants, 1))
-    return [*real, *train * (data.repeats - 1), *made, *opened]
+    cut = write_variants(train, "data/variants", data.variants)
+    cut += write_variants(made, "data/variants", min(data.variants, 1))
+    return [*real, *train * (data.repeats - 1), *made, *cut]
 
 
 def _furniture_files(data: DataConfig, root: str | None, test_meshes: int) -> list[MeshFile]:

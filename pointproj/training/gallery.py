@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pointproj.config import Config
-from pointproj.data.dataset import ShapeDataset, collate
+from pointproj.data.batches import collate
+from pointproj.data.dataset import ShapeDataset
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.validation import Evaluation
 from pointproj.viz import plots

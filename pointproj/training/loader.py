@@ -8,8 +8,9 @@ import torch
 
 from pointproj.config import TARGETS, Config
 from pointproj.data.augmentation import augment
-from pointproj.data.dataset import PreparedData, ShapeDataset, batches
-from pointproj.data.transfer import sent_ahead
+from pointproj.data.batches import batches
+from pointproj.data.dataset import PreparedData, ShapeDataset
+from pointproj.data.transfer import prefetch_to_device
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
 from pointproj.training.kept_neighbors import KeptNeighbors
@@ -92,7 +93,7 @@ class Feed:
     def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
         """On the device, without what the network is shown: augmentation comes before that."""
         size, workers = self.config.training.batch_size, self.config.data.workers
-        return sent_ahead(
+        return prefetch_to_device(
             batches(dataset, size, workers=workers, processes=self.processes, **order), self.device
         )
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pointproj.data.cutouts import LEAST_LEFT, _ball, _flat_piece, _part, opened, write_variants
+from pointproj.data.cutouts import LEAST_LEFT, _ball, _flat_piece, _part, with_cutouts, write_variants
 from pointproj.data.furniture import write_furniture
 from pointproj.data.modelnet import MeshFile
 from pointproj.geometry.files import read_mesh
@@ -49,7 +49,7 @@ def test_some_surface_is_gone_and_enough_is_left():
     mesh = two_boxes()
     areas = []
     for seed in range(20):
-        variant = opened(mesh, np.random.default_rng(seed))
+        variant = with_cutouts(mesh, np.random.default_rng(seed))
         kept = {tuple(face) for face in variant.faces}
         assert kept <= {tuple(face) for face in mesh.faces}
         areas.append(face_areas(variant).sum() / face_areas(mesh).sum())

@@ -10,7 +10,8 @@ import torch
 
 from pointproj.config import Config, DataConfig, TargetConfig
 from pointproj.data import preparation
-from pointproj.data.dataset import batches, prepare
+from pointproj.data.batches import batches
+from pointproj.data.dataset import prepare
 from pointproj.data.furniture import write_furniture
 from pointproj.data.modelnet import DataError, find_meshes
 from pointproj.geometry.fields import target_field

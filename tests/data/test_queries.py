@@ -6,7 +6,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from pointproj.config import Config, ConfigError, DataConfig, TargetConfig, register_schema, to_config
-from pointproj.data.dataset import batches, prepare
+from pointproj.data.batches import batches
+from pointproj.data.dataset import prepare
 from pointproj.data.furniture import write_furniture
 from pointproj.geometry.fields import field_at
 from pointproj.geometry.meshes import Mesh

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from pointproj.data.transfer import AHEAD, ahead, sent_ahead
+from pointproj.data.transfer import PREFETCHED, prefetch, prefetch_to_device
 
 
 def made(count, asked, fails_at=None):
@@ -16,18 +16,18 @@ def made(count, asked, fails_at=None):
         yield number
 
 
-@pytest.mark.parametrize("count", [0, 1, AHEAD, 7])
+@pytest.mark.parametrize("count", [0, 1, PREFETCHED, 7])
 def test_items_are_made_in_order_in_another_thread_and_not_too_early(count):
     asked = []
-    for number, item in enumerate(ahead(made(count, asked), AHEAD)):
+    for number, item in enumerate(prefetch(made(count, asked), PREFETCHED)):
         assert item == number
-        assert len(asked) <= item + 1 + AHEAD
+        assert len(asked) <= item + 1 + PREFETCHED
     assert [number for number, _ in asked] == list(range(count))
     assert threading.current_thread() not in {thread for _, thread in asked}
 
 
 def test_an_error_comes_out_where_the_item_would_have():
-    items = ahead(made(5, [], fails_at=3), AHEAD)
+    items = prefetch(made(5, [], fails_at=3), PREFETCHED)
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="no item 3"):
         next(items)
@@ -35,7 +35,7 @@ def test_an_error_comes_out_where_the_item_would_have():
 
 def test_closed_early_no_thread_is_left():
     before = threading.active_count()
-    items = ahead(made(100, []), AHEAD)
+    items = prefetch(made(100, []), PREFETCHED)
     next(items)
     items.close()
     assert threading.active_count() == before
@@ -51,7 +51,7 @@ def batches(count):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_batches_arrive_whole_and_what_they_share_is_sent_once(device):
     grids, sums = set(), []
-    for number, batch in enumerate(sent_ahead(batches(20), torch.device(device))):
+    for number, batch in enumerate(prefetch_to_device(batches(20), torch.device(device))):
         assert {tensor.device.type for tensor in (batch["query_points"], batch["target"])} == {device}
         assert batch["name"] == [str(number)]
         grids.add(batch["query_points"].data_ptr())

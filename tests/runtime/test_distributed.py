@@ -15,8 +15,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pointproj.config import Config, DataConfig, TargetConfig, register_schema, to_config
+from pointproj.data.batches import batches, split_batch
 from pointproj.data.costs import search_cost
-from pointproj.data.dataset import ShapeDataset, batches, dealt, prepare
+from pointproj.data.dataset import ShapeDataset, prepare
 from pointproj.geometry.sampling import FixedCloud
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import own_gpu
@@ -172,18 +173,18 @@ def test_parts_of_batches_make_the_whole(size, count):
 def test_parts_are_of_equal_size_and_nearly_equal_cost(size, count):
     rng = np.random.default_rng(size)
     costs = rng.lognormal(0, 0.4, 200)
-    spreads = {"dealt": [], "split": []}
+    spreads = {"by_cost": [], "split": []}
     for _ in range(20):
         batch = rng.permutation(200)[:size]
-        parts, split = dealt(batch, costs, count), np.array_split(batch, count)
+        parts, split = split_batch(batch, costs, count), np.array_split(batch, count)
         assert [len(part) for part in parts] == [len(part) for part in split]
         assert sorted(np.concatenate(parts)) == sorted(batch)
-        for name, division in (("dealt", parts), ("split", split)):
+        for name, division in (("by_cost", parts), ("split", split)):
             sums = [costs[part].sum() for part in division]
             spreads[name].append(max(sums) * count / sum(sums))
-    assert np.mean(spreads["dealt"]) <= np.mean(spreads["split"])
+    assert np.mean(spreads["by_cost"]) <= np.mean(spreads["split"])
     if size == 16 * count:
-        assert np.mean(spreads["dealt"]) < 1.02 < 1.05 < np.mean(spreads["split"])
+        assert np.mean(spreads["by_cost"]) < 1.02 < 1.05 < np.mean(spreads["split"])
 
 
 def test_processes_deal_alike_and_alone_the_order_stays():

@@ -1,0 +1,139 @@
+"""Batches of shapes: their order, how processes share them, and how samples are stacked."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pointproj.data.dataset import ShapeDataset
+from pointproj.runtime.distributed import ALONE, Processes
+
+
+def batches(
+    dataset: ShapeDataset,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
+    epochs: int = 1,
+    start: int = 0,
+    workers: int = 0,
+    processes: Processes = ALONE,
+) -> Iterator[dict[str, Any]]:
+    """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
+
+    Parameters
+    ----------
+    dataset : ShapeDataset
+    batch_size : int
+        Shapes a batch; the last batch of an epoch may hold fewer.
+    shuffle : bool
+        Another order in every epoch, fixed by ``seed``.
+    seed, epoch : int
+        What the order depends on.
+    epochs : int
+        How many, one after the other: the workers go on where another call would start new ones.
+    start : int
+        Batches of the first epoch to pass over: resumed there, it yields what it would have yielded.
+    workers : int
+        Processes that sample ahead; 0 samples in this one.
+    processes : Processes
+        Each gets its own part of batches that are ``processes.count`` times as large. Where the last one is
+        too small for all, the others get a shape of it again, with the share 0.
+
+    Yields
+    ------
+    dict
+        ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
+        ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name``, ``class_name`` and
+        ``identity``, lists of B. Where there are several processes also ``share`` (), float32: this part's
+        share of the whole batch.
+    """
+    whole = batch_size * processes.count
+    parts = (
+        _part(batch, number, dataset.costs, processes)
+        for number in range(epoch, epoch + epochs)
+        for batch in _whole_batches(
+            len(dataset), whole, [seed, number] if shuffle else None, start if number == epoch else 0
+        )
+    )
+    ahead, behind = itertools.tee(parts)
+    chunks, shares = (chunk for chunk, _ in ahead), (share for _, share in behind)
+    if workers == 0:
+        stacked = (collate([dataset[index] for index in chunk]) for chunk in chunks)
+    else:
+        stacked = DataLoader(
+            dataset,
+            batch_sampler=chunks,
+            num_workers=workers,
+            collate_fn=collate,
+            generator=torch.Generator(),  # else starting workers would advance torch's global random state
+        )
+    for batch, share in zip(stacked, shares, strict=True):
+        shared = {} if processes.alone else {"share": torch.tensor(share)}
+        yield {"query_points": dataset.query_points, **batch, **shared}
+
+
+def _whole_batches(
+    count: int, size: int, seed: Sequence[int] | None, start: int
+) -> Iterator[Int[np.ndarray, " B"]]:
+    """Yield the indices of an epoch's batches from batch ``start`` on; shuffled if there is a seed."""
+    order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
+    for low in range(start * size, count, size):
+        yield order[low : low + size]
+
+
+def _part(
+    batch: Int[np.ndarray, " B"], epoch: int, costs: Sequence[float] | None, processes: Processes
+) -> tuple[list[tuple[int, int]], float]:
+    """Return what this process takes of a batch, as (epoch, index) pairs, and its share of the whole."""
+    part = split_batch(batch, costs, processes.count)[processes.rank]
+    indices = part if len(part) else batch[:1]
+    return [(epoch, int(index)) for index in indices], len(part) / len(batch)
+
+
+def split_batch(batch: Int[np.ndarray, " B"], costs: Sequence[float] | None, count: int) -> list[np.ndarray]:
+    """Divide a step's shapes among processes: numbers as equal as can be, and costs nearly so.
+
+    A step takes as long as its slowest part. The most expensive shapes are assigned first, each to the
+    process with the least so far.
+
+    Parameters
+    ----------
+    batch : int array, shape (B,)
+        Indices of shapes.
+    costs : sequence of float, optional
+        Of all shapes; None if nothing is known of them.
+    count : int
+        Of processes.
+
+    Returns
+    -------
+    list of int arrays
+        One a process; empty ones if there are fewer shapes than processes.
+    """
+    parts = np.array_split(batch, count)
+    if costs is None or count == 1:
+        return parts
+    assigned: list[list[int]] = [[] for _ in parts]
+    for index in sorted(batch, key=lambda index: -costs[index]):
+        places = [place for place, part in enumerate(parts) if len(assigned[place]) < len(part)]
+        least = min(places, key=lambda place: sum(costs[other] for other in assigned[place]))
+        assigned[least].append(int(index))
+    return [np.array(indices, dtype=int) for indices in assigned]
+
+
+def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stack the tensors of samples along a new first axis and list their names."""
+    return {
+        key: torch.stack([sample[key] for sample in samples])
+        if isinstance(samples[0][key], Tensor)
+        else [sample[key] for sample in samples]
+        for key in samples[0]
+    }
