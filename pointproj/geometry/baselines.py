@@ -1,7 +1,7 @@
 """Reconstructions that need no training: what a trained model has to beat.
 
-``flood``: the distance to the nearest sample, with the sign of a flood. ``poisson``: screened Poisson surface
-reconstruction (Kazhdan and Hoppe, 2013), from PyMeshLab, the extra "baselines".
+``flood``: the distance to the nearest sample, with a sign by flood fill. ``poisson``: screened Poisson
+surface reconstruction (Kazhdan and Hoppe, 2013), from PyMeshLab, the extra "baselines".
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from scipy import ndimage
 from scipy.spatial import cKDTree
 
-from pointproj.geometry.grids import grid_field, hole_radius, in_parts
+from pointproj.geometry.grids import evaluate, grid_field, hole_radius
 from pointproj.geometry.isosurfaces import Reconstruction, reconstruct
 from pointproj.geometry.meshes import Mesh
 from pointproj.geometry.warp_meshes import on_device
@@ -22,7 +22,7 @@ Points = Float[np.ndarray, "n 3"]
 Baseline = Callable[[Points], Reconstruction]
 
 FLOOD_SIDE = 96
-"""Nodes a side of the lattice that is flooded."""
+"""Nodes a side of the lattice that is filled."""
 
 NORMAL_NEIGHBORS = 12
 POISSON_DEPTH = 7
@@ -51,7 +51,7 @@ def baseline(name: str, device: str = "cpu") -> Baseline:
     name : str
         A key of :func:`baselines`.
     device : str
-        Where Warp extracts surfaces and asks for sides.
+        Where Warp extracts surfaces and evaluates winding numbers.
 
     Raises
     ------
@@ -70,17 +70,17 @@ def baseline(name: str, device: str = "cpu") -> Baseline:
 
 
 def flood_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruction:
-    """Reconstruct by the distance to the nearest sample and the sign of a flood."""
+    """Reconstruct by the distance to the nearest sample, with a sign by flood fill."""
     values = flooded_distance(points)
     return reconstruct(grid_field(values), "flood", FLOOD_SIDE, linear=True, device=device)
 
 
 def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray, "side side side"]:
-    """Distance to the nearest sample, negative where a flood from outside does not come.
+    """Distance to the nearest sample, negative where a flood fill from outside does not come.
 
-    The flood runs over a lattice and stops at walls around the samples, thick enough to close the holes
-    between them (:func:`pointproj.geometry.grids.hole_radius`). Then it is let through the walls' outer half,
-    so that the surface is where the samples are.
+    The fill of a lattice stops at walls around the samples, thick enough to close the holes between them
+    (:func:`pointproj.geometry.grids.hole_radius`). Then it is extended by the thickness of the walls, so
+    that the surface is where the samples are.
 
     Parameters
     ----------
@@ -99,14 +99,14 @@ def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray
     cell = axis[1] - axis[0]
     wall = max(hole_radius(points), cell)
     distance = cKDTree(points).query(nodes)[0].reshape(side, side, side)
-    rooms, _ = ndimage.label(np.pad(distance > wall, 1, constant_values=True))
-    flooded = (rooms == rooms[0, 0, 0])[1:-1, 1:-1, 1:-1]
+    labels, _ = ndimage.label(np.pad(distance > wall, 1, constant_values=True))
+    flooded = (labels == labels[0, 0, 0])[1:-1, 1:-1, 1:-1]
     reached = ndimage.distance_transform_edt(~flooded, sampling=cell) < wall
     return np.where(reached, distance, -distance).astype(np.float32)
 
 
 def oriented_normals(points: Points) -> Points:
-    """Normals of the planes through each point's neighbours, pointing where the flood comes from.
+    """Normals of planes through each point's neighbours, pointing to where the flood fill comes from.
 
     Parameters
     ----------
@@ -122,12 +122,12 @@ def oriented_normals(points: Points) -> Points:
     normals = axes[:, :, 0]
     field = grid_field(flooded_distance(points))
     step = 4.0 / FLOOD_SIDE
-    ahead, behind = (in_parts(field, np.clip(points + sign * step * normals, -1, 1)) for sign in (1, -1))
+    ahead, behind = (evaluate(field, np.clip(points + sign * step * normals, -1, 1)) for sign in (1, -1))
     return np.where((ahead < behind)[:, None], -normals, normals)
 
 
 def poisson_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruction:
-    """Reconstruct by screened Poisson, from normals that the flood orients."""
+    """Reconstruct by screened Poisson, from normals oriented by the flood fill."""
     import pymeshlab
 
     cloud = pymeshlab.Mesh(
@@ -142,25 +142,23 @@ def poisson_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruc
 
 
 def _winds_around(mesh: Mesh, device: str, points: Points) -> Bool[np.ndarray, " n"]:
-    """Whether the surface winds around each point, also where the solver's box has cut it open."""
+    """Tell whether the surface winds around each point, also where it is open at the solver's box."""
     if not len(mesh.faces):
         return np.zeros(len(points), dtype=bool)
     with on_device(device):
-        search_mesh = wp.Mesh(
+        triangles = wp.Mesh(
             points=wp.array(mesh.vertices, dtype=wp.vec3),
             indices=wp.array(mesh.faces.reshape(-1), dtype=wp.int32),
             support_winding_number=True,
         )
         inside = wp.empty(len(points), dtype=wp.uint8)
-        asked = wp.array(np.ascontiguousarray(points, dtype=np.float32), dtype=wp.vec3)
-        wp.launch(_winding_kernel, len(points), inputs=[search_mesh.id, asked], outputs=[inside])
+        queries = wp.array(np.ascontiguousarray(points, dtype=np.float32), dtype=wp.vec3)
+        wp.launch(_winding_kernel, len(points), inputs=[triangles.id, queries], outputs=[inside])
         return inside.numpy().astype(bool)
 
 
 @wp.kernel
-def _winding_kernel(
-    search_mesh: wp.uint64, points: wp.array(dtype=wp.vec3), inside: wp.array(dtype=wp.uint8)
-):
+def _winding_kernel(triangles: wp.uint64, points: wp.array(dtype=wp.vec3), inside: wp.array(dtype=wp.uint8)):
     i = wp.tid()
-    query = wp.mesh_query_point_sign_winding_number(search_mesh, points[i], 10.0)
+    query = wp.mesh_query_point_sign_winding_number(triangles, points[i], 10.0)
     inside[i] = wp.uint8(query.result and query.sign < 0.0)

@@ -1,4 +1,4 @@
-"""From a field to a solid: ask it on a grid, extract the surface, and move that to the field's zero."""
+"""From a field to a solid: evaluate it on a grid, extract the surface, move vertices to the field's zero."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import warp as wp
 from jaxtyping import Bool, Float
 from warp.geometry import IsoSurfaceMarchingCubes
 
-from pointproj.geometry.grids import Field, dense_values, in_parts, values_near
+from pointproj.geometry.grids import Field, dense_values, evaluate, values_near
 from pointproj.geometry.meshes import Mesh
 from pointproj.geometry.warp_meshes import on_device
 
@@ -20,7 +20,7 @@ HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is fou
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """A solid made from a cloud.
+    """A solid reconstructed from a cloud.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ def reconstruct(
     linear: bool = False,
     device: str = "cpu",
 ) -> Reconstruction:
-    """Make the solid where a field is below 0.
+    """Reconstruct the solid where a field is below 0.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def reconstruct(
     name : str
         Of the mesh.
     side : int
-        Points a side of the grid that the surface is extracted from. Where the surface crosses its edges is
-        asked of the field itself, and so is the side of a point.
+        Points a side of the grid that the surface is extracted from. The field itself is evaluated to find
+        where the surface crosses the edges of the grid, and whether a point is inside.
     cloud : float array, shape (n, 3), optional
-        Samples that the field was made from: it is asked near them, and near surfaces that a coarser grid
-        finds (:func:`pointproj.geometry.grids.values_near`). Everywhere without.
+        Samples that the field was made from. It is evaluated near them, and near surfaces that a coarser grid
+        finds (:func:`pointproj.geometry.grids.values_near`); without them on the whole grid.
     linear : bool
-        The field is linear along the grid's edges, so that nothing needs to be asked there.
+        Whether the field is linear along the edges of the grid, so that the extracted vertices are exact.
     device : str
         Where Warp extracts the surface.
 
@@ -69,8 +69,8 @@ def reconstruct(
     values = dense_values(field, side) if cloud is None else values_near(field, side, cloud)
     mesh = extract_surface(values, name, device=device)
     if not linear and len(mesh.faces):
-        mesh = Mesh(on_surface(field, mesh.vertices, values), mesh.faces, name)
-    return Reconstruction(mesh, lambda points: in_parts(field, points) < 0)
+        mesh = Mesh(refine_vertices(field, mesh.vertices, values), mesh.faces, name)
+    return Reconstruction(mesh, lambda points: evaluate(field, points) < 0)
 
 
 def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device: str = "cpu") -> Mesh:
@@ -105,7 +105,7 @@ def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device:
         return Mesh(vertices.numpy().reshape(-1, 3), faces, name)
 
 
-def on_surface(
+def refine_vertices(
     field: Field, vertices: Float[np.ndarray, "V 3"], values: Float[np.ndarray, "side side side"]
 ) -> Float[np.ndarray, "V 3"]:
     """Move vertices of marching cubes along their edges to where the field itself passes through 0.
@@ -136,7 +136,7 @@ def on_surface(
     outside = np.where(low_inside[:, None], high, low) / half - 1
     for _ in range(HALVINGS):
         middle = (inside + outside) / 2
-        is_inside = (in_parts(field, middle) < 0)[:, None]
+        is_inside = (evaluate(field, middle) < 0)[:, None]
         inside, outside = np.where(is_inside, middle, inside), np.where(is_inside, outside, middle)
     crosses = (low_inside != high_inside)[:, None]
     return np.where(crosses, (inside + outside) / 2, vertices).astype(np.float32)

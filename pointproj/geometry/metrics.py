@@ -1,8 +1,8 @@
-"""How good a reconstructed solid is, beside the true one, in the measures of the Occupancy Networks papers.
+"""How close a reconstructed solid is to the true one, by the metrics of the Occupancy Networks papers.
 
 Mescheder et al., Occupancy Networks, CVPR 2019, section 4 and supplementary; Peng et al., Convolutional
 Occupancy Networks, ECCV 2020; the F-score as in Tatarchenko et al., What do single-view 3D reconstruction
-networks learn?, CVPR 2019. All measures are taken in the query cube, where a shape's longest side is 1.8.
+networks learn?, CVPR 2019. All metrics are taken in the query cube, where a shape's longest side is 1.8.
 
 The true solid is what cannot be reached from outside (:mod:`pointproj.geometry.interior`). The true surface
 is the part of the mesh between inside and outside: walls inside a solid and sheets outside of it
@@ -29,7 +29,7 @@ F_SCORE_THRESHOLD = LONGEST_SIDE / 100
 
 SAMPLES = 100_000
 BESIDE = 1e-3
-"""How far beside the surface its two sides are asked, in units of the query cube."""
+"""Distance from the surface at which its two sides are tested, in units of the query cube."""
 
 METRICS = {
     "iou_grid": "IoU, grid",
@@ -57,7 +57,7 @@ class Truth:
     grid_inside : bool array, shape (grid**3,)
         On the query grid.
     points, points_inside : arrays, shapes (n, 3) and (n,)
-        Points spread evenly over the query cube, and whether they are inside.
+        Points uniform in the query cube, and whether they are inside.
     surface : (points, normals), float32 arrays of shape (n, 3)
         Samples of the solid's surface, by area; normals have arbitrary sign.
     """
@@ -115,23 +115,23 @@ def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, de
     return Truth(mesh, grid_inside, points, points_inside, surface)
 
 
-def measure(made: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, float]:
+def measure(reconstruction: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, float]:
     """Compare a reconstruction with the truth.
 
     - ``iou_grid``, ``iou``: points inside both over points inside either, on the query grid and at the
       random points of the cube.
-    - ``chamfer_l1``: mean of accuracy (mean distance from the made surface to the nearest true sample) and
+    - ``chamfer_l1``: mean of accuracy (mean distance from its surface to the nearest true sample) and
       completeness (the other way round), in tenths of the longest side.
-    - ``f_score``: harmonic mean of precision (share of made samples within 1% of the longest side of a true
+    - ``f_score``: harmonic mean of precision (share of its samples within 1% of the longest side of a true
       one) and recall (the other way round).
     - ``normal_consistency``: mean absolute cosine between the normals of nearest samples, both ways.
 
     Parameters
     ----------
-    made : Reconstruction
+    reconstruction : Reconstruction
     truth : Truth
     seed : int
-        Of the samples on the made surface; as many as the truth has.
+        Of the samples on its surface; as many as the truth has.
 
     Returns
     -------
@@ -140,12 +140,12 @@ def measure(made: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, f
     """
     grid = query_grid(round(len(truth.grid_inside) ** (1 / 3)))
     measured = {
-        "iou_grid": intersection_over_union(made.inside(grid), truth.grid_inside),
-        "iou": intersection_over_union(made.inside(truth.points), truth.points_inside),
+        "iou_grid": intersection_over_union(reconstruction.inside(grid), truth.grid_inside),
+        "iou": intersection_over_union(reconstruction.inside(truth.points), truth.points_inside),
     }
-    if not len(made.mesh.faces):
+    if not len(reconstruction.mesh.faces):
         return {**measured, **_NOTHING}
-    samples = sample_surface(made.mesh, len(truth.surface[0]), np.random.default_rng(seed))
+    samples = sample_surface(reconstruction.mesh, len(truth.surface[0]), np.random.default_rng(seed))
     return {**measured, **surface_agreement(samples, truth.surface)}
 
 
@@ -155,14 +155,14 @@ def intersection_over_union(one: Bool[np.ndarray, " n"], other: Bool[np.ndarray,
     return int((one & other).sum()) / either if either else 1.0
 
 
-def surface_agreement(made: SurfacePoints, true: SurfacePoints) -> dict[str, float]:
+def surface_agreement(predicted: SurfacePoints, true: SurfacePoints) -> dict[str, float]:
     """Compare samples of two surfaces with their normals; see :func:`measure`."""
-    (made_points, made_normals), (true_points, true_normals) = made, true
-    accuracy, nearest_true = cKDTree(true_points).query(made_points)
-    completeness, nearest_made = cKDTree(made_points).query(true_points)
+    (points, normals), (true_points, true_normals) = predicted, true
+    accuracy, nearest_true = cKDTree(true_points).query(points)
+    completeness, nearest = cKDTree(points).query(true_points)
     precision, recall = ((distance <= F_SCORE_THRESHOLD).mean() for distance in (accuracy, completeness))
-    there = np.abs((made_normals * true_normals[nearest_true]).sum(axis=1)).mean()
-    back = np.abs((true_normals * made_normals[nearest_made]).sum(axis=1)).mean()
+    there = np.abs((normals * true_normals[nearest_true]).sum(axis=1)).mean()
+    back = np.abs((true_normals * normals[nearest]).sum(axis=1)).mean()
     return {
         "chamfer_l1": float(accuracy.mean() + completeness.mean()) / 2 / CHAMFER_UNIT,
         "f_score": float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0,

@@ -17,6 +17,9 @@ from rich.progress import (
 )
 
 SECONDS_BETWEEN_LINES = 5.0
+CALLS_BEFORE_ESTIMATE = (
+    4  # the time until the first call is left out: it holds what happens once at the start
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +30,13 @@ def progress(title: str, total: int, *, done: int = 0, unit: str = "") -> Iterat
 
     Parameters
     ----------
-    title
+    title : str
         What is being done.
-    total
+    total : int
         Steps (or bytes, with ``unit="bytes"``) of the whole.
-    done
+    done : int
         Steps that were done before.
-    unit
+    unit : str
         Name of the steps in log lines.
 
     Yields
@@ -53,25 +56,26 @@ def progress(title: str, total: int, *, done: int = 0, unit: str = "") -> Iterat
 
 
 class _LineProgress:
+    """Log lines, at most one in :data:`SECONDS_BETWEEN_LINES`, with the time left once it can be estimated."""
+
     def __init__(self, title: str, total: int, done: int, unit: str) -> None:
         self.title, self.total, self.done, self.unit = title, total, done, unit
-        self.already = done
-        self.started = self.last_line = time.monotonic()
+        self.last_line = time.monotonic()
+        self.calls = 0
+        self.first_call, self.done_then = 0.0, 0
 
     def __call__(self, steps: int) -> None:
-        self.done += steps
         now = time.monotonic()
+        self.done += steps
+        self.calls += 1
+        if self.calls == 1:
+            self.first_call, self.done_then = now, self.done
         if now - self.last_line < SECONDS_BETWEEN_LINES:
             return
         self.last_line = now
-        left = (now - self.started) / max(self.done - self.already, 1) * (self.total - self.done)
         percent = 100 * self.done / max(self.total, 1)
-        log.info(
-            "%s: %d of %d %s (%.0f%%), %.0f s left",
-            self.title,
-            self.done,
-            self.total,
-            self.unit,
-            percent,
-            left,
-        )
+        line = f"{self.title}: {self.done} of {self.total} {self.unit} ({percent:.0f}%)"
+        if self.calls >= CALLS_BEFORE_ESTIMATE and self.done > self.done_then:
+            left = (now - self.first_call) / (self.done - self.done_then) * (self.total - self.done)
+            line += f", {left:.0f} s left"
+        log.info(line)

@@ -16,7 +16,7 @@ from pointproj.viz.plots import save_figure
 SIZE = 280  # pixels a side
 SAMPLES = 250_000  # of a surface: several a pixel, so that it has no holes
 ELEVATION, AZIMUTH = np.radians(24.0), np.radians(-55.0)
-REACH = 1.25  # of the query cube, from the picture's centre to its edge
+HALF_WIDTH = 1.25  # of the query cube, from the picture's centre to its edge
 LIGHT = np.array([0.25, 0.5, 0.83])  # in the picture's axes: right, up, towards the viewer
 COLOUR = np.array([0.42, 0.60, 0.80])
 
@@ -30,21 +30,33 @@ class Panel:
 
 
 def surface_panel(title: str, mesh: Mesh) -> Panel:
-    """Draw a mesh in the query cube; nothing if it has no faces."""
+    """Draw a mesh in the query cube; a white picture if it has no faces.
+
+    Parameters
+    ----------
+    title : str
+    mesh : Mesh
+    """
     if not len(mesh.faces):
         return Panel(title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8))
     points, normals = sample_surface(mesh, SAMPLES, np.random.default_rng(0))
     facing = normals @ _view()
     facing *= np.where(facing[:, 2:] < 0, -1, 1)
     shade = 0.25 + 0.75 * np.clip(facing @ LIGHT, 0, 1)
-    return Panel(title, _drawn(points, shade[:, None] * COLOUR, spread=2))
+    return Panel(title, _drawn(points, shade[:, None] * COLOUR, size=2))
 
 
 def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
-    """Draw points in the query cube, coloured by height."""
+    """Draw points in the query cube, coloured by height.
+
+    Parameters
+    ----------
+    title : str
+    points : float array, shape (n, 3)
+    """
     low, high = points[:, 2].min(), points[:, 2].max()
     height = (points[:, 2] - low) / max(high - low, 1e-9)
-    return Panel(title, _drawn(points, colormaps["cividis"](height)[:, :3], spread=2))
+    return Panel(title, _drawn(points, colormaps["cividis"](height)[:, :3], size=2))
 
 
 def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:
@@ -79,15 +91,15 @@ def _view() -> Float[np.ndarray, "3 3"]:
 
 
 def _drawn(
-    points: Float[np.ndarray, "n 3"], colours: Float[np.ndarray, "n 3"], spread: int
+    points: Float[np.ndarray, "n 3"], colours: Float[np.ndarray, "n 3"], size: int
 ) -> Int[np.ndarray, "SIZE SIZE 3"]:
-    """Colour the pixels, ``spread`` a side for each point, from the farthest point to the nearest."""
+    """Colour the pixels, ``size`` a side for each point, from the farthest point to the nearest."""
     seen = points @ _view()
     order = np.argsort(seen[:, 2])
-    places = np.round((seen[order, :2] / REACH + 1) / 2 * (SIZE - 1)).astype(int)
+    places = np.round((seen[order, :2] / HALF_WIDTH + 1) / 2 * (SIZE - 1)).astype(int)
     pixels = np.full((SIZE, SIZE, 3), 255, dtype=np.uint8)
-    for right in range(spread):
-        for up in range(spread):
+    for right in range(size):
+        for up in range(size):
             column, row = np.clip(places + np.array([right, up]), 0, SIZE - 1).T
             pixels[SIZE - 1 - row, column] = np.round(255 * colours[order])
     return pixels

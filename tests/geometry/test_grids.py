@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pointproj.geometry.grids import dense_values, grid_field, hole_radius, in_parts, values_near
+from pointproj.geometry.grids import dense_values, evaluate, grid_field, hole_radius, values_near
 
 
 class Asked:
@@ -57,7 +57,7 @@ def test_no_more_points_are_asked_at_once_than_the_chunk_holds():
     assert max(asked) == 1000
     assert sum(asked) == 21**3
     points = np.random.default_rng(0).uniform(-1, 1, (2500, 3))
-    assert np.array_equal(in_parts(field, points, chunk=1000), points[:, 0].astype(np.float32))
+    assert np.array_equal(evaluate(field, points, chunk=1000), points[:, 0].astype(np.float32))
     assert asked[-3:] == [1000, 1000, 500]
 
 
