@@ -17,9 +17,7 @@ from rich.progress import (
 )
 
 SECONDS_BETWEEN_LINES = 5.0
-CALLS_BEFORE_ESTIMATE = (
-    4  # the time until the first call is left out: it holds what happens once at the start
-)
+CALLS_BEFORE_ESTIMATE = 4  # the time before the first is not counted: it is longer, as processes start
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ def progress(title: str, total: int, *, done: int = 0, unit: str = "") -> Iterat
 
 
 class _LineProgress:
-    """Log lines, at most one in :data:`SECONDS_BETWEEN_LINES`, with the time left once it can be estimated."""
+    """Writes at most one log line in :data:`SECONDS_BETWEEN_LINES`, with the time left once it is known."""
 
     def __init__(self, title: str, total: int, done: int, unit: str) -> None:
         self.title, self.total, self.done, self.unit = title, total, done, unit
