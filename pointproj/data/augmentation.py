@@ -1,7 +1,7 @@
-"""Training shapes in other poses and states, made on the device: the queries move with the cloud.
+"""Random changes of training shapes on the device; query points move with the reference points.
 
-All is drawn from a generator seeded by (seed, step), so that a resumed run sees what it would have seen, and
-nothing waits for the device.
+All random numbers come from a generator seeded by (seed, step), so that a resumed run gets the same batches.
+Nothing waits for the device.
 """
 
 import math
@@ -26,10 +26,10 @@ def augment(
         ``reference_points`` and ``normals`` (B, N, 3); ``query_points`` (B, Q, 3) and ``target`` (B, Q) where
         shapes are to move; anything else is passed on.
     settings : AugmentationConfig
-        Where shapes move, each is moved and scaled to the normalised size before it shrinks, as
-        :func:`pointproj.geometry.meshes.normalize` does with meshes.
-    seed : (seed, step)
-        Equal seeds change equal batches equally.
+        Shapes that move are centred and scaled to the normalised size before they shrink, as by
+        :func:`pointproj.geometry.meshes.normalize`.
+    seed : tuple of int
+        Seed of the run, and step. Equal ones change equal batches equally.
     distances : bool
         Whether the target holds distances, which scale with the shape.
 
@@ -55,9 +55,9 @@ def augment(
 
 
 def _warped(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
-    """Let parts grow at the cost of others: along each axis the scale is 1 + most * a wave of one length.
+    """Stretch some parts and shrink others: the scale along an axis is 1 plus a sine wave.
 
-    Planes across an axis stay planes, and what is enclosed stays so.
+    Planes across an axis stay planes, and enclosed points stay enclosed.
     """
     points, queries = batch["reference_points"], batch["query_points"]
     waves_a_unit = math.pi * (0.25 + 0.75 * _uniform(points, generator, axes=3))  # 1/4 to 1 wave in the cube
@@ -75,6 +75,7 @@ def _warped(batch: dict[str, Any], most: float, generator: torch.Generator) -> d
 def _moved(
     batch: dict[str, Any], settings: AugmentationConfig, generator: torch.Generator, distances: bool
 ) -> dict[str, Any]:
+    """Rotate, mirror and stretch the shapes, normalise them again, and shrink them."""
     points, queries = batch["reference_points"], batch["query_points"]
     rotations = _rotations(points, settings.rotate, generator)
     if settings.mirror:
@@ -116,7 +117,7 @@ def _rotations(
 
 
 def _with_gap(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
-    """Take away the points nearest to one of them; copies of the others keep the number of points."""
+    """Replace the points nearest to one of them by copies of the others."""
     points = batch["reference_points"]
     clouds, count, _ = points.shape
     centre = points[:, :1]  # as random as any

@@ -1,7 +1,7 @@
-"""Fetch ModelNet10: one command that may be interrupted and repeated.
+"""Download ModelNet10 by one command that may be interrupted and repeated.
 
-The archive grows in a ``.part`` file that the next attempt continues. It is unpacked into a folder beside
-its destination, which appears only when all of it is there.
+The archive is written to a ``.part`` file, which the next attempt continues. It is unpacked into a temporary
+folder, which is moved to its destination when it is complete.
 """
 
 import argparse
@@ -30,7 +30,7 @@ CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30
 LARGEST_UNPACKED_BYTES = 16 << 30  # several times what ModelNet10 unpacks to; more is no ModelNet10
 
-# What zipfile raises for archives that are cut, overwritten, encrypted, or name a file twice.
+# What zipfile raises for archives that are truncated, overwritten, encrypted, or name a file twice.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -80,9 +80,9 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
 
     Parameters
     ----------
-    root
+    root : Path or str
         Gets ``ModelNet10.zip`` and the folder ``ModelNet10``. A zip file placed there by hand is used.
-    archive
+    archive : Archive
         What to fetch.
 
     Returns
@@ -94,7 +94,7 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
     ------
     DownloadError
         If the server cannot be reached, the connection breaks, or the archive is not the expected one.
-        What was fetched is kept, and the next call goes on from there.
+        What was fetched is kept, and the next call continues from there.
     """
     root = Path(root)
     folder = root / archive.folder
@@ -125,7 +125,7 @@ def _alone(lock_file: Path) -> Iterator[None]:
 
 
 def _fetch(archive: Archive, part: Path) -> None:
-    """Append to ``part`` what it lacks."""
+    """Append to ``part`` what is missing from it."""
     have = part.stat().st_size if part.exists() else 0
     if have > archive.size:
         part.unlink()
@@ -207,17 +207,17 @@ def _check(zip_file: Path, archive: Archive) -> None:
 
 
 def unpack(zip_file: Path, root: Path, folder: str) -> None:
-    """Unpack ``folder`` of an archive into ``root``; it appears whole or not at all.
+    """Unpack ``folder`` of an archive into ``root``, completely or not at all.
 
-    Resource forks (``__MACOSX``, ``._*``) and ``.DS_Store`` are passed over.
+    Resource forks (``__MACOSX``, ``._*``) and ``.DS_Store`` are skipped.
 
     Parameters
     ----------
-    zip_file
+    zip_file : Path
         The archive.
-    root
+    root : Path
         Where the folder goes; must not have one of that name.
-    folder
+    folder : str
         Name of the folder.
 
     Raises
@@ -271,7 +271,7 @@ def _wanted(
 
 
 def _check_header(member: zipfile.ZipInfo) -> None:
-    """What zipfile would answer while it unpacks, with the errors that a full disk has."""
+    """Check what zipfile would complain about only while it unpacks, by errors that a full disk has too."""
     if member.header_offset < 0:
         raise zipfile.BadZipFile(f"{member.filename!r} begins before the archive")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -1,8 +1,8 @@
 """Procedural furniture in the ten classes of ModelNet10, fixed by a seed.
 
-The embedded data set: with it the application trains and is tested without any download. Pieces are
-written as OFF files in ModelNet10's layout and read back like real ones. They are watertight, or have the
-defects of real files on demand.
+With this data set the application trains and is tested without any download. Pieces are written as OFF files
+in ModelNet10's layout and read back like real ones. They are watertight; on demand they have the defects of
+real files.
 """
 
 import copy
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 Maker = Callable[[np.random.Generator], list[Manifold]]
 
-# Two families of designs a class: one of few styles and sound measures, one of many builds and proportions.
+# Two functions for each class: one with few styles and common sizes, one with many builds and proportions.
 _MAKERS: dict[str, tuple[Maker, Maker]] = {
     "bathtub": (bathtub, varied_bathtub),
     "bed": (bed, varied_bed),
@@ -63,13 +63,13 @@ def make_furniture(
 
     Parameters
     ----------
-    class_name
+    class_name : str
         One of :data:`CLASSES`.
-    seed
+    seed : int or sequence of int
         Equal seeds give equal meshes, vertex for vertex.
-    varied
-        Draw from many more builds, thin and thick, in any proportions, as real collections hold.
-    defects
+    varied : bool
+        Draw from many more builds, thin and thick, in any proportions, as in real collections.
+    defects : bool
         Give the same solid a surface with the defects of real files, see
         :mod:`pointproj.data.furniture.defects`. What is inside stays the same.
 
@@ -91,7 +91,8 @@ def make_furniture(
     faces = None
     while faces is None or not _is_closed(faces):  # parts happened to touch along an edge: draw again
         start = copy.deepcopy(rng)
-        # No name for the parts: while they are held, they are merged in another order, with other rounding.
+        # The parts get no name: while one refers to them, they are merged in another order, with other
+        # rounding.
         vertices, faces = _merged(union(_parts(class_name, rng, varied=varied)))
     floor = vertices[:, 2].min()  # the cut ends of leaning legs reach a little below the floor
     vertices[:, 2] -= floor
@@ -105,7 +106,7 @@ def make_furniture(
 
 
 def _parts(class_name: str, rng: np.random.Generator, *, varied: bool) -> list[Manifold]:
-    """Draw the overlapping solids that a piece consists of."""
+    """Draw the overlapping solids of a piece."""
     plain, other = _MAKERS[class_name]
     if not varied:
         return plain(rng)
@@ -159,13 +160,14 @@ def write_furniture(
 
     Parameters
     ----------
-    root
+    root : Path or str
         Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``.
-    classes
+    classes : sequence of str
         Which of :data:`CLASSES` to write.
-    train, test
+    train, test : int
         Pieces a class in either split.
-    seed, varied, defects
+    seed : int
+    varied, defects : bool
         As in :func:`make_furniture`. Other values, or a newer generator, replace all pieces in the folder.
 
     Returns

@@ -9,7 +9,7 @@ from pointproj.data.furniture.parts import chance, pick
 from pointproj.data.furniture.solids import Range, box
 from pointproj.data.furniture.supports import support
 
-LAP = 0.002  # metres by which a door reaches into the boards that it shuts
+OVERLAP = 0.002  # metres by which a door overlaps with the boards around it
 
 
 def boarded_cabinet(rng: np.random.Generator, half_x: float, half_y: float, height: float) -> list[Manifold]:
@@ -19,8 +19,9 @@ def boarded_cabinet(rng: np.random.Generator, half_x: float, half_y: float, heig
 
     Parameters
     ----------
-    rng
-    half_x, half_y, height
+    rng : numpy.random.Generator
+        Chooses the compartments and their measures.
+    half_x, half_y, height : float
         Metres; the front looks towards -y.
     """
     clear = rng.uniform(0.03, 0.3) * height if chance(rng, 0.6) else 0.0
@@ -37,7 +38,7 @@ def boarded_cabinet(rng: np.random.Generator, half_x: float, half_y: float, heig
         for z in pairwise(edges_z):
             kind = usual if chance(rng, 0.7) else other
             if kind == "door":
-                parts.append(box(x, (-half_y - board, -half_y + LAP), z))
+                parts.append(box(x, (-half_y - board, -half_y + OVERLAP), z))
             elif kind != "open":
                 out = rng.uniform(0.1, 0.9) * 2 * half_y if kind == "pulled" else 0.0
                 parts += [part.translate([0.0, -out, 0.0]) for part in _drawer(x, z, half_y, board)]
@@ -52,7 +53,7 @@ def _drawer(x: Range, z: Range, half_y: float, board: float) -> list[Manifold]:
     low, high = z[0] + board, z[0] + 0.8 * (z[1] - z[0])
     inner, rear = (-half_y, half_y - 3 * board), half_y - 3 * board
     return [
-        box(x, (-half_y - board, -half_y + LAP), z),
+        box(x, (-half_y - board, -half_y + OVERLAP), z),
         box((left, right), inner, (low, low + board)),
         box((left, left + board), inner, (low, high)),
         box((right - board, right), inner, (low, high)),

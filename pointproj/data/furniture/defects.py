@@ -1,8 +1,8 @@
-"""Defects like those of files found in the wild, put into a clean piece without changing what is inside it.
+"""Defects like those of real files, put into a clean piece without changing what is inside it.
 
-What such files have, and here any share of: parts that overlap instead of being merged, walls inside the
-solid, faces listed twice or turned inside out, edges split on one side only, cracks between faces, vertices
-that are not shared, faces of no area. The set of points that is cut off from the outside stays the same.
+A piece gets any of these: parts that overlap instead of being merged, walls inside the solid, faces listed
+twice or flipped, edges split on one side only, cracks between faces, vertices that are not shared, faces of
+no area. The set of points that cannot be reached from outside stays the same.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from manifold3d import Manifold
 from pointproj.data.furniture.parts import chance
 from pointproj.data.furniture.solids import union
 
-WIDEST_CRACK = 0.0015  # of the longest side; the flood of geometry.fields closes up to six times that
+WIDEST_CRACK = 0.0015  # of the longest side; geometry.interior closes up to six times that
 
 Triangles = Float[np.ndarray, "f 3 3"]
 
@@ -24,9 +24,9 @@ def defective_surface(
 
     Parameters
     ----------
-    parts
+    parts : list of Manifold
         Overlapping solids.
-    rng
+    rng : numpy.random.Generator
         Chooses the defects.
 
     Returns
@@ -60,7 +60,7 @@ def _triangles(shell: Manifold) -> Triangles:
 
 
 def _walled(shell: Manifold, rng: np.random.Generator) -> list[Manifold]:
-    """Cut a solid along a plane: both halves bring a wall, and the two lie on each other inside it."""
+    """Split a solid by a plane: each half has a wall there, and the two walls coincide inside the solid."""
     if not chance(rng, 0.3):
         return [shell]
     low, high = np.reshape(shell.bounding_box(), (2, 3))
@@ -72,16 +72,16 @@ def _walled(shell: Manifold, rng: np.random.Generator) -> list[Manifold]:
 
 
 def _relisted(triangles: Triangles, copies: float, flips: float, rng: np.random.Generator) -> Triangles:
-    """List faces again, whole shells or single ones, and turn faces inside out."""
+    """List faces twice and flip faces, whole shells or single ones."""
     whole = chance(rng, 0.5)
     again = rng.random(len(triangles)) < copies
     if whole:
         again[:] = chance(rng, copies)
     doubled = triangles[again][:, ::-1] if chance(rng, 0.7) else triangles[again]
-    turned = rng.random(len(triangles)) < flips
+    flipped = rng.random(len(triangles)) < flips
     if whole:
-        turned[:] = chance(rng, flips)
-    return np.concatenate([np.where(turned[:, None, None], triangles[:, ::-1], triangles), doubled])
+        flipped[:] = chance(rng, flips)
+    return np.concatenate([np.where(flipped[:, None, None], triangles[:, ::-1], triangles), doubled])
 
 
 def _split_one_sided(triangles: Triangles, share: float, rng: np.random.Generator) -> Triangles:

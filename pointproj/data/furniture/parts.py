@@ -106,14 +106,18 @@ def drawer_fronts(
 
     Parameters
     ----------
-    x, z
+    x, z : tuple of float
         Limits of the area to fill, metres.
-    rows
+    rows : sequence of float
         Relative heights from the bottom row to the top one.
-    columns
+    y : float
+        Depth of the carcass front, metres.
+    columns : int
         Drawers side by side.
-    style
+    style : str
         One of ``HANDLE_STYLES``.
+    gap : float
+        Half the distance between two fronts, metres.
     """
     edges_x = np.linspace(x[0], x[1], columns + 1)
     edges_z = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])

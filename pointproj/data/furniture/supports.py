@@ -1,4 +1,4 @@
-"""What holds a piece of furniture up: legs, frames, columns, panels, in the many ways that exist.
+"""Supports of furniture in many styles: legs, frames, columns, panels.
 
 Used by the varied designs. Members may be a few millimetres thin, as in files made for looks alone.
 """
@@ -11,7 +11,7 @@ from manifold3d import Manifold
 from pointproj.data.furniture.parts import LEG_STYLES, chance, four_legs, leg, pick
 from pointproj.data.furniture.solids import box, rod, slab, superellipse, tube, turned
 
-OVERLAP = 0.004  # metres by which supports reach into what they carry
+OVERLAP = 0.004  # metres by which supports overlap with what they carry
 
 KINDS = ("legs", "ring", "hairpin", "frames", "crossed", "panels", "column", "plinth", "drum", "sled")
 
@@ -23,11 +23,11 @@ def support(
 
     Parameters
     ----------
-    rng
+    rng : numpy.random.Generator
         Chooses the kind and its measures.
-    half_x, half_y, height
-        Metres; the parts reach ``OVERLAP`` above ``height``.
-    kinds
+    half_x, half_y, height : float
+        Metres; the parts end ``OVERLAP`` above ``height``.
+    kinds : str
         Of :data:`KINDS`; all by default.
     """
     kind = pick(rng, *(kinds or KINDS))

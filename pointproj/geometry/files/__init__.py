@@ -1,9 +1,9 @@
-"""Mesh files in and out: OFF, OBJ, PLY and STL, whoever made them.
+"""Read and write mesh files: OFF, OBJ, PLY and STL.
 
-A file from a stranger ends in a mesh or in a :class:`~pointproj.geometry.meshes.MeshError`. That is why the
-formats are read here and not by a library: common readers pass over words they do not understand, drop
-polygons, open the files that a file names, or believe its counts. Here nothing is lost silently, no second
-file is ever opened, and memory is taken for what is there, not for what is declared.
+Any file gives a mesh or a :class:`~pointproj.geometry.meshes.MeshError`. That is why the formats are read
+here and not by a library: common readers skip words they do not understand, drop polygons, open the files
+that a file names, or trust its counts. Here nothing is lost silently, no second file is ever opened, and
+memory is allocated for what is there, not for what is declared.
 """
 
 import os
@@ -62,6 +62,14 @@ def read_mesh(path: str | Path) -> Mesh:
 def read_content(path: str | Path) -> bytes:
     """Read the bytes of a mesh file: a regular file of at most :data:`LARGEST_FILE_BYTES`.
 
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    bytes
+
     Raises
     ------
     MeshError
@@ -82,7 +90,23 @@ def read_content(path: str | Path) -> bytes:
 
 
 def parse_mesh(content: bytes, path: str | Path) -> Mesh:
-    """Make a mesh of a file's content; ``path`` gives format and name. See :func:`read_mesh`."""
+    """Make a mesh of the content of a file: see :func:`read_mesh`.
+
+    Parameters
+    ----------
+    content : bytes
+    path : str or Path
+        Its suffix says the format, its stem is the name of the mesh.
+
+    Returns
+    -------
+    Mesh
+
+    Raises
+    ------
+    MeshError
+        If the content is not a whole file of its format, or holds no finite surface.
+    """
     path = Path(path)
     parse = READERS.get(path.suffix.lower())
     if parse is None:
@@ -113,7 +137,7 @@ def _check_surface(mesh: Mesh, source: Path) -> None:
 def write_mesh(mesh: Mesh, path: str | Path) -> None:
     """Write a mesh as a file that reads back to the same bits.
 
-    The file appears whole or not at all; folders are made as needed.
+    The file is written completely or not at all; folders are made as needed.
 
     Parameters
     ----------
