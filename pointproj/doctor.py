@@ -22,7 +22,6 @@ APPLICATION_PACKAGES = (
     "hydra-core",
     "omegaconf",
     "nvidia-physicsnemo",
-    "trimesh",
     "matplotlib",
     "rich",
     "scipy",

@@ -24,7 +24,6 @@ RECORDED_PACKAGES = (
     "triton",
     "nvidia-physicsnemo",
     "numpy",
-    "trimesh",
     "hydra-core",
     "omegaconf",
 )
