@@ -1,4 +1,4 @@
-"""What an evaluation leaves for readers: a table, a CSV file, and a page of pictures, worst first."""
+"""Results of an evaluation for readers: a table, a CSV file, and a page of pictures, the lowest IoU first."""
 
 import csv
 import html
@@ -30,6 +30,10 @@ tr.all { border-top: 1px solid; font-weight: bold; } img { max-width: 100%; } h2
 def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
     """Return means by class and method, then over all meshes.
 
+    Parameters
+    ----------
+    results : sequence of Measured
+
     Returns
     -------
     list of dict
@@ -49,7 +53,17 @@ def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def summary_table(results: Sequence[Measured]) -> str:
-    """Lay out :func:`summary` for a console."""
+    """Lay out :func:`summary` as a table for a console.
+
+    Parameters
+    ----------
+    results : sequence of Measured
+
+    Returns
+    -------
+    str
+        Several lines.
+    """
     table = Table()
     for name in ("class", "method"):
         table.add_column(name)
@@ -68,7 +82,15 @@ def summary_table(results: Sequence[Measured]) -> str:
 
 
 def write_csv(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]) -> None:
-    """Write one row a mesh and method, with ``facts`` repeated in each."""
+    """Write one row for each mesh and method.
+
+    Parameters
+    ----------
+    path : Path
+    results : sequence of Measured
+    facts : mapping
+        Further columns, the same in each row.
+    """
     buffer = io.StringIO(newline="")
     columns = ["class", "mesh", "method", *METRICS, "seconds", *facts]
     writer = csv.DictWriter(buffer, columns)
@@ -81,9 +103,18 @@ def write_csv(path: Path, results: Sequence[Measured], facts: Mapping[str, Any])
 
 
 def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]) -> None:
-    """Write an HTML page with the table and ``pictures/NAME.png`` of each mesh, the lowest IoU first."""
-    judged = results[0].method
-    meshes = sorted((r for r in results if r.method == judged), key=lambda r: r.values["iou"])
+    """Write an HTML page with the table and ``pictures/NAME.png`` of each mesh, the lowest IoU first.
+
+    Parameters
+    ----------
+    path : Path
+    results : sequence of Measured
+        The meshes are ordered by the IoU of the first result's method.
+    facts : mapping
+        Named below the title.
+    """
+    first_method = results[0].method
+    meshes = sorted((r for r in results if r.method == first_method), key=lambda r: r.values["iou"])
     headings = "".join(f"<th>{name}</th>" for name in ("class", "method", "meshes", *METRICS.values(), "s"))
     lines = [f'<!doctype html><meta charset="utf-8"><title>Reconstructions</title><style>{STYLE}</style>']
     lines.append(f"<h1>Reconstruction of {len(meshes)} meshes</h1><p>{html.escape(_listed(facts))}</p>")

@@ -1,4 +1,4 @@
-"""Pictures of a run: what the network saw, what it should and did predict, and how the loss went."""
+"""Pictures of a run: reference points, target, prediction and error of a shape; the losses over the steps."""
 
 import os
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ def draw_shape(
         Of the shape, for the title.
     target_name : str
         A key of :data:`pointproj.config.TARGETS`.
-    reference_points : (N, 3) array
-        What the network saw, in the query cube [-1, 1]^3.
-    target, prediction : (Q,) array
+    reference_points : array, shape (N, 3)
+        What the network got, in the query cube [-1, 1]^3.
+    target, prediction : arrays, shape (Q,)
         On a grid of Q = side^3 points of the query cube, x slowest and z fastest. Where the target holds
         labels, the prediction holds logits.
     """
@@ -83,10 +83,10 @@ def draw_losses(
         PNG file to write; an older one is replaced whole.
     loss_name, metric_name : str
         What the two axes show.
-    losses, errors : sequence of (step, value)
-        Values are above 0 for a logarithmic axis; others are left out of it.
+    losses, errors : sequence of tuple
+        (step, value); values that are not above 0 are left out of the logarithmic axis.
     baseline : float
-        Error of what needs no training.
+        Error of the baseline, which needs no training.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -102,7 +102,7 @@ def draw_losses(
 
 
 def _middle_row(points: Float[np.ndarray, "n 3"], side: int) -> int:
-    """Grid row along y nearest to the median of the points: it cuts the shape, and is no wall of it."""
+    """Grid row along y nearest to the median of the points, so that the slice goes through the shape."""
     row = round((float(np.median(points[:, 1])) + 1) / 2 * (side - 1))
     return min(max(row, 0), side - 1)
 
