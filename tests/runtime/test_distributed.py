@@ -207,8 +207,8 @@ def test_shapes_whose_queries_are_far_cost_more():
 
 
 def costs_are_known(processes, folder):
-    data = DataConfig(name="furniture", root=f"{folder}/meshes", cache=f"{folder}/cache", grid=6, pool=8)
-    data.classes, data.train_meshes, data.test_meshes, data.queries = ["chair", "bed"], 4, 1, 8
+    data = DataConfig(name="furniture", root=f"{folder}/meshes", cache=f"{folder}/cache", grid=6)
+    data.classes, data.train_meshes, data.test_meshes = ["chair", "bed"], 4, 1
     train_set = prepare(Config(data=data, target=TargetConfig(name="random")), processes).train
     assert train_set.costs == [search_cost(shape.source) for shape in train_set.shapes]
     assert len(set(train_set.costs)) == 8
