@@ -154,7 +154,7 @@ def prepare_meshes(
         return
     parallel = processes > 1 and len(jobs) == fewest
     jobs |= {file: partial(_prepare, file.path, recipe, cache) for file in remaining}
-    log.info("preparing up to %d of %d meshes; the others are in %s", len(jobs), len(files), cache_folder)
+    log.info("preparing meshes: up to %d of %d are not yet in %s", len(jobs), len(files), cache_folder)
     with progress("preparing meshes", len(jobs), unit="meshes") as advance:
         for file, prepared in _in_processes(jobs, processes) if parallel else _one_by_one(jobs):
             advance(1)

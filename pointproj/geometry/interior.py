@@ -4,6 +4,8 @@ So neither the orientation of faces nor how often a face is listed has any influ
 by a flood fill of a regular lattice.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import warp as wp
 from jaxtyping import Bool, Float, UInt8
@@ -113,6 +115,7 @@ def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cp
         return enclosed.numpy().astype(bool)
 
 
+@lru_cache(maxsize=1)  # the grid and random points of a mesh are usually evaluated one after the other
 def inside_lattice(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, "side side side"]:
     """Tell which nodes of a lattice over the query cube are inside: see :func:`inside`.
 
@@ -128,6 +131,7 @@ def inside_lattice(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.nda
     Returns
     -------
     bool array, shape (side, side, side)
+        Read-only, since the next call with the same mesh returns it too.
 
     Raises
     ------
@@ -141,7 +145,9 @@ def inside_lattice(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.nda
             f"{mesh.name}: expected a normalised mesh within the query cube, got coordinates up to "
             f"{largest:.3g}: call pointproj.geometry.meshes.normalize first"
         )
-    return _unreached(_open_links(corners, open_edges(mesh), side, device))
+    nodes = _unreached(_open_links(corners, open_edges(mesh), side, device))
+    nodes.flags.writeable = False
+    return nodes
 
 
 def open_edges(mesh: Mesh) -> Bool[np.ndarray, "F 3"]:

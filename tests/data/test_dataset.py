@@ -179,6 +179,13 @@ def test_damaged_entries_are_rebuilt(config, tmp_path, caplog):
     assert [entry.read_bytes() for entry in entries] == sound
 
 
+def test_a_mesh_that_is_not_in_the_cache_is_read_once(config, furniture, monkeypatch):
+    read = []
+    monkeypatch.setattr(preparation, "read_content", lambda path: read.append(path) or path.read_bytes())
+    prepare(config("sdf", queries=4, pool=8))
+    assert sorted(read) == sorted(file.path for file in find_meshes(furniture))
+
+
 def test_several_processes_make_the_same_entries(furniture, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "FEWEST_FOR_PROCESSES", 2)
     files = find_meshes(furniture, limit=1)
