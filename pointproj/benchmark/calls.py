@@ -1,6 +1,6 @@
 """What is called in each mode, and how in each execution.
 
-Modes of the operator alone: ``build`` (the index), ``search`` (rows of the k nearest, index ready), ``knn``
+Modes of the operator alone: ``build`` (the index), ``search`` (the k nearest, with a ready index), ``knn``
 (both, through the public function), ``aggregate`` (the forward, index included), ``operator`` (that and the
 gradient of the features). Modes of the network: ``forward`` and ``step`` (forward, loss, backward, Adam).
 
@@ -52,7 +52,7 @@ class OperatorCalls:
         self._functions: dict[tuple[str, bool], Callable[[], Any]] = {}
 
     def make(self, mode: str, execution: str) -> Call:
-        """The call to check and time; it returns rows, an index, values, or (values, feature gradient)."""
+        """The call to check and time; it returns an index, indices, values, or (values, feature gradient)."""
         call = self._call(mode, compiled=execution != "eager")
         return captured(call, self.device) if execution == "captured" else call
 
@@ -134,7 +134,19 @@ class NetworkCalls:
 
 
 def captured(function: Call, device: torch.device) -> Call:
-    """Record the function's GPU work once; the call replays it and returns the same tensors again."""
+    """Capture the GPU work of a function as one CUDA graph.
+
+    Parameters
+    ----------
+    function : callable
+    device : torch.device
+        A CUDA device.
+
+    Returns
+    -------
+    callable
+        It replays the graph and returns the tensors of the capture, overwritten.
+    """
     stream = torch.cuda.Stream(device)
     with beside(stream):
         for _ in range(STEPS_BEFORE_CAPTURE):

@@ -42,7 +42,13 @@ class Expected:
         return sum(len(rows) for rows in self.rows)
 
     def neighbors_error(self, found: Tensor) -> float:
-        """Largest error of a neighbour's distance, relative to the row's largest; ``found`` is (Q, k)."""
+        """The largest error of a neighbour's distance, relative to the distance of the k-th neighbour.
+
+        Parameters
+        ----------
+        found : (Q, k) int64 tensor
+            Indices of reference points, in any order. One that is out of range or twice in a row gives inf.
+        """
         rows = self.rows[0].to(self.device)
         query, points = self.problem.query_points[rows], self.problem.reference_points
         exact = reference.knn_search(query, points, self.workload.neighborhood)
@@ -52,7 +58,15 @@ class Expected:
         return ((got - expected).abs() / expected[:, -1:]).max().item()
 
     def sums_error(self, values: Tensor, gradient: Tensor | None = None) -> float:
-        """Error of aggregated features, and of the features' gradient where given, relative in norm."""
+        """The larger error of aggregated features and of the features' gradient, relative in norm.
+
+        Parameters
+        ----------
+        values : (..., C) tensor
+            Of all queries.
+        gradient : tensor, optional
+            Of the shape of the features; for the upstream gradient of :meth:`fill_upstream`.
+        """
         if self._values is None:
             self._values, self._gradient = self._by_reference()
         rows = torch.cat(self.rows).to(self.device)
@@ -62,7 +76,14 @@ class Expected:
         return max(error, relative_error(gradient.flatten(0, -2), self._gradient))
 
     def network_error(self, prediction: Tensor, model: torch.nn.Module) -> float:
-        """Error of a prediction (1, Q), relative in norm, with the model's weights as they are now."""
+        """The error of a prediction, relative in norm.
+
+        Parameters
+        ----------
+        prediction : (1, Q) tensor
+        model : torch.nn.Module
+            With the weights that made the prediction.
+        """
         rows = self.rows[0][: FEWEST_QUERIES * 16].to(self.device)
         exact = PeerNetwork(model, lambda query, points, features: self._reference(query, points, features))
         with torch.no_grad():

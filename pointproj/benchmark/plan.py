@@ -1,4 +1,4 @@
-"""Which rows a run will have, in order: fixed by the config, the device and what is registered."""
+"""Which rows a run will have, in order: they follow from the config, the device and what is installed."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -33,7 +33,23 @@ class Entry(NamedTuple):
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
-    """The executions to time, cheapest set-up first."""
+    """The executions to time, the one with the cheapest set-up first.
+
+    Parameters
+    ----------
+    config : BenchConfig
+    device_type : str
+        "cpu" or "cuda".
+
+    Returns
+    -------
+    tuple of str
+
+    Raises
+    ------
+    ConfigError
+        If the config asks for captured calls on another device than CUDA.
+    """
     if config.execution is None:
         return EXECUTIONS if device_type == "cuda" and config.gpu_memory == "torch" else EXECUTIONS[:2]
     if device_type != "cuda" and "captured" in config.execution:
@@ -42,7 +58,19 @@ def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """All contenders of a workload, also those that cannot run here."""
+    """All contenders of a workload, also those that cannot run here.
+
+    Parameters
+    ----------
+    config : BenchConfig
+    workload : Workload
+    device_type : str
+        "cpu" or "cuda".
+
+    Yields
+    ------
+    Entry
+    """
     for contender, missing in _contenders(config, workload, device_type):
         if config.gpu_memory == "rmm":
             contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")

@@ -48,7 +48,7 @@ def page(rows: list[Row]) -> str:
 
 
 def tables(rows: list[Row]) -> str:
-    """Markdown for all rows, device after device, GPUs first; raises as :func:`page` does."""
+    """Markdown for all rows, device after device, GPUs first; errors as in :func:`page`."""
     require_one_commit(rows)
     devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))
     parts = (_device(select(rows, device=device)) for device in devices)
@@ -73,39 +73,38 @@ def _device(rows: list[Row]) -> Iterator[str]:
 
 def _tutorial(rows: list[Row]) -> list[str]:
     rows = [row for row in rows if row.driver]  # of a GPU, as the tutorial's
-    body = []
+    groups = []
     for line in LINES:
         name = line.contender + (WITH_RMM if line.gpu_memory == "rmm" else "")
-        of = [row for row in rows if row.contender == name and row.execution == line.execution]
-        forward, step = (_only(of, workload="w1", mode=mode) for mode in ("forward", "step"))
-        cells = [_time(forward), _time(step)]
-        if any(cells):
-            body.append([line.label, *cells, _peak(step)])
-    return markdown("", ["forward, ms", "training step, ms", "step, peak MiB"], body)
+        groups.append((line.label, select(rows, workload="w1", contender=name, execution=line.execution)))
+
+    def cells(of: list[Row]) -> list[str]:
+        forward, step = (_only(of, mode=mode) for mode in ("forward", "step"))
+        return [_time(forward), _time(step), _peak(step)]
+
+    return _table(["forward, ms", "training step, ms", "step, peak MiB"], groups, cells)
 
 
 def _network(rows: list[Row]) -> list[str]:
     columns = [(name, mode) for name in NAMED for mode in ("forward", "step")]
     head = [f"{NAMED[name]} {mode}" for name, mode in columns] + ["W1 step, peak MiB"]
-    body = []
-    for label, of in _by_contender_and_execution(rows):
-        cells = [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
-        peak = _only(of, workload="w1", mode="step")
-        if any(cells):
-            body.append([label, *cells, _peak(peak)])
-    return markdown("", head, body)
+
+    def cells(of: list[Row]) -> list[str]:
+        times = [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
+        return [*times, _peak(_only(of, workload="w1", mode="step"))]
+
+    return _table(head, _by_contender_and_execution(rows), cells)
 
 
 def _operator(rows: list[Row]) -> list[str]:
-    columns = [(name, mode) for name in NAMED for mode in ("aggregate", "operator")]
     words = {"aggregate": "forward", "operator": "with gradient"}
+    columns = [(name, mode) for name in NAMED for mode in words]
     head = [f"{NAMED[name]} {words[mode]}" for name, mode in columns]
-    body = []
-    for label, of in _by_contender_and_execution(rows):
-        cells = [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
-        if any(cells):
-            body.append([label, *cells])
-    return markdown("", head, body)
+
+    def cells(of: list[Row]) -> list[str]:
+        return [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
+
+    return _table(head, _by_contender_and_execution(rows), cells)
 
 
 def _scaling(rows: list[Row]) -> list[str]:
@@ -115,59 +114,61 @@ def _scaling(rows: list[Row]) -> list[str]:
     largest = max((size for _, size in keys), default=0)
     keys = [(kind, size) for kind, size in keys if kind == "scaling_uniform" or size == largest]
     head = [f"{SCALING[kind]} {_count(size)}" for kind, size in keys]
-    body = []
-    for name, of in _by_contender(rows):
-        cells = [_time(fastest(select(of, workload=kind, references=size))) for kind, size in keys]
-        if any(cells):
-            body.append([name, *cells])
-    return markdown("", head, body)
+
+    def cells(of: list[Row]) -> list[str]:
+        return [_time(fastest(select(of, workload=kind, references=size))) for kind, size in keys]
+
+    return _table(head, _by_contender(rows), cells)
 
 
 def _batches(rows: list[Row]) -> list[str]:
     keys = [(kind, operator) for kind in ("batch_dense", "batch_ragged") for operator in ("knn", "radius")]
     head = [f"{kind.removeprefix('batch_')} {operator}" for kind, operator in keys]
-    body = []
-    for label, of in _by_contender_and_execution(rows):
-        cells = [
-            _time(_only(of, workload=kind, operator=operator, mode="operator")) for kind, operator in keys
-        ]
-        if any(cells):
-            body.append([label, *cells])
-    return markdown("", head, body)
+
+    def cells(of: list[Row]) -> list[str]:
+        found = (_only(of, workload=kind, operator=operator, mode="operator") for kind, operator in keys)
+        return [_time(row) for row in found]
+
+    return _table(head, _by_contender_and_execution(rows), cells)
 
 
 def _large(rows: list[Row]) -> list[str]:
-    rows = [row for row in rows if row.workload == "large"]
-    body = []
-    for name, of in _by_contender(rows):
+    def cells(of: list[Row]) -> list[str]:
         forward, both = (_only(of, mode=mode) for mode in ("aggregate", "operator"))
-        body.append([name, _time(forward), _time(both), _peak(both)])
+        return [_time(forward), _time(both), _peak(both)]
+
     head = ["forward, ms", "with the features' gradient, ms", "peak on each device, MiB"]
-    return markdown("", head, [line for line in body if any(line[1:])])
+    return _table(head, _by_contender(select(rows, workload="large")), cells)
 
 
 def _memory(rows: list[Row]) -> list[str]:
     rows = [row for row in rows if row.workload == "memory" and row.execution in ("eager", "-")]
-    sizes = sorted({row.references for row in rows})
-    body = [
-        [name, *(_peak(fastest(select(of, references=size))) for size in sizes)]
-        for name, of in _by_contender(rows)
-    ]
-    return markdown("", [_count(size) for size in sizes], [line for line in body if any(line[1:])])
+    return _by_size(rows, "", _peak)
 
 
 def _interop(rows: list[Row]) -> list[str]:
-    rows = [row for row in rows if row.workload == "interop"]
+    return _by_size(select(rows, workload="interop"), " elements", _time)
+
+
+def _by_size(rows: list[Row], unit: str, value: Callable[[Row | None], str]) -> list[str]:
     sizes = sorted({row.references for row in rows})
-    body = [
-        [name, *(_time(fastest(select(of, references=size))) for size in sizes)]
-        for name, of in _by_contender(rows)
-    ]
-    return markdown("", [f"{_count(size)} elements" for size in sizes], body)
+
+    def cells(of: list[Row]) -> list[str]:
+        return [value(fastest(select(of, references=size))) for size in sizes]
+
+    return _table([f"{_count(size)}{unit}" for size in sizes], _by_contender(rows), cells)
 
 
 def _import(rows: list[Row]) -> list[str]:
-    return markdown("", ["ms"], [[row.contender, _time(row)] for row in select(rows, workload="import")])
+    return _table(["ms"], _by_contender(select(rows, workload="import")), lambda of: [_time(of[-1])])
+
+
+def _table(
+    head: list[str], groups: Iterable[tuple[str, list[Row]]], cells: Callable[[list[Row]], list[str]]
+) -> list[str]:
+    """A line for each (label, rows), without those that have no cell."""
+    lines = [[label, *cells(of)] for label, of in groups]
+    return markdown("", head, [line for line in lines if any(line[1:])])
 
 
 def _absent(rows: list[Row]) -> Iterator[str]:
@@ -194,7 +195,7 @@ _SECTIONS: dict[str, Callable[[list[Row]], list[str]]] = {
 
 
 def _by_contender(rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Ours first, each in order of appearance."""
+    """(label, rows) of each contender: backends first, each in order of appearance."""
     rows = sorted(rows, key=lambda row: row.kind)
     for name in dict.fromkeys(row.contender for row in rows):
         yield _label(name, rows), [row for row in rows if row.contender == name]

@@ -44,7 +44,7 @@ class Workload:
         return self.case.neighborhood(self.operator)
 
     def problem(self, device: torch.device) -> Problem:
-        """The tensors on a device. Points that search among themselves are one tensor, not two."""
+        """The tensors on a device. A cloud that is searched within itself is one tensor, not two."""
         problem = self.case.problem()
         if self.name.startswith("scaling"):
             query, *others = problem.reference_points.to(device), *problem[2:]
@@ -53,7 +53,18 @@ class Workload:
 
 
 def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    """The workloads of this module that a config names, in the order of the results."""
+    """The workloads of this module that a config names, in the order of the results.
+
+    Parameters
+    ----------
+    config : BenchConfig
+    device_type : str
+        "cpu" or "cuda".
+
+    Yields
+    ------
+    Workload
+    """
     sizes = sorted(config.sizes or SIZES[device_type])
     for name in config.workloads:
         yield from _FAMILIES[name](sizes) if name in _FAMILIES else ()

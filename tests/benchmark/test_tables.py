@@ -69,6 +69,11 @@ class TestTable:
         assert (tmp_path / "tables.md").read_bytes() == before
         assert table.tables([row(), row(commit="def", device="another GPU")]).count("commit") == 2
 
+    def test_the_time_of_the_import_is_a_table(self):
+        text = table.tables([row(workload="import", contender="pointproj", mode="import", p50_ms=34.42)])
+        assert "`from pointproj import knn` in a new process" in text
+        assert "| **pointproj** | 34.4 |" in text
+
     def test_plots_are_small_pictures(self, tmp_path: Path):
         file = ResultsFile(tmp_path / "h200.csv")
         for r in self.ROWS:
