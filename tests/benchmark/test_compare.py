@@ -6,7 +6,7 @@ import pytest
 
 from pointproj.benchmark import compare
 from pointproj.benchmark.results import FAILED, write_rows
-from tests.benchmark.test_run import row
+from tests.benchmark.rows import row
 
 
 def before() -> list:

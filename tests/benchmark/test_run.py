@@ -2,31 +2,27 @@
 
 import dataclasses
 import gc
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
-from pointproj import machine
-from pointproj.benchmark import import_time, interop, peers, plan, workloads
+from pointproj.benchmark import import_time, interop, peers, plan
 from pointproj.benchmark.calls import OperatorCalls
-from pointproj.benchmark.config import BenchConfig, to_bench_config
+from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_contender, peer_contender
 from pointproj.benchmark.parity import Expected, relative_error
 from pointproj.benchmark.peer import Peer
 from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.recorder import collect_only_new_garbage
-from pointproj.benchmark.results import COLUMNS, MISSING, OK, SKIPPED, WRONG, ResultsFile, Row, read_rows
+from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import measure, percentiles
 from pointproj.benchmark.workloads import Workload
-from pointproj.config import ConfigError
-from pointproj.machine import slug
 from pointproj.ops.cases import Case, gaussian
+from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")
 PROJECT = Path(__file__).parents[2]
@@ -36,19 +32,6 @@ KNN = Workload(
 RADIUS = Workload(
     "small", Case("small", gaussian(60, 200), k=None, radius=0.8), "radius", ("operator", "step")
 )
-
-
-def row(**changes: object) -> Row:
-    """A row of W1 with a time."""
-    made = Row(
-        **{"workload": "w1", "operator": "knn", "contender": "warp", "kind": "backend", "mode": "step"},
-        **{"execution": "captured", "queries": 27_000, "references": 100_000, "clouds": 1, "k": 7},
-        **{"radius": None, "channels": 25, "dtype": "float32", "status": OK, "p20_ms": 0.25, "p50_ms": 0.28},
-        **{"p80_ms": 0.3, "repetitions": 500, "peak_mib": 123.4, "parity_error": 1.5e-7},
-        **{"device": "NVIDIA H200", "driver": "580.1", "torch": "2.11", "cuda": "13.0", "warp": "1.19"},
-        **{"python": "3.12.3", "commit": "abc", "date": "2026-01-02T03:04:05+00:00"},
-    )
-    return dataclasses.replace(made, **changes)
 
 
 def peer_named(name: str, operator: str = "knn") -> Peer:
@@ -228,75 +211,6 @@ class TestProjection:
             projection.check_growth(row(references=10_000))
 
 
-class TestResults:
-    def test_rows_survive_the_file(self, tmp_path: Path):
-        rows = [row(), row(mode="knn", status=SKIPPED, p50_ms=None, note='a "quoted", note\nof two lines')]
-        file = ResultsFile(tmp_path / "new" / "r.csv")
-        for r in rows:
-            file.add(r)
-        assert read_rows(tmp_path / "new" / "r.csv") == rows
-        assert [*tmp_path.rglob("*")] == [tmp_path / "new", tmp_path / "new" / "r.csv"]
-
-    def test_measuring_again_replaces_a_row_and_keeps_the_others(self, tmp_path: Path):
-        first = ResultsFile(tmp_path / "r.csv")
-        first.add(row())
-        first.add(row(mode="forward", p50_ms=0.1))
-        ResultsFile(tmp_path / "r.csv").add(row(p50_ms=0.2, date="2026-02-03T00:00:00+00:00"))
-        kept = {r.mode: r.p50_ms for r in read_rows(tmp_path / "r.csv")}
-        assert kept == {"forward": 0.1, "step": 0.2}
-
-    def test_another_commit_starts_a_new_file_and_keeps_the_old_one(self, tmp_path: Path, caplog):
-        first = ResultsFile(tmp_path / "r.csv")
-        first.add(row())
-        first.add(row(mode="forward"))
-        second = ResultsFile(tmp_path / "r.csv")
-        second.add(row(mode="forward", commit="def"))
-        second.add(row(mode="knn", commit="def"))
-        assert [(r.mode, r.commit) for r in read_rows(tmp_path / "r.csv")] == [
-            ("forward", "def"),
-            ("knn", "def"),
-        ]
-        assert read_rows(tmp_path / "r.csv.old") == [row(), row(mode="forward")]
-        (line,) = caplog.messages
-        assert "r.csv has results of commit abc, this run is of def: a new file is started" in line
-
-    def test_new_results_do_not_change_the_commit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        def git(*arguments: str) -> None:
-            author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-            subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-        (tmp_path / "benchmarks").mkdir()
-        files = tmp_path / "code.py", tmp_path / "benchmarks" / "r.csv"
-        for file in files:
-            file.write_text("before")
-        git("init")
-        git("add", "--all")
-        git("commit", "-m", "first")
-        monkeypatch.setattr(machine, "PROJECT", tmp_path)
-        commit = machine.machine_columns(CPU)["commit"]
-        assert len(commit) == 12
-        files[1].write_text("after")
-        assert machine.machine_columns(CPU)["commit"] == commit
-        files[0].write_text("after")
-        assert machine.machine_columns(CPU)["commit"] == f"{commit}-dirty"
-
-    def test_a_process_that_does_not_write_leaves_the_file_alone(self, tmp_path: Path):
-        ResultsFile(tmp_path / "r.csv").add(row())
-        ResultsFile(tmp_path / "r.csv", writes=False).add(row(commit="def"))
-        assert read_rows(tmp_path / "r.csv") == [row()]
-
-    def test_a_file_of_something_else_is_left_alone(self, tmp_path: Path):
-        path = tmp_path / "r.csv"
-        path.write_text("a,b\n1,2\n")
-        with pytest.raises(ValueError, match=r"expected the columns workload, .*; got a, b"):
-            ResultsFile(path)
-        assert path.read_text() == "a,b\n1,2\n"
-
-    def test_columns_name_machine_versions_commit_and_date(self):
-        assert {"device", "driver", "torch", "cuda", "warp", "python", "commit", "date"} <= set(COLUMNS)
-        assert slug("NVIDIA H200") == "nvidia-h200"
-
-
 def test_only_what_was_made_within_is_looked_at_for_garbage():
     class Ring:
         def __init__(self):
@@ -332,73 +246,3 @@ class TestTiming:
         now[0] = 0.0
         assert measure(lambda: call(0.04), CPU, 0.4) == pytest.approx((40.0, 40.0, 40.0, 10), rel=1e-6)
         assert measure(lambda: call(2**-20), CPU, 0.01).repetitions == 210 * 49  # 0.2 ms a sample
-
-
-class TestPlan:
-    def test_workloads_are_those_asked_for(self):
-        made = workloads.workloads(BenchConfig(workloads=["scaling", "w2"], sizes=[500, 200]), "cpu")
-        names = [(w.name, w.problem(CPU).reference_points.shape[0]) for w in made]
-        kinds = ("scaling_uniform", "scaling_clustered", "scaling_surface")
-        assert names == [*((kind, size) for kind in kinds for size in (200, 500)), ("w2", 25_000)]
-
-    def test_a_cloud_that_searches_itself_is_one_tensor(self):
-        (workload, *_) = workloads.workloads(BenchConfig(workloads=["scaling"], sizes=[200]), "cpu")
-        problem = workload.problem(CPU)
-        assert problem.query_points is problem.reference_points
-
-    def test_surfaces_hold_the_points_asked_for_side_by_side(self):
-        points = workloads.surface(1003)(torch.Generator().manual_seed(0))
-        assert points.shape == (1003, 3)
-        assert points[:, 0].min() >= -1
-        assert points[:, 0].max() <= 19
-        assert points[:, 1:].abs().max() <= 1
-        assert len(torch.unique((points[:, 0] + 1) // 2)) == 10
-
-    def test_captured_needs_cuda(self):
-        with pytest.raises(ConfigError, match="captured needs a CUDA device, and this runs on cpu"):
-            plan.executions(BenchConfig(execution=["captured"]), "cpu")
-        assert plan.executions(BenchConfig(), "cpu") == ("eager", "compiled")
-        assert plan.executions(BenchConfig(), "cuda") == ("eager", "compiled", "captured")
-
-    def test_scaling_is_compiled_only_where_asked_for(self):
-        def chosen(**of):
-            config = BenchConfig(workloads=["scaling"], sizes=[200], backends=["torch"], peers=[], **of)
-            (entry,) = plan.entries(config, next(workloads.workloads(config, "cpu")), "cpu")
-            return entry.measurements
-
-        assert chosen() == (("knn", "eager"),)
-        assert chosen(execution=["compiled"]) == (("knn", "compiled"),)
-
-    def test_unknown_names_say_what_there_is(self):
-        with pytest.raises(ConfigError, match="got wrap; did you mean warp"):
-            [*plan.entries(BenchConfig(backends=["wrap"]), KNN, "cpu")]
-        with pytest.raises(ConfigError, match="got pykdtre; did you mean pykdtree"):
-            [*plan.entries(BenchConfig(peers=["pykdtre"]), KNN, "cpu")]
-
-    def test_config_is_checked_as_a_whole(self):
-        from omegaconf import OmegaConf
-
-        composed = OmegaConf.structured(BenchConfig(workloads=["w9"], modes=["stepp"], sizes=[5], budget_s=0))
-        with pytest.raises(ConfigError) as raised:
-            to_bench_config(composed)
-        lines = str(raised.value).splitlines()
-        assert len(lines) == 4
-        assert "got stepp; did you mean step" in lines[1]
-
-
-def test_misspelt_key_is_answered_with_the_nearest():
-    command = [sys.executable, "bench.py", "workload=[w1]"]
-    answer = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
-    assert answer.returncode == 2
-    assert (
-        "there is no workload; did you mean workloads? ('python bench.py --help' lists all)" in answer.stderr
-    )
-
-
-def test_command_line_answers_without_torch():
-    command = [sys.executable, "-X", "importtime", "bench.py", "--cfg", "job"]
-    answer = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True)
-    assert "slowest_call_s: 2.0" in answer.stdout
-    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert "pointproj.benchmark.config" in imported
-    assert "torch" not in imported

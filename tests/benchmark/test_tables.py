@@ -7,7 +7,7 @@ import pytest
 
 from pointproj.benchmark import plots, table
 from pointproj.benchmark.results import MISSING, WRONG, ResultsFile, write_rows
-from tests.benchmark.test_run import row
+from tests.benchmark.rows import row
 
 
 class TestTable:

@@ -12,7 +12,7 @@ from pointproj.benchmark.tutorial import LINES, PROJECT, command
 from pointproj.benchmark.workloads import workloads
 from pointproj.config import ConfigError
 from pointproj.runtime.rmm_memory import AllocatorUnavailable
-from tests.benchmark.test_run import row
+from tests.benchmark.rows import row
 
 
 def config_of(arguments: list[str]) -> BenchConfig:

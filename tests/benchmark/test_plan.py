@@ -1,0 +1,86 @@
+"""Which rows a config asks for, and what is answered to one that cannot be."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pointproj.benchmark import plan, workloads
+from pointproj.benchmark.config import BenchConfig, to_bench_config
+from pointproj.config import ConfigError
+from tests.benchmark.test_run import KNN
+
+CPU = torch.device("cpu")
+PROJECT = Path(__file__).parents[2]
+
+
+class TestPlan:
+    def test_workloads_are_those_asked_for(self):
+        made = workloads.workloads(BenchConfig(workloads=["scaling", "w2"], sizes=[500, 200]), "cpu")
+        names = [(w.name, w.problem(CPU).reference_points.shape[0]) for w in made]
+        kinds = ("scaling_uniform", "scaling_clustered", "scaling_surface")
+        assert names == [*((kind, size) for kind in kinds for size in (200, 500)), ("w2", 25_000)]
+
+    def test_a_cloud_that_searches_itself_is_one_tensor(self):
+        (workload, *_) = workloads.workloads(BenchConfig(workloads=["scaling"], sizes=[200]), "cpu")
+        problem = workload.problem(CPU)
+        assert problem.query_points is problem.reference_points
+
+    def test_surfaces_hold_the_points_asked_for_side_by_side(self):
+        points = workloads.surface(1003)(torch.Generator().manual_seed(0))
+        assert points.shape == (1003, 3)
+        assert points[:, 0].min() >= -1
+        assert points[:, 0].max() <= 19
+        assert points[:, 1:].abs().max() <= 1
+        assert len(torch.unique((points[:, 0] + 1) // 2)) == 10
+
+    def test_captured_needs_cuda(self):
+        with pytest.raises(ConfigError, match="captured needs a CUDA device, and this runs on cpu"):
+            plan.executions(BenchConfig(execution=["captured"]), "cpu")
+        assert plan.executions(BenchConfig(), "cpu") == ("eager", "compiled")
+        assert plan.executions(BenchConfig(), "cuda") == ("eager", "compiled", "captured")
+
+    def test_scaling_is_compiled_only_where_asked_for(self):
+        def chosen(**of):
+            config = BenchConfig(workloads=["scaling"], sizes=[200], backends=["torch"], peers=[], **of)
+            (entry,) = plan.entries(config, next(workloads.workloads(config, "cpu")), "cpu")
+            return entry.measurements
+
+        assert chosen() == (("knn", "eager"),)
+        assert chosen(execution=["compiled"]) == (("knn", "compiled"),)
+
+    def test_unknown_names_say_what_there_is(self):
+        with pytest.raises(ConfigError, match="got wrap; did you mean warp"):
+            [*plan.entries(BenchConfig(backends=["wrap"]), KNN, "cpu")]
+        with pytest.raises(ConfigError, match="got pykdtre; did you mean pykdtree"):
+            [*plan.entries(BenchConfig(peers=["pykdtre"]), KNN, "cpu")]
+
+    def test_config_is_checked_as_a_whole(self):
+        from omegaconf import OmegaConf
+
+        composed = OmegaConf.structured(BenchConfig(workloads=["w9"], modes=["stepp"], sizes=[5], budget_s=0))
+        with pytest.raises(ConfigError) as raised:
+            to_bench_config(composed)
+        lines = str(raised.value).splitlines()
+        assert len(lines) == 4
+        assert "got stepp; did you mean step" in lines[1]
+
+
+def test_misspelt_key_is_answered_with_the_nearest():
+    command = [sys.executable, "bench.py", "workload=[w1]"]
+    answer = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 2
+    assert (
+        "there is no workload; did you mean workloads? ('python bench.py --help' lists all)" in answer.stderr
+    )
+
+
+def test_command_line_answers_without_torch():
+    command = [sys.executable, "-X", "importtime", "bench.py", "--cfg", "job"]
+    answer = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True)
+    assert "slowest_call_s: 2.0" in answer.stdout
+    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert "pointproj.benchmark.config" in imported
+    assert "torch" not in imported
