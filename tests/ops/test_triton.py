@@ -94,8 +94,8 @@ class TestFlops:
             run("radius", every, 0.9, 0.1, backend="triton").sum().backward()
 
         assert self._counted(function) == {
-            "aggregate_within": 60 * (8 + 2 * 5),
-            "aggregate_within_backward": 60 * (2 * 5 + 2 * 5 + 8),
+            "radius_aggregate": 60 * (8 + 2 * 5),
+            "radius_aggregate_backward": 60 * (2 * 5 + 2 * 5 + 8),
         }
 
     def test_second_backward(self):
@@ -117,7 +117,7 @@ class TestFlops:
     def test_dense_clouds_have_no_pairs_between_them(self):
         problem = Case("", uniform(6, 10), channels=5, batch=2).problem()
         counted = self._counted(lambda: run("radius", problem, 0.9, 0.1, backend="triton"))
-        assert counted == {"aggregate_within": 30 * (8 + 2 * 5)}
+        assert counted == {"radius_aggregate": 30 * (8 + 2 * 5)}
 
 
 @needs_triton

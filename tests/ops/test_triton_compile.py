@@ -7,20 +7,25 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from pointproj.ops.backends.triton import lists, nearest, sums, tree, within_kernels  # noqa: E402
+from pointproj.ops.backends.triton import (  # noqa: E402
+    knn_search,
+    neighbor_sums,
+    radius_gradients,
+    radius_sums,
+    tree,
+)
 
 POSITIONS = [
     "own",
-    "rings",
+    "queues",
     "queries",
-    "references",
     "points",
     "boxes",
     "frame",
     "points_as_given",
     "coordinates",
     "parts",
-    "reach",
+    "limit",
     "query_points",
     "reference_points",
 ]
@@ -34,6 +39,7 @@ SUMS = [
     "softmax",
     "grad",
     "means",
+    "d_own",
     "d_query",
     "d_sigma",
     "d_reference",
@@ -53,30 +59,27 @@ ROWS = [
     "found",
     "offsets",
     "neighbor_indices",
-    "reference_rows",
-    "reference_clouds",
     "keys",
     "leaf_keys",
 ]
-TREE = {"LEAF": 32, "FANOUT": 64}
-WITHIN = {**TREE, "MANY": True, "BLOCK": 32, "TILE": 16}
-SUMS_WITHIN = {**WITHIN, "TILE": sums.TILE, "SOME": sums.SOME}
-LISTS = {"BLOCK": 32, "TILE": 16}
-SEARCH = {**TREE, "FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "MANY": False, "TILE": 8}
+WITHIN = {"BATCHED": True, "BLOCK": 32, "TILE": 16}
+SUMS_WITHIN = {**WITHIN, "TILE": radius_sums.TILE, "STEP": radius_sums.STEP}
+NEIGHBORS = {"BLOCK": 32, "TILE": 16}
+SEARCH = {"FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "BATCHED": False, "TILE": 8}
 ENCODE = {"SIDE": 1, "BITS": 8, "LAYOUT": 2, "PARTS": 64, "BLOCK": 1024}
 KERNELS = {
     "bound": (tree.bound_kernel, {"PARTS": 64, "BLOCK": 1024}),
     "encode": (tree.encode_kernel, ENCODE),
-    "arrange": (tree.arrange_kernel, {**TREE, "LAYOUT": 2}),
-    "search": (nearest.search_kernel, SEARCH),
-    "search-on": (nearest.search_kernel, {**SEARCH, "FIRST": 32, "MANY": True}),
-    "lists-aggregate": (lists.aggregate_kernel, LISTS),
-    "lists-spread": (lists.spread_kernel, LISTS),
-    "lists-pull": (lists.pull_kernel, LISTS),
-    "sums": (sums.sums_kernel, {**SUMS_WITHIN, "GATHER": False}),
-    "sums-gather": (sums.sums_kernel, {**SUMS_WITHIN, "GATHER": True}),
-    "pull": (within_kernels.pull_kernel, WITHIN),
-    "push": (within_kernels.push_kernel, WITHIN),
+    "arrange": (tree.arrange_kernel, {"LAYOUT": 2}),
+    "search": (knn_search.search_kernel, SEARCH),
+    "search-on": (knn_search.search_kernel, {**SEARCH, "FIRST": 32, "BATCHED": True}),
+    "neighbors-aggregate": (neighbor_sums.aggregate_kernel, NEIGHBORS),
+    "neighbors-features": (neighbor_sums.feature_kernel, NEIGHBORS),
+    "neighbors-positions": (neighbor_sums.position_kernel, NEIGHBORS),
+    "sums": (radius_sums.sums_kernel, {**SUMS_WITHIN, "FOR_REFERENCES": False}),
+    "sums-for-references": (radius_sums.sums_kernel, {**SUMS_WITHIN, "FOR_REFERENCES": True}),
+    "positions": (radius_gradients.position_kernel, {**WITHIN, "OF_QUERIES": True}),
+    "positions-of-references": (radius_gradients.position_kernel, {**WITHIN, "OF_QUERIES": False}),
 }
 
 
@@ -85,9 +88,9 @@ def _compiled(name: str, architecture: int, real: str, size: str) -> str:
     kernel, constants = KERNELS[name]
     kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
     pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32") | {"order": "*i64"}
-    if "MANY" in constants:
+    if "BATCHED" in constants:
         pointers["clouds"] = "*i32"  # of each point; to the kernels that build a tree it is their number
-    if name.startswith("lists"):
+    if name.startswith("neighbors"):
         pointers.pop("queries")  # here that is a number too
     signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=constants)

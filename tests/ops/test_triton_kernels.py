@@ -83,7 +83,7 @@ def test_a_tree_holds_every_point_once_and_boxes_hold_their_points(device: str):
 def test_sums_of_more_points_than_wait_at_once(
     sigma: float, programs: int, device: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pointproj.ops.backends.triton.sums.MOST_PROGRAMS", programs)
+    monkeypatch.setattr("pointproj.ops.backends.triton.radius_sums.MOST_PROGRAMS", programs)
     generator = torch.Generator().manual_seed(0)
     query = torch.rand(40, 3, generator=generator).to(device)
     points = torch.rand(1500, 3, generator=generator).to(device)

@@ -4,7 +4,8 @@ import importlib.util
 
 from torch import Tensor
 
-from pointproj.ops.registry import Clouds, Tables
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": -1, "cuda": 5}
@@ -29,23 +30,23 @@ def build_index(
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    from pointproj.ops.backends.triton import nearest
+    from pointproj.ops.backends.triton.knn_search import search
 
-    return nearest.search(clouds, *_trees(clouds, tables), k)
+    return search(clouds, *_trees(clouds, tables), k)
 
 
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-    from pointproj.ops.backends.triton import lists
+    from pointproj.ops.backends.triton.neighbor_sums import aggregate_neighbors
 
-    return lists.aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+    return aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
 
 
 def radius_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
-    from pointproj.ops.backends.triton import within
+    from pointproj.ops.backends.triton.radius_sums import radius_aggregate
 
-    return within.aggregate_within(clouds, *_trees(clouds.detached(), tables), features, sigma, radius)
+    return radius_aggregate(clouds, *_trees(clouds.detached(), tables), features, sigma, radius)
 
 
 def _trees(clouds: Clouds, tables: Tables | None) -> tuple[Tables, Tables]:

@@ -1,4 +1,4 @@
-"""What all kernels share: tiles of points, the boxes around them, and who is near whom.
+"""What all kernels share: rounding, points, tiles of them, and the boxes around them.
 
 Distances between boxes are computed with the operations, and in the order, of distances between points.
 Rounding is monotone, so a box is never farther away than a point in it, to the last bit: no slack is needed.
@@ -7,14 +7,14 @@ Rounding is monotone, so a box is never farther away than a point in it, to the 
 import triton
 import triton.language as tl
 
-LEAF = 32  # points that share a box
-FANOUT = 64  # leaves that share a box
-GROUP = LEAF * FANOUT
-INTERPRETED = triton.knobs.runtime.interpret  # whether kernels run in Python, on CPU tensors
-
-_INTERPRETED = tl.constexpr(INTERPRETED)
+LEAF = tl.constexpr(32)  # points that share a box
+FANOUT = tl.constexpr(64)  # leaves that share a box
+GROUP = tl.constexpr(32 * 64)
 LOG2E = tl.constexpr(1.4426950408889634)  # powers are of 2
 END = tl.constexpr(2**31 - 1)  # more than any leaf, row or cloud
+
+INTERPRETED = triton.knobs.runtime.interpret  # whether kernels run in Python, on CPU tensors
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 def tuned(configs: list[triton.Config], key: list[str]):
@@ -72,48 +72,61 @@ def power(x):
 
 
 @triton.jit
+def is_finite(x, y, z):
+    return (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf")) & (tl.abs(z) < float("inf"))
+
+
+@triton.jit
+def load_rows_of_3(points, row, mask, other):
+    """Points (N, 3) as given."""
+    at = points + 3 * row.to(tl.int64)
+    x, y = tl.load(at, mask=mask, other=other), tl.load(at + 1, mask=mask, other=other)
+    return x, y, tl.load(at + 2, mask=mask, other=other)
+
+
+@triton.jit
+def store_rows_of_3(points, row, x, y, z, mask):
+    """Into a tensor (N, 3)."""
+    at = points + 3 * row.to(tl.int64)
+    tl.store(at, x, mask=mask)
+    tl.store(at + 1, y, mask=mask)
+    tl.store(at + 2, z, mask=mask)
+
+
+@triton.jit
 def load_points(points, padded, at):
     """Sorted points: three rows of ``padded`` coordinates."""
     return tl.load(points + at), tl.load(points + padded + at), tl.load(points + 2 * padded + at)
 
 
 @triton.jit
-def is_finite(x, y, z):
-    return (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf")) & (tl.abs(z) < float("inf"))
+def load_tile(side, size, tile, TILE: tl.constexpr, BATCHED: tl.constexpr):
+    """The points of a tile, and which of them can have neighbours.
 
-
-@triton.jit
-def load_tile(points, clouds, padded, size, tile, TILE: tl.constexpr, MANY: tl.constexpr):
-    """The points of a tile, their clouds, and which of them can have neighbours."""
+    ``side`` is (points, rows, clouds, padded) of a tree; returns places, x, y, z, clouds, active.
+    """
+    points, _, clouds, padded = side
     at = tile * TILE + tl.arange(0, TILE)
     x, y, z = load_points(points, padded, at)
     cloud = tl.zeros_like(at)
-    if MANY:
+    if BATCHED:
         cloud = tl.load(clouds + at)
     return at, x, y, z, cloud, (at < size) & is_finite(x, y, z)
-
-
-@triton.jit
-def cloud_of(row, offsets, rows, clouds, exists, LAYOUT: tl.constexpr):
-    """Cloud of each packed row: of equal size (layout 1), or as offsets say (2)."""
-    if LAYOUT == 1:
-        return (row // tl.maximum(rows // clouds, 1)).to(tl.int32)
-    cloud = tl.zeros_like(row).to(tl.int32)
-    step = 1
-    while step < clouds:
-        step *= 2
-    while step > 0:
-        probe = cloud + step
-        begins = tl.load(offsets + probe, mask=exists & (probe < clouds), other=END)
-        cloud = tl.where(begins <= row, probe, cloud)
-        step = step // 2
-    return cloud
 
 
 @triton.jit
 def bounds(x, exists):
     """Lowest and highest value of those that exist."""
     return tl.min(tl.where(exists, x, float("inf"))), tl.max(tl.where(exists, x, -float("inf")))
+
+
+@triton.jit
+def tile_box(x, y, z, cloud, active):
+    """The box around the active points of a tile, and their first and last cloud."""
+    x0, x1 = bounds(x, active)
+    y0, y1 = bounds(y, active)
+    z0, z1 = bounds(z, active)
+    return x0, x1, y0, y1, z0, z1, tl.min(tl.where(active, cloud, END)), tl.max(tl.where(active, cloud, -1))
 
 
 @triton.jit
@@ -131,65 +144,15 @@ def axis_gap(boxes, stride, axis: tl.constexpr, node, exists, low, high):
 
 
 @triton.jit
-def tile_box(x, y, z, cloud, active):
-    """The box around the active points of a tile, and their first and last cloud."""
-    x0, x1 = bounds(x, active)
-    y0, y1 = bounds(y, active)
-    z0, z1 = bounds(z, active)
-    return x0, x1, y0, y1, z0, z1, tl.min(tl.where(active, cloud, END)), tl.max(tl.where(active, cloud, -1))
-
-
-@triton.jit
-def box_squares(boxes, spans, stride, node, exists, box, MANY: tl.constexpr):
+def box_squares(boxes, spans, stride, node, exists, box, BATCHED: tl.constexpr):
     """Squared distances from the boxes of nodes to a tile's box; inf where no cloud is shared."""
     x0, x1, y0, y1, z0, z1, c0, c1 = box
     dx = axis_gap(boxes, stride, 0, node, exists, x0, x1)
     dy = axis_gap(boxes, stride, 1, node, exists, y0, y1)
     dz = axis_gap(boxes, stride, 2, node, exists, z0, z1)
     squared = squared_length(dx, dy, dz)
-    if MANY:
+    if BATCHED:
         first = tl.load(spans + node, mask=exists, other=END)
         last = tl.load(spans + stride + node, mask=exists, other=-1)
         squared = tl.where((first <= c1) & (last >= c0), squared, float("inf"))
     return squared
-
-
-@triton.jit
-def next_group(group, boxes, spans, leaves, box, reach, MANY: tl.constexpr, FANOUT: tl.constexpr):
-    """The first group of leaves within reach of a box behind ``group``; their number if there is none."""
-    node = tl.arange(0, FANOUT)
-    groups = leaves // FANOUT
-    first = group + 1
-    found = groups
-    while (first < groups) & (found == groups):
-        candidate = first + node
-        squared = box_squares(
-            boxes, spans, leaves + groups, leaves + candidate, candidate < groups, box, MANY
-        )
-        found = tl.minimum(tl.min(tl.where(squared <= reach, candidate, END)), groups)
-        first += FANOUT
-    return found
-
-
-@triton.jit
-def first_leaf(boxes, spans, leaves, box, reach, MANY: tl.constexpr, FANOUT: tl.constexpr):
-    """The first leaf within reach of a tile's box (END if none), and which leaves of its group are."""
-    none = tl.arange(0, FANOUT) < 0
-    return next_leaf(-1, none, boxes, spans, leaves, box, reach, MANY, FANOUT)
-
-
-@triton.jit
-def next_leaf(leaf, near, boxes, spans, leaves, box, reach, MANY: tl.constexpr, FANOUT: tl.constexpr):
-    """The first leaf within reach behind ``leaf``; ``near`` is what came with that one."""
-    node = tl.arange(0, FANOUT)
-    groups = leaves // FANOUT
-    group = (leaf + FANOUT) // FANOUT - 1  # of leaf -1 it is -1
-    behind = near & (group * FANOUT + node > leaf)
-    following = tl.min(tl.where(behind, group * FANOUT + node, END))
-    while (following == END) & (group < groups):
-        group = next_group(group, boxes, spans, leaves, box, reach, MANY, FANOUT)
-        if group < groups:
-            inside = group * FANOUT + node
-            near = box_squares(boxes, spans, leaves + groups, inside, node >= 0, box, MANY) <= reach
-            following = tl.min(tl.where(near, inside, END))
-    return following, near

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from pointproj.ops.backends.triton.operators import kernel_op
-from pointproj.ops.backends.triton.tiles import END, FANOUT, GROUP, LEAF, cloud_of, is_finite
-from pointproj.ops.registry import Clouds
+from pointproj.ops.backends.triton.tiles import END, FANOUT, GROUP, LEAF, is_finite, load_rows_of_3
+from pointproj.ops.clouds import Clouds
 
 VERY_FEW_POINTS = 2**16  # of one cloud: up to here keys of 16 bits are fine enough
 FEW_POINTS = 2**17  # up to here those of 32 bits are; each half of the bits is sorted in half the time
@@ -36,6 +36,10 @@ class Tree(NamedTuple):
     spans: Tensor  # (2, leaves + groups) int32: first and last cloud in there; empty for a single cloud
     keys: Tensor  # (leaves,) int16, int32 or int64: place on the curve of the first point of each leaf
     frame: Tensor  # (6,) real: lowest corner, and cells a unit of length, of the curve's grid
+
+    def side(self) -> tuple:
+        """What kernels take of points that they have in tiles: points, rows, clouds, padded."""
+        return self.points, self.rows, self.clouds, self.rows.shape[0]
 
 
 def build_tree(points: Tensor, offsets: Tensor | None, clouds: int) -> Tree:
@@ -71,15 +75,16 @@ def key_bits(dtype: torch.dtype, clouds: int) -> int:
 
 def _specs(points: Tensor, clouds: int, key: torch.dtype) -> tuple:
     """Shapes and dtypes of a tree's tensors."""
-    groups = (points.shape[0] + GROUP - 1) // GROUP
-    nodes = groups * (FANOUT + 1)
+    group, fanout = GROUP.value, FANOUT.value
+    groups = (points.shape[0] + group - 1) // group
+    nodes = groups * (fanout + 1)
     return (
-        ((3, groups * GROUP), points.dtype),
-        ((groups * GROUP,), torch.int32),
-        ((groups * GROUP if clouds != 1 else 0,), torch.int32),
+        ((3, groups * group), points.dtype),
+        ((groups * group,), torch.int32),
+        ((groups * group if clouds != 1 else 0,), torch.int32),
         ((6, nodes), points.dtype),
         ((2, nodes if clouds != 1 else 0), torch.int32),
-        ((groups * FANOUT,), key),
+        ((groups * fanout,), key),
         ((6,), points.dtype),
     )
 
@@ -110,17 +115,13 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int, key: torch
         )  # fmt: skip
     keys, order = keys.sort(stable=True)
     for begin, tree, (points, offsets, rows, _, layout) in zip(begins, trees, arguments, strict=False):
-        wrap_triton(arrange_kernel)[(tree.rows.shape[0] // GROUP,)](
-            points, offsets, order, keys, begin,
-            tree.points, tree.rows, tree.clouds, tree.boxes, tree.spans, tree.keys, rows, clouds,
-            layout, LEAF, FANOUT, num_warps=8,
-        )  # fmt: skip
+        wrap_triton(arrange_kernel)[(tree.rows.shape[0] // GROUP.value,)](
+            points, offsets, order, keys, begin, *tree[:6], rows, clouds, layout, num_warps=8
+        )
     return tuple(made)
 
 
-def _sort_one(
-    points: Tensor, offsets: Tensor | None, clouds: int, key: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _sort_one(points: Tensor, offsets: Tensor | None, clouds: int, key: torch.dtype) -> tuple[(Tensor,) * 7]:
     return _sort([(points, offsets)], clouds, key)
 
 
@@ -131,11 +132,34 @@ def _sort_both(
     reference_offsets: Tensor | None,
     clouds: int,
     key: torch.dtype,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-]:  # fmt: skip
+) -> tuple[(Tensor,) * 14]:
     return _sort([(query_points, query_offsets), (reference_points, reference_offsets)], clouds, key)
+
+
+@triton.jit
+def cloud_of(row, offsets, rows, clouds, exists, LAYOUT: tl.constexpr):
+    """Cloud of each packed row: of equal size (layout 1), or as offsets say (2)."""
+    if LAYOUT == 1:
+        return (row // tl.maximum(rows // clouds, 1)).to(tl.int32)
+    cloud = tl.zeros_like(row).to(tl.int32)
+    step = 1
+    while step < clouds:
+        step *= 2
+    while step > 0:
+        probe = cloud + step
+        begins = tl.load(offsets + probe, mask=exists & (probe < clouds), other=END)
+        cloud = tl.where(begins <= row, probe, cloud)
+        step = step // 2
+    return cloud
+
+
+@triton.jit
+def widen(low, high, x, exists):
+    """Let intervals hold the values that exist."""
+    return (
+        tl.minimum(low, tl.where(exists, x, float("inf"))),
+        tl.maximum(high, tl.where(exists, x, -float("inf"))),
+    )
 
 
 @triton.jit
@@ -143,26 +167,16 @@ def bound_kernel(points, parts, rows, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """Lowest and highest corner of the finite points, for every PARTS-th block of them."""
     part = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
-    real: tl.constexpr = points.dtype.element_ty
-    x0 = tl.full([BLOCK], float("inf"), real)
-    y0 = tl.full([BLOCK], float("inf"), real)
-    z0 = tl.full([BLOCK], float("inf"), real)
-    x1 = tl.full([BLOCK], -float("inf"), real)
-    y1 = tl.full([BLOCK], -float("inf"), real)
-    z1 = tl.full([BLOCK], -float("inf"), real)
+    nowhere = tl.full([BLOCK], float("inf"), points.dtype.element_ty)
+    x0, y0, z0 = nowhere, nowhere, nowhere
+    x1, y1, z1 = -nowhere, -nowhere, -nowhere
     for first in range(part * BLOCK, rows, PARTS * BLOCK):
         at = first + lane
-        from_here = points + 3 * at.to(tl.int64)
-        x = tl.load(from_here, mask=at < rows, other=float("inf"))
-        y = tl.load(from_here + 1, mask=at < rows, other=float("inf"))
-        z = tl.load(from_here + 2, mask=at < rows, other=float("inf"))
+        x, y, z = load_rows_of_3(points, at, at < rows, float("inf"))
         finite = is_finite(x, y, z)
-        x0 = tl.minimum(x0, tl.where(finite, x, float("inf")))
-        y0 = tl.minimum(y0, tl.where(finite, y, float("inf")))
-        z0 = tl.minimum(z0, tl.where(finite, z, float("inf")))
-        x1 = tl.maximum(x1, tl.where(finite, x, -float("inf")))
-        y1 = tl.maximum(y1, tl.where(finite, y, -float("inf")))
-        z1 = tl.maximum(z1, tl.where(finite, z, -float("inf")))
+        x0, x1 = widen(x0, x1, x, finite)
+        y0, y1 = widen(y0, y1, y, finite)
+        z0, z1 = widen(z0, z1, z, finite)
     tl.store(parts + part, tl.min(x0))
     tl.store(parts + PARTS + part, tl.min(y0))
     tl.store(parts + 2 * PARTS + part, tl.min(z0))
@@ -180,11 +194,11 @@ def cell_along(x, low, per_unit, BITS: tl.constexpr):
 
 @triton.jit
 def unwind(x, along, bit: tl.constexpr):
-    """One axis' part in turning a cube of the Hilbert curve to where its parent begins."""
+    """One axis' part in bringing a cube of the Hilbert curve to where its parent begins."""
     below: tl.constexpr = 2**bit - 1
     swapped = (x ^ along) & below
-    turned = ((along >> bit) & 1) == 1
-    return tl.where(turned, x ^ below, x ^ swapped), tl.where(turned, along, along ^ swapped)
+    is_inverted = ((along >> bit) & 1) == 1
+    return tl.where(is_inverted, x ^ below, x ^ swapped), tl.where(is_inverted, along, along ^ swapped)
 
 
 @triton.jit
@@ -240,10 +254,7 @@ def encode_kernel(
     z0, per_z = axis_frame(parts, frame, 2, PARTS, BITS)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < rows
-    from_here = points + 3 * at.to(tl.int64)
-    x = tl.load(from_here, mask=inside, other=float("inf"))
-    y = tl.load(from_here + 1, mask=inside, other=float("inf"))
-    z = tl.load(from_here + 2, mask=inside, other=float("inf"))
+    x, y, z = load_rows_of_3(points, at, inside, float("inf"))
     key = key_of(x, y, z, x0, y0, z0, per_x, per_y, per_z, BITS, KEY)
     if LAYOUT > 0:
         cloud = cloud_of(at, offsets, rows, clouds, inside, LAYOUT).to(KEY)
@@ -255,9 +266,7 @@ def encode_kernel(
 
 
 @triton.jit
-def store_bounds(
-    x, exists, boxes, axis: tl.constexpr, group, groups, LEAF: tl.constexpr, FANOUT: tl.constexpr
-):
+def store_bounds(x, exists, boxes, axis: tl.constexpr, group, groups):
     """Lowest and highest value in each leaf of a group, and in the group."""
     leaves = groups * FANOUT
     stride = leaves + groups
@@ -273,28 +282,24 @@ def store_bounds(
 @triton.jit
 def arrange_kernel(
     points, offsets, order, keys, begin,
-    coordinates, row_of, cloud_at, boxes, spans, leaf_keys, rows, clouds,
-    LAYOUT: tl.constexpr, LEAF: tl.constexpr, FANOUT: tl.constexpr,
+    coordinates, row_of, cloud_at, boxes, spans, leaf_keys, rows, clouds, LAYOUT: tl.constexpr,
 ):  # fmt: skip
     """Put a group of points in their order, and boxes around them."""
     group = tl.program_id(0)
     groups = tl.num_programs(0)
-    GROUP: tl.constexpr = LEAF * FANOUT
     padded = groups * GROUP
     at = group * GROUP + tl.arange(0, GROUP)
     inside = at < rows
     row = tl.load(order + begin + at, mask=inside, other=begin) - begin
-    x = tl.load(points + 3 * row, mask=inside, other=float("inf"))
-    y = tl.load(points + 3 * row + 1, mask=inside, other=float("inf"))
-    z = tl.load(points + 3 * row + 2, mask=inside, other=float("inf"))
+    x, y, z = load_rows_of_3(points, row, inside, float("inf"))
     finite = is_finite(x, y, z)
     tl.store(coordinates + at, x)
     tl.store(coordinates + padded + at, y)
     tl.store(coordinates + 2 * padded + at, z)
     tl.store(row_of + at, tl.where(inside, row, -1).to(tl.int32))
-    store_bounds(x, finite, boxes, 0, group, groups, LEAF, FANOUT)
-    store_bounds(y, finite, boxes, 1, group, groups, LEAF, FANOUT)
-    store_bounds(z, finite, boxes, 2, group, groups, LEAF, FANOUT)
+    store_bounds(x, finite, boxes, 0, group, groups)
+    store_bounds(y, finite, boxes, 1, group, groups)
+    store_bounds(z, finite, boxes, 2, group, groups)
     leaf = group * FANOUT + tl.arange(0, FANOUT)
     first = tl.minimum(leaf * LEAF, rows - 1)
     tl.store(leaf_keys + leaf, tl.load(keys + begin + first))

@@ -8,6 +8,13 @@ from pointproj.ops.backends.triton.tiles import INTERPRETED
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
+def channel_block(channels: int) -> int:
+    """How many channels a program holds: a power of two that wastes little."""
+    if channels <= 16:
+        return 16
+    return 32 if channels <= 32 else 64
+
+
 @triton.jit
 def row_begin(row, channels):
     """Where rows of a matrix begin: the product of two numbers of 32 bits has 64."""

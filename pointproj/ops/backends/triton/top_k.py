@@ -1,0 +1,66 @@
+"""Lists of the k nearest of a tile of queries, (SLOTS, TILE): squared distances and rows, in no order.
+
+Of equal distances the lower row is nearer. SLOTS is k rounded up to a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+from pointproj.ops.backends.triton.tiles import END
+
+
+@triton.jit
+def precedes(squared, row, other, other_row):
+    """Whether a neighbour is nearer than another."""
+    return (squared < other) | ((squared == other) & (row < other_row))
+
+
+@triton.jit
+def empty_lists(real: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr):
+    """K places that anything may take, rows apart so that each newcomer takes one; the rest are taken."""
+    slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
+    best = tl.where(slot < K, float("inf"), -float("inf")).to(real)
+    return best, tl.where(slot < K, END - slot, -1)
+
+
+@triton.jit
+def farthest(best, best_rows):
+    """Of each list."""
+    worst = tl.max(best, 0)
+    return worst, tl.max(tl.where(best == worst[None, :], best_rows, -1), 0)
+
+
+@triton.jit
+def insert(squared, rows, best, best_rows):
+    """Let candidates (LEAF, TILE) take the places of the farthest in the lists."""
+    worst, worst_row = farthest(best, best_rows)
+    squared = tl.where(precedes(squared, rows, worst[None, :], worst_row[None, :]), squared, float("inf"))
+    while tl.min(squared) < float("inf"):
+        nearest = tl.min(squared, 0)
+        nearest_row = tl.min(tl.where(squared == nearest[None, :], rows, END), 0)
+        gives_way = (
+            (best == worst[None, :]) & (best_rows == worst_row[None, :]) & (nearest < float("inf"))[None, :]
+        )
+        best = tl.where(gives_way, nearest[None, :], best)
+        best_rows = tl.where(gives_way, nearest_row[None, :], best_rows)
+        worst, worst_row = farthest(best, best_rows)
+        closer = precedes(squared, rows, worst[None, :], worst_row[None, :])
+        closer &= (squared != nearest[None, :]) | (rows != nearest_row[None, :])
+        squared = tl.where(closer, squared, float("inf"))
+    return best, best_rows
+
+
+@triton.jit
+def store_lists(
+    best, best_rows, found, query, k, active, exists, FIRST: tl.constexpr, K: tl.constexpr,
+    SLOTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write rows, nearest first, to places from ``FIRST`` of ``found`` (Q, k)."""
+    slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
+    best = tl.where(slot < K, best, float("inf"))
+    for place in range(K):
+        nearest = tl.min(best, 0)
+        row = tl.min(tl.where(best == nearest[None, :], best_rows, END), 0)
+        best = tl.where((best == nearest[None, :]) & (best_rows == row[None, :]), float("inf"), best)
+        there = active & (nearest < float("inf"))
+        tl.store(found + query * k + FIRST + place, tl.where(there, row, -1), mask=exists)
