@@ -1,7 +1,7 @@
 """Files that nobody would write, for every reader: ``python -m tests.fuzzing --inputs 20000``.
 
-Each input is a valid file with one change or a few: bytes, numbers, counts, lines and whole passages altered,
-cut, repeated or taken from another file. A reader may return or raise its own error; everything else, and
+Each input is a valid file with one change or a few: bytes, numbers, counts, lines and whole sections changed,
+removed, repeated or taken from another file. A reader may return or raise its own error; everything else, and
 more than a few seconds or megabytes for a few kilobytes, is a finding, and its input is kept.
 """
 

@@ -1,4 +1,4 @@
-"""Surface taken away: what is left, that targets follow, and that files of variants are written once."""
+"""Cutouts: what is left of the surface, that targets follow, and that files of variants are written once."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_a_flat_piece_is_one_side_of_the_box_with_all_copies():
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, slice(0, 12)), (15, slice(12, 24))])
-def test_a_part_hangs_together_by_place_not_by_index(start, expected):
+def test_a_part_is_connected_by_place_not_by_index(start, expected):
     taken = _part(two_boxes(), start, None)
     assert taken[expected].all()
     assert taken.sum() == 12

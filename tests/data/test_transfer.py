@@ -1,4 +1,4 @@
-"""Batches travel while others are worked on: all of them, in order, and errors come out in their place."""
+"""Batches are copied ahead: all of them, in order, and errors are raised in their place."""
 
 import threading
 

@@ -96,7 +96,7 @@ def sheet(*corners):
     return trimesh.Trimesh(corners, [[0, 1, 2], [0, 2, 3]], process=False)
 
 
-def room(gap):
+def chamber(gap):
     """An open box of side 1.8 without thickness, its lid ``gap`` above the walls."""
     h, top = 0.9, 0.9 + gap
     ring = [(-h, -h), (h, -h), (h, h), (-h, h)]
@@ -178,7 +178,7 @@ def test_inside_of_a_box_runs_z_fastest():
     np.testing.assert_array_equal(labels, expected)
 
 
-def test_faces_that_lie_on_lattice_planes_shut_them():
+def test_faces_that_lie_on_lattice_planes_block_them():
     """With 21 points a side the faces of a cube of side 1.8 hold grid points; those are not inside."""
     labels = inside(of(box((1.8, 1.8, 1.8))), 21)
     expected = (np.abs(query_grid(21)) < 0.85).all(axis=1)
@@ -211,7 +211,7 @@ SHEETS = {
     "a sheet at a slant": lambda: of(
         sheet((-0.9, -0.9, -0.7), (0.9, -0.9, 0.1), (0.9, 0.9, 0.7), (-0.9, 0.9, -0.1))
     ),
-    "a lid far above its box": lambda: normalize(room(0.1)),
+    "a lid far above its box": lambda: normalize(chamber(0.1)),
     "a tube open at both ends": lambda: normalize(open_tube()),
 }
 
@@ -226,16 +226,16 @@ def test_open_surfaces_have_no_interior(make, side):
 
 
 def test_cracks_narrower_than_a_lattice_cell_are_closed():
-    whole = inside(normalize(room(0.0)), 30)
+    whole = inside(normalize(chamber(0.0)), 30)
     assert whole.sum() == 26**3
     for gap in (0.001, 0.012):
-        cracked = normalize(room(gap))
+        cracked = normalize(chamber(gap))
         assert inside(cracked, 30).sum() >= 0.95 * whole.sum()
         assert (inside(doubled(cracked), 30) == inside(cracked, 30)).all()
 
 
 def test_a_crack_between_doubled_sheets_with_other_diagonals_is_closed():
-    mesh = normalize(room(0.01))
+    mesh = normalize(chamber(0.01))
     quads = mesh.faces.reshape(-1, 6)[:, [0, 1, 2, 5]]
     backs = np.concatenate([quads[:, [3, 1, 0]], quads[:, [3, 2, 1]]])
     backed = Mesh(mesh.vertices, np.concatenate([mesh.faces, backs]), "backed")

@@ -1,4 +1,4 @@
-"""Fields on grids: the order of values, bounded parts, and asking only where a surface can be."""
+"""Fields on grids: the order of values, bounded chunks, and evaluation only where a surface can be."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def on_board(count):
     return MIDDLE + HALF * places
 
 
-def test_dense_values_are_in_the_order_of_x_y_z_whatever_the_parts():
+def test_dense_values_are_in_the_order_of_x_y_z_whatever_the_chunk():
     def place(points):
         return points @ np.array([1.0, 10.0, 100.0])
 
@@ -45,7 +45,7 @@ def test_dense_values_are_in_the_order_of_x_y_z_whatever_the_parts():
         dense_values(place, 1)
 
 
-def test_no_more_points_are_asked_at_once_than_the_chunk_holds():
+def test_no_more_points_are_evaluated_at_once_than_the_chunk_holds():
     asked = []
 
     def field(points):

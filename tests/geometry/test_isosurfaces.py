@@ -77,7 +77,7 @@ def test_where_a_solid_is_cut_by_the_cube_it_stays_closed_there():
     assert surface.bounds[1, 0] == pytest.approx(0.21, abs=2 / 15 / 32)
 
 
-def test_asked_near_its_samples_a_field_gives_the_same_solid():
+def test_a_field_evaluated_near_its_samples_gives_the_same_solid():
     cloud = CENTRE + RADIUS * directions(400)
     far, near = reconstruct(ball, "ball", side=48), reconstruct(ball, "ball", side=48, cloud=cloud)
     assert np.array_equal(near.mesh.vertices, far.mesh.vertices)

@@ -1,4 +1,4 @@
-"""Mesh arrays, normalisation, surface samples, the query grid."""
+"""Mesh arrays, normalisation, the query grid."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Measures of solids: known values on shapes whose answer can be worked out."""
+"""Metrics of solids: known values on simple shapes."""
 
 import numpy as np
 import pytest

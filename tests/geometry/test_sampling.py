@@ -1,4 +1,4 @@
-"""Points drawn from surfaces, by area, and clouds that are given."""
+"""Points drawn from surfaces by area, and fixed clouds."""
 
 import numpy as np
 import pytest

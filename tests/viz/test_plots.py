@@ -1,3 +1,5 @@
+"""Pictures of shapes and losses."""
+
 import numpy as np
 import pytest
 from matplotlib.image import imread
