@@ -24,17 +24,12 @@ class Pair(NamedTuple):
 
 
 def report(before: list[Row], after: list[Row]) -> str:
-    """A summary by workload and contender, all rows with the slowest first, and rows that lost their time.
+    """Markdown: a summary by workload and contender, all rows with the slowest first, rows without a time now.
 
     Parameters
     ----------
     before, after : list of Row
         Paired by :attr:`~pointproj.benchmark.results.Row.measurement`.
-
-    Returns
-    -------
-    str
-        Markdown.
 
     Raises
     ------
