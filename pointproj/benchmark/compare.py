@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 def report(before: list[Row], after: list[Row]) -> str:
-    """Markdown: a summary by workload and contender, all rows with the slowest first, rows without a time now.
+    """Markdown: a summary by workload and contender, all rows, slowest first, and rows that lost their time.
 
     Parameters
     ----------
