@@ -8,12 +8,12 @@ import hashlib
 import io
 import json
 import logging
-import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
+from pointproj.geometry.files.writing import replacing
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +81,5 @@ class Cache:
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
         archive = buffer.getvalue()
-        path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-        try:
+        with replacing(self.path(key)) as temporary:
             temporary.write_bytes(archive + hashlib.sha256(archive).digest())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)

@@ -77,7 +77,6 @@ def write_variants(files: Sequence[MeshFile], root: Path | str, count: int) -> l
             name = f"{file.name}_{digest[:8]}_{number}"
             path = Path(root) / file.class_name / file.split / f"{name}.off"
             if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
                 rng = np.random.default_rng([int(digest[:16], 16), number])
                 write_mesh(with_cutouts(mesh, rng), path)
             written.append(MeshFile(path, file.class_name, file.split))

@@ -3,7 +3,6 @@
 import csv
 import html
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.metrics import METRICS, Measured
 
 NOTE = (
@@ -99,7 +99,8 @@ def write_csv(path: Path, results: Sequence[Measured], facts: Mapping[str, Any])
         names = {"class": result.class_name, "mesh": result.name, "method": result.method}
         values = {key: f"{value:.6g}" for key, value in result.values.items()}
         writer.writerow({**names, **values, "seconds": f"{result.seconds:.4g}", **facts})
-    _replace(path, buffer.getvalue())
+    with replacing(path) as temporary:
+        temporary.write_text(buffer.getvalue(), encoding="utf-8", newline="")
 
 
 def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]) -> None:
@@ -127,7 +128,8 @@ def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]
         values = ", ".join(f"{METRICS[key]} {value:.3f}" for key, value in result.values.items())
         name = html.escape(result.name)
         lines.append(f'<h2>{name}</h2>{values}<br><img src="pictures/{name}.png" alt="{name}">')
-    _replace(path, "\n".join(lines) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
@@ -136,10 +138,3 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
 
 def _listed(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in facts.items())
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8", newline="")
-    os.replace(temporary, path)

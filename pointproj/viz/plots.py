@@ -1,6 +1,5 @@
 """Pictures of a run: reference points, target, prediction and error of a shape; the losses over the steps."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 
 from pointproj.config import TARGETS
 from pointproj.config.targets import Output
+from pointproj.geometry.files.writing import replacing
 
 ERROR_COLORS = "magma"
 BLUE, ORANGE = "#0072B2", "#D55E00"
@@ -155,6 +155,5 @@ def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as a PNG file; an older one is replaced whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(temporary, format="png", dpi=110)  # a bare Figure draws with Agg: no display is needed
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)  # a bare Figure draws with Agg: no display is needed

@@ -81,7 +81,7 @@ def test_a_failed_write_leaves_the_old_entry_and_no_litter(tmp_path, monkeypatch
     def fail(*arguments):
         raise OSError("disk full")
 
-    monkeypatch.setattr("pointproj.data.cache.os.replace", fail)
+    monkeypatch.setattr("pointproj.geometry.files.writing.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         cache.store(key, {"vertices": np.zeros(3)})
     assert_stored(cache.load(key))

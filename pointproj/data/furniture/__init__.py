@@ -8,7 +8,6 @@ real files.
 import copy
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from pointproj.data.furniture.tables import table, varied_table
 from pointproj.data.furniture.toilets import toilet, varied_toilet
 from pointproj.data.modelnet import SPLITS, DataError
 from pointproj.geometry.files import write_mesh
+from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.meshes import Mesh
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,6 @@ def write_furniture(
                 path = furniture_file(root, class_name, split, number)
                 files.append(path)
                 if not path.exists():
-                    path.parent.mkdir(parents=True, exist_ok=True)
                     write_mesh(make_furniture(class_name, (seed, split_index, number), **family), path)
     return files
 
@@ -213,8 +212,6 @@ def _claim(root: Path, settings: dict[str, int | bool]) -> None:
         )
     for path in present:
         path.unlink()
-    root.mkdir(parents=True, exist_ok=True)
-    temporary = marker.with_name(f"{MARKER}.{os.getpid()}")
-    temporary.write_text(json.dumps(settings) + "\n")
-    os.replace(temporary, marker)
+    with replacing(marker) as temporary:
+        temporary.write_text(json.dumps(settings) + "\n")
     log.info("making furniture in %s", root)

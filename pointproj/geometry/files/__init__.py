@@ -6,9 +6,7 @@ that a file names, or trust its counts. Here nothing is lost silently, no second
 memory is allocated for what is there, not for what is declared.
 """
 
-import os
 import stat
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import numpy as np
 
 from pointproj.geometry.files import obj, off, ply, stl
 from pointproj.geometry.files.text import FormatError, Surface
+from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.meshes import SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
 
 LARGEST_FILE_BYTES = 256 << 20
@@ -156,10 +155,5 @@ def write_mesh(mesh: Mesh, path: str | Path) -> None:
     dump = WRITERS.get(path.suffix.lower())
     if dump is None:
         raise MeshError(path, f"cannot be written: expected {', '.join(WRITERS)}, got {path.suffix!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_bytes(dump(mesh.vertices, mesh.faces))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
