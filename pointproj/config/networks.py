@@ -50,7 +50,7 @@ class KnnConfig(_AggregatingConfig):
 
     OPERATOR: ClassVar[str] = "knn"
 
-    name: str = "knn"
+    name: str = value("knn", "the network")
     k: int = value(7, "neighbours of each query point", least=1)
     keep_neighbors: bool = value(
         False, "search each training shape once and keep its neighbours; needs `data.resample=false`"
@@ -92,7 +92,7 @@ class RadiusConfig(_AggregatingConfig):
 
     OPERATOR: ClassVar[str] = "radius"
 
-    name: str = "radius"
+    name: str = value("radius", "the network")
     radius: float = value(
         1.0, "cut-off, in units of the query cube; what is farther from the cloud sees nothing", above=0
     )
@@ -109,7 +109,7 @@ class MultiscaleConfig(ProjectorConfig):
     NETWORK: ClassVar[str] = "pointproj.nn.multiscale:Multiscale"
     OPERATOR: ClassVar[str] = "radius"
 
-    name: str = "multiscale"
+    name: str = value("multiscale", "the network")
     hidden_channels: int = value(16, "width at the points, a multiple of 8", least=1, most=65_536)
     grid_channels: int = value(16, "width of the finest grid, a multiple of 8", least=1)
     side: int = value(16, "cells along each side of the finest grid", least=1, most=256)

@@ -1,0 +1,120 @@
+"""The whole schema as a page of Markdown, so that defaults and meanings are written once."""
+
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+from pointproj.config.networks import NETWORKS
+from pointproj.config.schema import Config
+
+
+def reference(conf: Path) -> str:
+    """Render every value of the schema, and every choice of every group.
+
+    Parameters
+    ----------
+    conf : Path
+        The folder with the groups; the first comment of a file says what its choice is.
+
+    Returns
+    -------
+    str
+        Markdown: a heading and a table for each section, for ``projector`` one for each network.
+    """
+    config = Config()
+    plain = [entry for entry in fields(config) if not is_dataclass(getattr(config, entry.name))]
+    parts = [_table(plain, "", config)]
+    for entry in fields(config):
+        section = getattr(config, entry.name)
+        if entry.name == "projector":
+            parts += [_network(name, conf) for name in NETWORKS]
+        elif is_dataclass(section):
+            heading = f"## `{entry.name}`\n\n{_first_line(section)}"
+            parts += [
+                heading,
+                *_choices(conf / entry.name),
+                _table(fields(section), f"{entry.name}.", section),
+            ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _network(name: str, conf: Path) -> str:
+    network = NETWORKS[name]()
+    about = _about(conf / "projector" / f"{name}.yaml")
+    shown = [entry for entry in fields(network) if entry.name != "name"]
+    return f"## `projector={name}`\n\n{about}\n\n{_table(shown, 'projector.', network)}"
+
+
+def _choices(folder: Path) -> Iterator[str]:
+    """Yield the list of a group's choices, each with the values that it sets."""
+    if folder.is_dir():
+        lines = []
+        for file in sorted(folder.glob("*.yaml")):
+            values = OmegaConf.to_container(OmegaConf.load(file))
+            sets = ", ".join(f"`{key}={_written(value)}`" for key, value in values.items() if key != "name")
+            lines.append(
+                f"- `{folder.name}={file.stem}`: {_about(file)}" + (f" Sets {sets}." if sets else "")
+            )
+        yield "\n".join(lines)
+
+
+def _about(file: Path) -> str:
+    """Return the comment that a file begins with, as one line."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comment = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        comment.append(line.removeprefix("#").strip())
+    return " ".join(comment)
+
+
+def _table(entries: typing.Iterable[Field], prefix: str, section: Any) -> str:
+    rows = ["| value | type | default | meaning |", "|---|---|---|---|"]
+    for entry in entries:
+        default = getattr(section, entry.name)
+        written = "chosen by group" if default == MISSING else f"`{_written(default)}`"
+        cells = [f"`{prefix}{entry.name}`", _type(entry), written, entry.metadata["meaning"]]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def _type(entry: Field) -> str:
+    """Return the words that a value may be, or its type with its bounds."""
+    allowed, null = entry.metadata, _type_name(entry.type).endswith("null")
+    if allowed["choices"]:
+        words = ", ".join(f"`{choice}`" for choice in allowed["choices"])
+        return words + (", `null`" if null else "")
+    signs = {"least": "≥", "above": ">", "most": "≤", "below": "<"}
+    bounds = ", ".join(f"{sign} {allowed[key]}" for key, sign in signs.items() if allowed[key] is not None)
+    return " ".join(filter(None, [_type_name(entry.type), bounds]))
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, types.UnionType):
+        return " or ".join(_type_name(part) for part in typing.get_args(annotation))
+    if annotation is type(None):
+        return "null"
+    if typing.get_origin(annotation) in (list, tuple):
+        return "list of " + _type_name(typing.get_args(annotation)[0])
+    return annotation.__name__
+
+
+def _written(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_written(each) for each in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _first_line(section: Any) -> str:
+    return type(section).__doc__.partition("\n")[0].replace("``", "`")

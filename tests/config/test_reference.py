@@ -1,0 +1,39 @@
+"""The reference of the config holds every value of the schema, with default and meaning."""
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+from pointproj.config import NETWORKS, Config
+from pointproj.config.reference import reference
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def test_every_value_has_a_row_with_type_default_and_meaning():
+    page = reference(CONF)
+    sections = [("", Config()), *((f"{e.name}.", getattr(Config(), e.name)) for e in fields(Config()))]
+    sections = [(prefix, section) for prefix, section in sections if is_dataclass(section)]
+    sections = [pair for pair in sections if pair[0] != "projector."]
+    sections += [("projector.", network()) for network in NETWORKS.values()]
+    for prefix, section in sections:
+        for entry in fields(section):
+            key = prefix + entry.name
+            if is_dataclass(getattr(section, entry.name)) or key == "projector.name":
+                continue
+            (row, *_) = [line for line in page.splitlines() if line.startswith(f"| `{key}` |")]
+            assert all(cell.strip() for cell in row.replace("\\|", "").split("|")[1:-1]), row
+
+
+def test_rows_say_what_the_schema_says():
+    page = reference(CONF)
+    assert "| `projector.k` | int ≥ 1 | `7` | neighbours of each query point |" in page
+    assert "| `optimizer.schedule` | `constant`, `cosine` | `constant` |" in page
+    assert "| `data.limit` | int or null ≥ 1 | `null` |" in page
+    assert "| `target.name` | `udf`, `sdf`, `occupancy`, `random` | chosen by group |" in page
+
+
+def test_networks_and_choices_are_told_by_the_files_of_the_groups():
+    page = reference(CONF)
+    assert "## `projector=radius`\n\nAll reference points within a radius" in page
+    assert "- `data=mixed`: Real meshes" in page
+    assert "`repeats=8`" in page
