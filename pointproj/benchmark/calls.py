@@ -18,8 +18,10 @@ from pointproj.benchmark.contenders import SEED, Contender
 from pointproj.benchmark.workloads import NETWORK
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.ops.cases import Problem
-from pointproj.training.optimizers import build_optimizer, loss_function
-from pointproj.training.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, beside
+from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, on_stream
+from pointproj.training.losses import loss_function
+from pointproj.training.optimizers import build_optimizer
+from pointproj.training.step import TrainingStep
 
 NOT_COMPILED = ("build", "search")
 
@@ -148,7 +150,7 @@ def captured(function: Call, device: torch.device) -> Call:
         It replays the graph and returns the tensors of the capture, overwritten.
     """
     stream = torch.cuda.Stream(device)
-    with beside(stream):
+    with on_stream(stream):
         for _ in range(STEPS_BEFORE_CAPTURE):
             function()
     replay = CapturedCall(lambda inputs: function(), {}, stream)

@@ -14,7 +14,7 @@ from pointproj.benchmark.plan import Entry
 from pointproj.benchmark.recorder import Recorder, check_error, collect_only_new_garbage, without_time
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import NETWORK, Workload
-from pointproj.training.step import first_line
+from pointproj.runtime.errors import first_line
 
 log = logging.getLogger(__name__)
 

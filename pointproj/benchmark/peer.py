@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.training.step import first_line
+from pointproj.runtime.errors import first_line
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pointproj.benchmark.display import Display
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.results import FAILED, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure
+from pointproj.runtime.errors import first_line
 from pointproj.runtime.memory import empty_cache, held_bytes, peak_bytes, reset_peak
-from pointproj.training.step import first_line
 
 log = logging.getLogger(__name__)
 

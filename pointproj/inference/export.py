@@ -28,10 +28,10 @@ from pointproj.nn.planes import plain_local_planes
 from pointproj.nn.widest_path import plain_widest_passage
 from pointproj.ops.registry import BackendUnavailable, exportable, resolve
 from pointproj.runtime.devices import choose_device
+from pointproj.runtime.errors import first_line
 from pointproj.runtime.run_folder import require_writable
 from pointproj.training.checkpoint import BEST, LAST, load
 from pointproj.training.networks import features_of
-from pointproj.training.step import first_line
 
 log = logging.getLogger(__name__)
 

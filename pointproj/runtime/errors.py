@@ -28,3 +28,9 @@ def exit_on_user_error() -> Iterator[None]:
         if is_user_error(error):
             sys.exit(f"{type(error).__name__}: {error}")
         raise
+
+
+def first_line(error: BaseException) -> str:
+    """Return the kind and first line of an error: those of compilers run to pages."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

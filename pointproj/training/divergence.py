@@ -1,10 +1,10 @@
 """Steps whose loss or gradient is not finite: they change nothing, and their batches are kept.
 
-The optimizer passes over such a step on the device, captured or not, without anybody waiting for it. The host
-looks every :data:`CHECK_EVERY` steps, and before anything is validated or saved, so that
+The optimizer skips such a step on the device, captured or not, and nothing waits for it. The host checks
+every :data:`CHECK_EVERY` steps, and before anything is validated or saved, so that
 
 - no weight and no moment of the optimizer ever takes part in a step that is not finite;
-- no checkpoint hides one: it is written after the look;
+- no checkpoint hides one: it is written after the check;
 - the batch is known, and saved, at most :data:`CHECK_EVERY` steps later.
 """
 
@@ -36,7 +36,7 @@ class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
 
 
 class FiniteGuard:
-    """On the device: lets an optimizer pass over steps that are not finite, and remembers which.
+    """On the device: lets an optimizer skip steps that are not finite, and remembers which.
 
     Parameters
     ----------
@@ -52,10 +52,10 @@ class FiniteGuard:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         device = optimizer.param_groups[0]["params"][0].device
         self.compiled = False
-        self._passed_over = torch.zeros((), device=device)
+        self._skipped = torch.zeros((), device=device)
         self._history = torch.zeros((), dtype=torch.int64, device=device)  # a bit a step, the last is lowest
         self._one = torch.ones((), device=device)
-        optimizer.grad_scale, optimizer.found_inf = None, self._passed_over
+        optimizer.grad_scale, optimizer.found_inf = None, self._skipped
 
     def __call__(
         self,
@@ -64,7 +64,7 @@ class FiniteGuard:
         gradient_norm: Float[Tensor, ""] | None,
         loss_sum: Float[Tensor, ""],
     ) -> None:
-        """Decide about the step that the optimizer takes next; unless it is passed over, its loss counts.
+        """Decide about the step that the optimizer takes next; unless it is skipped, its loss counts.
 
         Parameters
         ----------
@@ -75,39 +75,39 @@ class FiniteGuard:
         loss_sum : () float tensor
             Gets the loss added.
         """
-        look, account = (_compiled(_look), _compiled(_account)) if self.compiled else (_look, _account)
-        look(loss if gradient_norm is None else loss + gradient_norm, self._passed_over)
+        flag, count = (_compiled(_flag), _compiled(_count)) if self.compiled else (_flag, _count)
+        flag(loss if gradient_norm is None else loss + gradient_norm, self._skipped)
         if gradient_norm is None:
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._passed_over, self._one)
-        account(loss, self._passed_over, self._history, loss_sum)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._skipped, self._one)
+        count(loss, self._skipped, self._history, loss_sum)
 
-    def note(self) -> Int[Tensor, ""]:
-        """Return what :meth:`passed_over` reads, on its way to the host, and forget it here."""
+    def take_history(self) -> Int[Tensor, ""]:
+        """Return what :meth:`skipped` reads, on its way to the host, and begin a new history."""
         history = to_host(self._history)
         self._history.zero_()
         return history
 
     @staticmethod
-    def passed_over(history: Int[Tensor, ""]) -> list[int]:
-        """Return how many steps before the note each passed-over step was, oldest first.
+    def skipped(history: Int[Tensor, ""]) -> list[int]:
+        """Return how many steps before it was taken each skipped step was, oldest first.
 
-        Of the last 64 steps since the note before; 0 is the step taken last.
+        Of the last 64 steps since the history before; 0 is the step taken last.
         """
         bits = history.item() % 2**_HISTORY_BITS
         return [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
 
 
-def _look(value: Float[Tensor, ""], passed_over: Float[Tensor, ""]) -> None:
-    passed_over.copy_(~value.isfinite())
+def _flag(value: Float[Tensor, ""], skipped: Float[Tensor, ""]) -> None:
+    skipped.copy_(~value.isfinite())
 
 
-def _account(
+def _count(
     loss: Float[Tensor, ""],
-    passed_over: Float[Tensor, ""],
+    skipped: Float[Tensor, ""],
     history: Int[Tensor, ""],
     loss_sum: Float[Tensor, ""],
 ) -> None:
-    bad = passed_over != 0
+    bad = skipped != 0
     history.mul_(2).add_(bad)
     loss_sum.add_(torch.where(bad, 0.0, loss))
 
@@ -117,8 +117,8 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     return torch.compile(function, fullgraph=True)
 
 
-class DivergenceWatch:
-    """Holds the batches of the last steps until these are known to be finite, and acts where one was not.
+class DivergenceCheck:
+    """Keeps the batches of the last steps until these are known to be finite, and acts where one was not.
 
     Parameters
     ----------
@@ -135,13 +135,13 @@ class DivergenceWatch:
         self._in_a_row = 0
         self._saved = 0
 
-    def note(self, step: int, batch: dict[str, Any]) -> bool:
-        """Hold the batch of a step just taken; return whether it is time to :meth:`check`."""
+    def add(self, step: int, batch: dict[str, Any]) -> bool:
+        """Keep the batch of a step just taken; return whether it is time to :meth:`check`."""
         self._recent.append((step, batch))
         return len(self._recent) == CHECK_EVERY
 
     def check(self, ages: list[int]) -> None:
-        """Act on what :meth:`FiniteGuard.passed_over` returned, of a note taken after the last batch held.
+        """Act on what :meth:`FiniteGuard.skipped` returned, of a history taken after the last batch added.
 
         Raises
         ------
@@ -164,11 +164,10 @@ class DivergenceWatch:
     def _report(self, step: int, batch: dict[str, Any]) -> None:
         words = f"step {step}: loss or gradient is not finite; {_described(batch)}{self._keep(step, batch)}"
         if self.config.training.on_nan == "skip":
-            log.warning("%s; the step was passed over", words)
+            log.warning("%s; the step was skipped", words)
             return
         raise TrainingDiverged(
-            f"{words}. The step changed nothing: {self._advice()}, or training.on_nan=skip to pass over such "
-            "steps"
+            f"{words}. The step changed nothing: {self._advice()}, or training.on_nan=skip to skip such steps"
         )
 
     def _keep(self, step: int, batch: dict[str, Any]) -> str:

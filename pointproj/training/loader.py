@@ -13,12 +13,12 @@ from pointproj.data.dataset import PreparedData, ShapeDataset
 from pointproj.data.transfer import prefetch_to_device
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
-from pointproj.training.kept_neighbors import KeptNeighbors
+from pointproj.training.neighbor_cache import NeighborCache
 from pointproj.training.networks import with_features
 from pointproj.training.resume import Position
 
 
-class Feed:
+class BatchLoader:
     """This process's part of the batches of a run.
 
     Parameters
@@ -52,7 +52,7 @@ class Feed:
         self.device = device
         self.processes = processes
         kept = config.projector.kept_neighbors
-        self._neighbors = None if kept is None else KeptNeighbors(kept, backend)
+        self._neighbors = None if kept is None else NeighborCache(kept, backend)
         self.shapes_a_step = config.training.batch_size * processes.count
         self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
 

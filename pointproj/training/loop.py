@@ -31,13 +31,15 @@ from pointproj.runtime.profiling import StepProfiler
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
+from pointproj.training.capture import capture_obstacle
 from pointproj.training.display import Pace, ProgressDisplay
-from pointproj.training.divergence import DivergenceWatch
-from pointproj.training.loader import Feed
+from pointproj.training.divergence import DivergenceCheck
+from pointproj.training.loader import BatchLoader
+from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model
-from pointproj.training.optimizers import build_optimizer, learning_rate, loss_function, set_learning_rate
+from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from pointproj.training.resume import Continued, Position, checkpoint_to_continue
-from pointproj.training.step import Batch, TrainingStep, capture_obstacle
+from pointproj.training.step import Batch, TrainingStep
 from pointproj.training.timing import time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
@@ -148,12 +150,12 @@ class Training:
             capture=capture,
             processes=processes,
         )
-        self.feed = Feed(config, data, device, processes, backend)
-        self.total_steps = self.feed.steps_per_epoch * config.training.epochs
+        self.loader = BatchLoader(config, data, device, processes, backend)
+        self.total_steps = self.loader.steps_per_epoch * config.training.epochs
         self.position = Position()
-        self.watch = DivergenceWatch(config, run.path)
+        self.divergence = DivergenceCheck(config, run.path)
         self.pace = Pace()
-        self.noted: Callable[[], None] | None = None  # acts on what the device was asked about its steps
+        self.pending: Callable[[], None] | None = None  # acts on the status that was requested
         untrained = untrained_predictor(config.target.name, backend, normals=bool(config.projector.normals))
         self.baseline = self._evaluate(untrained)
         self.evaluation: Evaluation | None = None  # of the model as it is now
@@ -190,16 +192,16 @@ class Training:
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
             display = stack.enter_context(self._display())
             # One stream of batches for all epochs: its workers go on sampling during validation.
-            stream = stack.enter_context(closing(self.feed.training(position)))
+            stream = stack.enter_context(closing(self.loader.training(position)))
             profiler.start()
             while position.epoch < config.training.epochs:
-                batches_left = itertools.islice(stream, self.feed.steps_per_epoch - position.step_in_epoch)
+                batches_left = itertools.islice(stream, self.loader.steps_per_epoch - position.step_in_epoch)
                 with self.pace.running():
                     for batch in batches_left:
                         self._train_step(batch, display, profiler)
                         if stop_together(stop.made is not None):
                             self._stop(stop)
-                    self._read_noted()
+                    self._read_status()
                     if self.device.type == "cuda":
                         torch.cuda.synchronize(self.device)  # steps still under way belong to this time
                 self._check_finite()
@@ -215,47 +217,47 @@ class Training:
         lr = learning_rate(config.optimizer, position.step, self.total_steps)
         set_learning_rate(self.optimizer, lr)
         self.step(batch)
-        self._read_noted()  # of the step before: the device has this one to do meanwhile
+        self._read_status()  # of an earlier step: the device runs this one meanwhile
         profiler.step()
-        self.pace.count(self.feed.shapes_of_step(position.step_in_epoch))
+        self.pace.count(self.loader.shapes_of_step(position.step_in_epoch))
         position.step += 1
         position.step_in_epoch += 1
         display.advance(position.step)
-        held_enough = self.watch.note(position.step, batch)
+        check_is_due = self.divergence.add(position.step, batch)
         ends_interval = position.step % config.training.log_every == 0 or position.step == self.total_steps
-        if held_enough or ends_interval:
-            self.step.note(ends_interval=ends_interval)
-            self.noted = partial(self._read_note, display if ends_interval else None, lr)
+        if check_is_due or ends_interval:
+            self.step.request_status(ends_interval=ends_interval)
+            self.pending = partial(self._act_on_status, display if ends_interval else None, lr)
             if self.device.type != "cuda":
-                self._read_noted()
+                self._read_status()
 
     def _display(self) -> ProgressDisplay:
         console = None if self.processes.is_first else Console(file=io.StringIO())
         return ProgressDisplay(self.total_steps, self.position.step, console)
 
-    def _read_noted(self) -> None:
+    def _read_status(self) -> None:
         """Act on what the device was asked after an earlier step, if that was not done yet."""
-        noted, self.noted = self.noted, None
-        if noted is not None:
-            noted()
+        act, self.pending = self.pending, None
+        if act is not None:
+            act()
 
-    def _read_note(self, display: ProgressDisplay | None, lr: float) -> None:
-        loss, not_finite = self.step.read_noted()
-        self.watch.check(not_finite)
+    def _act_on_status(self, display: ProgressDisplay | None, lr: float) -> None:
+        loss, not_finite = self.step.read_status()
+        self.divergence.check(not_finite)
         if display is not None:
             self._log_step(display, lr, loss)
 
     def _log_step(self, display: ProgressDisplay, lr: float, loss: float) -> None:
         position, training = self.position, self.config.training
-        if math.isfinite(loss):  # it is not if all these steps were passed over
+        if math.isfinite(loss):  # it is not if all these steps were skipped
             position.losses.append([position.step, loss])
         pace, memory = self.pace.read(), peak_bytes(self.device)
         display.line(position.epoch + 1, training.epochs, position.step, loss, lr, pace, memory)
         self._record("train", loss=loss, lr=lr, **dataclasses.asdict(pace), memory_bytes=memory)
 
     def _check_finite(self) -> None:
-        self._read_noted()
-        self.watch.check(self.step.read_not_finite())
+        self._read_status()
+        self.divergence.check(self.step.read_not_finite())
 
     def _validate(self) -> None:
         """Measure the model on the test meshes, and keep it if it is the best so far."""
@@ -279,7 +281,7 @@ class Training:
         return prediction.squeeze(-1).float()
 
     def _evaluate(self, predict: Predictor) -> Evaluation:
-        return evaluate(predict, self.feed.test(), self.config.target.name, self.processes)
+        return evaluate(predict, self.loader.test(), self.config.target.name, self.processes)
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
@@ -332,7 +334,7 @@ class Training:
             len(self.data.train),
             len(self.data.test),
             self._batch_in_words(),
-            self.feed.steps_per_epoch,
+            self.loader.steps_per_epoch,
         )
 
     def _batch_in_words(self) -> str:
@@ -374,7 +376,7 @@ class Training:
         return metrics
 
     def _timed(self) -> dict[str, float]:
-        batch = next(self.feed.plain())
+        batch = next(self.loader.plain())
         timed = time_step(self.step, batch, self.config.training.time_steps)
         log.info("backend %s, %s, on %s:", self.backend, self.step.mode, self.device)
         log.info("  forward       %10.3f ms", timed["forward_ms"])
@@ -391,7 +393,7 @@ class Training:
             errors=self.position.errors,
             baseline=self.baseline,
             test=self.data.test,
-            predict=lambda batch: self._predict(self.feed.on_device(batch)),
+            predict=lambda batch: self._predict(self.loader.on_device(batch)),
         )
         for path in paths:
             self.logger.picture(path, self.position.step)

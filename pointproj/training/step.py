@@ -8,40 +8,38 @@ Where several processes train together, each has its own part of the batch, and 
 summed as one tensor between backward and clipping. The sum is recorded in the graph like everything else.
 """
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.ops.registry import waits
 from pointproj.runtime.devices import to_host
 from pointproj.runtime.distributed import ALONE, Processes
-from pointproj.runtime.memory import graphs_unsupported
+from pointproj.runtime.errors import first_line
+from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, is_capturing, on_stream
 from pointproj.training.divergence import FiniteGuard
-from pointproj.training.optimizers import Loss, eikonal_penalty
+from pointproj.training.losses import Loss, eikonal_penalty
 
 log = logging.getLogger(__name__)
 
-STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
 # ``share`` where several processes train, ``neighbor_indices`` where they are kept.
 INPUTS = ("query_points", "reference_points", "features", "neighbor_indices", "target", "share")
 
 Batch = Mapping[str, Tensor]
 
 
-class Note(NamedTuple):
-    """What the device was asked about its steps; the tensors are filled in when it has taken them."""
+class Status(NamedTuple):
+    """Copies on their way to the host: how the steps up to a request went; filled in when they have run."""
 
     loss_sum: Tensor
     history: Tensor  # of :class:`FiniteGuard`
-    calls: int  # taken by then
+    calls: int  # steps taken by then
     steps: int | None  # over which the losses are summed, where an interval ends
-    arrived: torch.cuda.Event | None
+    ready: torch.cuda.Event | None
 
 
 class TrainingStep:
@@ -61,13 +59,13 @@ class TrainingStep:
     amp : bool
         Run the model under bf16 autocast.
     eikonal : float
-        Weight of :func:`pointproj.training.optimizers.eikonal_penalty`. It needs second derivatives, which
+        Weight of :func:`pointproj.training.losses.eikonal_penalty`. It needs second derivatives, which
         torch.compile does not give: the model then runs uncompiled.
     compile : bool
         Compile the model and, on CUDA, capture the step. Whatever prevents that is logged, and the steps
         go on without it; :attr:`mode` says how they run.
     capture : bool
-        False where :func:`capture_obstacle` knows beforehand that the step cannot be captured.
+        False where :func:`~pointproj.training.capture.capture_obstacle` knows of a reason against it.
     processes : Processes
         Who trains together. All have the same weights, and take every step at the same time.
     """
@@ -102,10 +100,10 @@ class TrainingStep:
         if self.captured:  # what is small costs its launches, and here nothing else
             self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
             self._guard.compiled = True
-        self._noted: Note | None = None  # what is on its way to the host
+        self._pending: Status | None = None  # requested and not yet received
         self._not_finite: list[int] = []  # numbers of calls that nobody has asked for yet
         self._mean_loss = float("nan")
-        self._calls = self._calls_noted = 0
+        self._calls = self._calls_received = 0
         self._loss_sum = torch.zeros((), device=self.device)
         self._steps_since_read = 0
         self._replays: dict[tuple, CapturedCall] = {}
@@ -134,7 +132,7 @@ class TrainingStep:
         if self.captured:
             self._replay(inputs)
         else:
-            self._take(inputs)
+            self._run(inputs)
         self._calls += 1
         self._steps_since_read += 1
 
@@ -147,54 +145,55 @@ class TrainingStep:
             )
         return prediction.squeeze(-1).float()
 
-    def note(self, *, ends_interval: bool = False) -> None:
-        """Ask the device how the steps up to now went; :meth:`read_noted` answers, also while later ones run.
+    def request_status(self, *, ends_interval: bool = False) -> None:
+        """Ask how the steps up to now went, without waiting; :meth:`read_status` returns the answer.
 
         Parameters
         ----------
         ends_interval : bool
             The losses of later steps belong to the next mean.
         """
-        self._take_in()
-        asked = to_host(self._loss_sum), self._guard.note()
-        arrived = torch.cuda.current_stream(self.device).record_event() if self._loss_sum.is_cuda else None
-        self._noted = Note(*asked, self._calls, self._steps_since_read if ends_interval else None, arrived)
+        self._receive()
+        copies = to_host(self._loss_sum), self._guard.take_history()
+        ready = torch.cuda.current_stream(self.device).record_event() if self._loss_sum.is_cuda else None
+        steps = self._steps_since_read if ends_interval else None
+        self._pending = Status(*copies, self._calls, steps, ready)
         if ends_interval:
             self._loss_sum.zero_()
             self._steps_since_read = 0
 
-    def read_noted(self) -> tuple[float, list[int]]:
-        """Read the last note; waits for the steps it is about, and not for later ones.
+    def read_status(self) -> tuple[float, list[int]]:
+        """Return what was requested last; waits for the steps it is about, and not for later ones.
 
         Returns
         -------
         loss : float
             Mean over the steps of the last interval that ended which were finite; NaN without any.
         ages : list of int
-            How many steps before the note each step was that changed nothing: loss or gradient was not
+            How many steps before the request each step was that changed nothing: loss or gradient was not
             finite. Of those since the last call, oldest first; 0 is the step taken last. To be called at
             least every 64 steps: older ones are forgotten.
         """
-        self._take_in()
-        ages = [self._calls_noted - 1 - call for call in self._not_finite]
+        self._receive()
+        ages = [self._calls_received - 1 - call for call in self._not_finite]
         self._not_finite.clear()
         return self._mean_loss, ages
 
     def read_loss(self) -> float:
         """Return the mean loss of the steps since the last read that were finite (NaN without any); waits."""
-        self.note(ends_interval=True)
-        self._take_in()
+        self.request_status(ends_interval=True)
+        self._receive()
         return self._mean_loss
 
     def read_not_finite(self) -> list[int]:
-        """Return the ages of :meth:`read_noted` up to the last step; waits for it."""
-        self.note()
-        return self.read_noted()[1]
+        """Return the ages of :meth:`read_status` up to the last step; waits for it."""
+        self.request_status()
+        return self.read_status()[1]
 
     def state_dict(self) -> dict[str, float | int]:
         """Losses that nobody has read yet, so that a resumed run reports them."""
-        self.note()
-        self._take_in()
+        self.request_status()
+        self._receive()
         return {"loss_sum": self._loss_sum.item(), "steps_since_read": self._steps_since_read}
 
     def load_state_dict(self, state: Mapping[str, float | int]) -> None:
@@ -202,7 +201,7 @@ class TrainingStep:
         self._loss_sum.fill_(state["loss_sum"])
         self._steps_since_read = int(state["steps_since_read"])
 
-    def _take(self, inputs: Batch) -> None:
+    def _run(self, inputs: Batch) -> None:
         """The step itself; in a capture this is what the graph records."""
         loss = self._backward(inputs)
         if not self.processes.alone:
@@ -214,27 +213,27 @@ class TrainingStep:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
         self.optimizer.step()
 
-    def _take_in(self) -> None:
-        """Learn from the note under way, if any, which steps were passed over; they do not count."""
-        if self._noted is None:
+    def _receive(self) -> None:
+        """Take in what was requested, if anything was; skipped steps do not count."""
+        if self._pending is None:
             return
-        note, self._noted = self._noted, None
-        if note.arrived is not None:
-            note.arrived.synchronize()
-        ages = self._guard.passed_over(note.history)
-        self._calls_noted = note.calls
-        self._not_finite += [note.calls - 1 - age for age in ages]
-        if note.steps is None:
+        status, self._pending = self._pending, None
+        if status.ready is not None:
+            status.ready.synchronize()
+        ages = self._guard.skipped(status.history)
+        self._calls_received = status.calls
+        self._not_finite += [status.calls - 1 - age for age in ages]
+        if status.steps is None:
             self._steps_since_read -= len(ages)
             return
-        finite = note.steps - len(ages)
-        self._mean_loss = note.loss_sum.item() / finite if finite else float("nan")
+        finite = status.steps - len(ages)
+        self._mean_loss = status.loss_sum.item() / finite if finite else float("nan")
 
     def _backward(self, inputs: Batch) -> Tensor:
         try:
             return self._loss_with_gradients(inputs)
         except Exception as error:
-            if not self.compiled or _is_capturing(self.device) or isinstance(error, torch.OutOfMemoryError):
+            if not self.compiled or is_capturing(self.device) or isinstance(error, torch.OutOfMemoryError):
                 raise
             failure = error
         loss = self._without_compile(inputs)  # raises what is wrong with the model itself, if anything is
@@ -280,15 +279,15 @@ class TrainingStep:
         if self._steps_taken[shapes] >= STEPS_BEFORE_CAPTURE and self._capture(shapes, inputs):
             self._replays[shapes](inputs)
             return
-        with beside(self._side_stream):
-            self._take(inputs)
+        with on_stream(self._side_stream):
+            self._run(inputs)
         self._steps_taken[shapes] += 1
 
     def _capture(self, shapes: tuple, inputs: Batch) -> bool:
         # Gradients made outside the graph would be added to, and they are not the graph's to keep.
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            self._replays[shapes] = CapturedCall(self._take, inputs, self._side_stream)
+            self._replays[shapes] = CapturedCall(self._run, inputs, self._side_stream)
         except Exception as error:
             self.captured = False
             self.optimizer.zero_grad(set_to_none=True)
@@ -297,58 +296,3 @@ class TrainingStep:
             return False
         log.info("the training step is captured in a CUDA graph for %d shapes a batch", len(inputs["target"]))
         return True
-
-
-class CapturedCall:
-    """A function's GPU work, recorded once in a CUDA graph and replayed with other inputs of that shape.
-
-    Parameters
-    ----------
-    function : callable
-        Takes a mapping of tensors, and has run before on ``stream``. Recording does not run it.
-    inputs : mapping
-        Its argument, by which the shapes are fixed; copied.
-    stream : torch.cuda.Stream
-        Where it is recorded.
-    """
-
-    def __init__(self, function: Callable[[Batch], object], inputs: Batch, stream: torch.cuda.Stream) -> None:
-        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        self._function = function  # keeps alive what the recorded work reads
-        self._graph = torch.cuda.CUDAGraph()
-        # thread_local: a thread that loads data may allocate pinned memory meanwhile.
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self.result = function(self._inputs)
-
-    def __call__(self, inputs: Batch) -> object:
-        """Replay with these inputs; the result is overwritten by the next replay."""
-        if self._inputs:
-            given = [inputs[name] for name in self._inputs]
-            torch._foreach_copy_(list(self._inputs.values()), given, non_blocking=True)  # one launch for all
-        self._graph.replay()
-        return self.result
-
-
-def capture_obstacle(backend: str) -> str | None:
-    """Why no step with this backend can be captured in a CUDA graph, or None."""
-    return graphs_unsupported() or waits(backend)
-
-
-@contextlib.contextmanager
-def beside(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Run the block's GPU work on ``stream``, after what is queued now and before what comes after."""
-    current = torch.cuda.current_stream(stream.device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield
-    current.wait_stream(stream)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the kind and first line of an error: those of compilers run to pages."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -8,7 +8,8 @@ from statistics import median
 
 import torch
 
-from pointproj.training.step import INPUTS, STEPS_BEFORE_CAPTURE, Batch, CapturedCall, TrainingStep, beside
+from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, on_stream
+from pointproj.training.step import INPUTS, Batch, TrainingStep
 
 SECONDS_ON_CPU = 20.0
 
@@ -44,7 +45,7 @@ def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, f
 def _captured_forward(step: TrainingStep, batch: Batch) -> Callable[[], object]:
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     stream = torch.cuda.Stream(step.device)
-    with beside(stream):
+    with on_stream(stream):
         step.forward(inputs)
     replay = CapturedCall(lambda kept: step.forward(kept).detach(), inputs, stream)
     return lambda: replay(inputs)

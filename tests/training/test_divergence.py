@@ -62,7 +62,7 @@ def test_the_guard_decides_alike_compiled_or_not(compiled):
         guard(torch.tensor(float(loss)), [parameter.grad], known, loss_sum)
         optimizer.step()
         assert torch.equal(parameter, before) == (loss in (2, 4) or loss != loss)
-    assert guard.passed_over(guard.note()) == [3, 2, 0]
+    assert guard.skipped(guard.take_history()) == [3, 2, 0]
     assert loss_sum == 4
 
 
@@ -102,7 +102,7 @@ def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, 
     config.training.epochs = 7
     run = RunFolder(tmp_path)
     metrics = train(config, run)
-    warnings = [text for text in caplog.messages if "sphere_2" in text and "passed over" in text]
+    warnings = [text for text in caplog.messages if "sphere_2" in text and "skipped" in text]
     assert len(warnings) == 7
     assert len(list(tmp_path.glob("nonfinite_*.pt"))) == 5
     assert metrics["status"] == "ok"

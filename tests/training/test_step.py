@@ -6,13 +6,8 @@ import torch
 
 from pointproj import Projector
 from pointproj.config import OptimizerConfig, TargetConfig
-from pointproj.training.optimizers import (
-    build_optimizer,
-    eikonal_penalty,
-    learning_rate,
-    loss_function,
-    set_learning_rate,
-)
+from pointproj.training.losses import eikonal_penalty, loss_function
+from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from pointproj.training.step import TrainingStep
 from pointproj.training.timing import time_step
 
@@ -20,7 +15,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 def batches(count, sizes=(3,), device="cpu"):
-    """Batches of clouds whose target is the distance to the origin; their sizes take turns."""
+    """Batches of clouds whose target is the distance to the origin; their sizes alternate."""
     generator = torch.Generator().manual_seed(0)
     query_points = torch.rand(20, 3, generator=generator)
     for number in range(count):
@@ -229,10 +224,10 @@ def test_a_note_is_of_its_moment_whatever_steps_follow(device):
     for batch in (*given[:3], bad, given[3]):
         step(batch)
         other(batch)
-    step.note(ends_interval=True)
+    step.request_status(ends_interval=True)
     step(later)
     step(bad)
-    assert step.read_noted() == (other.read_loss(), [1])
+    assert step.read_status() == (other.read_loss(), [1])
     other(later)
     assert step.read_not_finite() == [0]
     assert step.read_loss() == other.read_loss()
@@ -268,7 +263,7 @@ def test_a_captured_step_never_waits_for_the_device():
         for number, batch in enumerate(given[5:]):
             set_learning_rate(step.optimizer, 1e-3 / (1 + number))
             step(batch)
-            step.note()
+            step.request_status()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(step.read_loss())

@@ -6,7 +6,7 @@ import torch
 import pointproj
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import by_id
-from pointproj.training.kept_neighbors import KeptNeighbors
+from pointproj.training.neighbor_cache import NeighborCache
 from tests.conftest import Where
 from tests.oracle import assert_close, derivatives, probe, run
 
@@ -71,14 +71,14 @@ def test_wrong_neighbors_are_refused():
 def test_each_shape_is_searched_once(monkeypatch):
     clouds, query_points = torch.rand(5, 30, 3), torch.rand(11, 3)
     searches = []
-    search = pointproj.training.kept_neighbors.knn
+    search = pointproj.training.neighbor_cache.knn
 
     def counted(query_points, reference_points, *others, **named):
         searches.append(len(reference_points))
         return search(query_points, reference_points, *others, **named)
 
-    monkeypatch.setattr(pointproj.training.kept_neighbors, "knn", counted)
-    kept = KeptNeighbors(4, "torch")
+    monkeypatch.setattr(pointproj.training.neighbor_cache, "knn", counted)
+    kept = NeighborCache(4, "torch")
     for shapes in ([0, 1, 2], [2, 0, 1], [3, 4], [4, 0, 2, 1, 3]):
         batch = {"query_points": query_points, "reference_points": clouds[shapes], "identity": shapes}
         rows = kept(batch)["neighbor_indices"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from pointproj.ops.functional import knn
 
 
-class KeptNeighbors:
+class NeighborCache:
     """The k nearest reference points of every query point, for each shape that has been met.
 
     Parameters
