@@ -163,7 +163,7 @@ class TrainingConfig:
     batch_size: int = value(4, "shapes of each step, in each process", least=1)
     amp: bool = value(False, "run the network under bfloat16 autocast")
     validate_every: int = value(10, "epochs between validations", least=1)
-    log_every: int = value(10, "steps between progress lines", least=1)
+    log_every: int = value(30, "steps between progress lines", least=1)
     pictures: int = value(4, "test shapes drawn at the end", least=0)
     checkpoint_every: int = value(1, "epochs between writes of `last.pt`", least=1)
     on_nan: str = value(

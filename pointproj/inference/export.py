@@ -25,7 +25,7 @@ from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import plain_local_planes
-from pointproj.nn.widest_path import plain_widest_passage
+from pointproj.nn.widest_path import plain_widest_path
 from pointproj.ops.registry import BackendUnavailable, exportable, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line
@@ -217,7 +217,7 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
     forms = {
-        torch.ops.pointproj.widest_passage.default: plain_widest_passage,
+        torch.ops.pointproj.widest_path.default: plain_widest_path,
         torch.ops.pointproj.local_planes.default: plain_local_planes,
     }
     return program.run_decompositions(forms)

@@ -99,8 +99,10 @@ class NeighborAttention(nn.Module):
     ) -> Float[Tensor, "b q k channels"]:
         """The first layer of the MLP, in which positions become features."""
         rows = rows.clamp(min=0)  # where there is none, the displacement is NaN anyway
-        places, normals = take_rows(torch.cat([reference_points, normals], dim=-1), rows).split(3, dim=-1)
-        displacement = (places - query_points[:, :, None]) / self.unit
+        neighbor_points, normals = take_rows(torch.cat([reference_points, normals], dim=-1), rows).split(
+            3, dim=-1
+        )
+        displacement = (neighbor_points - query_points[:, :, None]) / self.unit
         distance = safe_sqrt(displacement.square().sum(-1, keepdim=True))
         height = -(displacement * normals).sum(-1, keepdim=True)
         pair = [displacement, distance, height]

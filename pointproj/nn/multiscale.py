@@ -14,10 +14,10 @@ from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import local_planes
 from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
 from pointproj.nn.refinement import GridRefinement, cell_centres, trilinear
-from pointproj.nn.widest_path import widest_passage
+from pointproj.nn.widest_path import widest_path
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate, radius_aggregate
 
-REACH = 1.5  # radius of a level's projection, in cells of that level
+RADIUS_IN_CELLS = 1.5  # radius of a level's projection, in cells of that level
 NEAREST_LEVEL = 1  # the level that is also shown the nearest points, however far they are
 NEAREST = 4
 PLANE_CHANNELS = 4  # normal (3) and fit
@@ -50,7 +50,7 @@ class Multiscale(nn.Module):
        has a sigma of its own, which is learned, and the context of
        :func:`pointproj.nn.context.aggregate_with_context`.
     4. The finest grid is also told how wide the way from outside is to each of its cells
-       (:func:`pointproj.nn.widest_path.widest_passage`): what is enclosed follows from the whole of a cloud,
+       (:func:`pointproj.nn.widest_path.widest_path`): what is enclosed follows from the whole of a cloud,
        and convolutions, which look about them, learn that from many examples only. This is found on a grid of
        half the cells' width.
     5. A U-Net over the levels decides what is far-reaching: which side of a surface is enclosed. No normals
@@ -169,7 +169,7 @@ class Multiscale(nn.Module):
             features = None if features is None else features[None]
             index = None  # one of a single cloud does not fit a batch of one
         if index is None:
-            radius = REACH * self._cell(self.sides[0])
+            radius = RADIUS_IN_CELLS * self._cell(self.sides[0])
             index = build_index(reference_points, radius=radius, backend=self.backend)
         with full_precision(reference_points):
             distances, rows = self._nearest(reference_points, reference_points, self.neighbors, index)
@@ -247,7 +247,7 @@ class Multiscale(nn.Module):
         where = self._centres(level, reference_points), reference_points
         sigma = self.radius_log_sigma[level].exp()
         shared = {"index": index, "backend": self.backend}
-        aggregate = partial(radius_aggregate, *where, radius=REACH * cell, sigma=sigma, **shared)
+        aggregate = partial(radius_aggregate, *where, radius=RADIUS_IN_CELLS * cell, sigma=sigma, **shared)
         carried, *context = aggregate_with_context(aggregate, *where, features)
         projected = self.by_radius[level](torch.cat([carried, *_scaled(context, cell)], dim=-1))
         if level == min(NEAREST_LEVEL, len(self.sides) - 1):
@@ -266,10 +266,10 @@ class Multiscale(nn.Module):
         centres = self.flood_centres.to(reference_points.dtype).expand(len(reference_points), -1, -1)
         distances, _ = self._nearest(centres, reference_points, 1, index)
         distance = distances.view(-1, side, side, side)
-        passage = widest_passage(distance, side)
+        width = widest_path(distance, side)
         spacing = spacing.view(-1, 1, 1, 1).expand_as(distance)
         # Lengths from 0 to infinity as numbers from 0 to 1, finest where they are about the unit.
-        pairs = [(distance, cell), (passage, cell), (passage, spacing), (spacing, cell)]
+        pairs = [(distance, cell), (width, cell), (width, spacing), (spacing, cell)]
         told = torch.stack([length / (length + unit) for length, unit in pairs], dim=1)
         for axis in range(3):  # the fine cells within each cell of the grid become its channels
             told = told.unflatten(2 + 2 * axis, (-1, FINER)).movedim(3 + 2 * axis, 1)

@@ -43,8 +43,8 @@ def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tenso
     """The same as operators of torch."""
     away = (take_rows(points, rows[..., 1:].clamp(min=0)) - points[:, :, None]) / unit
     paired = away[:, :, :PAIRED]
-    turned = [paired.roll(shift, 2) for shift in range(1, paired.shape[2] // 2 + 1)]
-    crossed = torch.linalg.cross(torch.cat([paired] * len(turned), dim=2), torch.cat(turned, dim=2))
+    rolled = [paired.roll(shift, 2) for shift in range(1, paired.shape[2] // 2 + 1)]
+    crossed = torch.linalg.cross(torch.cat([paired] * len(rolled), dim=2), torch.cat(rolled, dim=2))
     normals = crossed / crossed.norm(dim=-1, keepdim=True).clamp(min=1e-6)
     height = (normals[:, :, :, None] * away[:, :, None]).sum(-1)  # (B, N, pairs, k - 1)
     on_plane = (1 / (1 + (height / ON_PLANE).square())).mean(-1) * normals.square().sum(-1)

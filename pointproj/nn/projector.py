@@ -196,9 +196,9 @@ class Projector(nn.Module):
 
     def extra_repr(self) -> str:
         """What the operators were told, for ``print(model)``."""
-        reach = f"k={self.k}" if self.kind == "knn" else f"radius={self.radius}"
+        neighbors = f"k={self.k}" if self.kind == "knn" else f"radius={self.radius}"
         extras = f"context={self.context}, predicts={self.predicts}"
-        return f"kind={self.kind}, {reach}, sigma={self.sigma}, {extras}, backend={self.backend}"
+        return f"kind={self.kind}, {neighbors}, sigma={self.sigma}, {extras}, backend={self.backend}"
 
 
 def as_predicted(

@@ -45,6 +45,13 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def device_text(device: torch.device) -> str:
+    """Return what a log says of a device: ``cuda:0 (NVIDIA H200)`` or ``cpu (2 threads)``."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({torch.get_num_threads()} threads)"
+
+
 @contextlib.contextmanager
 def own_gpu() -> Iterator[None]:
     """For the block, make a GPU that no other such block holds the current one of this process.

@@ -1,4 +1,4 @@
-"""What a run says while it trains: one line an interval, and a live bar where somebody watches."""
+"""What a run says while it trains: one line an interval, and a live bar on a terminal."""
 
 import logging
 import sys
@@ -40,7 +40,7 @@ class Pace:
         try:
             yield
         finally:
-            self._settle()
+            self._add_elapsed()
             self._running_since = None
 
     def count(self, samples: int) -> None:
@@ -53,7 +53,7 @@ class Pace:
 
         To be called when the device has just ended the last step counted: the clock is the host's.
         """
-        self._settle()
+        self._add_elapsed()
         interval = Interval(self._seconds / self._steps * 1e3, self._samples / self._seconds)
         self._history.append(interval.ms_per_step)
         self._seconds, self._steps, self._samples = 0.0, 0, 0
@@ -64,7 +64,7 @@ class Pace:
         """Median over the intervals read, so that compiling in the first does not count; None before any."""
         return median(self._history) if self._history else None
 
-    def _settle(self) -> None:
+    def _add_elapsed(self) -> None:
         if self._running_since is not None:
             now = time.perf_counter()
             self._seconds += now - self._running_since

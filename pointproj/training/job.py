@@ -144,7 +144,7 @@ def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> No
         require_writable(folder)
     require_profiler(config.profiler)
     configure_allocator(config.allocator)
-    log.info("run %s", run.path)
+    log.info("run       %s", run.path)
     run.write_json("environment.json", environment())
     takes_one = beside_others and config.device != "cpu" and distributed.join().alone
     with own_gpu() if takes_one else nullcontext():

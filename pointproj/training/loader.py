@@ -1,4 +1,4 @@
-"""What a run is fed: batches of its data on the device, changed at random for training."""
+"""Batches of a run's data on the device, changed at random for training."""
 
 import math
 from collections.abc import Iterator

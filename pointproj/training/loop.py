@@ -22,11 +22,11 @@ from pointproj.data.dataset import PreparedData, prepare
 from pointproj.machine import environment
 from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime import distributed
-from pointproj.runtime.devices import choose_device, seed_everything
+from pointproj.runtime.devices import choose_device, device_text, seed_everything
 from pointproj.runtime.distributed import Processes, StopTogether
 from pointproj.runtime.failures import explained_dead_helper
 from pointproj.runtime.loggers import MetricLogger, NoLogger, open_logger
-from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
+from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak
 from pointproj.runtime.profiling import StepProfiler
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
@@ -34,13 +34,13 @@ from pointproj.training import checkpoint, report
 from pointproj.training.capture import capture_obstacle
 from pointproj.training.display import Pace, ProgressDisplay
 from pointproj.training.divergence import DivergenceCheck
+from pointproj.training.finish import finish
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from pointproj.training.resume import Continued, Position, checkpoint_to_continue
 from pointproj.training.step import Batch, TrainingStep
-from pointproj.training.timing import time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     processes = distributed.join()
     device = choose_device(config.device)
     backend, why = resolve(config.backend.name, device.type, config.projector.OPERATOR)
-    log.info("device %s, backend %s (%s)", device, backend, why)
+    log.info("device    %s", device_text(device))
+    log.info("backend   %s: %s", backend, why)
     use_options(config.backend.name, config.backend.algorithm)
     obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
     if obstacle:
@@ -157,7 +158,7 @@ class Training:
         self.pace = Pace()
         self.pending: Callable[[], None] | None = None  # acts on the status that was requested
         untrained = untrained_predictor(config.target.name, backend, normals=bool(config.projector.normals))
-        self.baseline = self._evaluate(untrained)
+        self.baseline = self.evaluate(untrained)
         self.evaluation: Evaluation | None = None  # of the model as it is now
 
     def run(self, continued: Continued | None = None) -> dict[str, Any]:
@@ -181,7 +182,9 @@ class Training:
             with checkpoint.fits(continued[0]):
                 self._restore(*continued)
         self._loop()
-        return self._report()
+        if self.evaluation is None:
+            self.evaluation = self.evaluate(self.predict)
+        return finish(self)
 
     def _loop(self) -> None:
         config, position = self.config, self.position
@@ -262,17 +265,16 @@ class Training:
     def _validate(self) -> None:
         """Measure the model on the test meshes, and keep it if it is the best so far."""
         position = self.position
-        self.evaluation = self._evaluate(self._predict)
+        self.evaluation = self.evaluate(self.predict)
         error = self.evaluation.error
         position.errors.append([position.step, error])
-        metric = self.evaluation.metric.replace("_", " ")
-        log.info("step %d: test %s %.5f, baseline %.5f", position.step, metric, error, self.baseline.error)
+        log.info("step %d: test %s", position.step, report.one_line(self.evaluation, self.baseline))
         self._record("test", **self.evaluation.means())
         if position.step > 0 and error < position.best:
             position.best = error
             self._save(checkpoint.BEST)
 
-    def _predict(self, batch: Batch) -> Tensor:
+    def predict(self, batch: Batch) -> Tensor:
         """Predict without compilation, which would begin anew for the shapes of the test batches."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.amp):
             prediction = self.model(
@@ -280,7 +282,7 @@ class Training:
             )
         return prediction.squeeze(-1).float()
 
-    def _evaluate(self, predict: Predictor) -> Evaluation:
+    def evaluate(self, predict: Predictor) -> Evaluation:
         return evaluate(predict, self.loader.test(), self.config.target.name, self.processes)
 
     def _record(self, split: str, **values: float) -> None:
@@ -323,77 +325,25 @@ class Training:
         raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
 
     def _log_header(self) -> None:
+        config = self.config
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        name = type(self.model).__name__
-        log.info("%s(%s), %d parameters", name, self.model.extra_repr(), parameters)
+        log.info("network   %s(%s)", type(self.model).__name__, self.model.extra_repr())
         log.info(
-            "%s, %s%s; %d training and %d test meshes, batches of %s, %d steps an epoch",
-            "bfloat16 autocast over float32" if self.config.training.amp else "float32",
+            "          %s parameters, %s, %s%s",
+            f"{parameters:,}",
+            "bfloat16 autocast over float32" if config.training.amp else "float32",
             self.step.mode,
-            ", neighbours kept" if self.config.projector.kept_neighbors else "",
+            ", neighbours searched once" if config.projector.kept_neighbors else "",
+        )
+        log.info(
+            "data      %d training and %d test meshes; batches of %s, %d steps an epoch, %d in all",
             len(self.data.train),
             len(self.data.test),
-            self._batch_in_words(),
+            self._batch_size_text(),
             self.loader.steps_per_epoch,
+            self.total_steps,
         )
 
-    def _batch_in_words(self) -> str:
+    def _batch_size_text(self) -> str:
         size, count = self.config.training.batch_size, self.processes.count
         return str(size) if count == 1 else f"{count} x {size} in {count} processes"
-
-    def _report(self) -> dict[str, Any]:
-        """Compare with the baseline, draw, time if asked to, and write ``metrics.json``."""
-        config, position = self.config, self.position
-        evaluation = self.evaluation or self._evaluate(self._predict)
-        compared = report.comparison(evaluation, self.baseline, position.errors[0][1])
-        gaussian = config.data.name == "gaussian"
-        measured_on = "the training cloud" if gaussian else f"{len(self.data.test)} unseen meshes"
-        log.info(
-            "\n%s", report.text(compared, config.target.name, measured_on, bool(config.projector.normals))
-        )
-        if self.processes.is_first:
-            self._draw()
-        timed = self._timed() if config.training.time_steps else {}
-        metrics = {
-            "status": "ok",
-            "backend": self.backend,
-            "device": str(self.device),
-            "mode": self.step.mode,
-            "neighbors": "kept" if config.projector.kept_neighbors else "searched in each step",
-            "processes": self.processes.count,
-            "loss": position.losses[-1][1] if position.losses else None,
-            **compared,
-            "best": position.best,
-            "ms_per_step": self.pace.ms_per_step,
-            **timed,
-            "peak_memory_bytes": peak_bytes(self.device),
-            "memory": statistics(self.device),
-            "steps": position.step,
-            "left_out": self.data.left_out,
-        }
-        self.run_folder.write_json("metrics.json", metrics)
-        log.info("metrics, pictures and checkpoints are in %s", self.run_folder.path)
-        return metrics
-
-    def _timed(self) -> dict[str, float]:
-        batch = next(self.loader.plain())
-        timed = time_step(self.step, batch, self.config.training.time_steps)
-        log.info("backend %s, %s, on %s:", self.backend, self.step.mode, self.device)
-        log.info("  forward       %10.3f ms", timed["forward_ms"])
-        log.info("  training step %10.3f ms", timed["step_ms"])
-        return timed
-
-    def _draw(self) -> None:
-        from pointproj.training.gallery import draw_run
-
-        paths = draw_run(
-            self.run_folder,
-            self.config,
-            losses=self.position.losses,
-            errors=self.position.errors,
-            baseline=self.baseline,
-            test=self.data.test,
-            predict=lambda batch: self._predict(self.loader.on_device(batch)),
-        )
-        for path in paths:
-            self.logger.picture(path, self.position.step)

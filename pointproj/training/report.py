@@ -80,7 +80,25 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     in_unit = f", in {target.unit}" if target.unit else ""
     title = f"{target_name}: {target.metric.replace('_', ' ')} on {measured_on}{in_unit}"
     note = f"baseline, which needs no training: {baseline_name(target_name, normals=normals)}"
-    return f"{title}\n{buffer.getvalue().rstrip()}\n{note}"
+    others = [
+        f"{_title(name)}: model {value:.3f}, baseline {compared['baseline_measured'][name]:.3f}\n"
+        for name, value in compared["measured"].items()
+        if name != target.metric
+    ]
+    return f"{title}\n{buffer.getvalue().rstrip()}\n{''.join(others)}{note}"
+
+
+def one_line(trained: Evaluation, baseline: Evaluation) -> str:
+    """Return ``"error rate 0.0120, 0.38 of the baseline's 0.0313; iou 0.883"``: the metric, then the rest."""
+    ratio = _ratio(trained.error, baseline.error)
+    line = f"{trained.metric.replace('_', ' ')} {trained.error:.5f}"
+    line += f", baseline {baseline.error:.5f}" + ("" if ratio is None else f" (ratio {ratio:.2f})")
+    others = {name: value for name, value in trained.means().items() if name != trained.metric}
+    return "; ".join([line, *(f"{_title(name)} {value:.3f}" for name, value in others.items())])
+
+
+def _title(name: str) -> str:
+    return "IoU" if name == "iou" else name.replace("_", " ")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from pointproj import knn
+from pointproj import build_index, knn
+from pointproj.nn import multiscale as multiscale_module
 from pointproj.nn.attention import NeighborAttention, take_rows
 from pointproj.nn.multiscale import Multiscale
 from pointproj.nn.refinement import cell_centres, trilinear
@@ -153,3 +154,30 @@ def test_rows_are_taken_within_each_cloud():
     features = torch.arange(12.0).view(2, 3, 2)
     taken = take_rows(features, torch.tensor([[[2, 0]], [[1, 1]]]))
     torch.testing.assert_close(taken, torch.tensor([[[[4.0, 5], [0, 1]]], [[[8.0, 9], [8, 9]]]]))
+
+
+def test_one_index_serves_every_search_of_a_forward_pass_and_of_each_decoded_part(monkeypatch):
+    built, given = [], []
+
+    def counted(*arguments, **settings):
+        built.append(build_index(*arguments, **settings))
+        return built[-1]
+
+    def seen(operator):
+        def call(*arguments, index=None, **settings):
+            given.append(index)
+            return operator(*arguments, index=index, **settings)
+
+        return call
+
+    monkeypatch.setattr(multiscale_module, "build_index", counted)
+    for name in ("knn", "knn_aggregate", "radius_aggregate"):
+        monkeypatch.setattr(multiscale_module, name, seen(getattr(multiscale_module, name)))
+    query_points, reference_points = cloud()
+    model = multiscale()
+    encoding = model.encode(reference_points)
+    for part in query_points.split(4):
+        model.decode(part, encoding)
+    assert len(built) == 1
+    assert len(given) >= 10
+    assert all(index is built[0] for index in given)
