@@ -94,7 +94,7 @@ def make_furniture(
         # The parts get no name: while one refers to them, they are merged in another order, with other
         # rounding.
         vertices, faces = _merged(union(_parts(class_name, rng, varied=varied)))
-    floor = vertices[:, 2].min()  # the cut ends of leaning legs reach a little below the floor
+    floor = vertices[:, 2].min()  # the cut ends of leaning legs are a little below the floor
     vertices[:, 2] -= floor
     longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
     scale = longest / np.ptp(vertices, axis=0).max()

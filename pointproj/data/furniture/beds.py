@@ -58,9 +58,9 @@ def _pillows(rng: np.random.Generator, half_x: float, half_y: float, top: float)
         x = -half_x + (2 * index + 1) * width
         y = half_y - deep - 0.06
         if boxy:
-            reach = 0.85 * width
+            extent = 0.85 * width
             pillow = rounded_box(
-                (x - reach, x + reach), (y - deep, y + deep), (top - 0.04, top + plump), 0.06
+                (x - extent, x + extent), (y - deep, y + deep), (top - 0.04, top + plump), 0.06
             )
         else:
             pillow = ellipsoid((x, y, top + 0.3 * plump), (0.88 * width, deep, plump))
@@ -69,13 +69,16 @@ def _pillows(rng: np.random.Generator, half_x: float, half_y: float, top: float)
 
 
 def _cover(rng: np.random.Generator, half_x: float, half_y: float, rail: float, top: float) -> list[Manifold]:
-    reach = rng.uniform(0.0, 0.55) * half_y
+    extent = rng.uniform(0.0, 0.55) * half_y
     hang = rng.uniform(0.3, 0.9) * (top - rail)
     sheet = rounded_box(
-        (-half_x - 0.025, half_x + 0.025), (-half_y - 0.02, reach), (top - hang, top + 0.03), 0.03
+        (-half_x - 0.025, half_x + 0.025), (-half_y - 0.02, extent), (top - hang, top + 0.03), 0.03
     )
     fold = rod(
-        (-half_x - 0.02, reach - 0.02, top + 0.01), (half_x + 0.02, reach - 0.02, top + 0.01), 0.035, sides=12
+        (-half_x - 0.02, extent - 0.02, top + 0.01),
+        (half_x + 0.02, extent - 0.02, top + 0.01),
+        0.035,
+        sides=12,
     )
     return [sheet, fold]
 
@@ -200,9 +203,9 @@ def _thin_board(
     thick = rng.uniform(0.01, 0.06)
     y = (rear - 0.005, rear + thick)
     kind = pick(rng, "sheet", "rolled", "bars", "frame")
-    reach = half_x + rng.uniform(-0.1, 0.3)
+    extent = half_x + rng.uniform(-0.1, 0.3)
     if kind == "sheet":
-        board = box((-reach, reach), y, (low, height))
+        board = box((-extent, extent), y, (low, height))
         return [board.transform([[1, 0, 0, 0], [0, 1, rng.uniform(0, 0.25), 0], [0, 0, 1, 0]])]
     if kind == "rolled":
         levels = np.linspace(low, height, 12)
@@ -210,17 +213,17 @@ def _thin_board(
         outline = np.concatenate(
             [np.stack([y[0] + bow, levels], axis=1), np.stack([y[1] + bow, levels], axis=1)[::-1]]
         )
-        return [profile(outline[::-1], (-reach, reach))]
+        return [profile(outline[::-1], (-extent, extent))]
     if kind == "frame":
         hole = rng.uniform(0.03, 0.1)
-        inner = box((-reach + hole, reach - hole), (rear - 1, rear + 1), (low + hole, height - hole))
-        return [box((-reach, reach), y, (low - 0.02, height)) - inner]
+        inner = box((-extent + hole, extent - hole), (rear - 1, rear + 1), (low + hole, height - hole))
+        return [box((-extent, extent), y, (low - 0.02, height)) - inner]
     middle = 0.5 * (y[0] + y[1])
-    parts = [rod((s * reach, middle, 0.0), (s * reach, middle, height), thick, sides=8) for s in (-1, 1)]
+    parts = [rod((s * extent, middle, 0.0), (s * extent, middle, height), thick, sides=8) for s in (-1, 1)]
     parts += [
-        rod((-reach, middle, z), (reach, middle, z), 0.7 * thick, sides=8)
+        rod((-extent, middle, z), (extent, middle, z), 0.7 * thick, sides=8)
         for z in (low + thick, height - thick)
     ]
-    places = np.linspace(-reach, reach, int(rng.integers(3, 14)))[1:-1]
+    places = np.linspace(-extent, extent, int(rng.integers(3, 14)))[1:-1]
     parts += [rod((x, middle, low), (x, middle, height - thick), 0.4 * thick, sides=6) for x in places]
     return parts

@@ -8,12 +8,12 @@ from pointproj.data.furniture.solids import (
     box,
     ellipsoid,
     profile,
+    revolved,
     rod,
     rounded_box,
     slab,
     superellipse,
     tube,
-    turned,
 )
 from pointproj.data.furniture.supports import support
 
@@ -40,7 +40,7 @@ def chair(rng: np.random.Generator) -> list[Manifold]:
         parts += _star_base(half_x, under, arms=5)
     elif base == "disc":
         foot = 0.85 * min(half_x, half_y)
-        parts.append(turned([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)]))
+        parts.append(revolved([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)]))
     else:
         parts += _cantilever(half_x, half_y, under)
     parts += _chair_back(rng, half_x, half_y, seat)
@@ -163,12 +163,12 @@ def varied_chair(rng: np.random.Generator) -> list[Manifold]:
         body = [slab(superellipse(half_x, half_y, exponent), (under, seat))]
         if build == "boards":
             body += _board_back(rng, half_x, half_y, seat, board)
-    held = support(
+    base = support(
         rng, half_x, half_y, under, "legs", "ring", "frames", "sled", "column", "hairpin", "crossed"
     )
     if build != "bucket" and chance(rng, 0.4):
         body += _loop_arms(rng, half_x, half_y, seat)
-    return [*body, *held]
+    return [*body, *base]
 
 
 def _shell_seat(
@@ -177,9 +177,9 @@ def _shell_seat(
     """Thin sheet bent from seat into back, flat or hollowed across, and the height of its underside."""
     thickness, rise = rng.uniform(0.01, 0.05), rng.uniform(0.25, 0.7)
     lean, bend = rng.uniform(0.0, 0.35), rng.uniform(0.08, 0.15)
-    turn = np.linspace(0.0, np.pi / 2 - lean, 9)
+    angle = np.linspace(0.0, np.pi / 2 - lean, 9)
     corner = np.array([half_y - bend, bend])
-    arc = corner + bend * np.stack([np.sin(turn), -np.cos(turn)], axis=1)
+    arc = corner + bend * np.stack([np.sin(angle), -np.cos(angle)], axis=1)
     up = np.array([np.sin(lean), np.cos(lean)])
     line = np.concatenate([[[-half_y, 0.0]], arc, arc[-1:] + rise * up])
     along = np.gradient(line, axis=0)
@@ -231,10 +231,10 @@ def _bucket_seat(
         (0, -0.3 * thickness, seat + 0.5 * tall + thickness),
         (half_x - thickness, half_y - thickness, 0.75 * tall - thickness),
     )
-    reach, steep = -rng.uniform(0.0, 0.8) * half_y, rng.uniform(-0.2, 1.2)
+    extent, steep = -rng.uniform(0.0, 0.8) * half_y, rng.uniform(-0.2, 1.2)
     start = seat + rng.uniform(0.05, 0.3) * tall
     front = np.array(
-        [[-1.0, start], [reach, start], [reach + steep * tall, seat + 2 * tall], [-1.0, seat + 2 * tall]]
+        [[-1.0, start], [extent, start], [extent + steep * tall, seat + 2 * tall], [-1.0, seat + 2 * tall]]
     )
     shell = (outer - inner) - profile(front, (-1.0, 1.0))
     cushion = ellipsoid((0, 0, seat + 0.05 * tall), (0.8 * half_x, 0.8 * half_y, 0.12 * tall))

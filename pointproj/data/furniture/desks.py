@@ -33,14 +33,14 @@ def desk(rng: np.random.Generator) -> list[Manifold]:
         parts += _hutch(rng, half_x, half_y, height)
     if chance(rng, 0.3):
         side = 1 if chance(rng, 0.5) else -1
-        reach = rng.uniform(0.4, 0.8)
+        extent = rng.uniform(0.4, 0.8)
         outer, inner = side * half_x, side * (half_x - 0.45)
         x = (min(outer, inner), max(outer, inner))
-        parts.append(box(x, (-half_y - reach, -half_y + 0.01), (under, height)))
+        parts.append(box(x, (-half_y - extent, -half_y + 0.01), (under, height)))
         parts.append(
             box(
                 (x[0] + 0.03, x[1] - 0.03),
-                (-half_y - reach + 0.03, -half_y - reach + 0.08),
+                (-half_y - extent + 0.03, -half_y - extent + 0.08),
                 (0.0, under + 0.01),
             )
         )
@@ -126,21 +126,21 @@ def varied_desk(rng: np.random.Generator) -> list[Manifold]:
         deep, wide = rng.uniform(0.4, 1.0), rng.uniform(0.3, 0.5)
         x = sorted((side * half_x, side * (half_x - wide)))
         parts.append(box((x[0], x[1]), (-half_y - deep, -half_y + 0.02), (under, height)))
-        held = support(rng, wide / 2, deep / 2, under, "legs", "panels", "plinth")
-        parts += [part.translate([sum(x) / 2, -half_y - deep / 2, 0.0]) for part in held]
-    if chance(rng, 0.4):  # tiers above the top, held by uprights
+        base = support(rng, wide / 2, deep / 2, under, "legs", "panels", "plinth")
+        parts += [part.translate([sum(x) / 2, -half_y - deep / 2, 0.0]) for part in base]
+    if chance(rng, 0.4):  # tiers above the top, on uprights
         tiers, rise, depth = int(rng.integers(1, 4)), rng.uniform(0.15, 0.35), rng.uniform(0.3, 1.0) * half_y
-        reach = half_x * rng.uniform(0.4, 1.0)
+        extent = half_x * rng.uniform(0.4, 1.0)
         for tier in range(1, tiers + 1):
             level = height + tier * rise
-            parts.append(box((-reach, reach), (half_y - depth, half_y), (level - board, level)))
+            parts.append(box((-extent, extent), (half_y - depth, half_y), (level - board, level)))
         for side in (-1, 1):
-            x = side * (reach - board)
+            x = side * (extent - board)
             parts.append(
                 box((x - board / 2, x + board / 2), (half_y - depth, half_y), (height - 0.004, level))
             )
         if chance(rng, 0.5):
-            parts.append(box((-reach, reach), (half_y - board, half_y), (height - 0.004, level)))
+            parts.append(box((-extent, extent), (half_y - board, half_y), (height - 0.004, level)))
     if chance(rng, 0.3):  # a keyboard tray on hangers
         tray, wide = under - rng.uniform(0.06, 0.15), 0.5 * half_x
         parts.append(box((-wide, wide), (-half_y - 0.1, 0.0), (tray, tray + 0.012)))

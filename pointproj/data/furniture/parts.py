@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.solids import Range, box, ellipsoid, rod, rounded_box, turned
+from pointproj.data.furniture.solids import Range, box, ellipsoid, revolved, rod, rounded_box
 
 LEG_STYLES = ("square", "round", "tapered", "turned")
 HANDLE_STYLES = ("knob", "bar", "plate", "none")
@@ -41,7 +41,7 @@ def leg(foot: Sequence[float], top: Sequence[float], radius: float, style: str) 
         (1.0, 0.84),
         (1.0, 1.0),
     ]
-    upright = turned([(radius * width, height * level) for width, level in rings], segments=16)
+    upright = revolved([(radius * width, height * level) for width, level in rings], segments=16)
     lean = [(top[0] - foot[0]) / height, (top[1] - foot[1]) / height]
     # A shear keeps foot and top level where a rotation would tilt them.
     return upright.transform([[1, 0, lean[0], foot[0]], [0, 1, lean[1], foot[1]], [0, 0, 1, foot[2]]])

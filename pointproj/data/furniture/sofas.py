@@ -40,11 +40,11 @@ def sofa(rng: np.random.Generator) -> list[Manifold]:
     gap = 0.008
     for index in range(seats):
         x = (-half_x + index * seat_width + gap, -half_x + (index + 1) * seat_width - gap)
-        reach = front - 0.02
+        extent = front - 0.02
         if index == chaise:
-            reach = front - rng.uniform(0.4, 0.6)
-            parts.append(box((x[0] - gap, x[1] + gap), (reach, front + 0.05), (floor, deck)))
-        parts.append(rounded_box(x, (reach, rear - back + 0.02), (deck - 0.02, seat), soft))
+            extent = front - rng.uniform(0.4, 0.6)
+            parts.append(box((x[0] - gap, x[1] + gap), (extent, front + 0.05), (floor, deck)))
+        parts.append(rounded_box(x, (extent, rear - back + 0.02), (deck - 0.02, seat), soft))
         cushion = rounded_box(
             x, (-0.09, 0.09), (0.0, back_height - seat + rng.uniform(-0.05, 0.08)), 1.4 * soft
         )
@@ -80,8 +80,8 @@ def varied_sofa(rng: np.random.Generator) -> list[Manifold]:
     parts = [rounded_box((-half_x, half_x), (-half_y, half_y), (under, seat), soft)]
     lean = rng.uniform(0.0, 0.3)
     if chance(rng, 0.9):
-        reach = half_x * (1.0 if chance(rng, 0.7) else rng.uniform(0.4, 0.8))
-        upright = rounded_box((-reach, reach), (-back, 0.0), (under - seat + 0.02, rise), soft)
+        extent = half_x * (1.0 if chance(rng, 0.7) else rng.uniform(0.4, 0.8))
+        upright = rounded_box((-extent, extent), (-back, 0.0), (under - seat + 0.02, rise), soft)
         parts.append(upright.transform([[1, 0, 0, 0], [0, 1, lean, half_y], [0, 0, 1, seat]]))
     arm, level = rng.uniform(0.03, 0.3), seat + rng.uniform(0.0, 0.3)
     for side in (-1, 1):

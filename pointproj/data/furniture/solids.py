@@ -66,8 +66,8 @@ def rod(
     across /= np.linalg.norm(across)
     along = np.cross(axis, across)
     angles = 2 * np.pi * (np.arange(sides) + 0.5) / sides
-    reach = np.sqrt(2.0) if sides == 4 else 1.0
-    ring = reach * (np.cos(angles)[:, None] * across + np.sin(angles)[:, None] * along)
+    scale = np.sqrt(2.0) if sides == 4 else 1.0
+    ring = scale * (np.cos(angles)[:, None] * across + np.sin(angles)[:, None] * along)
     return Manifold.hull_points(np.concatenate([start + radius * ring, end + end_radius * ring]))
 
 
@@ -115,12 +115,12 @@ def slab(outline: Outline, z: Range) -> Manifold:
 def profile(outline: Outline, x: Range) -> Manifold:
     """Prism along x whose section is an outline in (y, z)."""
     section = CrossSection([outline])
-    # Extrusion runs along z; turning the axes (x, y, z) -> (z, x, y) keeps the orientation.
-    turned = Manifold.extrude(section, x[1] - x[0]).transform([[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
-    return turned.translate([x[0], 0.0, 0.0])
+    # Extrusion runs along z; permuting the axes (x, y, z) -> (z, x, y) keeps the orientation.
+    along_x = Manifold.extrude(section, x[1] - x[0]).transform([[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
+    return along_x.translate([x[0], 0.0, 0.0])
 
 
-def turned(points: Sequence[tuple[float, float]], segments: int = ROUND_SEGMENTS) -> Manifold:
+def revolved(points: Sequence[tuple[float, float]], segments: int = ROUND_SEGMENTS) -> Manifold:
     """Solid of revolution about the z axis from (radius, z) points, listed from bottom to top."""
     outline = [(0.0, points[0][1]), *points, (0.0, points[-1][1])]
     return Manifold.revolve(CrossSection([np.array(outline)]), segments)

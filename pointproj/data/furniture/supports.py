@@ -9,7 +9,7 @@ import numpy as np
 from manifold3d import Manifold
 
 from pointproj.data.furniture.parts import LEG_STYLES, chance, four_legs, leg, pick
-from pointproj.data.furniture.solids import box, rod, slab, superellipse, tube, turned
+from pointproj.data.furniture.solids import box, revolved, rod, slab, superellipse, tube
 
 OVERLAP = 0.004  # metres by which supports overlap with what they carry
 
@@ -52,7 +52,7 @@ def support(
         return [box((-x, x), (-y, y), (0.0, top))]
     waist = rng.uniform(0.5, 1.0)
     rings = [(0.75, 0.0), (0.75 * waist, 0.5 * top), (0.75, top)]
-    return [turned([(wide * min(x, y), level) for wide, level in rings]).scale([x / min(x, y), 1.0, 1.0])]
+    return [revolved([(wide * min(x, y), level) for wide, level in rings]).scale([x / min(x, y), 1.0, 1.0])]
 
 
 def _legs(rng: np.random.Generator, x: float, y: float, top: float, radius: float) -> list[Manifold]:
@@ -78,13 +78,13 @@ def _legs(rng: np.random.Generator, x: float, y: float, top: float, radius: floa
 
 
 def _ring(rng: np.random.Generator, x: float, y: float, top: float, radius: float) -> list[Manifold]:
-    count, reach = int(rng.integers(3, 9)), rng.uniform(0.8, 1.4)
-    style, turn = pick(rng, *LEG_STYLES), rng.uniform(0.0, np.pi)
-    angles = turn + 2 * np.pi * np.arange(count) / count
+    count, extent = int(rng.integers(3, 9)), rng.uniform(0.8, 1.4)
+    style, start = pick(rng, *LEG_STYLES), rng.uniform(0.0, np.pi)
+    angles = start + 2 * np.pi * np.arange(count) / count
     parts = []
     for angle in angles:
         at = 0.7 * np.array([x * np.cos(angle), y * np.sin(angle)])
-        parts.append(leg((*(reach * at), 0.0), (*at, top), radius, style))
+        parts.append(leg((*(extent * at), 0.0), (*at, top), radius, style))
     return parts
 
 
@@ -169,17 +169,17 @@ def _panels(rng: np.random.Generator, x: float, y: float, top: float) -> list[Ma
     return parts
 
 
-def _column(rng: np.random.Generator, reach: float, top: float) -> list[Manifold]:
-    radius = rng.uniform(0.05, 0.2) * reach
+def _column(rng: np.random.Generator, extent: float, top: float) -> list[Manifold]:
+    radius = rng.uniform(0.05, 0.2) * extent
     parts = [rod((0, 0, 0.005), (0, 0, top), radius, radius * rng.uniform(0.5, 1.5))]
-    foot = rng.uniform(0.6, 1.1) * reach
+    foot = rng.uniform(0.6, 1.1) * extent
     kind = pick(rng, "plate", "cone", "arms")
     if kind == "plate":
         exponent, plate = float(rng.choice([2.0, 12.0])), rng.uniform(0.006, 0.04)
         parts.append(slab(superellipse(foot, foot, exponent), (0.0, plate)))
     elif kind == "cone":
         rise = rng.uniform(0.05, 0.25) * top
-        parts.append(turned([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)]))
+        parts.append(revolved([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)]))
     else:
         count, rise = int(rng.integers(3, 7)), rng.uniform(0.02, 0.3) * top
         for angle in 2 * np.pi * np.arange(count) / count:
@@ -187,6 +187,6 @@ def _column(rng: np.random.Generator, reach: float, top: float) -> list[Manifold
             thin = 0.4 * radius + 0.006
             parts.append(rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8))
     if chance(rng, 0.4):  # a plate under the top
-        wide, plate = rng.uniform(0.3, 0.8) * reach, rng.uniform(0.008, 0.02)
+        wide, plate = rng.uniform(0.3, 0.8) * extent, rng.uniform(0.008, 0.02)
         parts.append(box((-wide, wide), (-wide, wide), (top - plate, top)))
     return parts

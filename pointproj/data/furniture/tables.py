@@ -7,10 +7,10 @@ from pointproj.data.furniture.parts import LEG_STYLES, chance, four_legs, pick
 from pointproj.data.furniture.solids import (
     box,
     rectangle,
+    revolved,
     rod,
     slab,
     superellipse,
-    turned,
 )
 from pointproj.data.furniture.supports import support
 
@@ -76,18 +76,18 @@ def _legs_with_options(
     return parts
 
 
-def _pedestal(rng: np.random.Generator, reach: float, under: float) -> list[Manifold]:
+def _pedestal(rng: np.random.Generator, extent: float, under: float) -> list[Manifold]:
     column = rng.uniform(0.05, 0.09)
     if chance(rng, 0.5):
-        foot = rng.uniform(0.5, 0.75) * reach
+        foot = rng.uniform(0.5, 0.75) * extent
         rings = [(foot, 0.0), (foot, 0.03), (1.6 * column, 0.07), (column, 0.2)]
         rings += [(column, 0.8), (2.2 * column, 1.0)]
         heights = [0.0, 0.035, 0.08, 0.3 * under, 0.8 * under, under + 0.01]
-        return [turned([(width, level) for (width, _), level in zip(rings, heights, strict=True)])]
+        return [revolved([(width, level) for (width, _), level in zip(rings, heights, strict=True)])]
     arms = int(rng.integers(3, 5))
     parts = [rod((0, 0, 0.08), (0, 0, under + 0.01), column)]
     for angle in 2 * np.pi * (np.arange(arms) + 0.5) / arms:
-        tip = 0.8 * reach * np.array([np.cos(angle), np.sin(angle)])
+        tip = 0.8 * extent * np.array([np.cos(angle), np.sin(angle)])
         parts.append(rod((0, 0, 0.16), (*tip, 0.035), 0.045, 0.035, sides=12))
         parts.append(rod((0, 0, under - 0.1), (*(0.7 * tip), under + 0.01), 0.04, 0.03, sides=12))
     return parts
@@ -126,8 +126,8 @@ def varied_table(rng: np.random.Generator) -> list[Manifold]:
         "polygon": lambda: superellipse(half_x, half_y, 2.0, int(rng.integers(5, 9))),
     }[pick(rng, "rectangle", "rectangle", "rounded", "oval", "polygon")]()
     under = height - thickness
-    reach = 0.75 if len(outline) > 30 or len(outline) in range(5, 9) else 1.0
-    parts = [slab(outline, (under, height)), *support(rng, reach * half_x, reach * half_y, under)]
+    extent = 0.75 if len(outline) > 30 or len(outline) in range(5, 9) else 1.0
+    parts = [slab(outline, (under, height)), *support(rng, extent * half_x, extent * half_y, under)]
     if chance(rng, 0.15):  # a second, lower top of the same outline
         level, size = rng.uniform(0.2, 0.7) * height, rng.uniform(0.6, 1.0)
         parts.append(slab(size * outline, (level, level + thickness)))
