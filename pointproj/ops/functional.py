@@ -7,6 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, pack
 from pointproj.ops.index import Index, build_index, choose_backend
+from pointproj.ops.reference import length, nan_where_query_is_not_finite
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -228,10 +229,7 @@ def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
 
 
 def _distances(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Tensor:
-    delta = query_points[:, None] - reference_points[rows.clamp(min=0)]
     exists = rows >= 0
-    squared = torch.where(exists[..., None], delta, 0.0).square().sum(-1)
-    apart = squared > 0
-    distances = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
-    distances = torch.where(exists, distances, torch.inf)
-    return torch.where(query_points.isfinite().all(-1, keepdim=True), distances, torch.nan)
+    delta = query_points[:, None] - reference_points[rows.clamp(min=0)]
+    distances = torch.where(exists, length(torch.where(exists[..., None], delta, 0.0)), torch.inf)
+    return nan_where_query_is_not_finite(distances, query_points)

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pointproj.ops.reference import nan_where_query_is_not_finite
+
 DIFFERENTIABLE = ("query_points", "reference_points", "features", "sigma")
 
 
@@ -191,7 +193,7 @@ def aggregate(inputs: dict[str, Any], chunks: Chunks) -> Tensor:
     aggregated = features.new_zeros(len(query_points), features.shape[1])
     for query, reference, block in chunks(inputs):
         aggregated[query] = block.forward(features[reference])
-    return torch.where(query_points.isfinite().all(-1, keepdim=True), aggregated, torch.nan)
+    return nan_where_query_is_not_finite(aggregated, query_points)
 
 
 def aggregate_backward(

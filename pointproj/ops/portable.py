@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.map import map as map_chunks
 
-from pointproj.ops.backends.torch import smallest
+from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.gradients import Block, ListedNeighbors
-from pointproj.ops.reference import squared_distances
+from pointproj.ops.reference import nan_where_query_is_not_finite, squared_distances
 
 QUERIES_AT_ONCE = 64
 
@@ -30,10 +30,7 @@ def search(
     """Packed rows of the k nearest, (Q, k) int64, -1 where there are fewer."""
 
     def nearest(query: Tensor, points: Tensor, cloud: Tensor) -> Tensor:
-        squared = squared_distances(query, points).nan_to_num(nan=torch.inf, posinf=torch.inf)
-        columns = smallest(squared, k)
-        exists = squared.gather(1, columns).isfinite()
-        return torch.where(exists, columns + cloud * points.shape[0], -1)
+        return nearest_rows(squared_distances(query, points), k, cloud * points.shape[0])
 
     return _by_chunks(nearest, query_points, (reference_points,), (), clouds, k)
 
@@ -44,7 +41,7 @@ def aggregate_neighbors(
     """Weighted mean over neighbour lists, (Q, C)."""
     neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
     aggregated = Block(query_points, reference_points, sigma, neighbors).forward(features)
-    return _nan_where_not_finite(query_points, aggregated)
+    return nan_where_query_is_not_finite(aggregated, query_points)
 
 
 def radius_aggregate(
@@ -69,7 +66,7 @@ def radius_aggregate(
         finite = values.isfinite()
         has_such_neighbor = is_neighbor.to(values.dtype) @ (~finite).to(values.dtype) > 0
         aggregated = torch.where(has_such_neighbor, torch.nan, weights @ torch.where(finite, values, 0.0))
-        return _nan_where_not_finite(query, aggregated)
+        return nan_where_query_is_not_finite(aggregated, query)
 
     per_reference = (reference_points, features)
     return _by_chunks(within, query_points, per_reference, (sigma,), clouds, features.shape[1])
@@ -102,7 +99,3 @@ def _by_chunks(
     in_chunks = queries.reshape(clouds * chunks, QUERIES_AT_ONCE, 3)
     made = map_chunks(one, (in_chunks, cloud), *of_clouds, *others, *symbols)
     return made.reshape(clouds, chunks * QUERIES_AT_ONCE, width)[:, :size].reshape(clouds * size, width)
-
-
-def _nan_where_not_finite(query_points: Tensor, aggregated: Tensor) -> Tensor:
-    return torch.where(query_points.isfinite().all(-1, keepdim=True), aggregated, torch.nan)

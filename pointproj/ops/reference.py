@@ -41,7 +41,7 @@ def knn_aggregate(
     index = neighbor_indices.clamp(min=0)
     weights = _weights(query_points[:, None] - reference_points[index], neighbor_indices >= 0, sigma)
     aggregated = (weights[..., None] * features[index].to(weights.dtype)).sum(1)
-    return _nan_where_query_is_not_finite(aggregated, query_points).to(features.dtype)
+    return nan_where_query_is_not_finite(aggregated, query_points).to(features.dtype)
 
 
 def radius_aggregate(
@@ -59,7 +59,7 @@ def radius_aggregate(
         is_neighbor = distances <= torch.tensor(radius, dtype=distances.dtype)
         weights = _weights(query[:, None] - reference_points, is_neighbor, sigma)
         terms = torch.where(is_neighbor[..., None], weights[..., None] * features.to(weights.dtype), 0.0)
-        chunks.append(_nan_where_query_is_not_finite(terms.sum(1), query))
+        chunks.append(nan_where_query_is_not_finite(terms.sum(1), query))
     return torch.cat(chunks).to(features.dtype)
 
 
@@ -78,6 +78,20 @@ def squared_distances(
     return torch.where(finite, squared, torch.nan)
 
 
+def length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
+    """Length of each difference, with subgradient 0 at distance 0."""
+    squared = delta.square().sum(-1)
+    apart = squared > 0
+    return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+
+
+def nan_where_query_is_not_finite(
+    per_query: Float[Tensor, "q c"], query_points: Float[Tensor, "q 3"]
+) -> Float[Tensor, "q c"]:
+    """Rows of queries with a NaN or inf coordinate are NaN, whatever was found for them."""
+    return torch.where(query_points.isfinite().all(-1, keepdim=True), per_query, torch.nan)
+
+
 def _nearest(query_points: Tensor, reference_points: Tensor, k: int) -> Tensor:
     squared = squared_distances(query_points, reference_points).nan_to_num(nan=torch.inf, posinf=torch.inf)
     squared, order = squared.sort(dim=1, stable=True)  # stable: the lower index stays in front
@@ -87,16 +101,8 @@ def _nearest(query_points: Tensor, reference_points: Tensor, k: int) -> Tensor:
 def _weights(delta: Tensor, is_neighbor: Tensor, sigma: float | Tensor) -> Tensor:
     """Softmax of -distance / sigma over the neighbours in each row: 0 for all others, never 0 / 0."""
     delta = delta.to(torch.promote_types(delta.dtype, torch.float32))
-    squared = torch.where(is_neighbor[..., None], delta, 0.0).square().sum(-1)
-    apart = squared > 0
-    distances = torch.where(
-        apart, torch.where(apart, squared, 1.0).sqrt(), 0.0
-    )  # subgradient 0 at distance 0
+    distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
     logits = torch.where(is_neighbor, -distances / sigma, -torch.inf)
     largest = logits.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
     weights = torch.where(is_neighbor, (logits - largest).exp(), 0.0)
     return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-
-
-def _nan_where_query_is_not_finite(aggregated: Tensor, query_points: Tensor) -> Tensor:
-    return torch.where(query_points.isfinite().all(-1, keepdim=True), aggregated, torch.nan)

@@ -5,7 +5,7 @@ Every process calls the operator with queries of its own and gets their results.
 - replicated: every process holds all reference points and features, and an index over them; or
 - in slabs: every process holds rows of its own, in any division, and :func:`cut_slabs` says which slab of
   space each process searches. Queries travel to their slab and results back; reference points also travel
-  to all slabs of others that they reach into within the radius: the halo, if they lie in their slab already.
+  to all slabs of others that lie within the radius of them: the halo, if they lie in their slab already.
 
 Values and gradients are those of one device with all rows, for a loss that is summed over the processes. What
 is replicated has its whole gradient in every process. All calls are collective: every process of the group
@@ -54,10 +54,14 @@ def replicated(tensor: Float[Tensor, "*shape"], group: ProcessGroup | None = Non
 
     Parameters
     ----------
-    tensor
+    tensor : float tensor of any shape
         The same values in every process.
-    group
+    group : ProcessGroup, optional
         Of torch.distributed; None for all processes.
+
+    Returns
+    -------
+    float tensor of that shape
     """
     return _Replicated.apply(tensor, group)
 
@@ -77,14 +81,25 @@ def knn_aggregate(
 
     Parameters
     ----------
-    query_points
+    query_points : (..., Q, 3) float tensor
         Of this process.
-    reference_points, features, sigma
+    reference_points, features : (..., N, 3) and (..., N, C) float tensors
         The same in every process; their gradients are summed over the processes.
-    k, index, backend
+    k : int
         As for one device.
-    group
+    sigma : float or float tensor of one element
+        The same in every process; its gradient is summed over the processes.
+    index : Index, optional
+        As for one device.
+    backend : str
+        As for one device.
+    group : ProcessGroup, optional
         Of torch.distributed; None for all processes.
+
+    Returns
+    -------
+    (..., Q, C) float tensor
+        For the queries of this process.
     """
     cloud = replicated(reference_points, group), replicated(features, group)
     sigma = _replicated_sigma(sigma, group)
@@ -107,19 +122,28 @@ def radius_aggregate(
 
     Parameters
     ----------
-    query_points
+    query_points : (..., Q, 3) float tensor
         Of this process.
-    reference_points, features
+    reference_points, features : (..., N, 3) and (..., N, C) float tensors
         The same in every process, with gradients summed over them; with ``slabs`` this process's own rows,
         as many as :func:`cut_slabs` was given, with gradients of these.
-    radius, sigma, backend
-        As for one device. ``sigma`` is the same in every process.
-    index
+    radius : float
+        As for one device.
+    sigma : float or float tensor of one element
+        The same in every process; its gradient is summed over the processes.
+    index : Index, optional
         Over the replicated cloud; slabs build their own.
-    group
+    backend : str
+        As for one device.
+    group : ProcessGroup, optional
         Of torch.distributed; None for all processes. Slabs bring theirs.
-    slabs
-        Division of the cloud.
+    slabs : Slabs, optional
+        Division of the cloud, from :func:`cut_slabs`; None for a replicated cloud.
+
+    Returns
+    -------
+    (..., Q, C) float tensor
+        For the queries of this process.
 
     Raises
     ------
@@ -159,12 +183,12 @@ def cut_slabs(
 
     Parameters
     ----------
-    query_points, reference_points
+    query_points, reference_points : (Q, 3) and (N, 3) float tensors
         Rows of this process, float32 or float64; in any division, though rows that do not lie in their slab
-        are held, and searched, in both places.
-    radius
+        are stored, and searched, in both places.
+    radius : float
         The largest that will be asked for.
-    group
+    group : ProcessGroup, optional
         Of torch.distributed; None for all processes.
 
     Returns
@@ -178,9 +202,9 @@ def cut_slabs(
         raise ValueError(f"slabs divide one cloud, points (n, 3); got {tuple(query_points.shape)}")
     finite = reference_points.isfinite().all(1)
     axis, bounds, largest = _bounds(reference_points[finite], group)
-    reach = radius + SLACK * torch.finfo(reference_points.dtype).eps * (largest + radius)
+    farthest = radius + SLACK * torch.finfo(reference_points.dtype).eps * (largest + radius)
     along = reference_points[:, axis]
-    first, last = (torch.searchsorted(bounds, along + way, right=True) for way in (-reach, reach))
+    first, last = (torch.searchsorted(bounds, along + way, right=True) for way in (-farthest, farthest))
     places = range(dist.get_world_size(group))
     near = [torch.nonzero(finite & (first <= place) & (place <= last)).squeeze(1) for place in places]
     near[dist.get_rank(group)] = near[0][:0]  # its own rows it has
@@ -289,7 +313,7 @@ class _Exchange(torch.autograd.Function):
 class _Complete(torch.autograd.Function):
     """A process's rows, and after them those of others that it lacks; backward what these got is sent back.
 
-    A cloud that fills the device is held once more in forward, and its gradient once in backward.
+    A cloud that fills the device is stored once more in forward, and its gradient once in backward.
     """
 
     @staticmethod

@@ -1,11 +1,16 @@
 """Clouds divided among processes: values and every gradient are those of one device with all rows."""
 
+import os
+
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 
+import pointproj as ops
 from pointproj import build_index
 from pointproj.ops import sharded
-from tests.processes import TWO_GPUS, run_together
+from tests.processes import TWO_GPUS, environment, free_port
 
 NAMES = ("query_points", "reference_points", "features", "sigma")
 
@@ -56,15 +61,14 @@ def operators(backend):
     return knn, radius
 
 
-def divide_everything(processes, device):
-    rank, count = processes.rank, processes.count
+def divide_everything(rank, count, device):
     knn, radius = operators("warp")
     *leaves, upstream = problem(device)
     rows = torch.arange(len(upstream))[rank::count]
     here = [leaves[0][rows], *leaves[1:]]
-    for operator, reach in ((knn, None), (radius, 0.35)):
+    for operator, cutoff in ((knn, None), (radius, 0.35)):
         expected = gradients(operator(ops), leaves, upstream)
-        index = build_index(leaves[1], radius=reach, backend="warp")
+        index = build_index(leaves[1], radius=cutoff, backend="warp")
         compare(gradients(operator(sharded, index=index), here, upstream[rows]), expected, rows, None)
     for own in (slice(rank, None, count), slice(0, 240 if rank == 0 else 0)):
         one_by_one(radius, leaves, upstream, rows, torch.arange(240)[own])
@@ -79,9 +83,8 @@ def one_by_one(radius, leaves, upstream, rows, own):
     compare(gradients(radius(sharded, slabs=slabs), here, upstream[rows]), expected, rows, own)
 
 
-def few_points(processes, device):
+def few_points(rank, device):
     """No query here, no reference there, fewer points than processes: the calls stay collective."""
-    rank = processes.rank
     _, radius = operators("warp")
     for references in (0, 1, 40):
         *leaves, _ = problem(device, queries=6, references=references)
@@ -96,11 +99,17 @@ def few_points(processes, device):
         sharded.radius_aggregate(leaves[0][:2], *here[1:], 0.3, slabs=slabs)
 
 
-def check_all(processes, device):
-    divide_everything(processes, device)
-    few_points(processes, device)
+def check_all(rank, count, port, device):
+    """What each process does; no application is needed to bring them together."""
+    os.environ.update(environment(rank, count, port, device=device))
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=count)
+    divide_everything(rank, count, device)
+    few_points(rank, device)
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
 def test_divided_clouds_are_whole(device):
-    run_together(check_all, device, device=device)
+    multiprocessing.spawn(check_all, args=(2, free_port(), device), nprocs=2)

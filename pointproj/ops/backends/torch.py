@@ -1,6 +1,7 @@
 """Plain torch: no kernels, every device. Pairs are formed in chunks, so memory stays bounded."""
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_op import torch_op
@@ -51,16 +52,24 @@ def _search_body(
     chunks = pairs_of_clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
     for query, reference, same_cloud in chunks:
         squared = squared_distances(query_points[query], reference_points[reference])
-        squared = squared.nan_to_num_(nan=torch.inf, posinf=torch.inf)
         if same_cloud is not None:
             squared.masked_fill_(~same_cloud, torch.inf)
-        nearest = smallest(squared, min(k, squared.shape[1]))
-        rows = torch.where(squared.gather(1, nearest).isfinite(), nearest + reference.start, -1)
+        rows = nearest_rows(squared, min(k, squared.shape[1]), reference.start)
         found[query, : rows.shape[1]] = rows
     return (found,)
 
 
-def smallest(values: Tensor, k: int) -> Tensor:
+def nearest_rows(squared: Float[Tensor, "m n"], k: int, first_row: int | Tensor) -> Int[Tensor, "m k"]:
+    """Rows of the k smallest squared distances, nearest first, -1 for those that are not finite.
+
+    Column 0 is row ``first_row``.
+    """
+    squared = squared.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    columns = _smallest(squared, k)
+    return torch.where(squared.gather(1, columns).isfinite(), columns + first_row, -1)
+
+
+def _smallest(values: Tensor, k: int) -> Tensor:
     """Columns of the k smallest values in each row, in ascending order, ties by the lower column.
 
     ``topk`` leaves open which of several equal values it takes, so it only finds the k-th value; a second

@@ -52,27 +52,32 @@ def torch_op(
 
     Parameters
     ----------
-    name
+    name : str
         ``"namespace::operator"``.
-    forward
+    forward : callable
         Its annotated arguments (``Tensor``, ``Tensor | None``, ``list[Tensor]``, ``int``, ``float``,
         ``bool``) are the operator's. It returns a tuple of new tensors, annotated as such; the operator
         returns that tuple, or the tensor if it is one. Tensors arrive detached.
-    outputs
+    outputs : callable
         Same arguments; shape and dtype of every output, from shapes and numbers alone.
-    differentiable
+    differentiable : sequence of str
         Names of the inputs that get a gradient.
-    grad_outputs
+    grad_outputs : int
         How many of the outputs, from the first, a gradient can arrive for.
-    backward
+    backward : callable, optional
         ``backward(grads, needs, saved)``: one gradient for each differentiable input, in their order, of
         that input's shape and dtype; None where ``needs[name]`` is false.
-    second_backward
+    second_backward : callable, optional
         ``second_backward(directions, grads, saved)``: gradients of ``sum(direction * gradient)`` over the
         gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs.
-    register
+    register : callable
         ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
         what has ``register_autograd``; by default they are opaque to torch.compile.
+
+    Returns
+    -------
+    callable
+        The operator: it takes the arguments of ``forward``.
 
     Raises
     ------
