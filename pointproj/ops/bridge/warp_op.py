@@ -131,16 +131,17 @@ def warp_op(
 
     Parameters
     ----------
-    name
+    name : str
         ``"namespace::operator"``.
-    outputs
+    outputs : callable
         Takes the inputs; shape and dtype of each output by name. The launcher gets them allocated and
-        uninitialised, as the arguments that carry these names.
-    differentiable
+        uninitialised, as the arguments that carry these names. It may name some of the inputs and end in
+        ``**others``; the launcher's outputs are then its keyword-only arguments.
+    differentiable : sequence of str
         Names of the inputs that get a gradient.
-    grad_outputs
+    grad_outputs : int
         How many outputs, from the first, a gradient can arrive for.
-    backward
+    backward : callable, ADJOINT or None
         :data:`ADJOINT`, or a launcher whose arguments say what it needs, by name: ``launch``, any input,
         any output, ``grad_<output>`` (its upstream gradient) and ``d_<input>`` (the gradient to fill,
         allocated and uninitialised; None where torch does not need it). ``**values`` takes all others.
@@ -148,14 +149,15 @@ def warp_op(
         Warp's reverse mode knows launches alone: between them the forward may allocate, fill and view
         tensors, and what else torch does there has no gradient. Nor does Warp repeat loops of unknown
         length: what a loop sums up must not enter a quotient or another nonlinear term in the same kernel.
-    second_backward
+    second_backward : callable or None
         A launcher with, besides those, ``direction_<input>`` (upstream gradient of ``d_<input>``),
         ``d_grad_<output>`` and ``d_<input>`` to fill. Without it ``create_graph=True`` raises when, and
         only when, something differentiates the gradient.
 
     Returns
     -------
-    The operator. Its arguments are the inputs; tensors may be optional (``Tensor | None``).
+    callable
+        The operator. Its arguments are the inputs; tensors may be optional (``Tensor | None``).
 
     Notes
     -----
@@ -163,8 +165,7 @@ def warp_op(
     """
 
     def decorate(launcher: Callable[..., None]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
-        inputs = list(inspect.signature(outputs).parameters)
-        bridge = _Bridge(launcher, inputs, outputs, tuple(differentiable))
+        bridge = _Bridge(launcher, outputs, tuple(differentiable))
         first = None
         if backward == ADJOINT:
             first = bridge.adjoint
@@ -173,7 +174,7 @@ def warp_op(
         return torch_op(
             name,
             bridge.forward_function(),
-            lambda *args: tuple(outputs(*args).values()),
+            bridge.specs,
             differentiable=differentiable,
             grad_outputs=grad_outputs,
             backward=first,
@@ -186,21 +187,26 @@ def warp_op(
 class _Bridge:
     """A launcher's forward, backward and second backward as functions of tensors."""
 
-    def __init__(
-        self, launcher: Callable, inputs: list[str], outputs: Callable, differentiable: tuple[str, ...]
-    ):
+    def __init__(self, launcher: Callable, outputs: Callable, differentiable: tuple[str, ...]):
         self.launcher = launcher
         self.outputs = outputs
         self.differentiable = differentiable
         parameters = list(inspect.signature(launcher).parameters.values())[1:]
         self.names = [p.name for p in parameters]
+        inputs = inspect.signature(outputs).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in inputs.values()):
+            inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.inputs = parameters[: len(inputs)]
         self.output_names = self.names[len(inputs) :]
-        if self.names[: len(inputs)] != inputs:
+        if self.names[: len(inputs)] != list(inputs):
             raise TypeError(
                 f"{launcher.__name__}: after `launch`, its arguments must begin with those of `outputs`, "
-                f"{inputs}; got {self.names}"
+                f"{list(inputs)}; got {self.names}"
             )
+
+    def specs(self, *args: Any) -> tuple[Spec, ...]:
+        """Shape and dtype of each output, for the inputs in their order."""
+        return tuple(self.outputs(**dict(zip(self.names, args, strict=False))).values())
 
     def forward_function(self) -> Callable[..., tuple[Tensor, ...]]:
         def forward(*args: Any) -> tuple[Tensor, ...]:

@@ -39,7 +39,7 @@ def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> Cell
     return CellList(*_build(points, offsets, clouds))
 
 
-def _specs(points: Tensor, offsets: Any, clouds: int) -> dict:
+def _specs(points: Tensor, clouds: int, **_: Any) -> dict:
     rows, dtype = points.shape[0], points.dtype
     cells = cells_per_two_points(points) * rows // 2 + clouds
     subgrids = rows // DENSE + 2  # never 1: torch.compile would take that for a size of its own
@@ -74,6 +74,7 @@ def _build(
     points: Tensor,
     offsets: Tensor | None,
     clouds: int,
+    *,
     frames: Tensor,
     dims: Tensor,
     subgrid: Tensor,

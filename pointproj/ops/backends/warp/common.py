@@ -125,25 +125,29 @@ def cell_functions(dtype: torch.dtype) -> Any:
     return inverse, axis_cell, low_of, edge_of, cell_at, cell_span
 
 
+# On a GPU rows of floats are read and written 16 bytes at a time.
 _LOAD_POINT = """
 #if defined(__CUDA_ARCH__)
-    // 16 bytes at a time
-    {cuda}
-#else
+    if (sizeof({real}) == 4) {{
+        const float4 v = reinterpret_cast<const float4*>(points.data)[at];
+        return wp::vec_t<4, {real}>(v.x, v.y, v.z, v.w);
+    }}
+#endif
     const {real}* from = points.data + 4 * static_cast<size_t>(at);
     return wp::vec_t<4, {real}>(from[0], from[1], from[2], from[3]);
-#endif
 """
 _STORE_POINT = """
     {integer} bits = row;
     {real} tail;
     memcpy(&tail, &bits, sizeof(tail));
 #if defined(__CUDA_ARCH__)
-    {cuda}
-#else
+    if (sizeof({real}) == 4) {{
+        reinterpret_cast<float4*>(points.data)[at] = make_float4(p[0], p[1], p[2], tail);
+        return;
+    }}
+#endif
     {real}* to = points.data + 4 * static_cast<size_t>(at);
     to[0] = p[0]; to[1] = p[1]; to[2] = p[2]; to[3] = tail;
-#endif
 """
 _ROW_OF = """
     {real} tail = point[3];
@@ -151,20 +155,6 @@ _ROW_OF = """
     memcpy(&bits, &tail, sizeof(bits));
     return bits;
 """
-_LOADS = {
-    torch.float32: """const float4 v = reinterpret_cast<const float4*>(points.data)[at];
-        return wp::vec_t<4, float>(v.x, v.y, v.z, v.w);""",
-    torch.float64: """const double2* rows = reinterpret_cast<const double2*>(points.data);
-        const double2* from = rows + 2 * static_cast<size_t>(at);
-        const double2 xy = from[0], zw = from[1];
-        return wp::vec_t<4, double>(xy.x, xy.y, zw.x, zw.y);""",
-}
-_STORES = {
-    torch.float32: "reinterpret_cast<float4*>(points.data)[at] = make_float4(p[0], p[1], p[2], tail);",
-    torch.float64: """double2* to = reinterpret_cast<double2*>(points.data) + 2 * static_cast<size_t>(at);
-        to[0] = make_double2(p[0], p[1]);
-        to[1] = make_double2(p[2], tail);""",
-}
 
 
 @functools.cache
@@ -172,15 +162,13 @@ def packed_point(dtype: torch.dtype) -> Any:
     """Sorted points as rows of four: the position, then the bits of its row in the cloud as given."""
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
-    names = {
-        "real": "float" if dtype == torch.float32 else "double",
-        "integer": "int" if dtype == torch.float32 else "long long",
-    }
+    single = dtype == torch.float32
+    names = {"real": "float", "integer": "int"} if single else {"real": "double", "integer": "long long"}
 
-    @wp.func_native(_LOAD_POINT.format(cuda=_LOADS[dtype], **names))
+    @wp.func_native(_LOAD_POINT.format(**names))
     def load_point(points: wp.array2d(dtype=real), at: int) -> vec4: ...
 
-    @wp.func_native(_STORE_POINT.format(cuda=_STORES[dtype], **names))
+    @wp.func_native(_STORE_POINT.format(**names))
     def store_point(points: wp.array2d(dtype=real), at: int, p: vec3, row: int): ...
 
     @wp.func_native(_ROW_OF.format(**names))

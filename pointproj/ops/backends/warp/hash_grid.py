@@ -79,15 +79,7 @@ def bucket_count(rows: int, clouds: int) -> int:
     return BUCKETS_PER_POINT * rows + clouds + 1
 
 
-def _specs(
-    points: Tensor,
-    offsets: Any,
-    others: Tensor | None,
-    other_offsets: Any,
-    clouds: int,
-    width: float,
-    frames: Tensor | None,
-) -> dict:
+def _specs(points: Tensor, others: Tensor | None, clouds: int, **_: Any) -> dict:
     buckets, rows, dtype = bucket_count(points.shape[0], clouds), points.shape[0], points.dtype
     if others is not None:
         buckets += bucket_count(others.shape[0], clouds)
@@ -116,6 +108,7 @@ def _build(
     clouds: int,
     width: float,
     frames: Tensor | None,
+    *,
     cell_width: Tensor,
     start: Tensor,
     sorted_points: Tensor,

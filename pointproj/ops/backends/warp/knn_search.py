@@ -37,14 +37,7 @@ def search(clouds: Clouds, cells: CellList, k: int) -> Tensor:
     return _search(*points, list(cells), k)[0]
 
 
-def _specs(
-    query_points: Tensor,
-    query_offsets: Any,
-    reference_points: Tensor,
-    clouds: int,
-    cells: list[Tensor],
-    k: int,
-) -> dict:
+def _specs(query_points: Tensor, k: int, **_: Any) -> dict:
     shape = (query_points.shape[0], k)
     heap = shape if k > LARGEST_LIST else (0, k)
     return {"rows": (shape, torch.int32), "heap": (heap, query_points.dtype)}
@@ -74,6 +67,7 @@ def _search(
     clouds: int,
     cells: list[Tensor],
     k: int,
+    *,
     rows: Tensor,
     heap: Tensor,
 ) -> None:

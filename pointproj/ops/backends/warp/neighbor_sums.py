@@ -31,9 +31,7 @@ class NeighborProblem(NamedTuple):
     neighbor_indices: Tensor  # (Q, k)
 
 
-def _specs(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
-) -> dict:
+def _specs(query_points: Tensor, features: Tensor, neighbor_indices: Tensor, **_: Any) -> dict:
     return {
         "aggregated": ((query_points.shape[0], features.shape[1]), features.dtype),
         "weights": (tuple(neighbor_indices.shape), features.dtype),
@@ -106,6 +104,7 @@ def _aggregate(
     features: Tensor,
     sigma: Tensor,
     neighbor_indices: Tensor,
+    *,
     aggregated: Tensor,
     weights: Tensor,
 ) -> None:

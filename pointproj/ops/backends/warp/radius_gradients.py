@@ -20,7 +20,7 @@ POSITION_BOUNDS = (BLOCK, 3)
 def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
     """Gradient of the features: weighted sum of upstream gradients of the queries near a reference point."""
     place, vec3 = REALS[positions]
-    vec4 = wp.types.vector(length=4, dtype=place)
+    sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
     count, channels, searches = division
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
@@ -53,10 +53,11 @@ def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division:
         return state
 
     @wp.func
-    def visit(state: State, p: vec3, problem: ProblemStruct, point: vec4, exists: bool):
+    def visit(state: State, p: vec3, problem: ProblemStruct, points: sorted_points, at: int, exists: bool):
         far = real(-1.0)
         query = int(0)
         if exists:
+            point = load_point(points, at)
             far = distance(problem, p, point)
             query = row_of(point)
         if wp.static(count == 1):
@@ -107,11 +108,11 @@ def _pair_visitor(positions: torch.dtype, sums: torch.dtype, from_query: bool) -
     upstream gradient times what the reference's feature exceeds the query's result by.
     """
     place, vec3 = REALS[positions]
-    vec4 = wp.types.vector(length=4, dtype=place)
+    sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
     distance = neighbor_distance(positions, sums)
-    _, _, row_of = packed_point(positions)
+    load_point, _, row_of = packed_point(positions)
     Shares = wp.types.vector(length=4, dtype=real)
 
     @wp.struct
@@ -123,10 +124,11 @@ def _pair_visitor(positions: torch.dtype, sums: torch.dtype, from_query: bool) -
         shares: Shares  # along x, y, z, and of sigma
 
     @wp.func
-    def visit(state: State, p: vec3, problem: ProblemStruct, point: vec4, exists: bool):
-        far = real(-1.0)
-        if exists:
-            far = distance(problem, p, point)
+    def visit(state: State, p: vec3, problem: ProblemStruct, points: sorted_points, at: int, exists: bool):
+        if not exists:
+            return state
+        point = load_point(points, at)
+        far = distance(problem, p, point)
         if far >= real(0.0):
             query = state.row
             reference = row_of(point)

@@ -58,7 +58,6 @@ def radius_aggregate(
 class Side(NamedTuple):
     """Queries or references, and where they stand in their hash grid."""
 
-    points: Tensor
     searched: SearchedGrid
     first_sorted: int  # among the sorted points of the grid
 
@@ -71,37 +70,20 @@ class Side(NamedTuple):
         return self.searched.points[self.first_sorted : self.first_sorted + self.batch.rows]
 
 
-def _sides(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    grids: list[Tensor],
-    both: bool,
-) -> tuple[Side, Side]:
+def _sides(clouds: Clouds, grids: list[Tensor], both: bool) -> tuple[Side, Side]:
     """Queries and references; ``grids`` are one of ``both``, or the references' and then the queries'."""
-    queries = Batch(query_offsets, query_points.shape[0], clouds)
-    references = Batch(reference_offsets, reference_points.shape[0], clouds)
-    first_bucket, first_sorted = (bucket_count(references.rows, clouds), references.rows) if both else (0, 0)
+    queries = Batch(clouds.query_offsets, clouds.query_points.shape[0], clouds.count)
+    references = Batch(clouds.reference_offsets, clouds.reference_points.shape[0], clouds.count)
+    first_bucket, first_sorted = (
+        (bucket_count(references.rows, clouds.count), references.rows) if both else (0, 0)
+    )
     return (
-        Side(query_points, SearchedGrid(*grids[-3:], first_bucket, queries), first_sorted),
-        Side(reference_points, SearchedGrid(*grids[:3], 0, references), 0),
+        Side(SearchedGrid(*grids[-3:], first_bucket, queries), first_sorted),
+        Side(SearchedGrid(*grids[:3], 0, references), 0),
     )
 
 
-def _specs(
-    query_points: Tensor,
-    query_offsets: Any,
-    reference_points: Tensor,
-    reference_offsets: Any,
-    clouds: int,
-    grids: list[Tensor],
-    both: bool,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-) -> dict:
+def _specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
     return {
         "aggregated": ((query_points.shape[0], features.shape[1]), features.dtype),
         "softmax": ((query_points.shape[0], 2), features.dtype),
@@ -128,8 +110,8 @@ def _backward(
     d_features: Tensor | None,
     d_sigma: Tensor | None,
 ) -> None:
-    clouds_of_both = (query_points, query_offsets, reference_points, reference_offsets, clouds)
-    queries, references = _sides(*clouds_of_both, grids, both)
+    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    queries, references = _sides(packed, grids, both)
     problem = radius_problem(query_points, features, sigma, radius, aggregated, softmax, grad_aggregated)
     dtypes = (query_points.dtype, features.dtype)
     if d_features is not None:
@@ -142,16 +124,16 @@ def _backward(
     lane_count = 1 if features.device.type == "cpu" else 32
     kernel = partial(position_gradient_kernel, *dtypes, lane_count)
     if d_query_points is not None or d_sigma is not None:
-        made, of_sigma = features.new_empty(query_points.shape), features.new_empty(queries.batch.rows)
-        shape, own = (queries.batch.rows, lane_count), (query_points, queries.batch)
+        shape, made = (queries.batch.rows, lane_count), features.new_empty(query_points.shape)
+        own, of_sigma = (query_points, queries.batch), features.new_empty(queries.batch.rows)
         launch(kernel(from_query=True), shape, *own, references.searched, problem, made, of_sigma)
         if d_query_points is not None:
             d_query_points.copy_(made)
         if d_sigma is not None:
             d_sigma.copy_(of_sigma.sum())
     if d_reference_points is not None:
-        made = features.new_empty(reference_points.shape)
-        shape, own = (references.batch.rows, lane_count), (reference_points, references.batch)
+        shape, made = (references.batch.rows, lane_count), features.new_empty(reference_points.shape)
+        own = (reference_points, references.batch)
         launch(kernel(from_query=False), shape, *own, queries.searched, problem, made, None)
         d_reference_points.copy_(made)
 
@@ -179,11 +161,12 @@ def _aggregate(
     features: Tensor,
     sigma: Tensor,
     radius: float,
+    *,
     aggregated: Tensor,
     softmax: Tensor,
 ) -> None:
-    clouds_of_both = (query_points, query_offsets, reference_points, reference_offsets, clouds)
-    queries, references = _sides(*clouds_of_both, grids, both)
+    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    queries, references = _sides(packed, grids, both)
     problem = radius_problem(query_points, features, sigma, radius, aggregated, softmax)
     if features.is_cuda:
         launch_tiles(launch, queries.in_order(), queries.batch, references.searched, problem)
@@ -198,12 +181,12 @@ def _aggregate(
 def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
     """On a CPU, running softmax over the reference points near a query, one thread a query."""
     place, vec3 = REALS[positions]
-    vec4 = wp.types.vector(length=4, dtype=place)
+    sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
     _, channels, searches = division
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
     distance = neighbor_distance(positions, sums)
-    _, _, row_of = packed_point(positions)
+    load_point, _, row_of = packed_point(positions)
     Channels, channel_of, add_row = row_sum(sums, 1, channels)
 
     @wp.struct
@@ -215,7 +198,8 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
         sums: Channels
 
     @wp.func
-    def visit(state: State, q: vec3, problem: ProblemStruct, point: vec4, exists: bool):
+    def visit(state: State, q: vec3, problem: ProblemStruct, points: sorted_points, at: int, exists: bool):
+        point = load_point(points, at)
         far = distance(problem, q, point)
         if far >= real(0.0):
             if far < state.nearest:

@@ -3,12 +3,12 @@
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.boxes import box_visitor, plane_visitor, row_visitor
+from pointproj.ops.backends.warp.boxes import Walk, box_visitor, plane_visitor, row_visitor, walk
 from pointproj.ops.backends.warp.common import DENSE, REALS, cell_functions
 from pointproj.ops.backends.warp.grids import cell_list_struct, grids
 from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.backends.warp.scan import dense_cells_before, points_before
-from pointproj.ops.backends.warp.traversal import Visitor, run_visitor
+from pointproj.ops.backends.warp.traversal import Visitor
 
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
 PLENTY = 3  # it should hold so many times the neighbours wanted
@@ -19,31 +19,28 @@ UNCOUNTED = -(2**30)  # effort that never exceeds a budget
 def shell_search(
     dtype: torch.dtype, lanes: Lanes, visitor: Visitor, into_dense_cells: bool, budget: int
 ) -> wp.Function:
-    """``search(state, q, grid, data, cloud) -> state`` through both levels of the cell list.
+    """``search(state, q, cells, data, cloud) -> state`` through both levels of the cell list.
 
     With ``into_dense_cells`` false it stays on one level, for a query in a dense cell that of the sub-cells,
     and sets ``state.gave_up`` where the other has to be seen: most queries never need it, and a thread needs
     far fewer registers then. So it does where a dense cell takes it more than ``budget``, unless that is 0.
     """
     real, vec3 = REALS[dtype]
-    CellListStruct = cell_list_struct(dtype)
-    of_grid = grids(dtype)
-    cloud_grid, dense_cell_grid, beyond = of_grid.of_cloud, of_grid.of_dense_cell, of_grid.beyond
+    CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
+    cloud_grid, dense_cell_grid = grids(dtype).of_cloud, grids(dtype).of_dense_cell
+    beyond, bound = grids(dtype).beyond, visitor.bound
     *_, cell_at, _ = cell_functions(dtype)
-    State, Data, bound = visitor.State, visitor.Data, visitor.bound
-    visit_runs = run_visitor(dtype, lanes, visitor)
+    here = walk(dtype, lanes, visitor, budget)
+    Place = here.Place
 
     visit_dense_cells = None
     if into_dense_cells:
-        search_dense_cell = _search_grid(dtype, lanes, visitor, visit_runs, budget, None, False)
-        visit_dense_cells = _dense_cell_visitor(dtype, visitor, search_dense_cell)
-    search_cells = _search_grid(
-        dtype, lanes, visitor, visit_runs, budget, visit_dense_cells, gives_up=not into_dense_cells
-    )
+        visit_dense_cells = _dense_cell_visitor(here, _grid_search(here, None, gives_up=False))
+    search_grid = _grid_search(here, visit_dense_cells, gives_up=not into_dense_cells)
 
     @wp.func
     def search_both(state: State, q: vec3, cells: CellListStruct, data: Data, cloud: int):
-        return search_cells(state, q, cells, data, cloud_grid(cells, cloud, q))
+        return search_grid(state, Place(q, cells, data, cloud_grid(cells, cloud, q)))
 
     @wp.func
     def search_one(state: State, q: vec3, cells: CellListStruct, data: Data, cloud: int):
@@ -56,7 +53,7 @@ def shell_search(
             outside = beyond(q, grid, at, 0)
             state.effort = 0
             grid = dense_cell_grid(cells, grid, cell, at[0], at[1], at[2])
-        state = search_cells(state, q, cells, data, grid)
+        state = search_grid(state, Place(q, cells, data, grid))
         if outside < real(wp.inf) and outside <= bound(state, data):
             state.gave_up = True
         return state
@@ -64,26 +61,15 @@ def shell_search(
     return search_both if into_dense_cells else search_one
 
 
-def _search_grid(
-    dtype: torch.dtype,
-    lanes: Lanes,
-    visitor: Visitor,
-    visit_runs: wp.Function,
-    budget: int,
-    visit_dense_cells: wp.Function | None,
-    gives_up: bool,
-) -> wp.Function:
+def _grid_search(walk: Walk, visit_dense_cells: wp.Function | None, gives_up: bool) -> wp.Function:
     """One level. It visits the dense cells that it meets, or gives up, or knows that there are none."""
-    real, vec3 = REALS[dtype]
-    CellListStruct = cell_list_struct(dtype)
-    Grid, beyond = grids(dtype).struct, grids(dtype).beyond
-    _, axis_cell, _, _, cell_at, _ = cell_functions(dtype)
-    State, Data, bound, wanted = visitor.State, visitor.Data, visitor.bound, visitor.wanted
-    visit_row = row_visitor(dtype, lanes, visitor, visit_runs, visit_dense_cells, gives_up)
-    if gives_up:
-        visit_box = box_visitor(dtype, lanes, visitor, visit_row)
-    else:
-        visit_box = plane_visitor(dtype, lanes, visitor, visit_row, budget)
+    real, _ = REALS[walk.dtype]
+    CellListStruct, State, Place, Box = cell_list_struct(walk.dtype), walk.visitor.State, walk.Place, walk.Box
+    Grid, beyond = grids(walk.dtype).struct, grids(walk.dtype).beyond
+    _, axis_cell, _, _, cell_at, _ = cell_functions(walk.dtype)
+    bound, wanted, budget = walk.visitor.bound, walk.visitor.wanted, walk.budget
+    visit_row = row_visitor(walk, visit_dense_cells, gives_up)
+    visit_box = box_visitor(walk, visit_row) if gives_up else plane_visitor(walk, visit_row)
 
     @wp.func
     def first_shell(cells: CellListStruct, grid: Grid, at: wp.vec3i):
@@ -105,68 +91,59 @@ def _search_grid(
         return shell
 
     @wp.func
-    def search(state: State, q: vec3, cells: CellListStruct, data: Data, grid: Grid):
-        at = cell_at(q, grid.low, grid.per_unit, grid.shape)
-        shell = first_shell(cells, grid, at)
-        inner = int(-1)  # the shell up to which all has been visited
+    def search(state: State, place: Place):
+        q = place.q
+        grid = place.grid
+        box = Box()
+        box.at = cell_at(q, grid.low, grid.per_unit, grid.shape)
+        box.inner = -1  # the shell up to which all has been visited
+        shell = first_shell(place.cells, grid, box.at)
         searching = bool(True)
         while searching:
-            limit = bound(state, data)
+            limit = bound(state, place.data)
             if wp.static(not gives_up) and limit < real(wp.inf):
                 shell = EVERYTHING
-            low = wp.vec3i()
-            high = wp.vec3i()
             for axis in range(3):
-                low[axis] = wp.max(at[axis] - shell, 0)
-                high[axis] = wp.min(at[axis] + shell, grid.shape[axis] - 1)
+                box.low[axis] = wp.max(box.at[axis] - shell, 0)
+                box.high[axis] = wp.min(box.at[axis] + shell, grid.shape[axis] - 1)
                 if limit < real(wp.inf):  # enough is found: what can still be closer
                     far = wp.sqrt(limit) + grid.slack
                     unit = grid.per_unit[axis]
                     nearest = axis_cell(q[axis] - far, grid.low[axis], unit, grid.shape[axis])
                     farthest = axis_cell(q[axis] + far, grid.low[axis], unit, grid.shape[axis])
-                    low[axis] = wp.max(low[axis], nearest)
-                    high[axis] = wp.min(high[axis], farthest)
-            state = visit_box(state, q, cells, data, grid, at, low, high, inner)
-            following = beyond(q, grid, at, shell)
-            searching = following < real(wp.inf) and following <= bound(state, data)
+                    box.low[axis] = wp.max(box.low[axis], nearest)
+                    box.high[axis] = wp.min(box.high[axis], farthest)
+            state = visit_box(state, place, box)
+            following = beyond(q, grid, box.at, shell)
+            searching = following < real(wp.inf) and following <= bound(state, place.data)
             if wp.static(budget > 0):
                 state.gave_up = state.gave_up or state.effort > budget
             searching = searching and not state.gave_up
-            inner = shell
+            box.inner = shell
             shell += 1 + shell / 2
         return state
 
     return search
 
 
-def _dense_cell_visitor(dtype: torch.dtype, visitor: Visitor, search_dense_cell: wp.Function) -> wp.Function:
+def _dense_cell_visitor(walk: Walk, search_dense_cell: wp.Function) -> wp.Function:
     """The dense cells in a run of cells: all lanes go through it together, cell by cell."""
-    _, vec3 = REALS[dtype]
-    CellListStruct = cell_list_struct(dtype)
-    Grid, dense_cell_grid, gap = grids(dtype).struct, grids(dtype).of_dense_cell, grids(dtype).gap
-    State, Data, bound = visitor.State, visitor.Data, visitor.bound
+    State, Place, bound = walk.visitor.State, walk.Place, walk.visitor.bound
+    dense_cell_grid, gap = grids(walk.dtype).of_dense_cell, grids(walk.dtype).gap
 
     @wp.func
-    def visit_dense_cells(
-        state: State,
-        q: vec3,
-        cells: CellListStruct,
-        data: Data,
-        grid: Grid,
-        first: int,
-        last: int,
-        y: int,
-        z: int,
-    ):
-        across_y = gap(q[1], grid, 1, y)
-        across_z = gap(q[2], grid, 2, z)
+    def visit_dense_cells(state: State, place: Place, first: int, last: int, y: int, z: int):
+        grid = place.grid
+        cells = place.cells
+        across_y = gap(place.q[1], grid, 1, y)
+        across_z = gap(place.q[2], grid, 2, z)
         for x in range(first, last + 1):
             cell = grid.base + (z * grid.shape[1] + y) * grid.shape[0] + x
             if dense_cells_before(cells.start[cell + 1] - cells.start[cell]) > 0 and not state.gave_up:
-                along = gap(q[0], grid, 0, x)
-                if along * along + across_y * across_y + across_z * across_z <= bound(state, data):
+                along = gap(place.q[0], grid, 0, x)
+                if along * along + across_y * across_y + across_z * across_z <= bound(state, place.data):
                     inside = dense_cell_grid(cells, grid, cell, x, y, z)
-                    state = search_dense_cell(state, q, cells, data, inside)
+                    state = search_dense_cell(state, Place(place.q, cells, place.data, inside))
         return state
 
     return visit_dense_cells

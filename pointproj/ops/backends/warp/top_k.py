@@ -61,11 +61,11 @@ def _comes_before(dtype: torch.dtype) -> wp.Function:
 def in_registers(dtype: torch.dtype, k: int) -> tuple:
     """Up to a few dozen neighbours: a thread keeps them sorted."""
     real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    sorted_points = wp.array2d(dtype=real)
     Data = top_k_struct(dtype)
     squared_distance = _squared_distance(dtype)
     comes_before = _comes_before(dtype)
-    _, _, row_of = packed_point(dtype)
+    load_point, _, row_of = packed_point(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
     last = k - 1
 
@@ -89,7 +89,8 @@ def in_registers(dtype: torch.dtype, k: int) -> tuple:
         return state.squared[last]
 
     @wp.func
-    def visit(state: State, q: vec3, data: Data, point: vec4, exists: bool):
+    def visit(state: State, q: vec3, data: Data, points: sorted_points, at: int, exists: bool):
+        point = load_point(points, at)
         squared = squared_distance(q, point)
         if squared <= state.squared[last] and squared < real(wp.inf):
             row = row_of(point)
@@ -117,10 +118,10 @@ def in_registers(dtype: torch.dtype, k: int) -> tuple:
 def across_lanes(dtype: torch.dtype, k: int) -> tuple:
     """The same for the 32 lanes of a warp: lane i keeps the i-th nearest."""
     real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    sorted_points = wp.array2d(dtype=real)
     Data = top_k_struct(dtype)
     squared_distance = _squared_distance(dtype)
-    _, _, row_of = packed_point(dtype)
+    load_point, _, row_of = packed_point(dtype)
     group = lanes(32)
     lane, take, previous, ballot, minimum = (
         group.lane,
@@ -151,10 +152,11 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
         return state.worst
 
     @wp.func
-    def visit(state: State, q: vec3, data: Data, point: vec4, exists: bool):
+    def visit(state: State, q: vec3, data: Data, points: sorted_points, at: int, exists: bool):
         squared = real(wp.inf)
         row = int(NO_ROW)
         if exists:
+            point = load_point(points, at)
             squared = squared_distance(q, point)
             row = row_of(point)
         while ballot(squared <= state.worst and squared < real(wp.inf)) != 0:
@@ -186,10 +188,10 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
 def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
     """Any number of neighbours: a heap in the output rows, its farthest neighbour on top."""
     real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    sorted_points = wp.array2d(dtype=real)
     Data = top_k_struct(dtype)
     squared_distance = _squared_distance(dtype)
-    _, _, row_of = packed_point(dtype)
+    load_point, _, row_of = packed_point(dtype)
 
     @wp.struct
     class State:
@@ -240,8 +242,9 @@ def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
         data.rows[query, at] = row
 
     @wp.func
-    def visit(state: State, q: vec3, data: Data, point: vec4, exists: bool):
+    def visit(state: State, q: vec3, data: Data, points: sorted_points, at: int, exists: bool):
         query = state.query
+        point = load_point(points, at)
         squared = squared_distance(q, point)
         if squared <= data.heap[query, 0] and squared < real(wp.inf):
             row = row_of(point)

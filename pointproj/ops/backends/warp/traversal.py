@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import BLOCK, REALS, packed_point
+from pointproj.ops.backends.warp.common import BLOCK, REALS
 from pointproj.ops.backends.warp.lanes import Lanes, bit_count
 
 
@@ -20,7 +20,7 @@ class Visitor(NamedTuple):
 
     State: Any  # struct that travels through the search; for the nearest with ``effort``, ``gave_up``
     Data: Any  # struct with what there is to read and write
-    visit: wp.Function  # (state, q, data, point, exists) -> state, one candidate a lane
+    visit: wp.Function  # (state, q, data, points, at, exists) -> state, one candidate a lane
     bound: wp.Function | None = (
         None  # of the nearest: (state, data) -> squared distance beyond which none matters
     )
@@ -78,16 +78,14 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     For one lane, or all 32 of a warp.
     """
     real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     width, lane, take, sum_before = lanes.count, lanes.lane, lanes.take, lanes.sum_before
-    load_point, _, _ = packed_point(dtype)
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
-            state = visit(state, q, data, load_point(points, at), True)
+            state = visit(state, q, data, points, at, True)
         return state
 
     @wp.func
@@ -101,10 +99,7 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
             candidate = first + lane()
             at = base_at(bases, before + bits_up_to_lane(begun)) + candidate
             before += bit_count(begun)
-            point = vec4()
-            if candidate < candidates:
-                point = load_point(points, at)
-            state = visit(state, q, data, point, candidate < candidates)
+            state = visit(state, q, data, points, at, candidate < candidates)
         return state
 
     return visit_run if width == 1 else visit_runs
