@@ -91,13 +91,6 @@ def _specs(points: Tensor, others: Tensor | None, clouds: int, **_: Any) -> dict
     }
 
 
-class PackedPoints(NamedTuple):
-    """Points and their clouds; in kernels :func:`packed_struct`."""
-
-    points: Tensor | None
-    batch: Batch
-
-
 @warp_op("pointproj::warp_build_hash_grid", outputs=_specs)
 def _build(
     launch: Launch,
@@ -119,9 +112,9 @@ def _build(
     states, occupancy = counters.split(lengths)
     placed = start.new_empty(rows, 2)
     launch(_clear_kernel(points.dtype), counters.shape[0], counters, cell_width, width, frames)
-    first = PackedPoints(points, Batch(offsets, points.shape[0], clouds))
-    second = PackedPoints(others, Batch(other_offsets, rows - points.shape[0], clouds))
-    launch(_place_kernel(points.dtype), rows, first, second, cell_width, occupancy, placed)
+    first = (points, Batch(offsets, points.shape[0], clouds))
+    second = (others, Batch(other_offsets, rows - points.shape[0], clouds))
+    launch(_place_kernel(points.dtype), rows, *first, *second, cell_width, occupancy, placed)
     running_sum(launch, occupancy, 0, states.view(torch.int64), start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         placed[:, 1] = stable_ranks(placed[:, 0], start)
@@ -198,18 +191,12 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, vec3 = REALS[dtype]
     _, table_of, axis_cell, first_bucket_of, along = table_functions(dtype)
 
-    @wp.struct
-    class PackedStruct:
-        points: wp.array(dtype=vec3)
-        batch: BatchStruct
-
     @wp.func
-    def bucket_of(row: int, packed: PackedStruct, first_bucket: int, per_unit: real):
+    def bucket_of(p: vec3, row: int, batch: BatchStruct, first_bucket: int, per_unit: real):
         """Bucket of a point; the last of all is for points that are not finite."""
-        p = packed.points[row]
         if not wp.isfinite(p):
-            return first_bucket + BUCKETS_PER_POINT * packed.batch.rows + packed.batch.count
-        table = table_of(cloud_of(row, packed.batch), packed.batch, first_bucket)
+            return first_bucket + BUCKETS_PER_POINT * batch.rows + batch.count
+        table = table_of(cloud_of(row, batch), batch, first_bucket)
         x = axis_cell(p[0], per_unit)
         y = axis_cell(p[1], per_unit)
         z = axis_cell(p[2], per_unit)
@@ -217,22 +204,25 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
 
     @wp.kernel(**OPTIONS)
     def place(
-        packed: PackedStruct,
-        others: PackedStruct,
+        points: wp.array(dtype=vec3),
+        batch: BatchStruct,
+        others: wp.array(dtype=vec3),
+        other_batch: BatchStruct,
         width: wp.array(dtype=real),
         occupancy: wp.array(dtype=wp.int32),
         placed: wp.array2d(dtype=wp.int32),
     ):
         """Bucket of each point and its rank of arrival there."""
         i = wp.tid()
-        rows = packed.batch.rows
+        rows = batch.rows
         per_unit = real(1.0) / width[0]
         at = int(0)
         if i < rows:
-            at = bucket_of(i, packed, 0, per_unit)
+            at = bucket_of(points[i], i, batch, 0, per_unit)
         else:
-            first_bucket = BUCKETS_PER_POINT * rows + packed.batch.count + 1
-            at = bucket_of(i - rows, others, first_bucket, per_unit)
+            row = i - rows
+            first_bucket = BUCKETS_PER_POINT * rows + batch.count + 1
+            at = bucket_of(others[row], row, other_batch, first_bucket, per_unit)
         placed[i, 0] = at
         placed[i, 1] = wp.atomic_add(occupancy, at, 1)
 

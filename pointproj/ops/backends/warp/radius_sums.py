@@ -168,7 +168,7 @@ def _aggregate(
     packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
     queries, references = _sides(packed, grids, both)
     problem = radius_problem(query_points, features, sigma, radius, aggregated, softmax)
-    if features.is_cuda:
+    if features.is_cuda and features.dtype == torch.float32:  # then positions are, too
         launch_tiles(launch, queries.in_order(), queries.batch, references.searched, problem)
         return
     division = divide(features.shape[1], "cpu", most_lanes=1)
@@ -179,7 +179,7 @@ def _aggregate(
 
 @functools.cache
 def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
-    """On a CPU, running softmax over the reference points near a query, one thread a query."""
+    """Running softmax over the reference points near a query, a thread a query: on a CPU, and in float64."""
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
-    REALS,
     ROUNDINGS,
     Batch,
     BatchStruct,
@@ -23,7 +22,7 @@ from pointproj.ops.backends.warp.common import (
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct, table_functions
 from pointproj.ops.backends.warp.lanes import bit_count, lanes, lowest_bit
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
-from pointproj.ops.backends.warp.tiles import BASE, LANES, MOST_SIGMAS, tile_shape, tiles
+from pointproj.ops.backends.warp.tiles import LANES, MOST_SIGMAS, tile_shape, tiles
 from pointproj.ops.backends.warp.traversal import base_at, bits_up_to_lane, line_up, starts
 from pointproj.ops.bridge.warp_op import Launch
 
@@ -41,19 +40,19 @@ def quotient(x: int, by: int) -> int:
     ...
 
 
-def _tile_search(positions: torch.dtype, sums: torch.dtype, channels: int, warps: int) -> wp.Function:
+def _tile_search(channels: int, warps: int) -> wp.Function:
     """``search(state, seeking, ...) -> state``: the sums of each lane's point, or its nearest point.
 
     All lanes of a block call it with the same ``seeking`` and ``chunk``; a lane without a point has a ``q``
     that is not finite.
     """
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
-    vec4 = wp.types.vector(length=4, dtype=place)
-    SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
-    _, table_of, axis_cell, first_bucket_of, along = table_functions(positions)
-    load_point, _, _ = packed_point(positions)
-    tile = tiles(positions, sums, channels, warps)
+    SearchedStruct, ProblemStruct = (
+        searched_struct(torch.float32),
+        problem_struct(torch.float32, torch.float32),
+    )
+    _, table_of, axis_cell, first_bucket_of, along = table_functions(torch.float32)
+    load_point, _, _ = packed_point(torch.float32)
+    tile = tiles(channels, warps)
     State, reserve, push, flush = tile.State, tile.reserve, tile.push, tile.flush
     group = lanes(LANES)
     lane, take, ballot, sum_before, lowest = (
@@ -63,14 +62,14 @@ def _tile_search(positions: torch.dtype, sums: torch.dtype, channels: int, warps
         group.sum_before,
         group.lowest,
     )
-    unit = torch.finfo(positions).eps * ROUNDINGS
+    unit = torch.finfo(torch.float32).eps * ROUNDINGS
 
     @wp.func
-    def beside(point: vec4, low: vec3, high: vec3):
+    def beside(point: wp.vec4f, low: wp.vec3f, high: wp.vec3f):
         """Squared distance to a box."""
-        square = place(0.0)
+        square = float(0.0)
         for axis in range(3):
-            gap = wp.max(wp.max(low[axis] - point[axis], point[axis] - high[axis]), place(0.0))
+            gap = wp.max(wp.max(low[axis] - point[axis], point[axis] - high[axis]), float(0.0))
             square += gap * gap
         return square
 
@@ -120,17 +119,17 @@ def _tile_search(positions: torch.dtype, sums: torch.dtype, channels: int, warps
         state: State,
         seeking: bool,
         careful: bool,
-        q: vec3,
+        q: wp.vec3f,
         cloud: int,
         searched: SearchedStruct,
         problem: ProblemStruct,
-        decay: real,  # of the logarithm of a weight, to the base of BASE
+        decay: float,  # of the logarithm of a weight, to the base of 2
         chunk: int,
     ):
         queue = reserve()
         radius = problem.radius
         table = table_of(cloud, searched.batch, searched.first_bucket)
-        per_unit = place(1.0) / searched.width[0]
+        per_unit = float(1.0) / searched.width[0]
         x = along(table, axis_cell(q[0], per_unit))
         y = axis_cell(q[1], per_unit)
         z = axis_cell(q[2], per_unit)
@@ -143,14 +142,14 @@ def _tile_search(positions: torch.dtype, sums: torch.dtype, channels: int, warps
             chosen_row = take(row, chosen)
             active = there and row == chosen_row
             todo = todo ^ ballot(active)
-            low = vec3()
-            high = vec3()
+            low = wp.vec3f()
+            high = wp.vec3f()
             for axis in range(3):
-                low[axis] = lowest(wp.where(active, q[axis], place(wp.inf)))
-                high[axis] = -lowest(wp.where(active, -q[axis], place(wp.inf)))
-            slack = place(unit) * (wp.max(wp.max(wp.abs(low)), wp.max(wp.abs(high))) + radius)
+                low[axis] = lowest(wp.where(active, q[axis], float(wp.inf)))
+                high[axis] = -lowest(wp.where(active, -q[axis], float(wp.inf)))
+            slack = float(unit) * (wp.max(wp.max(wp.abs(low)), wp.max(wp.abs(high))) + radius)
             limit = (radius + slack) * (radius + slack)
-            steps = int(wp.min((radius + slack) * per_unit, place(MOST_STEPS))) + 1
+            steps = int(wp.min((radius + slack) * per_unit, float(MOST_STEPS))) + 1
             base = take(table.base, chosen)
             bits = wp.vec3i(
                 take(table.bits[0], chosen), take(table.bits[1], chosen), take(table.bits[2], chosen)
@@ -158,7 +157,7 @@ def _tile_search(positions: torch.dtype, sums: torch.dtype, channels: int, warps
             x0 = lowest(wp.where(active, x, 1 << bits[0]))
             x1 = -lowest(wp.where(active, -x, 0))
             first, size = cells_near(bits, x0, x1, take(y, chosen), take(z, chosen), steps)
-            own_square = wp.where(active, problem.largest_square, place(-1.0))
+            own_square = wp.where(active, problem.largest_square, float(-1.0))
             waiting = int(0)
             split = wp.where(first[0] + size[0] > (1 << bits[0]), 1, 0)
             for first_part in range(0, (size[1] << split) * size[2], LANES):
@@ -174,7 +173,7 @@ def _tile_search(positions: torch.dtype, sums: torch.dtype, channels: int, warps
                     before = bit_count(ballot(run > 0 and offset < number * LANES)) - 1
                     at = before + bits_up_to_lane(starts(offset, run, number * LANES))
                     near = candidate < candidates
-                    point = vec4()
+                    point = wp.vec4f()
                     if near:
                         point = load_point(searched.points, base_at(bases, at) + candidate)
                         near = beside(point, low, high) <= limit
@@ -193,40 +192,40 @@ def _tile_search(positions: torch.dtype, sums: torch.dtype, channels: int, warps
 def launch_tiles(
     launch: Launch, sorted_queries: Tensor, batch: Batch, searched: SearchedGrid, problem: RadiusProblem
 ) -> None:
-    """Fill ``problem.aggregated`` and ``problem.softmax``.
+    """Fill ``problem.aggregated`` and ``problem.softmax``, all in float32.
 
     For W2 at radius 0.1 and 0.25 the kernel takes 22 and 52 us, where a warp a query took 32 and 67; among
     10^6 uniform points with 32 neighbours 1.3 to 1.5 ms instead of 2.8.
     """
-    sums = problem.features.dtype
-    shape = tile_shape(batch.rows, problem.features.shape[1], sums)
-    kernel = aggregate_tiles(sorted_queries.dtype, sums, shape.channels, shape.warps)
+    shape = tile_shape(batch.rows, problem.features.shape[1])
+    kernel = aggregate_tiles(shape.channels, shape.warps)
     blocks, block = -(-batch.rows // LANES) * shape.searches, LANES * shape.warps
     launch(kernel, (blocks, block), shape.searches, sorted_queries, batch, searched, problem, block_dim=block)
 
 
 @functools.cache
-def aggregate_tiles(positions: torch.dtype, sums: torch.dtype, channels: int, warps: int) -> wp.Kernel:
+def aggregate_tiles(channels: int, warps: int) -> wp.Kernel:
     """Softmax over the reference points near each query, and the weighted sum of their features."""
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
-    SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
-    load_point, _, row_of = packed_point(positions)
-    tile = tiles(positions, sums, channels, warps)
+    SearchedStruct, ProblemStruct = (
+        searched_struct(torch.float32),
+        problem_struct(torch.float32, torch.float32),
+    )
+    load_point, _, row_of = packed_point(torch.float32)
+    tile = tiles(channels, warps)
     State, reserve, least_of_block, write_means = (
         tile.State,
         tile.reserve,
         tile.least_of_block,
         tile.write_means,
     )
-    search = _tile_search(positions, sums, channels, warps)
+    search = _tile_search(channels, warps)
     lane = lanes(LANES).lane
-    per_sigma = 1.0 / math.log(BASE[sums])
+    per_sigma = 1.0 / math.log(2.0)
 
     @wp.kernel(**OPTIONS, launch_bounds=(LANES * warps, WARPS_AT_HAND // warps))
     def aggregate(
         searches: int,
-        sorted_queries: wp.array2d(dtype=place),
+        sorted_queries: wp.array2d(dtype=wp.float32),
         batch: BatchStruct,
         searched: SearchedStruct,
         problem: ProblemStruct,
@@ -234,20 +233,20 @@ def aggregate_tiles(positions: torch.dtype, sums: torch.dtype, channels: int, wa
         block, _ = wp.tid()
         chunk = block % searches
         at = block / searches * LANES + lane()
-        q = vec3(place(wp.nan))
+        q = wp.vec3f(float(wp.nan))
         query = int(-1)
         if at < batch.rows:  # the last block may have fewer points than lanes
             point = load_point(sorted_queries, at)
-            q = vec3(point[0], point[1], point[2])
+            q = wp.vec3f(point[0], point[1], point[2])
             query = row_of(point)
         cloud = cloud_of(wp.max(query, 0), batch)
-        decay = real(per_sigma) / problem.sigma[0]
+        decay = float(per_sigma) / problem.sigma[0]
         # Weights are relative to a neighbour: the first that a warp meets, where they cannot vanish or grow
         # too large then, else the nearest. So one neighbour's weight is 1, and its features every bit.
         state = State()
-        state[channels + 1] = real(wp.inf)
-        base = real(wp.inf)
-        passes = wp.where(real(problem.radius) <= real(MOST_SIGMAS) * problem.sigma[0], 1, 2)
+        state[channels + 1] = float(wp.inf)
+        base = float(wp.inf)
+        passes = wp.where(problem.radius <= float(MOST_SIGMAS) * problem.sigma[0], 1, 2)
         for step in range(passes):
             seeking = step + 1 < passes
             state = search(state, seeking, passes > 1, q, cloud, searched, problem, decay, chunk)

@@ -3,20 +3,16 @@
 Points side by side have nearly the same neighbours. So a warp collects candidates in shared memory, with
 their rows of values, and every lane goes through all of them and adds up what is within its radius, in
 registers: nothing is loaded for one pair alone. The warps of a block share the same 32 points, take different
-candidates, and add up their sums in the end.
+candidates, and add up their sums in the end. All numbers are single.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
-import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import REALS
-
 LANES = 32
-MOST_CHANNELS = {torch.float32: 32, torch.float64: 16}  # what fits into registers and shared memory
+MOST_CHANNELS = 32  # what fits into registers and shared memory
 FEW_GROUPS, MANY_WARPS, FEW_WARPS = 4096, 4, 2
 MOST_SIGMAS = 40.0  # within a radius: exp(40) is a number, also when it is multiplied
 
@@ -29,9 +25,9 @@ class TileShape(NamedTuple):
     warps: int  # that share the 32 points
 
 
-def tile_shape(rows: int, channels: int, sums: torch.dtype) -> TileShape:
+def tile_shape(rows: int, channels: int) -> TileShape:
     """For so many own points; where there are few, more warps share them."""
-    searches = max(1, -(-channels // MOST_CHANNELS[sums]))
+    searches = max(1, -(-channels // MOST_CHANNELS))
     of_search = max(4, -(-channels // searches) + 3 & ~3)
     return TileShape(of_search, searches, MANY_WARPS if rows <= FEW_GROUPS * LANES else FEW_WARPS)
 
@@ -49,9 +45,9 @@ class Tiles(NamedTuple):
 
 _TYPE = """
     struct alignas(16) Tile {{
-        {place} point[32][4];  // the last is the bits of the row
-        {real} number[32];  // of the lanes' points
-        {real} values[{channels} * 33];
+        float point[32][4];  // the last is the bits of the row
+        float number[32];  // of the lanes' points
+        float values[{channels} * 33];
     }};
 """
 _RESERVE = """
@@ -65,8 +61,8 @@ _OWN = """
 _PUSH = """
     const unsigned present = __ballot_sync(0xffffffffu, exists);
     if (exists) {{
-        {place}* to = own.point[size + __popc(present & ((1u << lane) - 1u))];
-        {store_point}
+        const int at = size + __popc(present & ((1u << lane) - 1u));
+        *reinterpret_cast<float4*>(own.point[at]) = make_float4(point[0], point[1], point[2], point[3]);
     }}
     return size + __popc(present);
 """
@@ -77,9 +73,7 @@ _FLUSH = """
     __syncwarp();
     int row = 0;
     if (lane < size) {{
-        {integer} bits;
-        memcpy(&bits, &own.point[lane][3], sizeof(bits));
-        row = static_cast<int>(bits);
+        row = __float_as_int(own.point[lane][3]);
     }} else {{
         own.point[lane][0] = NAN;
     }}
@@ -89,12 +83,12 @@ _FLUSH = """
         reinterpret_cast<unsigned long long>(values.data + static_cast<size_t>(row) * values.shape[1]);
     #pragma unroll 1
     for (int first = 0; first < size && !seeking; first += {staged}) {{
-        {real} value[{steps}];
+        float value[{steps}];
         #pragma unroll
         for (int step = 0; step < {steps}; ++step) {{
             const int i = first + step * {rows} + lane / {per_row};
             const unsigned long long from = __shfl_sync(0xffffffffu, begin, i);
-            value[step] = __ldg(reinterpret_cast<const {real}*>(from) + channel);
+            value[step] = __ldg(reinterpret_cast<const float*>(from) + channel);
         }}
         #pragma unroll
         for (int step = 0; step < {steps}; ++step) {{
@@ -106,7 +100,7 @@ _FLUSH = """
     if (seeking) {{
         #pragma unroll 2
         for (int i = 0; i < size; ++i) {{
-            const {place}* from = own.point[i];
+            const float* from = own.point[i];
             {distance}
             if (square <= largest_square && far < state[{channels} + 1]) state[{channels} + 1] = far;
         }}
@@ -126,14 +120,14 @@ _ADD = """
     #pragma unroll 1
     for (int first = 0; first < size; first += {ahead}) {{
         bool within[{ahead}];
-        {real} weight[{ahead}];
+        float weight[{ahead}];
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
-            const {place}* from = own.point[first + j];
+            const float* from = own.point[first + j];
             {distance}
             within[j] = square <= largest_square;
             if (within[j] && state[{channels} + 1] == INFINITY) state[{channels} + 1] = far;
-            const {real} power = (state[{channels} + 1] - far) * decay;
+            const float power = (state[{channels} + 1] - far) * decay;
             {exp}
         }}
         #pragma unroll
@@ -151,16 +145,20 @@ _ADD = """
     }}
 """
 # With the rounding of the reference, which decides who is a neighbour.
-_DISTANCE = """{load_point}
-            const {place} dx = q[0] - px, dy = q[1] - py, dz = q[2] - pz;
-            const {place} square = dx * dx + dy * dy + dz * dz;
+_DISTANCE = """
+            const float4 p = *reinterpret_cast<const float4*>(from);
+            const float dx = q[0] - p.x, dy = q[1] - p.y, dz = q[2] - p.z;
+            const float square = dx * dx + dy * dy + dz * dz;
             {root}"""
-_FOUR = "struct alignas(16) Four {{ {real} x[4]; }};"
+_ROOT = "const float far = sqrtf(square);"
+_QUICK_ROOT = """float far; asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(far) : "f"(square));"""
+_EXP = """asm("ex2.approx.ftz.f32 %0, %1;" : "=f"({to}) : "f"(power));"""
+_FOUR = "struct alignas(16) Four {{ float x[4]; }};"
 _LEAST_OF_BLOCK = """
     own.number[lane] = state[{channels} + 1];
     __syncthreads();
     const Tile* all = &own - threadIdx.x / 32;
-    {real} least = all[0].number[lane];
+    float least = all[0].number[lane];
     #pragma unroll
     for (int warp = 1; warp < {warps}; ++warp) {{
         least = all[warp].number[lane] < least ? all[warp].number[lane] : least;
@@ -169,9 +167,9 @@ _LEAST_OF_BLOCK = """
     return least;
 """
 _RESCALE = """
-    {real} rescale = 0;
+    float rescale = 0;
     if (state[{channels} + 1] < INFINITY) {{
-        const {real} power = (base - state[{channels} + 1]) * decay;
+        const float power = (base - state[{channels} + 1]) * decay;
         {rescale}
     }}
 """
@@ -188,19 +186,19 @@ _WRITE_ROWS = """
     #pragma unroll 1
     for (int i = threadIdx.x / 32; i < 32; i += {warps}) {{
         const int to = __shfl_sync(0xffffffffu, row, i);
-        const {real} factor = __shfl_sync(0xffffffffu, scale, i);
+        const float factor = __shfl_sync(0xffffffffu, scale, i);
         if (to < 0 || lane >= {channels} || channel >= output.shape[1]) continue;
-        {real} sum = 0;
+        float sum = 0;
         #pragma unroll
         for (int warp = 0; warp < {warps}; ++warp) sum += all[warp].values[lane * 33 + i];
         output.data[static_cast<size_t>(to) * output.shape[1] + channel] = sum * factor;
     }}
 """
 _INVERSE = """
-    {real} total = 0;
+    float total = 0;
     #pragma unroll
     for (int warp = 0; warp < {warps}; ++warp) total += all[warp].number[lane];
-    {real} scale = 0;
+    float scale = 0;
     if (total > 0) scale = 1 / total;
     if (!finite) scale = NAN;
     if (chunk == 0 && threadIdx.x < 32 && row >= 0) {{
@@ -208,55 +206,21 @@ _INVERSE = """
         softmax.data[2 * static_cast<size_t>(row) + 1] = scale;
     }}
 """
-_EXP = {
-    torch.float32: """asm("ex2.approx.ftz.f32 %0, %1;" : "=f"({to}) : "f"(power));""",
-    torch.float64: "{to} = exp(power);",
-}
-BASE = {torch.float32: 2.0, torch.float64: math.e}  # of those powers
-_ROOTS = {
-    "single": "const float far = sqrtf(square);",
-    "mixed": "const double x = dx, y = dy, z = dz, far = sqrt(x * x + y * y + z * z);",
-    "double": "const double far = sqrt(square);",
-}
-_QUICK_ROOT = """float far; asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(far) : "f"(square));"""
-_PLACES = {
-    torch.float32: {
-        "place": "float",
-        "integer": "int",
-        "load_point": "const float4 v = *reinterpret_cast<const float4*>(from);"
-        " const float px = v.x, py = v.y, pz = v.z;",
-        "store_point": "float4 v = make_float4(point[0], point[1], point[2], point[3]);"
-        " *reinterpret_cast<float4*>(to) = v;",
-    },
-    torch.float64: {
-        "place": "double",
-        "integer": "long long",
-        "load_point": "const double px = from[0], py = from[1], pz = from[2];",
-        "store_point": "for (int i = 0; i < 4; ++i) to[i] = point[i];",
-    },
-}
 AHEAD = 2  # candidates whose weights are on their way
 
 
 @functools.cache
-def tiles(positions: torch.dtype, sums: torch.dtype, channels: int, warps: int) -> Tiles:
+def tiles(channels: int, warps: int) -> Tiles:
     """For ``channels`` and ``warps`` that share 32 points."""
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
-    vec4 = wp.types.vector(length=4, dtype=place)
-    State = wp.types.vector(length=channels + 2, dtype=real)
-    matrix = wp.array2d(dtype=real)
+    State = wp.types.vector(length=channels + 2, dtype=wp.float32)
+    matrix = wp.array2d(dtype=wp.float32)
     per_row = 1 << (channels - 1).bit_length()
     rows = LANES // per_row  # that all lanes load at once
     steps = min(8, per_row)
-    kind = "double" if positions == torch.float64 else "single" if sums == torch.float32 else "mixed"
-    root = _ROOTS[kind]
     names = {
-        **_PLACES[positions],
-        "real": "float" if sums == torch.float32 else "double",
-        "exp": _EXP[sums].format(to="weight[j]"),
-        "rescale": _EXP[sums].format(to="rescale"),
-        "distance": _DISTANCE.format(root=root, **_PLACES[positions]),
+        "exp": _EXP.format(to="weight[j]"),
+        "rescale": _EXP.format(to="rescale"),
+        "distance": _DISTANCE.format(root=_ROOT),
         "channels": channels,
         "warps": warps,
         "ahead": AHEAD,
@@ -265,9 +229,8 @@ def tiles(positions: torch.dtype, sums: torch.dtype, channels: int, warps: int) 
         "steps": steps,
         "staged": steps * rows,
     }
-    quick = _DISTANCE.format(root=_QUICK_ROOT if kind == "single" else root, **_PLACES[positions])
     names["add_carefully"] = _ADD.format(**names)
-    names["add"] = _ADD.format(**{**names, "distance": quick})
+    names["add"] = _ADD.format(**{**names, "distance": _DISTANCE.format(root=_QUICK_ROOT)})
 
     def snippet(*parts: str) -> str:
         return "".join(parts).format(**names)
@@ -276,7 +239,7 @@ def tiles(positions: torch.dtype, sums: torch.dtype, channels: int, warps: int) 
     def reserve() -> wp.uint64: ...
 
     @wp.func_native(snippet(_TYPE, _OWN, _PUSH))
-    def push(address: wp.uint64, size: int, exists: bool, point: vec4) -> int: ...
+    def push(address: wp.uint64, size: int, exists: bool, point: wp.vec4f) -> int: ...
 
     @wp.func_native(snippet(_TYPE, _FOUR, _OWN, _FLUSH))
     def flush(
@@ -285,22 +248,22 @@ def tiles(positions: torch.dtype, sums: torch.dtype, channels: int, warps: int) 
         size: int,
         seeking: bool,
         careful: bool,
-        q: vec3,
-        largest_square: place,
-        decay: real,
+        q: wp.vec3f,
+        largest_square: wp.float32,
+        decay: wp.float32,
         values: matrix,
         chunk: int,
     ) -> State: ...
 
     @wp.func_native(snippet(_TYPE, _OWN, _LEAST_OF_BLOCK))
-    def least_of_block(state: State, address: wp.uint64) -> real: ...
+    def least_of_block(state: State, address: wp.uint64) -> wp.float32: ...
 
     @wp.func_native(snippet(_TYPE, _OWN, _RESCALE, _ADD_UP, _INVERSE, _WRITE_ROWS))
     def write_means(
         state: State,
         address: wp.uint64,
-        base: real,
-        decay: real,
+        base: wp.float32,
+        decay: wp.float32,
         row: int,
         finite: bool,
         chunk: int,
