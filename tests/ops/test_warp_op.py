@@ -16,6 +16,7 @@ from tests.ops.warp_operators import (
     first_differentiable,
     gradient_of,
     in_torch,
+    on_line,
     rosenbrock,
     some_points,
     square,
@@ -89,6 +90,17 @@ def test_optional_tensors_and_both_derivatives(with_scale: bool, device: str):
     torch.testing.assert_close(function(*inputs), expected)
     assert gradcheck(function, inputs)
     assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("with_offset", [True, False])
+def test_structs_and_arguments_by_name(with_offset: bool, device: str):
+    x = torch.tensor([0.5, -1.0], device=device, requires_grad=True)
+    offset = torch.tensor([1.0, 2.0], device=device) if with_offset else None
+    z = on_line(x, offset, 3.0)
+    assert z.tolist() == ([2.5, -1.0] if with_offset else [1.5, -3.0])
+    (d_x,) = torch.autograd.grad(z, x, torch.tensor([1.0, 10.0], device=device))
+    assert d_x.tolist() == [3.0, 30.0]
+    torch.library.opcheck(on_line, (x, offset, 3.0))
 
 
 def test_only_the_gradients_asked_for(device: str):

@@ -1,6 +1,7 @@
 """Operators made of Warp launches, for the tests of the bridge."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -92,6 +93,57 @@ def _cube_second(
     d_x[i] = grad[i] * (six * s * x[i] * to_x + three * x[i] * x[i] * to_scale)
     if d_scale:
         d_scale[i] = three * x[i] * x[i] * grad[i] * to_x
+
+
+class Line(NamedTuple):
+    """Fields of :class:`_LineStruct`."""
+
+    slope: float
+    offset: Tensor | None
+
+
+@wp.struct
+class _LineStruct:
+    slope: float
+    offset: floats
+
+
+@wp.struct
+class _NestedStruct:
+    line: _LineStruct
+
+
+class Nested(NamedTuple):
+    """Fields of :class:`_NestedStruct`."""
+
+    line: Line
+
+
+@wp.kernel
+def _on_line(x: floats, line: _LineStruct, nested: _NestedStruct, z: floats):
+    i = wp.tid()
+    z[i] = line.slope * x[i]
+    if nested.line.offset:
+        z[i] = z[i] + nested.line.offset[i]
+
+
+def _on_line_backward(launch: Launch, **values: Any) -> None:
+    line = Line(values["slope"], None)
+    launch(_on_line, len(values["x"]), values["grad_z"], line, Nested(line), values["d_x"])
+
+
+@warp_op(
+    "pointproj_tests::on_line",
+    outputs=lambda x, **_: {"z": (x.shape, x.dtype)},
+    differentiable=["x"],
+    backward=_on_line_backward,
+)
+def on_line(launch: Launch, x: Tensor, offset: Tensor | None, slope: float, *, z: Tensor) -> None:
+    """Structs as arguments, one within the other, shared by two launches."""
+    line = Line(slope, offset)
+    nested = Nested(line)
+    launch(_on_line, len(x), torch.zeros_like(x), line, nested, z)
+    launch(_on_line, len(x), x, line, nested, z)
 
 
 @warp_op(
