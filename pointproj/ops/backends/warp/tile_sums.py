@@ -46,22 +46,15 @@ def _tile_search(channels: int, warps: int) -> wp.Function:
     All lanes of a block call it with the same ``seeking`` and ``chunk``; a lane without a point has a ``q``
     that is not finite.
     """
-    SearchedStruct, ProblemStruct = (
-        searched_struct(torch.float32),
-        problem_struct(torch.float32, torch.float32),
-    )
+    SearchedStruct = searched_struct(torch.float32)
+    ProblemStruct = problem_struct(torch.float32, torch.float32)
     _, table_of, axis_cell, first_bucket_of, along = table_functions(torch.float32)
     load_point, _, _ = packed_point(torch.float32)
     tile = tiles(channels, warps)
     State, reserve, push, flush = tile.State, tile.reserve, tile.push, tile.flush
     group = lanes(LANES)
-    lane, take, ballot, sum_before, lowest = (
-        group.lane,
-        group.take,
-        group.ballot,
-        group.sum_before,
-        group.lowest,
-    )
+    lane, take, ballot = group.lane, group.take, group.ballot
+    sum_before, lowest = group.sum_before, group.lowest
     unit = torch.finfo(torch.float32).eps * ROUNDINGS
 
     @wp.func
@@ -206,18 +199,12 @@ def launch_tiles(
 @functools.cache
 def aggregate_tiles(channels: int, warps: int) -> wp.Kernel:
     """Softmax over the reference points near each query, and the weighted sum of their features."""
-    SearchedStruct, ProblemStruct = (
-        searched_struct(torch.float32),
-        problem_struct(torch.float32, torch.float32),
-    )
+    SearchedStruct = searched_struct(torch.float32)
+    ProblemStruct = problem_struct(torch.float32, torch.float32)
     load_point, _, row_of = packed_point(torch.float32)
     tile = tiles(channels, warps)
-    State, reserve, least_of_block, write_means = (
-        tile.State,
-        tile.reserve,
-        tile.least_of_block,
-        tile.write_means,
-    )
+    State, reserve = tile.State, tile.reserve
+    least_of_block, write_means = tile.least_of_block, tile.write_means
     search = _tile_search(channels, warps)
     lane = lanes(LANES).lane
     per_sigma = 1.0 / math.log(2.0)
@@ -253,16 +240,8 @@ def aggregate_tiles(channels: int, warps: int) -> wp.Kernel:
             base = least_of_block(state, reserve())
             if seeking:
                 state[channels + 1] = base
-        write_means(
-            state,
-            reserve(),
-            base,
-            decay,
-            query,
-            wp.isfinite(q),
-            chunk,
-            problem.aggregated,
-            problem.softmax,
-        )
+        finite = wp.isfinite(q)
+        means, softmax = problem.aggregated, problem.softmax
+        write_means(state, reserve(), base, decay, query, finite, chunk, means, softmax)
 
     return aggregate

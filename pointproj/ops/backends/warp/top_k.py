@@ -123,13 +123,8 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
     squared_distance = _squared_distance(dtype)
     load_point, _, row_of = packed_point(dtype)
     group = lanes(32)
-    lane, take, previous, ballot, minimum = (
-        group.lane,
-        group.take,
-        group.previous,
-        group.ballot,
-        group.minimum,
-    )
+    lane, take, previous = group.lane, group.take, group.previous
+    ballot, minimum = group.ballot, group.minimum
 
     @wp.struct
     class State:
