@@ -1,4 +1,4 @@
-"""What the site shows beside the files of this folder: pages and pictures from other folders."""
+"""What the site shows beside the files of this folder: pages and pictures from other folders, and the config reference."""
 
 import os
 import re
@@ -7,6 +7,8 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from pointproj.config.reference import reference
 
 PROJECT = Path(__file__).resolve().parent.parent
 DOCS = PROJECT / "docs"
@@ -18,9 +20,17 @@ PAGES = {
     PROJECT / "CONTRIBUTING.md": "contribute/index.md",
 }
 
+CONFIG = """# Config reference
+
+Every value that a run reads, with its type, default and meaning. `KEY=VALUE` on the command line sets a value, `GROUP=CHOICE`
+makes a choice. Lengths are in units of the query cube.
+
+"""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages and pictures from other folders."""
+    """Add pages and pictures from other folders, and the config reference."""
+    files.append(File.generated(config, "train/config.md", content=CONFIG + reference(PROJECT / "conf")))
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=source.read_text(encoding="utf-8")))
     for picture in sorted((PROJECT / "benchmarks").glob("*.png")):
