@@ -151,6 +151,32 @@ def test_table_of_groups_names_every_choice(page: str):
     assert all(f"| `{name}` |" in _page(page) for name in experiments)
 
 
+# Rows of README's table: where each begins, whose step it is, and how it ran for kNN and within a radius.
+STEPS = [
+    ("plain torch", "tutorial torch", "compiled", "compiled"),
+    ("cuML", "cuML", "compiled", None),
+    ("PhysicsNeMo", "PhysicsNeMo", "compiled", "eager"),
+    ("**pointproj**, `backend=warp`", "warp", "captured", "captured"),
+    ("**pointproj**, `backend=native`", "native", "captured", "captured"),
+]
+
+
+@pytest.mark.parametrize(("beginning", "contender", "knn", "radius"), STEPS)
+def test_times_in_the_readme_are_those_of_the_committed_results(beginning, contender, knn, radius):
+    rows = [row for row in read_rows(PROJECT / "benchmarks/nvidia-h200.csv") if row.mode == "step"]
+    steps = {(row.workload, row.execution): row for row in rows if row.contender == contender}
+    (line,) = [line for line in _page().splitlines() if line.startswith(f"| {beginning}")]
+    *cells, memory = [cell.strip(" *") for cell in line.strip("|").split("|")[1:]]
+    for cell, workload, execution in zip(cells, ("w1", "w2", "w2_wide"), (knn, radius, radius), strict=True):
+        if execution is None:
+            assert not cell
+            continue
+        step = steps[workload, execution]
+        assert float(cell) == round(step.p50_ms, len(cell.partition(".")[2])), (workload, step.p50_ms)
+        assert step.commit[:7] in _page()
+    assert memory == f"{steps['w1', knn].peak_mib:,.0f} MiB"
+
+
 def test_readme_is_short():
     assert len(_page().split()) <= 1500
 
