@@ -1,5 +1,6 @@
 """The whole schema as a page of Markdown, so that defaults and meanings are written once."""
 
+import html
 import types
 import typing
 from collections.abc import Iterator
@@ -64,14 +65,14 @@ def _choices(folder: Path) -> Iterator[str]:
 
 
 def _about(file: Path) -> str:
-    """Return the comment that a file begins with, as one line."""
+    """Return the comment that a file begins with, as one line of Markdown."""
     lines = file.read_text(encoding="utf-8").splitlines()
     comment = []
     for line in lines:
         if not line.startswith("#"):
             break
         comment.append(line.removeprefix("#").strip())
-    return " ".join(comment)
+    return html.escape(" ".join(comment), quote=False)
 
 
 def _table(entries: typing.Iterable[Field], prefix: str, section: Any) -> str:
