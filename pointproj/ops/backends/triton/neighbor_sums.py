@@ -1,4 +1,4 @@
-"""Aggregation over given neighbours, nearest first: forward and backward kernels for kNN.
+"""Aggregation over given neighbours, nearest first, forward and backward: row W1 of the benchmark.
 
 What an address to write to is computed from is loaded in the kernel itself: of a helper that returned it, a
 torch that traces the kernel would think that it writes to what it loads from.

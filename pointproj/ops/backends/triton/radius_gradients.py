@@ -3,6 +3,8 @@
 A tile of points of one side goes through the leaves of the other side whose box is within the radius of its
 own. For each leaf the tile has a matrix of distances, and one of the products of upstream gradients and
 features. One kernel makes the gradients of query points and, after that, those of reference points.
+
+No row of the benchmark asks for these gradients; without this kernel they would take a dense matrix of pairs.
 """
 
 import triton

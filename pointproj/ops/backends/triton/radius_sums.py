@@ -1,4 +1,4 @@
-"""Aggregation over all points within a radius: nothing is listed, nothing truncated.
+"""Aggregation over all points within a radius, none left out: rows W2 and W2-wide of the benchmark.
 
 A tile of points of one side meets the points of the other side that lie near its box, some at a time: a
 matrix of weights, times the matrix of their values. One kernel sums features for queries, and upstream

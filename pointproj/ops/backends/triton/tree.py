@@ -20,7 +20,7 @@ from pointproj.ops.backends.triton.tiles import END, FANOUT, GROUP, LEAF, is_fin
 from pointproj.ops.clouds import Clouds
 
 VERY_FEW_POINTS = 2**16  # of one cloud: up to here keys of 16 bits are fine enough
-FEW_POINTS = 2**17  # up to here those of 32 bits are; each half of the bits is sorted in half the time
+FEW_POINTS = 2**17  # up to here those of 32 bits are
 PARTS = 64  # in which the bounding box is found
 BLOCK = 1024
 ENCODED = 256  # points a program; their number is small where time counts
@@ -48,16 +48,20 @@ def build_tree(points: Tensor, offsets: Tensor | None, clouds: int) -> Tree:
 
 
 def build_trees(clouds: Clouds) -> tuple[Tree, Tree]:
-    """Sort queries and reference points, at once: sorting takes as long for both as for one."""
+    """Sort queries and reference points at once, for calls without an index (rows W1, W2, W2-wide): sorting
+    takes as long for both as for one.
+    """
     sizes = [clouds.query_points.shape[0], clouds.reference_points.shape[0]]
     made = _build_both(*clouds, key_dtype(sizes, clouds.count))
     return Tree(*made[:7]), Tree(*made[7:])
 
 
 def key_dtype(rows: Sequence[int], clouds: int) -> torch.dtype:
-    """Of the keys of points that are sorted together. A number that an export keeps open could be any.
+    """Of the keys of points that are sorted together; half of the bits are sorted in half the time.
 
-    An argument of the operators, so that what they return never depends on who traces them.
+    Of the benchmark's rows, W2 and W2-wide (52,000 points) have 16 bits, W1 (127,000) has 32, large self-kNN
+    64. A number that an export keeps open could be any. The dtype is an argument of the operators, so that
+    what they return never depends on who traces them.
     """
     if not all(isinstance(n, int) for n in rows) or sum(rows) > FEW_POINTS:
         return torch.int64
@@ -106,7 +110,7 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int, key: torch
         rows = points.shape[0]
         layout = 0 if clouds == 1 else 1 if offsets is None else 2
         offsets = tree.frame if offsets is None else offsets  # kernels take a tensor
-        arguments.append((points, offsets, rows, clouds, layout))
+        arguments.append((points, offsets, layout))
         parts = points.new_empty(6, PARTS)
         wrap_triton(bound_kernel)[(PARTS,)](points, parts, rows, PARTS, BLOCK)
         wrap_triton(encode_kernel)[(triton.cdiv(rows, ENCODED),)](
@@ -114,9 +118,9 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int, key: torch
             side, bits, layout, PARTS, ENCODED,
         )  # fmt: skip
     keys, order = keys.sort(stable=True)
-    for begin, tree, (points, offsets, rows, _, layout) in zip(begins, trees, arguments, strict=False):
+    for begin, tree, (points, offsets, layout) in zip(begins, trees, arguments, strict=False):
         wrap_triton(arrange_kernel)[(tree.rows.shape[0] // GROUP.value,)](
-            points, offsets, order, keys, begin, *tree[:6], rows, clouds, layout, num_warps=8
+            points, offsets, order, keys, begin, *tree[:6], points.shape[0], clouds, layout, num_warps=8
         )
     return tuple(made)
 
