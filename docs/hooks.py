@@ -1,4 +1,4 @@
-"""What the site shows beside the files of this folder: pages and pictures from other folders, and the config reference."""
+"""What the site shows beside the files of this folder: files of other folders, and the config reference."""
 
 import os
 import re
@@ -22,8 +22,8 @@ PAGES = {
 
 CONFIG = """# Config reference
 
-Every value that a run reads, with its type, default and meaning. `KEY=VALUE` on the command line sets a value, `GROUP=CHOICE`
-makes a choice. Lengths are in units of the query cube.
+Every value that a run reads, with its type, default and meaning. `KEY=VALUE` on the command line sets a value,
+`GROUP=CHOICE` makes a choice. Lengths are in units of the query cube.
 
 """
 
