@@ -22,8 +22,8 @@ PAGES = {
 
 CONFIG = """# Config reference
 
-Every value that a run reads, with its type, default and meaning. `KEY=VALUE` on the command line sets a value,
-`GROUP=CHOICE` makes a choice. Lengths are in units of the query cube.
+Every value that a run reads, with its type, default and meaning. On the command line `KEY=VALUE` sets a
+value, and `GROUP=CHOICE` makes a choice. Lengths are in units of the query cube.
 
 """
 
