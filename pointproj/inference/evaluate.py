@@ -49,9 +49,9 @@ def evaluate_shapes(
 
     Parameters
     ----------
-    files
+    files : sequence of MeshFile
         What to reconstruct; meshes that cannot be used, or have no inside, are left out with a warning.
-    methods
+    methods : mapping of str to Method
         By name; the first is the one that is judged.
     out : Path
         Gets ``meshes/NAME-METHOD.{ply,off}`` and ``pictures/NAME.png``, in the query cube.

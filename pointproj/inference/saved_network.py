@@ -39,7 +39,8 @@ def saved_network(path: Path, content: dict[str, Any], config: Config, backend: 
 
     Parameters
     ----------
-    path, content
+    path : Path
+    content : dict
         As for :func:`saved_config`.
     config : Config
         What that returned.
