@@ -23,7 +23,7 @@ READ_AHEAD = 16  # as in csrc/common.h
 class CellList(NamedTuple):
     """The two-level cell list of csrc/cell_list.h, for kNN."""
 
-    frames: Tensor  # clouds: (12,) each, edges of the cells in 3:6; then of dense cells: (6,) each
+    grids: Tensor  # clouds: (12,) each, edges of the cells in 3:6; then of dense cells: (6,) each
     numbers: Tensor  # int32: sizes of the grids; first cell, sub-cell and sorted point of each
     points: Tensor  # sorted, with their rows: (N, 4) on a GPU, (4, N + READ_AHEAD) on a CPU
 
@@ -39,7 +39,7 @@ class HashGrid(NamedTuple):
 class Index(NamedTuple):
     """Both structures over the same reference points."""
 
-    frames: Tensor
+    grids: Tensor
     numbers: Tensor
     cell_points: Tensor
     widths: Tensor
@@ -71,7 +71,7 @@ def build_index(points: Tensor, offsets: Tensor | None, clouds: int, radius: flo
     """Both structures; without a radius, the hash grid takes the cell list's cell size as one."""
     cell_list = build_cell_list(points, offsets, clouds)
     if radius is None:
-        edges = cell_list.frames[: 12 * clouds].view(clouds, 12)[:, 3:6].amax(1)
+        edges = cell_list.grids[: 12 * clouds].view(clouds, 12)[:, 3:6].amax(1)
         limits = torch.finfo(points.dtype)  # a cloud without extent has edges of 0, a huge one of inf
         return Index(
             *cell_list, *build_hash_grid(points, offsets, clouds, edges.clamp(limits.tiny, limits.max))
@@ -113,7 +113,7 @@ build_hash_grids = cpp_op(  # of queries and of reference points
 search = cpp_op("native_search", lambda call: (((call.query_points.shape[0], call.k), torch.int32),))
 neighbor_sums = cpp_op(
     "native_neighbor_sums",
-    lambda call: _sums(call, saved=call.neighbor_indices.shape[1]),
+    lambda call: _sums(call, saved=2),
     differentiable=DIFFERENTIABLE,
     second_backward=lambda directions, grads, saved: aggregate_second_backward(
         directions, grads[0], saved.inputs, listed_chunks

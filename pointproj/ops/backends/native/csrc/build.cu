@@ -1,7 +1,8 @@
-// Kernels that sort points into cells, and invert neighbour lists.
+// Kernels that sort points into cells, and invert neighbour rows.
+#include "cell_list_build.h"
 #include "cuda.cuh"
-#include "listed.h"
-#include "wrapped.h"
+#include "hash_grid.h"
+#include "neighbor_sums.h"
 
 namespace pointproj::cuda {
 
@@ -9,10 +10,10 @@ void clear(int* data, int64_t count, void* stream) {
   check(cudaMemsetAsync(data, 0, count * sizeof(int), static_cast<cudaStream_t>(stream)));
 }
 
-BUILD(BuildCells<float>)
-BUILD(BuildCells<double>)
-BUILD(BuildWrapped<float>)
-BUILD(BuildWrapped<double>)
-BUILD(InvertLists)
+BUILD(BuildCellList<float>)
+BUILD(BuildCellList<double>)
+BUILD(BuildHashGrids<float>)
+BUILD(BuildHashGrids<double>)
+BUILD(InvertRows)
 
 }  // namespace pointproj::cuda

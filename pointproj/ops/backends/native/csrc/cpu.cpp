@@ -1,10 +1,12 @@
 // The CPU: all cores, one thread a point.
 #include <ATen/Parallel.h>
 
+#include "cell_list_build.h"
+#include "lanes.h"
 #include "launch.h"
-#include "listed.h"
-#include "one_lane.h"
-#include "within.h"
+#include "neighbor_sums.h"
+#include "radius_sums.h"
+#include "search.h"
 
 namespace pointproj {
 
@@ -14,6 +16,7 @@ constexpr int64_t kPointsAtOnce = 1 << 15;  // fewer are not worth a second thre
 constexpr int64_t kPartsAtOnce = 64;
 constexpr int64_t kSearchesAtOnce = 64;
 
+// The threads of a build.
 struct Cores {
   void barrier() const {}
   int fetch_add(int* to, int value) const {
@@ -33,7 +36,7 @@ struct Cores {
     });
   }
   template <class Body>
-  void each_group(int size, Body body) const {
+  void each_warp(int size, Body body) const {
     at::parallel_for(0, size, kPartsAtOnce, [&](int64_t begin, int64_t end) {
       OneLane lanes;
       for (int64_t i = begin; i < end; ++i) body(lanes, static_cast<int>(i));
@@ -41,20 +44,20 @@ struct Cores {
   }
   // Ranks in the order of the rows, so that the same points always give the same order.
   template <class SlotOf, class Crossing>
-  void count(int rows, int* occupancy, int* place, SlotOf slot_of, Crossing crossing) const {
+  void count(int rows, int* occupancy, int* place, SlotOf slot_of, int limit, Crossing crossing) const {
     each(rows, [&](int row) {
       const Slot slot = slot_of(row);
-      place[2 * static_cast<int64_t>(row)] = slot.counted ? slot.cell : ~slot.cell;
+      place[2 * static_cast<int64_t>(row)] = slot.counted ? slot.at : ~slot.at;
     });
     for (int64_t row = 0; row < rows; ++row) {
-      const int cell = place[2 * row];
-      if (cell < 0) {
-        place[2 * row] = ~cell;
+      const int slot = place[2 * row];
+      if (slot < 0) {
+        place[2 * row] = ~slot;
         continue;
       }
-      const int rank = occupancy[cell]++;
+      const int rank = occupancy[slot]++;
       place[2 * row + 1] = rank;
-      if (rank + 1 == kCrowd) crossing(cell);
+      if (rank + 1 == limit) crossing(slot);
     }
   }
   // store(i, sum of the first i + 1)
@@ -85,31 +88,20 @@ void each(const Task& task, int64_t items) {
 
 #define BUILD(...) template void build(const __VA_ARGS__&);
 #define EACH(...) template void each(const __VA_ARGS__&, int64_t);
-#define SEARCH(Real)                               \
-  BUILD(BuildCells<Real>)                          \
-  BUILD(BuildWrapped<Real>)                        \
-  EACH(SearchAlone<Real, 8, Level::kBoth, false>)  \
-  EACH(SearchAlone<Real, 16, Level::kBoth, false>) \
-  EACH(SearchAlone<Real, 32, Level::kBoth, false>) \
+#define SEARCH(Real)                              \
+  BUILD(BuildCellList<Real>)                      \
+  BUILD(BuildHashGrids<Real>)                     \
+  EACH(SearchByThread<Real, 8, Levels::kBoth>)    \
+  EACH(SearchByThread<Real, 16, Levels::kBoth>)   \
+  EACH(SearchByThread<Real, 32, Levels::kBoth>)   \
   EACH(SearchInMemory<Real>)
-#define AGGREGATE(...)           \
-  EACH(SortRows<__VA_ARGS__>)        \
-  EACH(AggregateWithin<__VA_ARGS__>) \
-  EACH(GatherWithin<__VA_ARGS__>)    \
-  EACH(PullWithin<__VA_ARGS__>)      \
-  EACH(PushWithin<__VA_ARGS__>)      \
-  EACH(AggregateListed<__VA_ARGS__>) \
-  EACH(PullListed<__VA_ARGS__>)      \
-  EACH(PushListed<__VA_ARGS__>)
 
-BUILD(InvertLists)
-EACH(GatherListed<float>)
-EACH(GatherListed<double>)
+BUILD(InvertRows)
 SEARCH(float)
 SEARCH(double)
-AGGREGATE(float, float)
-AGGREGATE(float, double)
-AGGREGATE(double, double)
+POINTPROJ_ALL_SUMS(EACH, float, float)
+POINTPROJ_ALL_SUMS(EACH, float, double)
+POINTPROJ_ALL_SUMS(EACH, double, double)
 
 }  // namespace cpu
 }  // namespace pointproj

@@ -6,20 +6,19 @@
 #include <stdexcept>
 #include <string>
 
-#include "build_cells.h"
+#include "lanes.h"
 #include "launch.h"
-#include "one_lane.h"
+#include "scan.h"
 #include "warp_lanes.cuh"
 
 namespace pointproj {
 
-constexpr int kBuildThreads = 512;
-constexpr int kThreadsAlone = 128;
+constexpr int kBuildThreads = 512, kBuildWarps = kBuildThreads / 32;
 
-// All threads of one cooperative launch. Loops are shared out; barriers stand where the next loop needs the last.
-struct Grid {
+// All threads of one cooperative launch. Loops are shared out; barriers separate a loop from one that needs its results.
+struct AllThreads {
   cooperative_groups::grid_group all = cooperative_groups::this_grid();
-  Scratch<32, float>* scratch;
+  Shared<32, float>* shared;
 
   POINTPROJ_FN void barrier() const { all.sync(); }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
@@ -32,37 +31,38 @@ struct Grid {
     for (unsigned i = thread(); i < static_cast<unsigned>(size); i += threads()) body(static_cast<int>(i));
   }
   template <class Body>
-  POINTPROJ_FN void each_group(int size, Body body) const {
-    WarpLanes<32> lanes(*scratch);
+  POINTPROJ_FN void each_warp(int size, Body body) const {
+    WarpLanes<32> lanes(*shared);
     for (unsigned i = thread() / 32; i < static_cast<unsigned>(size); i += threads() / 32) {
       body(lanes, static_cast<int>(i));
     }
   }
-  // Ranks in the order of arrival. Threads of a warp that meet in a cell count together: a dense cluster is one
+  // Ranks in the order of arrival. Threads of a warp that meet in a slot count together: a dense cluster is one
   // address for millions.
   template <class SlotOf, class Crossing>
-  POINTPROJ_FN void count(int rows, int* occupancy, int* place, SlotOf slot_of, Crossing crossing) const {
+  POINTPROJ_FN void count(int rows, int* occupancy, int* place, SlotOf slot_of, int limit, Crossing crossing) const {
     for (unsigned row = thread(); row < static_cast<unsigned>(rows); row += threads()) {
       const Slot slot = slot_of(static_cast<int>(row));
       if (slot.counted) {
-        const unsigned same = __match_any_sync(__activemask(), slot.cell);
+        const unsigned same = __match_any_sync(__activemask(), slot.at);
         const int leader = __ffs(same) - 1, lane = threadIdx.x & 31, size = __popc(same);
         int first = 0;
         if (lane == leader) {
-          first = atomicAdd(occupancy + slot.cell, size);
-          if (first < kCrowd && first + size >= kCrowd) crossing(slot.cell);
+          first = atomicAdd(occupancy + slot.at, size);
+          if (first < limit && first + size >= limit) crossing(slot.at);
         }
         first = __shfl_sync(same, first, leader);
-        reinterpret_cast<int2*>(place)[row] = make_int2(slot.cell, first + __popc(same & ((1u << lane) - 1u)));
+        reinterpret_cast<int2*>(place)[row] = make_int2(slot.at, first + __popc(same & ((1u << lane) - 1u)));
       } else {
-        place[2 * static_cast<int64_t>(row)] = slot.cell;
+        place[2 * static_cast<int64_t>(row)] = slot.at;
       }
     }
   }
   // store(i, sum of the first i + 1): each block sums up its own part, then starts with what those before it have.
+  // Inside of one launch: a scan of a library would be three more.
   template <class Store>
   POINTPROJ_FN void scan(const int* in, int size, int* partial, Store store) const {
-    __shared__ int sums[kBuildThreads / 32];
+    __shared__ int sums[kBuildWarps];
     const int part = (size - 1) / static_cast<int>(gridDim.x) + 1;
     const int64_t first = static_cast<int64_t>(blockIdx.x) * part;
     const int64_t begin = lesser(first, int64_t(size)), end = lesser(first + part, int64_t(size));
@@ -76,67 +76,65 @@ struct Grid {
     before = block_sum(before, sums);
     for (int64_t tile = begin; tile < end; tile += kBuildThreads) {
       const int64_t i = tile + threadIdx.x;
-      int x = i < end ? in[i] : 0;
-      for (int step = 1; step < 32; step <<= 1) {
-        const int other = __shfl_up_sync(kAll, x, step);
-        if ((threadIdx.x & 31) >= step) x += other;
-      }
+      const int x = running_sum(i < end ? in[i] : 0);
       __syncthreads();
       if ((threadIdx.x & 31) == 31) sums[threadIdx.x / 32] = x;
       __syncthreads();
-      int all_before = before, tile_sum = 0;
-      for (int warp = 0; warp < kBuildThreads / 32; ++warp) {
+      int all_before = before;
+      for (int warp = 0; warp < kBuildWarps; ++warp) {
         if (warp < static_cast<int>(threadIdx.x / 32)) all_before += sums[warp];
-        tile_sum += sums[warp];
+        before += sums[warp];
       }
       if (i < end) store(i, x + all_before);
-      before += tile_sum;
     }
   }
-  POINTPROJ_FN static int block_sum(int x, int* sums) {
+  POINTPROJ_FN int block_sum(int x, int* sums) const {
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(kAll, x, step);
     __syncthreads();
     if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = x;
     __syncthreads();
     int sum = 0;
-    for (int warp = 0; warp < kBuildThreads / 32; ++warp) sum += sums[warp];
+    for (int warp = 0; warp < kBuildWarps; ++warp) sum += sums[warp];
     return sum;
   }
 };
 
 template <class Task>
 __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task) {
-  __shared__ Scratch<32, float> scratch[kBuildThreads / 32];
-  Grid machine;
-  machine.scratch = &scratch[threadIdx.x / 32];
+  __shared__ Shared<32, float> shared[kBuildWarps];
+  AllThreads machine;
+  machine.shared = &shared[threadIdx.x / 32];
   task(machine);
 }
 
+// Few lanes a point make few warps, some with much to do: small blocks spread them evenly, and all are there at once.
 template <class Task>
-__global__ void __launch_bounds__(kThreadsAlone, Task::kBlocks) each_thread_kernel(const Task task, int64_t items) {
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreadsAlone + threadIdx.x;
-  OneLane lanes;
-  if (item < items) task(lanes, item);
+constexpr int blocks_at_once() {
+  if constexpr (Task::kLanes == 1) {
+    return Task::kBlocks;
+  } else {
+    return Task::kLanes < 32 && sizeof(typename Task::Number) == 4 ? 14 : 1;
+  }
 }
-
-// Few lanes a point make few warps, some with much to do: small blocks spread them evenly, and all find room at once.
 template <class Task>
-constexpr int kWarps = Task::kLanes < 32 ? 2 : 8;
+constexpr int kThreads = Task::kLanes == 1 ? 128 : Task::kLanes < 32 ? 64 : 256;
 template <class Task>
-constexpr int kBlocksAtOnce = Task::kLanes < 32 && sizeof(typename Task::Number) == 4 ? 14 : 1;
-template <class Task>
-constexpr int kGroups = kWarps<Task> * 32 / Task::kLanes;  // points of a block
+constexpr int kItems = kThreads<Task> / Task::kLanes;  // of a block
 
 // Lanes without an item of their own repeat the last one: all of a warp go on together.
 template <class Task>
-__global__ void __launch_bounds__(32 * kWarps<Task>, kBlocksAtOnce<Task>) each_warp_kernel(
-    const Task task, int64_t items) {
+__global__ void __launch_bounds__(kThreads<Task>, blocks_at_once<Task>()) each_kernel(const Task task, int64_t items) {
   constexpr int kLanes = Task::kLanes;
-  __shared__ Scratch<kLanes, typename Task::Number> scratch[kGroups<Task>];
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups<Task>, item = first + threadIdx.x / kLanes;
-  if (first + threadIdx.x / 32 * (32 / kLanes) >= items) return;
-  WarpLanes<kLanes> lanes(scratch[threadIdx.x / kLanes], item < items);
-  task(lanes, lesser(item, items - 1));
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kItems<Task>, item = first + threadIdx.x / kLanes;
+  if constexpr (kLanes == 1) {
+    OneLane lanes;
+    if (item < items) task(lanes, item);
+  } else {
+    __shared__ Shared<kLanes, typename Task::Number> shared[kItems<Task>];
+    if (first + threadIdx.x / 32 * (32 / kLanes) >= items) return;
+    WarpLanes<kLanes> lanes(shared[threadIdx.x / kLanes], item < items);
+    task(lanes, lesser(item, items - 1));
+  }
 }
 
 namespace cuda {
@@ -147,7 +145,7 @@ inline void check(cudaError_t error) {
 
 // Blocks that a device can hold at once, which is what a cooperative launch may ask for.
 template <class Task>
-int blocks_at_once() {
+int most_build_blocks() {
   constexpr int kMostDevices = 64;
   static int known[kMostDevices] = {};
   int device = 0;
@@ -165,25 +163,17 @@ int blocks_at_once() {
 template <class Task>
 void build(const Task& task, int64_t largest_loop, void* stream) {
   const int64_t wanted = (largest_loop + kBuildThreads - 1) / kBuildThreads;
-  const int blocks = static_cast<int>(greater(int64_t(1), lesser(wanted, int64_t(blocks_at_once<Task>()))));
+  const int blocks = static_cast<int>(greater(int64_t(1), lesser(wanted, int64_t(most_build_blocks<Task>()))));
   void* arguments[] = {const_cast<Task*>(&task)};
   check(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(build_kernel<Task>), blocks, kBuildThreads,
                                     arguments, 0, static_cast<cudaStream_t>(stream)));
 }
 
 template <class Task>
-void each_thread(const Task& task, int64_t items, void* stream) {
+void each(const Task& task, int64_t items, void* stream) {
   if (items == 0) return;
-  const unsigned blocks = static_cast<unsigned>((items + kThreadsAlone - 1) / kThreadsAlone);
-  each_thread_kernel<<<blocks, kThreadsAlone, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
-  check(cudaGetLastError());
-}
-
-template <class Task>
-void each_warp(const Task& task, int64_t items, void* stream) {
-  if (items == 0) return;
-  const unsigned blocks = static_cast<unsigned>((items + kGroups<Task> - 1) / kGroups<Task>);
-  each_warp_kernel<<<blocks, 32 * kWarps<Task>, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
+  const unsigned blocks = static_cast<unsigned>((items + kItems<Task> - 1) / kItems<Task>);
+  each_kernel<<<blocks, kThreads<Task>, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
   check(cudaGetLastError());
 }
 
@@ -191,5 +181,4 @@ void each_warp(const Task& task, int64_t items, void* stream) {
 }  // namespace pointproj
 
 #define BUILD(...) template void build(const __VA_ARGS__&, int64_t, void*);
-#define EACH_THREAD(...) template void each_thread(const __VA_ARGS__&, int64_t, void*);
-#define EACH_WARP(...) template void each_warp(const __VA_ARGS__&, int64_t, void*);
+#define EACH(...) template void each(const __VA_ARGS__&, int64_t, void*);

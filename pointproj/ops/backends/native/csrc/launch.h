@@ -13,16 +13,26 @@ void each(const Task& task, int64_t items);
 }  // namespace cpu
 
 namespace cuda {
-constexpr int kMostBlocks = 2048;  // of a build: room for their partial sums
+constexpr int kMostBlocks = 2048;  // of a build: as many partial sums of a scan
 
 void clear(int* data, int64_t count, void* stream);
 
 template <class Task>
 void build(const Task& task, int64_t largest_loop, void* stream);
 template <class Task>
-void each_thread(const Task& task, int64_t items, void* stream);
-template <class Task>
-void each_warp(const Task& task, int64_t items, void* stream);
+void each(const Task& task, int64_t items, void* stream);
 }  // namespace cuda
 
 }  // namespace pointproj
+
+// Tasks that both devices have: EACH(task) for all of one dtype of positions and one of sums.
+#define POINTPROJ_SUMS(EACH, ...)         \
+  EACH(Sums<__VA_ARGS__>)                 \
+  EACH(FeatureGradient<__VA_ARGS__>)      \
+  EACH(PointGradient<__VA_ARGS__, true>)  \
+  EACH(PointGradient<__VA_ARGS__, false>)
+
+#define POINTPROJ_ALL_SUMS(EACH, ...)                 \
+  EACH(SortRows<__VA_ARGS__>)                         \
+  POINTPROJ_SUMS(EACH, ListedNeighbors<__VA_ARGS__>)  \
+  POINTPROJ_SUMS(EACH, RadiusNeighbors<__VA_ARGS__>)

@@ -1,17 +1,18 @@
 // Kernels of the kNN search.
 #include "cuda.cuh"
+#include "search.h"
 
 namespace pointproj::cuda {
 
-#define SEARCH(Real)                                         \
-  EACH_THREAD(SearchAlone<Real, 8, Level::kOne, true>)       \
-  EACH_THREAD(SearchAlone<Real, 8, Level::kOne, false>)      \
-  EACH_THREAD(SearchAlone<Real, 16, Level::kOne, false>)     \
-  EACH_THREAD(SearchAlone<Real, 32, Level::kOne, false>)     \
-  EACH_THREAD(SearchInMemory<Real>)                          \
-  EACH_THREAD(SearchLeftAlone<Real>)                         \
-  EACH_WARP(SearchTogether<Real>)                            \
-  EACH_WARP(SearchLeft<Real>)
+#define SEARCH(Real)                                   \
+  EACH(SearchByThread<Real, 8, Levels::kOne, true>)    \
+  EACH(SearchByThread<Real, 8, Levels::kOne, false>)   \
+  EACH(SearchByThread<Real, 16, Levels::kOne, false>)  \
+  EACH(SearchByThread<Real, 32, Levels::kOne, false>)  \
+  EACH(SearchInMemory<Real>)                           \
+  EACH(SearchByWarp<Real>)                             \
+  EACH(SearchPostponedByThread<Real>)                  \
+  EACH(SearchPostponedByWarp<Real>)
 
 SEARCH(float)
 SEARCH(double)

@@ -1,0 +1,140 @@
+// The two-level cell list as tables, and where a point falls.
+//
+// The box that holds most of a cloud is divided into cells; those at its border extend to the farthest points. A dense
+// cell is subdivided where most of its points are. Points are sorted by (cell, sub-cell), so cells that follow each
+// other along x hold one contiguous run of points.
+#pragma once
+
+#include "common.h"
+
+namespace pointproj {
+
+constexpr int kDenseCell = 256;  // a cell with so many points is subdivided
+constexpr int kAxisBits = 10;    // into less than 2^kAxisBits sub-cells along an axis
+constexpr int kAxisMask = (1 << kAxisBits) - 1;
+
+// Sizes of the tables, known from shapes alone.
+struct CellListSizes {
+  int64_t rows, clouds, density;  // density: cells for every two points
+
+  POINTPROJ_EVERYWHERE int64_t cells() const { return density * rows / 2 + clouds; }
+  POINTPROJ_EVERYWHERE int64_t dense_cells() const { return rows / kDenseCell + 2; }
+  POINTPROJ_EVERYWHERE int64_t subcells() const { return cells() + rows; }
+  POINTPROJ_EVERYWHERE int64_t reals() const { return 12 * clouds + 6 * dense_cells(); }
+  POINTPROJ_EVERYWHERE int64_t numbers() const { return 4 * clouds + 2 * cells() + dense_cells() + subcells() + 3; }
+};
+
+template <class Real>
+struct CellList {
+  Real* grids;     // (clouds, 12): corner of each grid, edges of its cells, lowest and highest point of the cloud
+  Real* subgrids;  // (dense cells, 6): corner and edges of the sub-cells
+  int count;       // of the cells
+  int* shapes;     // (clouds, 4): cells along x, y, z; number of the first cell
+  int* dense;      // (cells,): for a cell that is subdivided, its row in the tables of dense cells
+  int* subshapes;  // (dense cells,): sub-cells along x, y, z, kAxisBits bits each
+  int* shift;      // (cells + 1,): the first sub-cell of cell c is number c + shift[c]
+  int* start;      // (subcells + 2,): first sorted point of each sub-cell; then of points not finite
+  SortedPoints<Real> points;
+
+  CellList(const CellListSizes& sizes, Real* reals, int* numbers, SortedPoints<Real> points)
+      : grids(reals), subgrids(reals + 12 * sizes.clouds), count(static_cast<int>(sizes.cells())), points(points) {
+    shapes = numbers;
+    dense = shapes + 4 * sizes.clouds;
+    subshapes = dense + sizes.cells();
+    shift = subshapes + sizes.dense_cells();
+    start = shift + sizes.cells() + 1;
+  }
+};
+
+// One grid of cells, a cloud's or that inside a dense cell.
+template <class Real>
+struct Grid {
+  Vec3<Real> low, edge, per_unit;    // per_unit: cells a unit of length
+  Vec3<Real> outer_low, outer_high;  // border cells extend to here
+  int shape[3];
+  int base;    // number of cell 0 in the tables
+  bool flat;   // none of these cells is subdivided
+  Real slack;  // error that a distance to a cell may have
+
+  POINTPROJ_FN void set(const Real* corner_and_edges, int axis, int cells) {
+    low[axis] = corner_and_edges[axis];
+    edge[axis] = corner_and_edges[3 + axis];
+    per_unit[axis] = edge[axis] > Real(0) ? Real(1) / edge[axis] : Real(0);
+    shape[axis] = cells;
+  }
+  // Cell along one axis; points outside, by rounding or far away, go to the border.
+  POINTPROJ_FN int along(Real x, int axis) const {
+    const Real t = (x - low[axis]) * per_unit[axis];
+    if (!(t > Real(0))) return 0;
+    return static_cast<int>(lesser(t, Real(shape[axis] - 1)));
+  }
+  // Number of the first cell of a row along x.
+  POINTPROJ_FN int row(int y, int z) const { return base + (z * shape[1] + y) * shape[0]; }
+  POINTPROJ_FN int cell_at(const Vec3<Real>& p) const { return row(along(p[1], 1), along(p[2], 2)) + along(p[0], 0); }
+  // Both ends of a cell along an axis.
+  POINTPROJ_FN Real face(int axis, int cell) const { return low[axis] + Real(cell) * edge[axis]; }
+  POINTPROJ_FN Real begin_of(int axis, int cell) const { return cell > 0 ? face(axis, cell) : outer_low[axis]; }
+  POINTPROJ_FN Real end_of(int axis, int cell) const {
+    return cell < shape[axis] - 1 ? face(axis, cell + 1) : outer_high[axis];
+  }
+  // Distance along an axis from x to a cell, never too large.
+  POINTPROJ_FN Real gap(Real x, int axis, int cell) const {
+    const Real away = greater(begin_of(axis, cell) - x, x - end_of(axis, cell));
+    return greater(away - slack, Real(0));
+  }
+};
+
+template <class Real>
+POINTPROJ_FN Grid<Real> cloud_grid(const CellList<Real>& cells, int cloud) {
+  Grid<Real> grid;
+  const Real* from = cells.grids + 12 * static_cast<int64_t>(cloud);
+  POINTPROJ_UNROLL
+  for (int axis = 0; axis < 3; ++axis) {
+    grid.set(from, axis, cells.shapes[4 * cloud + axis]);
+    grid.outer_low[axis] = from[6 + axis];
+    grid.outer_high[axis] = from[9 + axis];
+  }
+  grid.base = cells.shapes[4 * cloud + 3];
+  grid.flat = cells.shift[cells.count] == 0;
+  grid.slack = Real(0);
+  return grid;
+}
+
+// Slack for distances from q: a point and the border of its cell are computed in different ways.
+template <class Real>
+POINTPROJ_FN Real slack_for(const Grid<Real>& grid, const Vec3<Real>& q) {
+  Real largest = Real(0);
+  POINTPROJ_UNROLL
+  for (int axis = 0; axis < 3; ++axis) {
+    largest = greater(largest, greater(fabs(grid.outer_low[axis]), fabs(grid.outer_high[axis])));
+    largest = greater(largest, Real(fabs(q[axis])));
+  }
+  return kEpsilon<Real> * Real(kRoundingErrors) * largest;
+}
+
+template <class Real>
+POINTPROJ_FN void set_subgrid(Grid<Real>& grid, const CellList<Real>& cells, int dense) {
+  const int shape = cells.subshapes[dense];
+  POINTPROJ_UNROLL
+  for (int axis = 0; axis < 3; ++axis) {
+    grid.set(cells.subgrids + 6 * static_cast<int64_t>(dense), axis, (shape >> (axis * kAxisBits)) & kAxisMask);
+  }
+}
+
+// The grid inside a cell that is subdivided.
+template <class Real>
+POINTPROJ_FN Grid<Real> subgrid_of(const CellList<Real>& cells, const Grid<Real>& parent, int cell, const int* at) {
+  Grid<Real> grid;
+  POINTPROJ_UNROLL
+  for (int axis = 0; axis < 3; ++axis) {
+    grid.outer_low[axis] = parent.begin_of(axis, at[axis]);
+    grid.outer_high[axis] = parent.end_of(axis, at[axis]);
+  }
+  set_subgrid(grid, cells, cells.dense[cell]);
+  grid.base = cell + cells.shift[cell];
+  grid.flat = true;
+  grid.slack = parent.slack;
+  return grid;
+}
+
+}  // namespace pointproj

@@ -1,0 +1,115 @@
+// The hash grid: cells for a known radius, in a table of fixed size around which they wrap again and again.
+//
+// Cells are equally wide wherever the points are, so no bounding box is needed and one level does for every density.
+// Cells that share a slot only cost a few distance tests in vain. Along x the table is contiguous: a row of cells is
+// one run of points, or two where it wraps.
+#pragma once
+
+#include "scan.h"
+
+namespace pointproj {
+
+constexpr int kSlotsPerPoint = 4;
+constexpr double kFarthest = 1 << 28;  // cells from the origin; what is beyond counts as there
+
+POINTPROJ_FN int floor_log2(unsigned x) {
+#if defined(__CUDACC__)
+  return 31 - __clz(x);
+#else
+  return 31 - __builtin_clz(x);
+#endif
+}
+
+// One cloud's part of the table.
+struct HashTable {
+  int base;
+  int bits[3];  // slots along x, y, z, as powers of two
+
+  POINTPROJ_FN int size(int axis) const { return 1 << bits[axis]; }
+  // First slot of a row of cells.
+  POINTPROJ_FN int row(int y, int z) const {
+    const int row = ((z & (size(2) - 1)) << bits[1]) | (y & (size(1) - 1));
+    return base + (row << bits[0]);
+  }
+  // Slot in a row. Cells around the origin, where clouds mostly are, do not wrap.
+  POINTPROJ_FN int along(int x) const { return (x + size(0) / 2) & (size(0) - 1); }
+};
+
+template <class Real>
+struct HashGrid {
+  Real* widths;  // (clouds,) edge of the cells
+  int* start;    // (slots + 2,) first sorted point of each slot; then of points not finite
+  SortedPoints<Real> points;
+  Batch batch;
+
+  POINTPROJ_EVERYWHERE static int64_t slots_of(int64_t rows, int64_t clouds) { return kSlotsPerPoint * rows + clouds; }
+  POINTPROJ_EVERYWHERE int slots() const { return static_cast<int>(slots_of(batch.rows, batch.clouds)); }
+  POINTPROJ_FN HashTable table_of(int cloud) const {
+    const int begin = batch.first_row(cloud), size = batch.first_row(cloud + 1) - begin;
+    const int bits = floor_log2(greater(kSlotsPerPoint * size, 1));
+    return {kSlotsPerPoint * begin + cloud, {(bits + 2) / 3, (bits + 1) / 3, bits / 3}};
+  }
+  POINTPROJ_FN static int cell_along(Real x, Real per_unit) {
+    return static_cast<int>(floor(lesser(greater(x * per_unit, Real(-kFarthest)), Real(kFarthest))));
+  }
+  // The last slot is for points that are not finite.
+  POINTPROJ_FN int slot_of(const Vec3<Real>& p, int row) const {
+    if (!is_finite(p)) return slots();
+    const int cloud = batch.cloud_of(row);
+    const HashTable table = table_of(cloud);
+    const Real per_unit = Real(1) / widths[cloud];
+    return table.row(cell_along(p[1], per_unit), cell_along(p[2], per_unit)) + table.along(cell_along(p[0], per_unit));
+  }
+};
+
+// Sorts one set of points, or two at once: what is counted and scanned of them is one behind the other.
+// One launch instead of two saves 10 us of 63 of the operator of W2.
+template <class Real>
+struct BuildHashGrids {
+  struct Side {
+    const Real* positions;
+    HashGrid<Real> grid;
+  };
+  Side sides[2];
+  int count;          // of the sides
+  const Real* radii;  // (clouds,), or null where `radius` is that of all
+  Real radius;
+  int cells_per_radius;
+  CountingSort sort;
+
+  template <class Machine>
+  POINTPROJ_FN void operator()(Machine& machine) const {
+    const int first_rows = sides[0].grid.batch.rows, first_slots = sides[0].grid.slots() + 1;
+    machine.each(sort.slots, [&](int i) { sort.occupancy[i] = 0; });
+    machine.each(sides[0].grid.batch.clouds, [&](int cloud) {
+      for (int side = 0; side < count; ++side) {
+        sides[side].grid.start[0] = 0;
+        sides[side].grid.widths[cloud] = (radii ? radii[cloud] : radius) / Real(cells_per_radius);
+      }
+    });
+    machine.barrier();
+    sort.count(machine, [&](int row) -> Slot {
+      if (row < first_rows) return {sides[0].grid.slot_of(load_position(sides[0].positions, row), row), true};
+      const int own = row - first_rows;
+      return {first_slots + sides[1].grid.slot_of(load_position(sides[1].positions, own), own), true};
+    });
+    sort.scatter(
+        machine,
+        [&](int64_t slot, int end) {
+          if (slot < first_slots) {
+            sides[0].grid.start[slot + 1] = end;
+          } else {
+            sides[1].grid.start[slot - first_slots + 1] = end - first_rows;
+          }
+        },
+        [&](int row, int slot, int rank) {
+          const bool first = row < first_rows;
+          const Side& side = sides[first ? 0 : 1];
+          const int own = first ? row : row - first_rows;
+          const int at = side.grid.start[first ? slot : slot - first_slots] + rank;
+          side.grid.points.store(at, load_position(side.positions, own), own);
+        });
+  }
+};
+
+}  // namespace pointproj

@@ -1,0 +1,137 @@
+// The torch operators that build an index: the cell list and the hash grid.
+#include <ATen/ops/argsort.h>
+
+#include "cell_list_build.h"
+#include "tensors.h"
+
+namespace pointproj {
+
+namespace {
+
+// Ranks by row, where atomics give them in the order of arrival.
+void sort_stably(const Tensor& points, const Tensor& place, const Tensor& sorted) {
+  const Tensor order = at::argsort(place.select(1, 0), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  sorted.slice(1, 0, 3).copy_(points.index_select(0, order));
+  const auto row = points.scalar_type() == at::kFloat ? at::kInt : at::kLong;
+  sorted.select(1, 3).copy_(order.to(row).view(points.scalar_type()));
+}
+
+std::tuple<Tensor, Tensor, Tensor> build_cell_list(
+    const Tensor& points, const OptionalTensor& offsets, int64_t clouds) {
+  check_points("points", points);
+  const Batch batch = batch_of(points, offsets, clouds);
+  const Device device(points);
+  const CellListSizes sizes = cell_list_sizes(points, clouds);
+  const int64_t slots = sizes.subcells() + 1, dense = sizes.dense_cells();
+  TORCH_CHECK(slots + 1 <= kLargestInt, "too many points for 32-bit cell numbers: ", points.size(0));
+  const Tables tables = {at::empty({sizes.reals()}, points.options()), empty_ints({sizes.numbers()}, points),
+                         empty_sorted_points(points)};
+  const Tensor place = empty_ints({points.size(0), 2}, points);
+  const Tensor scratch = empty_ints({2 * slots + sizes.cells() + 7 * dense + 1 + cuda::kMostBlocks}, points);
+  int* next = data<int>(scratch);
+  const auto take = [&](int64_t count) { return (next += count) - count; };
+  for_positions(points, [&](auto real) {
+    using Real = decltype(real);
+    const int parts = BuildCellList<Real>::parts_of(sizes.rows, clouds);
+    const Tensor boxes = at::empty({clouds, parts, 6}, points.options());
+    BuildCellList<Real> task{data<const Real>(points), batch, sizes, view_cell_list<Real>(tables, points, clouds)};
+    task.sort = {batch.rows, static_cast<int>(slots), take(slots), data<int>(place), take(cuda::kMostBlocks)};
+    task.suboccupancy = take(slots);
+    task.boxes = reinterpret_cast<Box<Real>*>(data<Real>(boxes));
+    task.parts = parts;
+    task.extra = take(sizes.cells());
+    task.extent = take(6 * dense);
+    task.dense_cells = take(dense);
+    task.dense_count = take(1);
+    device.build(task, slots);
+  });
+  if (!device.in_fixed_order) return {tables[0], tables[1], tables[2]};
+  if (device.is_cuda) sort_stably(points, place, tables[2]);
+  return {tables[0], tables[1], tables[2]};
+}
+
+struct Cloud {
+  const Tensor& points;
+  Batch batch;
+};
+
+// Hash grids of one set of points, or of two, built in one launch.
+template <size_t kCount>
+std::array<Tables, kCount> build(
+    const std::array<Cloud, kCount>& clouds, const OptionalTensor& radii, double radius) {
+  const Tensor& like = clouds[0].points;
+  const Device device(like);
+  std::array<Tables, kCount> made;
+  int64_t slots = 0, rows = 0;
+  for (size_t i = 0; i < kCount; ++i) {
+    const auto& [points, batch] = clouds[i];
+    const int64_t own = HashGrid<float>::slots_of(batch.rows, batch.clouds);
+    made[i] = {at::empty({batch.clouds}, like.options()), empty_ints({own + 2}, like), empty_sorted_points(points)};
+    slots += own + 1;
+    rows += batch.rows;
+  }
+  TORCH_CHECK(slots <= kLargestInt, "too many points for 32-bit cell numbers: ", rows);
+  const Tensor place = empty_ints({rows, 2}, like);
+  const Tensor scratch = empty_ints({slots + cuda::kMostBlocks}, like);
+  for_positions(like, [&](auto real) {
+    using Real = decltype(real);
+    BuildHashGrids<Real> task{};
+    for (size_t i = 0; i < kCount; ++i) {
+      task.sides[i] = {data<const Real>(clouds[i].points), view_hash_grid<Real>(made[i], clouds[i].batch)};
+    }
+    task.count = kCount;
+    task.radii = radii ? data<const Real>(*radii) : nullptr;
+    task.radius = static_cast<Real>(radius);
+    task.cells_per_radius = device.is_cuda ? 2 : 1;  // a CPU would rather test points than look up rows of cells
+    task.sort = {static_cast<int>(rows), static_cast<int>(slots), data<int>(scratch), data<int>(place),
+                 data<int>(scratch) + slots};
+    device.build(task, slots);
+  });
+  if (device.is_cuda && device.in_fixed_order) {
+    int64_t first = 0;
+    for (size_t i = 0; i < kCount; ++i) {
+      const int64_t size = clouds[i].batch.rows;
+      sort_stably(clouds[i].points, place.slice(0, first, first + size), made[i][2]);
+      first += size;
+    }
+  }
+  return made;
+}
+
+std::tuple<Tensor, Tensor, Tensor> build_hash_grid(
+    const Tensor& points, const OptionalTensor& offsets, int64_t clouds, const Tensor& radii) {
+  check_points("points", points);
+  const Batch batch = batch_of(points, offsets, clouds);
+  check_like("radii", radii, {clouds}, points.scalar_type(), points);
+  const auto [made] = build<1>({{{points, batch}}}, radii, 0);
+  return {made[0], made[1], made[2]};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> build_hash_grids(
+    const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
+    const OptionalTensor& reference_offsets, int64_t clouds, double radius) {
+  check_pair(query_points, reference_points);
+  check_radius(radius);
+  const Cloud queries{query_points, batch_of(query_points, query_offsets, clouds)};
+  const Cloud references{reference_points, batch_of(reference_points, reference_offsets, clouds)};
+  const auto [q, r] = build<2>({queries, references}, {}, radius);
+  return {q[0], q[1], q[2], r[0], r[1], r[2]};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(pointproj, library) {
+  define(library, "native_build_cell_list(Tensor points, Tensor? offsets, SymInt clouds) -> (Tensor, Tensor, Tensor)",
+         TORCH_FN(build_cell_list));
+  define(library,
+         "native_build_hash_grid(Tensor points, Tensor? offsets, SymInt clouds, Tensor radii) -> "
+         "(Tensor, Tensor, Tensor)",
+         TORCH_FN(build_hash_grid));
+  define(library,
+         "native_build_hash_grids(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "
+         "Tensor? reference_offsets, SymInt clouds, float radius) -> "
+         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+         TORCH_FN(build_hash_grids));
+}
+
+}  // namespace pointproj

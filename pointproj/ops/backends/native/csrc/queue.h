@@ -1,0 +1,40 @@
+// Neighbours of one point that wait until there are enough to be worth adding up; on a GPU in shared memory.
+#pragma once
+
+#include "common.h"
+
+namespace pointproj {
+
+constexpr int kQueueLength = 32;
+
+// A point among the searched ones, with its squared distance, later its weight.
+template <class Sum>
+struct alignas(2 * sizeof(Sum)) Neighbor {
+  Sum value;
+  int at;
+};
+
+template <class Sum, class Lanes>
+struct Queue {
+  Neighbor<Sum>* neighbors;
+  int size = 0;
+
+  POINTPROJ_FN explicit Queue(Lanes& lanes) : neighbors(lanes.template reserve<Sum>()) {}
+  // One candidate a lane.
+  POINTPROJ_FN void push(Lanes& lanes, bool hit, int at, Sum squared) {
+    const unsigned hits = lanes.ballot(hit);
+    if (hit) neighbors[size + lanes.bits_before(hits)] = {squared, at};
+    size += lanes.bit_count(hits);
+  }
+  POINTPROJ_FN bool is_full() const { return size > kQueueLength - Lanes::kMostAtOnce; }
+  // add(neighbors, size) takes all that wait.
+  template <class Add>
+  POINTPROJ_FN void flush(Lanes& lanes, Add& add) {
+    lanes.sync();
+    add(neighbors, size);
+    lanes.sync();
+    size = 0;
+  }
+};
+
+}  // namespace pointproj

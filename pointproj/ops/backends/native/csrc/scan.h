@@ -1,0 +1,41 @@
+// Counting sort: how many rows each slot has, the running sum of that, and every row to its place.
+#pragma once
+
+#include "common.h"
+
+namespace pointproj {
+
+struct Slot {
+  int at;
+  bool counted;
+};
+
+struct CountingSort {
+  int rows, slots;
+  int* occupancy;  // (slots,), zero before
+  int* place;      // (rows, 2): the slot of each row, and its rank there
+  int* partial;    // (most blocks,): sums of a scan
+
+  // crossing(slot) where a slot gets its `limit`-th row. A slot that is not counted keeps the rank it has.
+  template <class Machine, class SlotOf, class Crossing>
+  POINTPROJ_FN void count(Machine& machine, SlotOf slot_of, int limit, Crossing crossing) const {
+    machine.count(rows, occupancy, place, slot_of, limit, crossing);
+    machine.barrier();
+  }
+  template <class Machine, class SlotOf>
+  POINTPROJ_FN void count(Machine& machine, SlotOf slot_of) const {
+    count(machine, slot_of, -1, [](int) {});
+  }
+  // set_end(slot, rows up to and with it), then move(row, slot, rank).
+  template <class Machine, class SetEnd, class Move>
+  POINTPROJ_FN void scatter(Machine& machine, SetEnd set_end, Move move) const {
+    machine.scan(occupancy, slots, partial, set_end);
+    machine.barrier();
+    machine.each(rows, [&](int row) {
+      const int* slot = place + 2 * static_cast<int64_t>(row);
+      move(row, slot[0], slot[1]);
+    });
+  }
+};
+
+}  // namespace pointproj

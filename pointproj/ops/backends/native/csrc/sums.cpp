@@ -1,0 +1,287 @@
+// The torch operators of both aggregations and their gradients: they check, allocate, and hand out tasks.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "neighbor_sums.h"
+#include "radius_sums.h"
+#include "tensors.h"
+
+namespace pointproj {
+
+namespace {
+
+// What both operators are given, and what their tasks need of it.
+struct Problem {
+  const Tensor& query_points;
+  const Tensor& reference_points;
+  const Tensor& features;
+  const Tensor& sigma;
+  Device device;
+
+  Problem(const Tensor& query_points, const Tensor& reference_points, const Tensor& features, const Tensor& sigma)
+      : query_points(query_points), reference_points(reference_points), features(features), sigma(sigma),
+        device(query_points) {
+    check_pair(query_points, reference_points);
+    TORCH_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
+                features.sizes());
+    TORCH_CHECK(features.scalar_type() == at::kDouble ||
+                    (features.scalar_type() == at::kFloat && query_points.scalar_type() == at::kFloat),
+                "features must be float32 or float64, and as wide as the points; got ", features.scalar_type());
+    TORCH_CHECK(features.size(1) <= 1 << 20, "features may have at most ", 1 << 20, " channels; got ",
+                features.size(1));
+    check_like("features", features, {references(), channels()}, features.scalar_type(), query_points);
+    check_like("sigma", sigma, {}, features.scalar_type(), query_points);
+  }
+  int64_t queries() const { return query_points.size(0); }
+  int64_t references() const { return reference_points.size(0); }
+  int64_t channels() const { return features.size(1); }
+  // Passes that it takes to sum up all channels, so many in the lanes of one.
+  int chunks() const {
+    return device.is_cuda ? static_cast<int>((channels() + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1;
+  }
+};
+
+// Over rows of neighbours that are given.
+struct NeighborProblem : Problem {
+  template <class Real, class Sum>
+  using Neighbors = ListedNeighbors<Real, Sum>;
+
+  const Tensor& rows;
+  Tensor start, pairs;  // the rows inverted
+
+  NeighborProblem(const Tensor& query_points, const Tensor& reference_points, const Tensor& features,
+                  const Tensor& sigma, const Tensor& rows)
+      : Problem(query_points, reference_points, features, sigma), rows(rows) {
+    TORCH_CHECK(rows.dim() == 2 && rows.size(1) >= 1, "neighbor_indices must have shape (queries, k); got ",
+                rows.sizes());
+    check_like("neighbor_indices", rows, {queries(), rows.size(1)}, at::kInt, query_points);
+  }
+  template <class Real, class Sum>
+  Neighbors<Real, Sum> of_queries(int chunks) const {
+    return {data<const Real>(query_points), data<const Real>(reference_points), nullptr, data<const int>(rows),
+            static_cast<int>(rows.size(1)), data<const Sum>(sigma), chunks};
+  }
+  template <class Real, class Sum>
+  Neighbors<Real, Sum> of_references(int chunks) const {
+    return {data<const Real>(reference_points), data<const Real>(query_points), data<const int>(start),
+            data<const int>(pairs), static_cast<int>(rows.size(1)), data<const Sum>(sigma), chunks};
+  }
+  // Values of queries and references in the order in which they are searched.
+  template <class Real, class Sum>
+  Tensor of_queries(const Tensor& values) const {
+    return values;
+  }
+  template <class Real, class Sum>
+  Tensor of_references(const Tensor& values) const {
+    return values;
+  }
+  // Gradient of the features in any order, if that is quicker.
+  template <class Real, class Sum>
+  bool add_feature_gradient(const Tensor& grad, Weights<const Sum> weights, bool of_references, Tensor& d_features) const {
+    if (device.in_fixed_order || of_references) return false;
+    d_features = at::zeros_like(features);
+    device.each_on_gpu(FeatureGradientByAtomics<Real, Sum>{of_queries<Real, Sum>(chunks()), matrix<const Sum>(grad),
+                                                           matrix<Sum>(d_features), weights},
+                       queries() * chunks());
+    return true;
+  }
+  void prepare_references() {
+    const int64_t count = rows.numel();
+    TORCH_CHECK(count <= kLargestInt, "gradients of more than ", kLargestInt,
+                " pairs of neighbours are not supported; got ", count, ": split the queries");
+    if (device.is_cuda && device.in_fixed_order) {
+      const Tensor flat = rows.view({-1});
+      const Tensor order = at::argsort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+      const Tensor ends = at::arange(references() + 1, rows.options());
+      start = at::searchsorted(flat.index_select(0, order), ends, /*out_int32=*/true);
+      pairs = order.to(at::kInt);
+      return;
+    }
+    start = empty_ints({references() + 2}, rows);
+    pairs = empty_ints({count}, rows);
+    const int slots = static_cast<int>(references() + 1);
+    const Tensor place = empty_ints({count, 2}, rows), scratch = empty_ints({slots + cuda::kMostBlocks}, rows);
+    const CountingSort sort{static_cast<int>(count), slots, data<int>(scratch), data<int>(place),
+                            data<int>(scratch) + slots};
+    device.build(InvertRows{data<const int>(rows), data<int>(start), data<int>(pairs), sort},
+                 std::max<int64_t>(count, slots));
+  }
+};
+
+// The largest x with sqrt(x) <= radius, rounded as the reference does; spares every pair a root.
+template <class Real>
+Real largest_square_within(Real radius) {
+  Real square = radius * radius;
+  while (std::sqrt(square) > radius) square = std::nextafter(square, Real(0));
+  while (true) {
+    const Real following = std::nextafter(square, kInfinity<Real>);
+    if (!(std::sqrt(following) <= radius)) return square;
+    square = following;
+  }
+}
+
+// Over all points within a radius.
+struct RadiusProblem : Problem {
+  template <class Real, class Sum>
+  using Neighbors = RadiusNeighbors<Real, Sum>;
+
+  Batch query_batch, reference_batch;
+  TensorList query_grid, reference_grid;
+  double radius;
+
+  RadiusProblem(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
+                const OptionalTensor& reference_offsets, int64_t clouds, TensorList query_grid,
+                TensorList reference_grid, const Tensor& features, const Tensor& sigma, double radius)
+      : Problem(query_points, reference_points, features, sigma),
+        query_batch(batch_of(query_points, query_offsets, clouds)),
+        reference_batch(batch_of(reference_points, reference_offsets, clouds)), query_grid(query_grid),
+        reference_grid(reference_grid), radius(radius) {
+    check_hash_grid("query_grid", query_grid, query_points, query_batch);
+    check_hash_grid("reference_grid", reference_grid, reference_points, reference_batch);
+    check_radius(radius);
+  }
+  template <class Real, class Sum>
+  Neighbors<Real, Sum> neighbors(TensorList own, const Batch& own_batch, TensorList others, const Batch& other_batch,
+                                 int chunks) const {
+    const Real limit = static_cast<Real>(radius);
+    return {view_sorted_points<Real>(own[2]), own_batch,
+            view_hash_grid<Real>(others, other_batch), limit,
+            largest_square_within(limit), data<const Sum>(sigma), chunks};
+  }
+  template <class Real, class Sum>
+  Neighbors<Real, Sum> of_queries(int chunks) const {
+    return neighbors<Real, Sum>(query_grid, query_batch, reference_grid, reference_batch, chunks);
+  }
+  template <class Real, class Sum>
+  Neighbors<Real, Sum> of_references(int chunks) const {
+    return neighbors<Real, Sum>(reference_grid, reference_batch, query_grid, query_batch, chunks);
+  }
+  template <class Real, class Sum>
+  Tensor sort_rows(const Tensor& values, TensorList grid) const {
+    constexpr int64_t kVector = RadiusNeighbors<Real, Sum>::kVector;
+    const int64_t padded = (channels() + kVector - 1) / kVector * kVector;
+    const Tensor sorted = at::empty({values.size(0), padded}, values.options());
+    device.each(SortRows<Real, Sum>{view_sorted_points<Real>(grid[2]), matrix<const Sum>(values), matrix<Sum>(sorted)},
+                values.size(0));
+    return sorted;
+  }
+  template <class Real, class Sum>
+  Tensor of_queries(const Tensor& values) const {
+    return sort_rows<Real, Sum>(values, query_grid);
+  }
+  template <class Real, class Sum>
+  Tensor of_references(const Tensor& values) const {
+    return sort_rows<Real, Sum>(values, reference_grid);
+  }
+  template <class Real, class Sum>
+  bool add_feature_gradient(const Tensor&, Weights<const Sum>, bool, Tensor&) const {
+    return false;
+  }
+  void prepare_references() {}
+};
+
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+// An operator and its backward, by the arguments of its schema.
+template <class Problem, class... Arguments>
+struct Operator {
+  static std::tuple<Tensor, Tensor> forward(Arguments... arguments) {
+    const Problem problem(arguments...);
+    const Tensor aggregated = at::empty({problem.queries(), problem.channels()}, problem.features.options());
+    const Tensor saved = at::empty({problem.queries(), 2}, problem.features.options());
+    for_dtypes(problem.query_points, problem.features, [&](auto real, auto sum) {
+      using Real = decltype(real);
+      using Sum = decltype(sum);
+      const Tensor features = problem.template of_references<Real, Sum>(problem.features);
+      const int chunks = problem.chunks();
+      problem.device.each(
+          Sums<typename Problem::template Neighbors<Real, Sum>>{problem.template of_queries<Real, Sum>(chunks),
+                                                                matrix<const Sum>(features), matrix<Sum>(aggregated),
+                                                                {data<Sum>(saved)}},
+          problem.queries() * chunks);
+    });
+    return {aggregated, saved};
+  }
+
+  // Gradients of query points, reference points, features and sigma; empty where one is not needed.
+  static Four backward(const Tensor& grad, std::array<bool, 4> needs, Arguments... arguments, const Tensor& aggregated,
+                       const Tensor& saved) {
+    Problem problem(arguments...);
+    const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
+    const int64_t queries = problem.queries(), references = problem.references();
+    const auto dtype = problem.features.scalar_type();
+    check_like("aggregated", aggregated, {queries, problem.channels()}, dtype, problem.features);
+    check_like("grad", grad, aggregated.sizes(), dtype, problem.features);
+    check_like("saved", saved, {queries, 2}, dtype, problem.features);
+    const auto empty_if = [](bool needed, const Tensor& like) {
+      return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
+    };
+    const bool of_points = of_queries || of_references || of_sigma;
+    const Tensor d_queries = empty_if(of_points, problem.query_points);
+    const Tensor d_references = empty_if(of_references, problem.reference_points);
+    Tensor d_features = empty_if(false, problem.features), d_sigma = empty_if(false, problem.sigma);
+    for_dtypes(problem.query_points, problem.features, [&](auto real, auto sum) {
+      using Real = decltype(real);
+      using Sum = decltype(sum);
+      using Neighbors = typename Problem::template Neighbors<Real, Sum>;
+      const Weights<const Sum> weights{data<const Sum>(saved)};
+      const bool gathers = of_features && !problem.template add_feature_gradient<Real, Sum>(
+                                              grad, weights, of_references, d_features);
+      if (gathers || of_references) problem.prepare_references();
+      const Tensor own_grad = problem.template of_queries<Real, Sum>(grad);
+      if (gathers) {
+        d_features = at::empty_like(problem.features);
+        const int chunks = problem.chunks();
+        problem.device.each(
+            FeatureGradient<Neighbors>{problem.template of_references<Real, Sum>(chunks), matrix<const Sum>(own_grad),
+                                       matrix<Sum>(d_features), weights},
+            references * chunks);
+      }
+      if (!of_points) return;
+      const Tensor features = problem.template of_references<Real, Sum>(problem.features);
+      const Tensor means = at::empty({queries}, features.options()), sigma_rows = at::empty_like(means);
+      problem.device.each(
+          PointGradient<Neighbors, true>{problem.template of_queries<Real, Sum>(1), matrix<const Sum>(own_grad),
+                                         matrix<const Sum>(features), matrix<const Sum>(aggregated), weights,
+                                         data<Sum>(means), data<Real>(d_queries), data<Sum>(sigma_rows)},
+          queries);
+      if (of_sigma) d_sigma = sigma_rows.sum();
+      if (!of_references) return;
+      problem.device.each(
+          PointGradient<Neighbors, false>{problem.template of_references<Real, Sum>(1), matrix<const Sum>(features),
+                                          matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
+                                          data<Sum>(means), data<Real>(d_references), nullptr},
+          references);
+    });
+    return {of_queries ? d_queries : empty_if(false, d_queries), d_references, d_features, d_sigma};
+  }
+
+  static void define(torch::Library& library, const std::string& name, const std::string& arguments) {
+    pointproj::define(library, name + "(" + arguments + ") -> (Tensor, Tensor)", TORCH_FN(forward));
+    pointproj::define(library,
+                      name + "_backward(Tensor grad_0, bool[4] needs, " + arguments +
+                          ", Tensor output_0, Tensor output_1) -> (Tensor, Tensor, Tensor, Tensor)",
+                      TORCH_FN(backward));
+  }
+};
+
+using T = const Tensor&;
+using OptionalT = const OptionalTensor&;
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(pointproj, library) {
+  Operator<NeighborProblem, T, T, T, T, T>::define(
+      library, "native_neighbor_sums",
+      "Tensor query_points, Tensor reference_points, Tensor features, Tensor sigma, Tensor neighbor_indices");
+  Operator<RadiusProblem, T, OptionalT, T, OptionalT, int64_t, TensorList, TensorList, T, T, double>::define(
+      library, "native_radius_sums",
+      "Tensor query_points, Tensor? query_offsets, Tensor reference_points, Tensor? reference_offsets, SymInt clouds, "
+      "Tensor[] query_grid, Tensor[] reference_grid, Tensor features, Tensor sigma, float radius");
+}
+
+}  // namespace pointproj

@@ -1,0 +1,152 @@
+// How a search keeps the k nearest, exactly, ties by the lower row.
+//
+// One candidate a lane: insert(lanes, squared distance, row, exists). limit() is the k-th squared distance so far,
+// write(lanes, k, rows) ends the search.
+#pragma once
+
+#include "common.h"
+
+namespace pointproj {
+
+template <class Real>
+POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
+  return squared < other || (squared == other && row < other_row);
+}
+
+POINTPROJ_FN int row_or_none(int row) { return row == kNoRow ? -1 : row; }
+
+// One thread's k best in registers, in ascending order. Places that k leaves over are in front, and stay.
+template <class Real, int kLength>
+struct SortedList {
+  Real squared[kLength];
+  int rows[kLength];
+
+  POINTPROJ_FN explicit SortedList(int k) {
+    POINTPROJ_UNROLL
+    for (int i = 0; i < kLength; ++i) {
+      squared[i] = i < kLength - k ? -kInfinity<Real> : kInfinity<Real>;
+      rows[i] = kNoRow;
+    }
+  }
+  POINTPROJ_FN Real limit() const { return squared[kLength - 1]; }
+  // Those behind the newcomer move up. No comparison waits for another: all are with the old list.
+  template <class Lanes>
+  POINTPROJ_FN void insert(Lanes&, Real newcomer, int row, bool exists) {
+    bool moves = exists && is_before(newcomer, row, squared[kLength - 1], rows[kLength - 1]);
+    if (!moves) return;
+    POINTPROJ_UNROLL
+    for (int i = kLength - 1; i > 0; --i) {
+      const bool next_moves = is_before(newcomer, row, squared[i - 1], rows[i - 1]);
+      if (moves) {
+        squared[i] = next_moves ? squared[i - 1] : newcomer;
+        rows[i] = next_moves ? rows[i - 1] : row;
+      }
+      moves = next_moves;
+    }
+    if (moves) {
+      squared[0] = newcomer;
+      rows[0] = row;
+    }
+  }
+  template <class Lanes>
+  POINTPROJ_FN void write(Lanes&, int k, int* to) {
+    POINTPROJ_UNROLL
+    for (int i = 0; i < kLength; ++i) {
+      if (i >= kLength - k) to[i - (kLength - k)] = row_or_none(rows[i]);
+    }
+  }
+};
+
+// Any number of neighbours: a heap in memory, in the output rows, its farthest neighbour on top.
+template <class Real>
+struct Heap {
+  Real* squared;
+  int* rows;
+  int size;
+
+  POINTPROJ_FN Heap(Real* squared, int* rows, int k) : squared(squared), rows(rows), size(k) {
+    for (int i = 0; i < k; ++i) {
+      squared[i] = kInfinity<Real>;
+      rows[i] = kNoRow;
+    }
+  }
+  POINTPROJ_FN Real limit() const { return squared[0]; }
+  template <class Lanes>
+  POINTPROJ_FN void insert(Lanes&, Real newcomer, int row, bool exists) {
+    if (exists && is_before(newcomer, row, squared[0], rows[0])) sink(size, newcomer, row);
+  }
+  // Put a neighbour on top of the first `count` places and restore the heap.
+  POINTPROJ_FN void sink(int count, Real newcomer, int row) {
+    int at = 0, child = 1;
+    while (child < count) {
+      if (child + 1 < count && is_before(squared[child], rows[child], squared[child + 1], rows[child + 1])) {
+        ++child;
+      }
+      if (!is_before(newcomer, row, squared[child], rows[child])) break;
+      squared[at] = squared[child];
+      rows[at] = rows[child];
+      at = child;
+      child = 2 * at + 1;
+    }
+    squared[at] = newcomer;
+    rows[at] = row;
+  }
+  // Heap sort: take the farthest off the top, fill the rows from behind.
+  template <class Lanes>
+  POINTPROJ_FN void write(Lanes&, int, int*) {
+    for (int last = size - 1; last > 0; --last) {
+      const Real farthest = squared[0];
+      const int row = rows[0];
+      sink(last, squared[last], rows[last]);
+      squared[last] = farthest;
+      rows[last] = row;
+    }
+    for (int i = 0; i < size; ++i) rows[i] = row_or_none(rows[i]);
+  }
+};
+
+// The k best of a whole warp: the i-th in lane i.
+template <class Real>
+struct WarpList {
+  Real squared = kInfinity<Real>;
+  int row = kNoRow;
+  Real worst = kInfinity<Real>;
+  int k;
+
+  POINTPROJ_FN explicit WarpList(int k) : k(k) {}
+  POINTPROJ_FN Real limit() const { return worst; }
+  template <class Lanes>
+  POINTPROJ_FN void write(Lanes& lanes, int, int* to) const {
+    if (lanes.lane() < k) to[lanes.lane()] = row_or_none(row);
+  }
+  // The best of the candidates goes to its place, until the best left is too far.
+  template <class Lanes>
+  POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int candidate_row, bool exists) {
+    static_assert(Lanes::width == 32);
+    bool hit = exists && candidate <= worst;
+    while (lanes.ballot(hit)) {
+      const Real least = lanes.minimum_of_squares(hit ? candidate : kInfinity<Real>);
+      const bool equal = hit && candidate == least;
+      const unsigned equals = lanes.ballot(equal);
+      int source = lanes.lowest_bit(equals);
+      int least_row = lanes.take(candidate_row, source);
+      if (equals & (equals - 1)) {
+        least_row = lanes.minimum_row(equal ? candidate_row : kNoRow);
+        source = lanes.lowest_bit(lanes.ballot(equal && candidate_row == least_row));
+      }
+      const bool stays = is_before(squared, row, least, least_row);
+      const int place = lanes.bit_count(lanes.ballot(stays && lanes.lane() < k));
+      if (place == k) return;
+      const Real squared_before = lanes.previous(squared);
+      const int row_before = lanes.previous(row);
+      if (lanes.lane() >= place) {
+        squared = lanes.lane() == place ? least : squared_before;
+        row = lanes.lane() == place ? least_row : row_before;
+      }
+      worst = lanes.take(squared, k - 1);
+      hit = hit && lanes.lane() != source && candidate <= worst;
+    }
+  }
+};
+
+}  // namespace pointproj
