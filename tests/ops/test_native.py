@@ -269,7 +269,11 @@ def _within(**changes: Any) -> Tensor:
         (_search, {"k": 10}, "k must be from 1 to the number of reference points, 9; got 10"),
         (_search, {"tables": []}, "cell_list must be the 3 tables of build_cell_list; got 0"),
         (_search, {"tables": [POINTS, POINTS, POINTS]}, r"cell_list\[0\] must have shape"),
-        (_within, {"tables": [POINTS, POINTS, POINTS]}, r"query_grid\[0\] must have shape \[1\]; got \[9, 3\]"),
+        (
+            _within,
+            {"tables": [POINTS, POINTS, POINTS]},
+            r"query_grid\[0\] must have shape \[1\]; got \[9, 3\]",
+        ),
         (_within, {"features": torch.rand(8, 4)}, r"features must have shape \[9, 4\]; got \[8, 4\]"),
         (_within, {"features": torch.rand(9, 4).half()}, "features must be float32 or float64, and as wide"),
         (_within, {"features": torch.rand(9, 0)}, r"features must have shape \(n, channels\); got \[9, 0\]"),

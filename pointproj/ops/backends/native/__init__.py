@@ -26,18 +26,17 @@ def build_index(
 ) -> Tables:
     from pointproj.ops.backends.native import operators
 
-    return operators.build_index(reference_points, reference_offsets, count, radius)
+    cell_list, hash_grid = operators.build_index(reference_points, reference_offsets, count, radius)
+    return *cell_list, *hash_grid
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     from pointproj.ops.backends.native import operators
 
     if tables is None:
-        cells = operators.build_cell_list(clouds.reference_points, clouds.reference_offsets, clouds.count)
-    else:
-        cells = operators.Index(*tables).cell_list
+        tables = operators.build_cell_list(clouds.reference_points, clouds.reference_offsets, clouds.count)
     points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
-    return operators.search(*points, list(cells), k)
+    return operators.search(*points, list(tables[:3]), k)
 
 
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
@@ -60,5 +59,5 @@ def radius_aggregate(
         query_grid = operators.build_hash_grid(
             points.query_points, points.query_offsets, points.count, radius
         )
-        reference_grid = operators.Index(*tables).hash_grid
+        reference_grid = tables[3:]
     return operators.radius_sums(*clouds, list(query_grid), list(reference_grid), features, sigma, radius)[0]

@@ -36,25 +36,6 @@ class HashGrid(NamedTuple):
     points: Tensor  # sorted, as those of CellList
 
 
-class Index(NamedTuple):
-    """Both structures over the same reference points."""
-
-    grids: Tensor
-    numbers: Tensor
-    cell_points: Tensor
-    widths: Tensor
-    start: Tensor
-    grid_points: Tensor
-
-    @property
-    def cell_list(self) -> CellList:
-        return CellList(*self[:3])
-
-    @property
-    def hash_grid(self) -> HashGrid:
-        return HashGrid(*self[3:])
-
-
 def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:
     """Sort packed clouds (N, 3) into cells; points that are not finite come last, in no cell."""
     return CellList(*_build_cell_list(points, offsets, clouds))
@@ -67,16 +48,17 @@ def build_hash_grid(points: Tensor, offsets: Tensor | None, clouds: int, radii: 
     return HashGrid(*_build_hash_grid(points, offsets, clouds, radii))
 
 
-def build_index(points: Tensor, offsets: Tensor | None, clouds: int, radius: float | None) -> Index:
+def build_index(
+    points: Tensor, offsets: Tensor | None, clouds: int, radius: float | None
+) -> tuple[CellList, HashGrid]:
     """Both structures; without a radius, the hash grid takes the cell list's cell size as one."""
     cell_list = build_cell_list(points, offsets, clouds)
+    radii = radius
     if radius is None:
         edges = cell_list.grids[: 12 * clouds].view(clouds, 12)[:, 3:6].amax(1)
         limits = torch.finfo(points.dtype)  # a cloud without extent has edges of 0, a huge one of inf
-        return Index(
-            *cell_list, *build_hash_grid(points, offsets, clouds, edges.clamp(limits.tiny, limits.max))
-        )
-    return Index(*cell_list, *build_hash_grid(points, offsets, clouds, radius))
+        radii = edges.clamp(limits.tiny, limits.max)
+    return cell_list, build_hash_grid(points, offsets, clouds, radii)
 
 
 def _sorted_points(points: Tensor) -> Spec:

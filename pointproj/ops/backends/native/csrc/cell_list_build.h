@@ -43,9 +43,9 @@ struct BuildCellList {
   CellListSizes sizes;
   CellList<Real> cells;
   CountingSort sort;  // by cell
-  int* suboccupancy;  // (subcells + 1,)
   Box<Real>* boxes;   // (clouds, parts)
   int parts;          // of each cloud
+  int* suboccupancy;  // (subcells + 1,)
   int* extra;         // (cells,): sub-cells that a cell has beyond one
   int* extent;        // (dense cells, 6)
   int* dense_cells;   // (dense cells,)

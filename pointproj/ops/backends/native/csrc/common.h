@@ -120,12 +120,6 @@ POINTPROJ_FN Vec3<Real> load_position(const Real* positions, int row) {
 }
 
 template <class Real>
-POINTPROJ_FN void store_position(Real* positions, int row, const Vec3<Real>& p) {
-  POINTPROJ_UNROLL
-  for (int axis = 0; axis < 3; ++axis) positions[3 * static_cast<int64_t>(row) + axis] = p[axis];
-}
-
-template <class Real>
 struct Point {
   Vec3<Real> position;
   int row;  // in the cloud as given

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task
   task(machine);
 }
 
-// Few lanes a point make few warps, some with much to do: small blocks spread them evenly, and all are there at once.
+// Few lanes a point make few warps, some with much to do: small blocks balance them, and all are there at once.
 template <class Task>
 constexpr int blocks_at_once() {
   if constexpr (Task::kLanes == 1) {

@@ -26,27 +26,21 @@ std::tuple<Tensor, Tensor, Tensor> build_cell_list(
   TORCH_CHECK(slots + 1 <= kLargestInt, "too many points for 32-bit cell numbers: ", points.size(0));
   const Tables tables = {at::empty({sizes.reals()}, points.options()), empty_ints({sizes.numbers()}, points),
                          empty_sorted_points(points)};
-  const Tensor place = empty_ints({points.size(0), 2}, points);
-  const Tensor scratch = empty_ints({2 * slots + sizes.cells() + 7 * dense + 1 + cuda::kMostBlocks}, points);
+  const SortBuffers buffers(points.size(0), slots, points);
+  const Tensor scratch = empty_ints({slots + sizes.cells() + 7 * dense + 1}, points);
   int* next = data<int>(scratch);
   const auto take = [&](int64_t count) { return (next += count) - count; };
   for_positions(points, [&](auto real) {
     using Real = decltype(real);
     const int parts = BuildCellList<Real>::parts_of(sizes.rows, clouds);
     const Tensor boxes = at::empty({clouds, parts, 6}, points.options());
-    BuildCellList<Real> task{data<const Real>(points), batch, sizes, view_cell_list<Real>(tables, points, clouds)};
-    task.sort = {batch.rows, static_cast<int>(slots), take(slots), data<int>(place), take(cuda::kMostBlocks)};
-    task.suboccupancy = take(slots);
-    task.boxes = reinterpret_cast<Box<Real>*>(data<Real>(boxes));
-    task.parts = parts;
-    task.extra = take(sizes.cells());
-    task.extent = take(6 * dense);
-    task.dense_cells = take(dense);
-    task.dense_count = take(1);
-    device.build(task, slots);
+    device.build(BuildCellList<Real>{data<const Real>(points), batch, sizes,
+                                     view_cell_list<Real>(tables, points, clouds), buffers.view(),
+                                     reinterpret_cast<Box<Real>*>(data<Real>(boxes)), parts, take(slots),
+                                     take(sizes.cells()), take(6 * dense), take(dense), take(1)},
+                 slots);
   });
-  if (!device.in_fixed_order) return {tables[0], tables[1], tables[2]};
-  if (device.is_cuda) sort_stably(points, place, tables[2]);
+  if (device.is_cuda && device.in_fixed_order) sort_stably(points, buffers.place, tables[2]);
   return {tables[0], tables[1], tables[2]};
 }
 
@@ -71,8 +65,7 @@ std::array<Tables, kCount> build(
     rows += batch.rows;
   }
   TORCH_CHECK(slots <= kLargestInt, "too many points for 32-bit cell numbers: ", rows);
-  const Tensor place = empty_ints({rows, 2}, like);
-  const Tensor scratch = empty_ints({slots + cuda::kMostBlocks}, like);
+  const SortBuffers buffers(rows, slots, like);
   for_positions(like, [&](auto real) {
     using Real = decltype(real);
     BuildHashGrids<Real> task{};
@@ -83,15 +76,14 @@ std::array<Tables, kCount> build(
     task.radii = radii ? data<const Real>(*radii) : nullptr;
     task.radius = static_cast<Real>(radius);
     task.cells_per_radius = device.is_cuda ? 2 : 1;  // a CPU would rather test points than look up rows of cells
-    task.sort = {static_cast<int>(rows), static_cast<int>(slots), data<int>(scratch), data<int>(place),
-                 data<int>(scratch) + slots};
+    task.sort = buffers.view();
     device.build(task, slots);
   });
   if (device.is_cuda && device.in_fixed_order) {
     int64_t first = 0;
     for (size_t i = 0; i < kCount; ++i) {
       const int64_t size = clouds[i].batch.rows;
-      sort_stably(clouds[i].points, place.slice(0, first, first + size), made[i][2]);
+      sort_stably(clouds[i].points, buffers.place.slice(0, first, first + size), made[i][2]);
       first += size;
     }
   }

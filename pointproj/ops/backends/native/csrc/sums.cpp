@@ -61,31 +61,26 @@ struct NeighborProblem : Problem {
     check_like("neighbor_indices", rows, {queries(), rows.size(1)}, at::kInt, query_points);
   }
   template <class Real, class Sum>
-  Neighbors<Real, Sum> of_queries(int chunks) const {
-    return {data<const Real>(query_points), data<const Real>(reference_points), nullptr, data<const int>(rows),
-            static_cast<int>(rows.size(1)), data<const Sum>(sigma), chunks};
+  Neighbors<Real, Sum> neighbors(bool of_queries, int chunks) const {
+    return {data<const Real>(of_queries ? query_points : reference_points),
+            data<const Real>(of_queries ? reference_points : query_points),
+            of_queries ? nullptr : data<const int>(start),
+            data<const int>(of_queries ? rows : pairs),
+            static_cast<int>(rows.size(1)),
+            data<const Sum>(sigma),
+            chunks};
   }
   template <class Real, class Sum>
-  Neighbors<Real, Sum> of_references(int chunks) const {
-    return {data<const Real>(reference_points), data<const Real>(query_points), data<const int>(start),
-            data<const int>(pairs), static_cast<int>(rows.size(1)), data<const Sum>(sigma), chunks};
-  }
-  // Values of queries and references in the order in which they are searched.
-  template <class Real, class Sum>
-  Tensor of_queries(const Tensor& values) const {
+  Tensor sorted(bool, const Tensor& values) const {
     return values;
   }
+  // Gradient of the features in any order, if that is allowed and quicker.
   template <class Real, class Sum>
-  Tensor of_references(const Tensor& values) const {
-    return values;
-  }
-  // Gradient of the features in any order, if that is quicker.
-  template <class Real, class Sum>
-  bool add_feature_gradient(const Tensor& grad, Weights<const Sum> weights, bool of_references, Tensor& d_features) const {
-    if (device.in_fixed_order || of_references) return false;
+  bool add_features(const Tensor& grad, Weights<const Sum> weights, bool inverts, Tensor& d_features) const {
+    if (device.in_fixed_order || inverts) return false;
     d_features = at::zeros_like(features);
-    device.each_on_gpu(FeatureGradientByAtomics<Real, Sum>{of_queries<Real, Sum>(chunks()), matrix<const Sum>(grad),
-                                                           matrix<Sum>(d_features), weights},
+    device.each_on_gpu(FeatureGradientByAtomics<Real, Sum>{neighbors<Real, Sum>(true, chunks()),
+                                                           matrix<const Sum>(grad), matrix<Sum>(d_features), weights},
                        queries() * chunks());
     return true;
   }
@@ -103,12 +98,9 @@ struct NeighborProblem : Problem {
     }
     start = empty_ints({references() + 2}, rows);
     pairs = empty_ints({count}, rows);
-    const int slots = static_cast<int>(references() + 1);
-    const Tensor place = empty_ints({count, 2}, rows), scratch = empty_ints({slots + cuda::kMostBlocks}, rows);
-    const CountingSort sort{static_cast<int>(count), slots, data<int>(scratch), data<int>(place),
-                            data<int>(scratch) + slots};
-    device.build(InvertRows{data<const int>(rows), data<int>(start), data<int>(pairs), sort},
-                 std::max<int64_t>(count, slots));
+    const SortBuffers buffers(count, references() + 1, rows);
+    device.build(InvertRows{data<const int>(rows), data<int>(start), data<int>(pairs), buffers.view()},
+                 std::max(count, references() + 1));
   }
 };
 
@@ -128,63 +120,45 @@ Real largest_square_within(Real radius) {
 struct RadiusProblem : Problem {
   template <class Real, class Sum>
   using Neighbors = RadiusNeighbors<Real, Sum>;
+  struct Side {
+    TensorList grid;
+    Batch batch;
+  };
 
-  Batch query_batch, reference_batch;
-  TensorList query_grid, reference_grid;
+  Side query_side, reference_side;
   double radius;
 
   RadiusProblem(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
                 const OptionalTensor& reference_offsets, int64_t clouds, TensorList query_grid,
                 TensorList reference_grid, const Tensor& features, const Tensor& sigma, double radius)
       : Problem(query_points, reference_points, features, sigma),
-        query_batch(batch_of(query_points, query_offsets, clouds)),
-        reference_batch(batch_of(reference_points, reference_offsets, clouds)), query_grid(query_grid),
-        reference_grid(reference_grid), radius(radius) {
-    check_hash_grid("query_grid", query_grid, query_points, query_batch);
-    check_hash_grid("reference_grid", reference_grid, reference_points, reference_batch);
+        query_side{query_grid, batch_of(query_points, query_offsets, clouds)},
+        reference_side{reference_grid, batch_of(reference_points, reference_offsets, clouds)}, radius(radius) {
+    check_hash_grid("query_grid", query_grid, query_points, query_side.batch);
+    check_hash_grid("reference_grid", reference_grid, reference_points, reference_side.batch);
     check_radius(radius);
   }
   template <class Real, class Sum>
-  Neighbors<Real, Sum> neighbors(TensorList own, const Batch& own_batch, TensorList others, const Batch& other_batch,
-                                 int chunks) const {
+  Neighbors<Real, Sum> neighbors(bool of_queries, int chunks) const {
+    const Side &own = of_queries ? query_side : reference_side, &others = of_queries ? reference_side : query_side;
     const Real limit = static_cast<Real>(radius);
-    return {view_sorted_points<Real>(own[2]), own_batch,
-            view_hash_grid<Real>(others, other_batch), limit,
+    return {view_sorted_points<Real>(own.grid[2]), own.batch, view_hash_grid<Real>(others.grid, others.batch), limit,
             largest_square_within(limit), data<const Sum>(sigma), chunks};
   }
   template <class Real, class Sum>
-  Neighbors<Real, Sum> of_queries(int chunks) const {
-    return neighbors<Real, Sum>(query_grid, query_batch, reference_grid, reference_batch, chunks);
+  Tensor sorted(bool of_queries, const Tensor& values) const {
+    constexpr int64_t kVector = Neighbors<Real, Sum>::kVector;
+    const Tensor made = at::empty({values.size(0), (channels() + kVector - 1) / kVector * kVector}, values.options());
+    const auto points = view_sorted_points<Real>((of_queries ? query_side : reference_side).grid[2]);
+    device.each(SortRows<Real, Sum>{points, matrix<const Sum>(values), matrix<Sum>(made)}, values.size(0));
+    return made;
   }
   template <class Real, class Sum>
-  Neighbors<Real, Sum> of_references(int chunks) const {
-    return neighbors<Real, Sum>(reference_grid, reference_batch, query_grid, query_batch, chunks);
-  }
-  template <class Real, class Sum>
-  Tensor sort_rows(const Tensor& values, TensorList grid) const {
-    constexpr int64_t kVector = RadiusNeighbors<Real, Sum>::kVector;
-    const int64_t padded = (channels() + kVector - 1) / kVector * kVector;
-    const Tensor sorted = at::empty({values.size(0), padded}, values.options());
-    device.each(SortRows<Real, Sum>{view_sorted_points<Real>(grid[2]), matrix<const Sum>(values), matrix<Sum>(sorted)},
-                values.size(0));
-    return sorted;
-  }
-  template <class Real, class Sum>
-  Tensor of_queries(const Tensor& values) const {
-    return sort_rows<Real, Sum>(values, query_grid);
-  }
-  template <class Real, class Sum>
-  Tensor of_references(const Tensor& values) const {
-    return sort_rows<Real, Sum>(values, reference_grid);
-  }
-  template <class Real, class Sum>
-  bool add_feature_gradient(const Tensor&, Weights<const Sum>, bool, Tensor&) const {
+  bool add_features(const Tensor&, Weights<const Sum>, bool, Tensor&) const {
     return false;
   }
   void prepare_references() {}
 };
-
-using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 // An operator and its backward, by the arguments of its schema.
 template <class Problem, class... Arguments>
@@ -196,10 +170,10 @@ struct Operator {
     for_dtypes(problem.query_points, problem.features, [&](auto real, auto sum) {
       using Real = decltype(real);
       using Sum = decltype(sum);
-      const Tensor features = problem.template of_references<Real, Sum>(problem.features);
+      const Tensor features = problem.template sorted<Real, Sum>(false, problem.features);
       const int chunks = problem.chunks();
       problem.device.each(
-          Sums<typename Problem::template Neighbors<Real, Sum>>{problem.template of_queries<Real, Sum>(chunks),
+          Sums<typename Problem::template Neighbors<Real, Sum>>{problem.template neighbors<Real, Sum>(true, chunks),
                                                                 matrix<const Sum>(features), matrix<Sum>(aggregated),
                                                                 {data<Sum>(saved)}},
           problem.queries() * chunks);
@@ -208,8 +182,9 @@ struct Operator {
   }
 
   // Gradients of query points, reference points, features and sigma; empty where one is not needed.
-  static Four backward(const Tensor& grad, std::array<bool, 4> needs, Arguments... arguments, const Tensor& aggregated,
-                       const Tensor& saved) {
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+      const Tensor& grad, std::array<bool, 4> needs, Arguments... arguments, const Tensor& aggregated,
+      const Tensor& saved) {
     Problem problem(arguments...);
     const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
     const int64_t queries = problem.queries(), references = problem.references();
@@ -229,30 +204,30 @@ struct Operator {
       using Sum = decltype(sum);
       using Neighbors = typename Problem::template Neighbors<Real, Sum>;
       const Weights<const Sum> weights{data<const Sum>(saved)};
-      const bool gathers = of_features && !problem.template add_feature_gradient<Real, Sum>(
-                                              grad, weights, of_references, d_features);
+      const bool gathers =
+          of_features && !problem.template add_features<Real, Sum>(grad, weights, of_references, d_features);
       if (gathers || of_references) problem.prepare_references();
-      const Tensor own_grad = problem.template of_queries<Real, Sum>(grad);
+      const Tensor own_grad = problem.template sorted<Real, Sum>(true, grad);
       if (gathers) {
         d_features = at::empty_like(problem.features);
         const int chunks = problem.chunks();
         problem.device.each(
-            FeatureGradient<Neighbors>{problem.template of_references<Real, Sum>(chunks), matrix<const Sum>(own_grad),
+            FeatureGradient<Neighbors>{problem.template neighbors<Real, Sum>(false, chunks), matrix<const Sum>(own_grad),
                                        matrix<Sum>(d_features), weights},
             references * chunks);
       }
       if (!of_points) return;
-      const Tensor features = problem.template of_references<Real, Sum>(problem.features);
+      const Tensor features = problem.template sorted<Real, Sum>(false, problem.features);
       const Tensor means = at::empty({queries}, features.options()), sigma_rows = at::empty_like(means);
       problem.device.each(
-          PointGradient<Neighbors, true>{problem.template of_queries<Real, Sum>(1), matrix<const Sum>(own_grad),
+          PointGradient<Neighbors, true>{problem.template neighbors<Real, Sum>(true, 1), matrix<const Sum>(own_grad),
                                          matrix<const Sum>(features), matrix<const Sum>(aggregated), weights,
                                          data<Sum>(means), data<Real>(d_queries), data<Sum>(sigma_rows)},
           queries);
       if (of_sigma) d_sigma = sigma_rows.sum();
       if (!of_references) return;
       problem.device.each(
-          PointGradient<Neighbors, false>{problem.template of_references<Real, Sum>(1), matrix<const Sum>(features),
+          PointGradient<Neighbors, false>{problem.template neighbors<Real, Sum>(false, 1), matrix<const Sum>(features),
                                           matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
                                           data<Sum>(means), data<Real>(d_references), nullptr},
           references);

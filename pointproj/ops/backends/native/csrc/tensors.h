@@ -118,6 +118,19 @@ Matrix<T> matrix(const Tensor& tensor) {
   return {data<T>(tensor), static_cast<int>(tensor.size(1))};
 }
 
+// What a counting sort writes besides its results.
+struct SortBuffers {
+  int rows, slots;
+  Tensor occupancy, place;
+
+  SortBuffers(int64_t rows, int64_t slots, const Tensor& like)
+      : rows(static_cast<int>(rows)), slots(static_cast<int>(slots)),
+        occupancy(empty_ints({slots + cuda::kMostBlocks}, like)), place(empty_ints({rows, 2}, like)) {}
+  CountingSort view() const {
+    return {rows, slots, data<int>(occupancy), data<int>(place), data<int>(occupancy) + slots};
+  }
+};
+
 // ---- checks
 
 inline void check_points(const char* name, const Tensor& points) {
