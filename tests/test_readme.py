@@ -151,6 +151,15 @@ def test_table_of_groups_names_every_choice(page: str):
     assert all(f"| `{name}` |" in _page(page) for name in experiments)
 
 
+def test_tree_names_what_is_there():
+    (tree,) = [block for block in _blocks("CONTRIBUTING.md", "text") if block.startswith("pointproj/")]
+    for line in tree.splitlines()[1:]:
+        package, names = line.split(maxsplit=1)
+        for name in names.split(", "):
+            file = PROJECT / "pointproj" / package / name
+            assert file.is_dir() if name.endswith("/") else file.with_suffix(".py").is_file(), file
+
+
 # Rows of README's table: where each begins, whose step it is, and how it ran for kNN and within a radius.
 STEPS = [
     ("plain torch", "tutorial torch", "compiled", "compiled"),
