@@ -15,7 +15,7 @@ from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.results import FAILED, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure
 from pointproj.runtime.errors import first_line
-from pointproj.runtime.memory import empty_cache, held_bytes, peak_bytes, reset_peak
+from pointproj.runtime.memory import allocated_bytes, empty_cache, peak_bytes, reset_peak
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Recorder:
         gc.collect()
         empty_cache()
         reset_peak(self.device)
-        return held_bytes(self.device)
+        return allocated_bytes(self.device)
 
 
 def check_error(what: str, error: float, allowed: float) -> float:

@@ -152,7 +152,7 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
     if config.data.name == "gaussian":
         return _gaussian(config)
     started = time.monotonic()
-    with processes.first_alone():
+    with processes.first_process_first():
         files = mesh_files(config.data)
     entries, left_out = _prepared_entries(config, files, processes)
     for split in SPLITS:
@@ -208,7 +208,7 @@ def _prepared_meshes(
     """Prepare each file once, in one of the processes."""
     recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
     cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
-    meshes = prepare_meshes(processes.share(files), recipe, Path(config.data.cache), processes=cores)
+    meshes = prepare_meshes(processes.shard(files), recipe, Path(config.data.cache), processes=cores)
     ready: dict[MeshFile, PreparedMesh] = {}
     # Closed at once if this stops at a mesh, so that helper processes and bar end before the error shows.
     with closing(meshes) as prepared_meshes:
@@ -226,7 +226,7 @@ def _costs(shapes: StoredShapes, processes: Processes) -> list[float] | None:
     """What a step with each shape costs; None where one process takes all of a step."""
     if processes.alone:
         return None
-    own = [(place, search_cost(shapes[place].source)) for place in processes.share(range(len(shapes)))]
+    own = [(place, search_cost(shapes[place].source)) for place in processes.shard(range(len(shapes)))]
     return [cost for _, cost in sorted(itertools.chain(*processes.gather(own)))]
 
 

@@ -1,4 +1,4 @@
-"""Which device a run uses, and how data reaches it."""
+"""The device of a run, and copies to and from it."""
 
 import contextlib
 import fcntl
@@ -24,7 +24,7 @@ class DeviceError(RuntimeError):
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device to run on: where several processes run on one machine, each has a GPU of its own.
+    """Return the device to run on; several processes on one machine use a GPU each.
 
     Parameters
     ----------
@@ -54,10 +54,10 @@ def device_text(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def own_gpu() -> Iterator[None]:
-    """For the block, make a GPU that no other such block holds the current one of this process.
+    """Lock a free GPU for the block, and make it the current one of this process.
 
-    Jobs of a sweep that run side by side on one machine take one GPU each; where there are more jobs than
-    GPUs, they share the first. A job that is killed gives its GPU back.
+    So jobs of a sweep that run side by side on one machine use one GPU each. If there are more jobs than
+    GPUs, the others share the first. The system releases the lock of a job that is killed.
     """
     count = torch.cuda.device_count()
     if count < 2:
@@ -70,12 +70,12 @@ def own_gpu() -> Iterator[None]:
                 path = Path(tempfile.gettempdir()) / f"pointproj-gpu-{identity}.lock"
                 lock = stack.enter_context(path.open("a"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # held, or another user's
+            except OSError:  # locked, or another user's
                 continue
             torch.cuda.set_device(number)
             break
         else:
-            log.warning("all %d GPUs are held by other jobs: this one shares the first", count)
+            log.warning("all %d GPUs are in use by other jobs: this one shares the first", count)
             torch.cuda.set_device(0)
         yield
 
@@ -88,14 +88,14 @@ def seed_everything(seed: int) -> None:
 
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the batch with its tensors on the device; to a GPU they travel while the host goes on."""
+    """Return the batch with its tensors on the device; copies to a GPU are asynchronous."""
     return {
         name: _moved(value, device) if isinstance(value, Tensor) else value for name, value in batch.items()
     }
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory; from a GPU it is there when the work queued until now is done."""
+    """Return a copy in host memory; from a GPU it is complete when the work queued until now is done."""
     return tensor.to("cpu", non_blocking=True, copy=True)
 
 

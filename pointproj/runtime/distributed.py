@@ -1,10 +1,10 @@
-"""Several processes that train one model: who they are, and what they tell each other.
+"""Several processes that train one model: their ranks, and the communication between them.
 
-A launcher starts them (torchrun, srun, mpirun), and on GPUs PhysicsNeMo's DistributedManager finds out which
-one this is. NCCL sums gradients between GPUs, gloo between CPUs; everything else (names, errors of meshes,
-the wish to stop) goes through gloo, which needs no device and waits as long as preparing data takes.
+A launcher starts them (torchrun, srun, mpirun); on GPUs PhysicsNeMo's DistributedManager finds the rank.
+NCCL sums gradients between GPUs, gloo between CPUs. Everything else (names, errors of meshes, requests to
+stop) goes through gloo, which needs no device and may wait for as long as data is prepared.
 
-Nothing heavy is imported before processes join: a program that runs alone never waits for it.
+torch.distributed and PhysicsNeMo are imported when processes join: a run of one process does not need them.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ T = TypeVar("T")
 # How launchers say how many processes they started for one program: torchrun, srun, mpirun.
 COUNTS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
-# A process may prepare data, or draw pictures, for this long while the others wait for it.
-PATIENCE = timedelta(hours=12)
+# One process may prepare data or draw plots for this long while the others wait.
+COLLECTIVE_TIMEOUT = timedelta(hours=12)
 
-# All have to be there after this long: whoever has failed before will not come.
-ARRIVAL = timedelta(minutes=10)
+# All processes have to join within this time; one that has failed before never does.
+JOIN_TIMEOUT = timedelta(minutes=10)
 
 
 class LaunchError(RuntimeError):
@@ -39,18 +39,18 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run, seen from one of them; the default is a process that runs alone.
+    """The processes of one run, seen from one of them; the default is a run of one process.
 
     Attributes
     ----------
     rank : int
-        Which one this is, from 0.
+        Number of this process, from 0.
     count : int
-        How many there are, on all machines.
+        Number of processes on all machines.
     on_this_machine : int
-        How many of them share this machine's cores.
+        Number of processes that share this machine's cores.
     host : ProcessGroup or None
-        Where tensors in host memory and objects travel; None where there is but one process.
+        Group for tensors in host memory and for objects; None in a run of one process.
     """
 
     rank: int = 0
@@ -65,11 +65,11 @@ class Processes:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other process."""
+        """Whether this is the only process."""
         return self.count == 1
 
-    def add_up(self, tensor: "Tensor") -> None:
-        """Replace ``tensor`` by its sum over all processes; on a GPU without waiting for it."""
+    def all_reduce(self, tensor: "Tensor") -> None:
+        """Replace ``tensor`` by its sum over all processes; on a GPU the host does not wait."""
         if self.alone:
             return
         import torch.distributed as dist
@@ -82,12 +82,12 @@ class Processes:
             return value
         import torch.distributed as dist
 
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.host)
-        return box[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.host)
+        return values[0]
 
     def gather(self, value: T) -> list[T]:
-        """Return everybody's ``value``, in the order of the ranks."""
+        """Return the ``value`` of every process, in the order of the ranks."""
         if self.alone:
             return [value]
         import torch.distributed as dist
@@ -96,20 +96,20 @@ class Processes:
         dist.all_gather_object(values, value, group=self.host)
         return values
 
-    def wait(self) -> None:
-        """Return when every process has come here."""
+    def barrier(self) -> None:
+        """Return when every process has called this."""
         self.gather(None)
 
     @contextlib.contextmanager
-    def first_alone(self) -> Iterator[None]:
-        """Let the first process through the block before the others: what it makes, they find."""
+    def first_process_first(self) -> Iterator[None]:
+        """Run the block in the first process, then in the others, which find what the first has made."""
         if not self.is_first:
-            self.wait()
+            self.barrier()
         yield
         if self.is_first:
-            self.wait()
+            self.barrier()
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
+    def shard(self, items: Sequence[T]) -> Sequence[T]:
         """Return this process's part of ``items``: every ``count``-th."""
         return items[self.rank :: self.count]
 
@@ -118,9 +118,9 @@ ALONE = Processes()
 
 
 class StopTogether:
-    """Whether any process was asked to stop, answered alike in all of them after the same step.
+    """Whether any process was asked to stop, with the same answer in all of them after the same step.
 
-    Nobody waits: what the processes say after one step is known after the next.
+    No process waits: what they report after one step is known after the next.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -140,7 +140,7 @@ class StopTogether:
         return answer
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the reduction that is still running."""
         self._answer()
 
     def _answer(self) -> bool:
@@ -152,26 +152,26 @@ class StopTogether:
         return bool(flag.item())
 
 
-def started() -> int:
-    """Return how many processes a launcher started for this run; 1 without a launcher."""
+def process_count() -> int:
+    """Return the number of processes that a launcher started for this run; 1 without a launcher."""
     return next((int(os.environ[name]) for name in COUNTS if name in os.environ), 1)
 
 
 @functools.cache
 def join() -> Processes:
-    """Meet the other processes of this run, if there are any; later calls return the same.
+    """Connect to the other processes of this run, if there are any; later calls return the same.
 
     Raises
     ------
     LaunchError
-        If more processes were started on this machine than it has GPUs, or not all of them come.
+        If more processes were started on this machine than it has GPUs, or not all of them connect in time.
     """
-    if started() == 1:
+    if process_count() == 1:
         return ALONE
     import torch
     import torch.distributed as dist
 
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", started())))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", process_count())))
     if torch.cuda.is_available() and local > torch.cuda.device_count():
         raise LaunchError(
             f"{local} processes were started on a machine with {torch.cuda.device_count()} GPU(s): start as "
@@ -182,16 +182,16 @@ def join() -> Processes:
         from physicsnemo.distributed import DistributedManager
 
         DistributedManager.initialize()
-        host = dist.new_group(backend="gloo", timeout=PATIENCE)
+        host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     else:  # there the manager names the CPU as gloo's device, which torch refuses
         try:
-            dist.init_process_group("gloo", timeout=ARRIVAL)
+            dist.init_process_group("gloo", timeout=JOIN_TIMEOUT)
         except dist.DistError as error:
             raise LaunchError(
-                f"the {started()} processes of this run did not meet within {ARRIVAL}: look at the errors of "
-                f"the others, and at MASTER_ADDR and MASTER_PORT ({str(error).splitlines()[0]})"
+                f"the {process_count()} processes of this run did not meet within {JOIN_TIMEOUT}: look at "
+                f"the errors of the others, and at MASTER_ADDR and MASTER_PORT ({str(error).splitlines()[0]})"
             ) from error
-        host = dist.new_group(backend="gloo", timeout=PATIENCE)
+        host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     return Processes(dist.get_rank(), dist.get_world_size(), local, host)
 
 
@@ -203,7 +203,7 @@ def agree_on_run(name: str, arguments: Sequence[str]) -> str:
     LaunchError
         If several processes were started for a sweep, which starts its own.
     """
-    if started() > 1 and {"-m", "--multirun"} & set(arguments):
+    if process_count() > 1 and {"-m", "--multirun"} & set(arguments):
         raise LaunchError(
             "a sweep starts the processes of its jobs itself: write python train.py -m ..., for jobs side by "
             "side with hydra/launcher=joblib or hydra/launcher=submitit_slurm"
@@ -212,12 +212,12 @@ def agree_on_run(name: str, arguments: Sequence[str]) -> str:
 
 
 def leave() -> None:
-    """Part from the others when all are through; what was captured with NCCL has to be gone by then."""
+    """Disconnect when all processes are done; CUDA graphs that captured NCCL calls must be freed before."""
     if join().alone:
         return
     import torch.distributed as dist
 
-    join().wait()
+    join().barrier()
     join.cache_clear()
     manager = sys.modules.get("physicsnemo.distributed")
     if manager is None:
@@ -226,13 +226,13 @@ def leave() -> None:
         manager.DistributedManager.cleanup()
 
 
-def silence(rank: int) -> None:
-    """Let a process that is not the first speak of errors only: one run has one log and one bar.
+def log_errors_only(rank: int) -> None:
+    """Log only errors, and to stderr: one run has one log and one progress bar, those of the first process.
 
     Parameters
     ----------
     rank : int
-        Named in what it says.
+        Of this process; part of each message.
     """
     os.environ["TTY_COMPATIBLE"] = "0"  # rich then draws no bars
     handler = logging.StreamHandler(sys.stderr)

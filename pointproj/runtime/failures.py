@@ -1,8 +1,8 @@
-"""Processes of a run that fail: all of them end, soon, and with the error of the one that was first.
+"""When one process of a run fails, all of them end soon, with the error of the one that failed first.
 
-A process that waits for a sum on its GPU cannot notice that another is gone, and launchers notice late or not
-at all. So each leaves a note in the run's folder before it ends with an error, and each looks for notes of
-others while it works.
+A process that waits for a reduction on its GPU cannot notice that another is gone, and launchers notice late
+or not at all. So a process that fails writes its error to a file in the run's folder, and all of them look
+for such files while they work.
 """
 
 import logging
@@ -18,53 +18,53 @@ from pointproj.runtime.run_folder import resume_argument
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 0.5  # seconds
-PATIENCE = 5.0  # seconds in which a process may end by itself after another has failed
+POLL_INTERVAL = 0.5  # seconds
+EXIT_TIMEOUT = 5.0  # seconds in which a process may end by itself after another has failed
 
 
 class PeerFailed(RuntimeError):  # noqa: N818 - says what happened
     """Another process of this run has failed; the message says which, and how."""
 
 
-class HelperDied(RuntimeError):  # noqa: N818 - says what happened
-    """A process that samples batches ahead has died; the message says how to go on."""
+class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
+    """A worker of the data loader has died; the message says how to go on."""
 
 
 @contextmanager
-def explained_dead_helper(workers: int, last: Path) -> Iterator[None]:
-    """Say of a helper process that has died in the block what to do.
+def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
+    """Explain what to do when a worker of the data loader dies in the block.
 
-    torch raises its error wherever this process is at that moment, perhaps within a step: what is in memory
+    torch raises its error wherever this process is at that moment, perhaps within a step: the state in memory
     cannot be trusted then, and is not saved.
 
     Parameters
     ----------
     workers : int
-        How many there are (``data.workers``).
+        Number of workers (``data.workers``).
     last : Path
-        Checkpoint of the run; there or not.
+        Checkpoint of the run; may be missing.
 
     Raises
     ------
-    HelperDied
+    WorkerDied
     """
     try:
         yield
     except (RuntimeError, ConnectionError, EOFError) as error:
-        words = str(error) if isinstance(error, RuntimeError) else _reported_by_signal()
-        if not (workers and words.startswith("DataLoader worker")):
+        reason = str(error) if isinstance(error, RuntimeError) else _reported_by_signal()
+        if not (workers and reason.startswith("DataLoader worker")):
             raise
         onwards = f"continue with {resume_argument(last)} and" if last.exists() else "start again with"
-        raise HelperDied(
-            f"a process that samples batches has died ({words}), often since memory ran out: {onwards} a "
+        raise WorkerDied(
+            f"a process that samples batches has died ({reason}), often since memory ran out: {onwards} a "
             f"lower data.workers (now {workers}; 0 samples in the run's own process)"
         ) from error
 
 
 def _reported_by_signal() -> str:
-    """What torch says of a dead helper; its signal may come a moment after the connection is closed."""
+    """Return torch's message about a dead worker; its signal may come after the connection is closed."""
     try:
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -72,12 +72,12 @@ def _reported_by_signal() -> str:
 
 @contextmanager
 def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
-    """Let an error of any process in this block end all of them.
+    """End all processes when any of them fails in this block.
 
     Parameters
     ----------
     folder : Path
-        Seen by all processes; of this run, or the one it continues.
+        Of this run or the one that it continues, on a disk that all processes share.
     processes : Processes
 
     Raises
@@ -89,62 +89,63 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
     if processes.alone:
         yield
         return
-    notes = _Notes(folder, processes)
+    files = _ErrorFiles(folder, processes)
     done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(notes, done), daemon=True)
+    watch = threading.Thread(target=_watch, args=(files, done), daemon=True)
     watch.start()
     try:
         yield
     except Exception as error:
-        first = notes.of_another(wait=_speaks_of_a_connection(error))
+        first = files.read_other(wait=_is_about_a_connection(error))
         if first is not None:
             raise PeerFailed(first) from error
-        notes.leave(error)
+        files.write(error)
         raise
     finally:
         done.set()
         watch.join()
 
 
-class _Notes:
-    """Files ``.failed-RUN-RANK`` in the run's folder, by the name that this run's processes share."""
+class _ErrorFiles:
+    """Files ``.failed-RUN-RANK`` in the run's folder that hold the errors of processes."""
 
     def __init__(self, folder: Path, processes: Processes) -> None:
         name = os.environ.get("POINTPROJ_RUN", "run").replace("/", "_")
         self._paths = [folder / f".failed-{name}-{rank}" for rank in range(processes.count)]
         self._rank = processes.rank
 
-    def leave(self, error: Exception) -> None:
+    def write(self, error: Exception) -> None:
         path = self._paths[self._rank]
         temporary = path.with_name(f"{path.name}.new")
         try:
             temporary.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
             os.replace(temporary, path)
         except OSError:
-            log.debug("no note of the failure could be left", exc_info=True)
+            log.debug("the error could not be written for the other processes", exc_info=True)
 
-    def of_another(self, *, wait: bool = False) -> str | None:
-        """What another process left, if any did; with ``wait`` given the time to."""
-        patient = threading.Event()
+    def read_other(self, *, wait: bool = False) -> str | None:
+        """Return the error of another process, if one has failed; with ``wait`` look for a while."""
         for _ in range(4 if wait else 1):
             for rank, path in enumerate(self._paths):
                 if rank != self._rank and path.exists():
-                    words = path.read_text(encoding="utf-8")
-                    return f"process {rank} of this run has failed, and this one ended with it: {words}"
-            patient.wait(LOOK_EVERY if wait else 0)
+                    error = path.read_text(encoding="utf-8")
+                    return f"process {rank} of this run has failed, and this one ended with it: {error}"
+            if wait:
+                time.sleep(POLL_INTERVAL)
         return None
 
 
-def _watch(notes: _Notes, done: threading.Event) -> None:
-    while not done.wait(LOOK_EVERY):
-        words = notes.of_another()
-        if words is not None and not done.wait(PATIENCE):
-            log.error("%s", words)
+def _watch(files: _ErrorFiles, done: threading.Event) -> None:
+    while not done.wait(POLL_INTERVAL):
+        message = files.read_other()
+        if message is not None and not done.wait(EXIT_TIMEOUT):
+            log.error("%s", message)
             logging.shutdown()
             os._exit(1)
 
 
-def _speaks_of_a_connection(error: Exception) -> bool:
+def _is_about_a_connection(error: Exception) -> bool:
     """Whether an error may come from another process that is gone."""
-    words = ("onnection", "gloo", "NCCL")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, RuntimeError) and any(
+        part in str(error) for part in ("onnection", "gloo", "NCCL")
+    )

@@ -1,4 +1,4 @@
-"""Where metrics and pictures go besides the run's folder: TensorBoard or MLflow, or nowhere."""
+"""Loggers that receive metrics and plots besides the run's folder: TensorBoard or MLflow."""
 
 import dataclasses
 import importlib.util
@@ -17,7 +17,7 @@ class LoggerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailab
 
 
 class MetricLogger(Protocol):
-    """What a logger can do."""
+    """Interface of the loggers."""
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record numbers of one step."""
@@ -26,7 +26,7 @@ class MetricLogger(Protocol):
         """Record a PNG file."""
 
     def close(self, *, failed: bool = False) -> None:
-        """Write what is still held back; ``failed`` if the run ended with an error."""
+        """Write what is still buffered; ``failed`` if the run ended with an error."""
 
 
 def open_logger(config: Config, folder: Path) -> MetricLogger:
@@ -61,7 +61,7 @@ def open_logger(config: Config, folder: Path) -> MetricLogger:
 
 
 class NoLogger:
-    """Nothing beyond the run's own files."""
+    """A logger that does nothing: the run's own files are all there is."""
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Do nothing."""
@@ -95,7 +95,7 @@ class TensorBoardLogger:
         self._writer.add_image(path.stem, imread(path)[..., :3], step, dataformats="HWC")
 
     def close(self, *, failed: bool = False) -> None:
-        """Write what is still held back."""
+        """Write what is still buffered."""
         self._writer.close()
 
 

@@ -1,4 +1,4 @@
-"""Who owns the device's memory, and how much of it a job used at most."""
+"""The allocator of GPU memory, and the peak memory of a job."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ class OutOfMemory(RuntimeError):  # noqa: N818 - says what happened
 
 @contextmanager
 def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[None]:
-    """Say of a failed allocation in the block which settings it follows from.
+    """Explain which settings to lower when an allocation fails in the block.
 
     Raises
     ------
@@ -49,8 +49,8 @@ def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[No
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    words = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    parts = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
 
 
 def configure_allocator(allocator: AllocatorConfig) -> None:
@@ -62,7 +62,7 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
         ``torch``: ``expandable_segments`` lets a block of reserved memory grow instead of being replaced by
         a larger one, which saves memory where shapes vary. Settings in the environment variable
         ``PYTORCH_ALLOC_CONF`` stay in force beside it. ``rmm``: see
-        :func:`pointproj.runtime.rmm_memory.take_over`.
+        :func:`pointproj.runtime.rmm_memory.activate`.
 
     Raises
     ------
@@ -70,9 +70,9 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
         If RMM cannot take over, or has taken over before for good.
     """
     if allocator.name == "rmm":
-        rmm_memory.take_over(allocator)
+        rmm_memory.activate(allocator)
     else:
-        rmm_memory.refuse_return()
+        rmm_memory.require_inactive()
         _configure_torch(allocator)
 
 
@@ -105,29 +105,29 @@ def reset_peak(device: torch.device | str | None = None) -> None:
 
 
 def peak_bytes(device: torch.device | str) -> int:
-    """Return the most memory held at one time since :func:`reset_peak`, in bytes.
+    """Return the peak of allocated memory since :func:`reset_peak`, in bytes.
 
     Parameters
     ----------
     device : torch.device or str
-        On a GPU, what torch's tensors held there; with RMM, what all libraries that use it held. On the CPU,
-        the resident memory of the whole process, libraries included.
+        On a GPU, the memory of torch's tensors; with RMM, of all libraries that use it. On the CPU, the
+        resident memory of the whole process, libraries included.
     """
     return statistics(device)["peak_bytes"]
 
 
-def held_bytes(device: torch.device | str) -> int:
-    """Return what is held now, counted as :func:`peak_bytes` counts; 0 on the CPU, where nobody counts it."""
-    return statistics(device).get("held_bytes", 0)
+def allocated_bytes(device: torch.device | str) -> int:
+    """Return the memory allocated now, in bytes, counted as in :func:`peak_bytes`; 0 on the CPU."""
+    return statistics(device).get("allocated_bytes", 0)
 
 
 def statistics(device: torch.device | str) -> dict[str, Any]:
-    """Say who owns the device's memory and what was asked of it since :func:`reset_peak`, for the report.
+    """Return the allocator of the device's memory and its counts since :func:`reset_peak`, for the report.
 
     Returns
     -------
     dict
-        ``allocator`` and ``peak_bytes``; on a GPU also ``held_bytes``, ``reserved_bytes`` (None where
+        ``allocator`` and ``peak_bytes``; on a GPU also ``allocated_bytes``, ``reserved_bytes`` (None where
         nobody knows) and ``allocations``, with RMM also ``resource``.
     """
     if torch.device(device).type == "cpu":
@@ -139,7 +139,7 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
     return {
         "allocator": "torch",
         "peak_bytes": torch.cuda.max_memory_allocated(device),
-        "held_bytes": torch.cuda.memory_allocated(device),
+        "allocated_bytes": torch.cuda.memory_allocated(device),
         "reserved_bytes": torch.cuda.memory_reserved(device),
         "allocations": counts.get("allocation.all.allocated", 0),
     }

@@ -1,7 +1,7 @@
-"""RAPIDS Memory Manager as the one owner of GPU memory: torch, CuPy (hence cuML) and Warp allocate from it.
+"""RAPIDS Memory Manager as the allocator of GPU memory, for torch, CuPy (hence cuML) and Warp.
 
-A process can hand its GPU memory to RMM once, before torch has allocated anything, and never back. What torch
-cannot do then: capture CUDA graphs, and count memory, which is why RMM's own counters stand in the report.
+A process can activate RMM once, before torch has allocated anything, and not deactivate it. torch then cannot
+capture CUDA graphs nor count memory, so the report has RMM's own counters.
 """
 
 import importlib.util
@@ -26,12 +26,12 @@ class AllocatorUnavailable(RuntimeError):  # noqa: N818 - a state of the machine
 
 @dataclass
 class _Owner:
-    """RMM once it has taken over."""
+    """RMM once it is active."""
 
     allocator: AllocatorConfig
     pool: Any  # the memory resource
     counted: Any  # the adaptor around it that counts
-    held_at_reset: int = 0
+    allocated_at_reset: int = 0
 
 
 _owner: _Owner | None = None
@@ -55,7 +55,7 @@ def unavailable() -> str | None:
     return None
 
 
-def take_over(allocator: AllocatorConfig) -> None:
+def activate(allocator: AllocatorConfig) -> None:
     """Make RMM the owner of this process's GPU memory.
 
     Parameters
@@ -81,7 +81,7 @@ def take_over(allocator: AllocatorConfig) -> None:
     reason = unavailable()
     if reason:
         raise AllocatorUnavailable(f"allocator=rmm: {reason}; or write allocator=torch")
-    if distributed.started() > 1:
+    if distributed.process_count() > 1:
         raise AllocatorUnavailable(
             "allocator=rmm: several processes that train one model meet on the GPU before memory can change "
             "hands; write allocator=torch, or start one process"
@@ -95,7 +95,7 @@ def take_over(allocator: AllocatorConfig) -> None:
     log.info("GPU memory is RMM's: %s", _described(allocator))
 
 
-def refuse_return() -> None:
+def require_inactive() -> None:
     """Raise AllocatorUnavailable if RMM owns the memory: torch's allocator cannot get it back."""
     if _owner is not None:
         raise AllocatorUnavailable(
@@ -108,7 +108,7 @@ def reset_counters() -> None:
     """Let the counters begin anew."""
     owner = _owned()
     owner.counted.pop_counters()
-    owner.held_at_reset = owner.counted.allocation_counts.current_bytes
+    owner.allocated_at_reset = owner.counted.allocation_counts.current_bytes
     owner.counted.push_counters()
 
 
@@ -120,8 +120,8 @@ def counters() -> dict[str, Any]:
     return {
         "allocator": "rmm",
         "resource": owner.allocator.resource or "pool",
-        "peak_bytes": owner.held_at_reset + counts.peak_bytes,
-        "held_bytes": owner.held_at_reset + counts.current_bytes,
+        "peak_bytes": owner.allocated_at_reset + counts.peak_bytes,
+        "allocated_bytes": owner.allocated_at_reset + counts.current_bytes,
         "reserved_bytes": owner.pool.pool_size() if grows else None,
         "allocations": counts.total_count,
     }

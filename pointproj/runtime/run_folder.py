@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-LEAST_FREE_BYTES = 16 << 20
+MIN_FREE_BYTES = 16 << 20
 """What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks."""
 
 
@@ -86,13 +86,13 @@ class RunFolder:
         with _writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
 
-    def forget_after(self, step: int) -> None:
-        """Drop the lines of ``metrics.jsonl`` that a run killed in this folder wrote after its checkpoint.
+    def truncate_metrics(self, step: int) -> None:
+        """Remove the lines of ``metrics.jsonl`` that a killed run wrote after its checkpoint.
 
         Parameters
         ----------
         step : int
-            Of the checkpoint; lines of later steps, and one that was cut short, go.
+            Of the checkpoint; lines of later steps are removed, and an incomplete last line too.
         """
         path = self.path / "metrics.jsonl"
         if not self._writes or not path.exists():
@@ -136,7 +136,7 @@ def require_writable(folder: Path) -> None:
     ------
     RunError
         If it lies below a file, belongs to somebody else, or its disk has less than
-        :data:`LEAST_FREE_BYTES` left.
+        :data:`MIN_FREE_BYTES` left.
     """
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
@@ -144,9 +144,9 @@ def require_writable(folder: Path) -> None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise RunError(f"{folder} cannot be written to: {nearest} is read-only here; name another folder")
     free = shutil.disk_usage(nearest).free
-    if free < LEAST_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         raise RunError(
-            f"{folder} has {free / 2**20:.1f} MiB left, expected at least {LEAST_FREE_BYTES >> 20} MiB: make "
+            f"{folder} has {free / 2**20:.1f} MiB left, expected at least {MIN_FREE_BYTES >> 20} MiB: make "
             "room there or name another folder"
         )
 
@@ -157,7 +157,7 @@ def run_name() -> str:
 
 
 def run_token() -> str:
-    """Return a word that no other process has at this moment on any machine that shares the folder."""
+    """Return a string that differs between processes, also on other machines that share the folder."""
     return f"{os.getpid():x}{os.urandom(6).hex()}"
 
 
@@ -199,7 +199,7 @@ def _replace(target: Path, text: str) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Word what the system says when ``path`` cannot be written."""
+    """Raise RunError, with what to do, when ``path`` cannot be written."""
     try:
         yield
     except OSError as error:

@@ -90,7 +90,10 @@ def _row(job: Path, sweep: Path) -> dict[str, Any]:
     row |= {key: value for key, value in (_read(job / "metrics.json") or {}).items() if key in COLUMNS}
     row |= {key: value for key, value in _read(job / "status.json").items() if key in COLUMNS}
     if row["status"] == "running":
-        row |= {"status": "failed", "error": "the process ended without a word (killed, or out of memory)"}
+        row |= {
+            "status": "failed",
+            "error": "the process ended without an error message (killed, or out of memory)",
+        }
     row["overrides"] = " ".join(row["overrides"] or [])
     row["folder"] = str(job.relative_to(sweep))
     return row

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST_PICKLE_BYTES = 16 << 20
+MAX_PICKLE_BYTES = 16 << 20
 """Most that the description of all values may take; tensors' numbers lie beside it."""
 
-_MOST_USES = 4  # of the same numbers, by tensors that share them
-_DEEPEST, _MOST_VALUES = 16, 4_000_000
+_MAX_USES = 4  # of the same numbers, by tensors that share them
+_MAX_DEPTH, _MAX_VALUES = 16, 4_000_000
 
 # What torch.save names for tensors and plain values; anything else is refused before it is called.
 _NAMES = frozenset(
@@ -33,7 +33,7 @@ _NAMES = frozenset(
 
 
 class DamagedFile(ValueError):  # noqa: N818 - says what is true of the file
-    """The file is cut short, altered, or was never what it should be; the message says which."""
+    """The file is incomplete, altered, or was never what it should be; the message says which."""
 
 
 def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) -> None:
@@ -104,7 +104,7 @@ def load(path: Path) -> dict[str, Any]:
         raise DamagedFile(f"torch cannot load it: {type(error).__name__}") from error
     if not isinstance(content, dict):
         raise DamagedFile(f"expected a mapping, got {type(content).__name__}")
-    return _Copy(_MOST_USES * path.stat().st_size).of(content)
+    return _Copy(_MAX_USES * path.stat().st_size).of(content)
 
 
 def _link(path: Path, other: Path) -> None:
@@ -116,7 +116,7 @@ def _link(path: Path, other: Path) -> None:
 
 
 def _check_archive(file: io.BufferedReader) -> None:
-    """Refuse an archive that is cut, altered, compressed, or calls what tensors do not need."""
+    """Refuse an archive that is incomplete, altered, compressed, or calls what tensors do not need."""
     size = os.fstat(file.fileno()).st_size
     try:
         with zipfile.ZipFile(file) as archive:
@@ -128,8 +128,8 @@ def _check_archive(file: io.BufferedReader) -> None:
             if (altered := archive.testzip()) is not None:
                 raise DamagedFile(f"its part {altered} was altered")
             pickles = [member for member in members if member.filename.lower().endswith(".pkl")]
-            if len(pickles) != 1 or pickles[0].file_size > LARGEST_PICKLE_BYTES:
-                raise DamagedFile(f"expected one description of at most {LARGEST_PICKLE_BYTES:,} bytes")
+            if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE_BYTES:
+                raise DamagedFile(f"expected one description of at most {MAX_PICKLE_BYTES:,} bytes")
             _check_names(archive.read(pickles[0]))
     except DamagedFile:
         raise
@@ -147,20 +147,20 @@ class _Copy:
     """Copies a loaded tree off its file; refuses other types, cycles, and trees that unfold without end."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._left = _MOST_VALUES
+        self._left = _MAX_VALUES
         self._bytes_left = most_bytes
 
     def of(self, value: Any, depth: int = 0) -> Any:
         self._left -= 1
-        if depth > _DEEPEST or self._left < 0:
-            raise DamagedFile(f"it holds more than {_MOST_VALUES:,} values, or more than {_DEEPEST} levels")
+        if depth > _MAX_DEPTH or self._left < 0:
+            raise DamagedFile(f"it holds more than {_MAX_VALUES:,} values, or more than {_MAX_DEPTH} levels")
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, dict):
             if not all(type(key) in (int, str) for key in value):
-                raise DamagedFile("it has names that are neither words nor whole numbers")
+                raise DamagedFile("it has keys that are neither strings nor integers")
             return {key: self.of(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self.of(item, depth + 1) for item in value)

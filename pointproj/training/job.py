@@ -44,7 +44,7 @@ def run_job(composed: DictConfig) -> None:
     """
     processes = distributed.join()
     if not processes.is_first:
-        distributed.silence(processes.rank)
+        distributed.log_errors_only(processes.rank)
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     facts = {"job": hydra_config.job.get("num"), "overrides": list(hydra_config.overrides.task)}

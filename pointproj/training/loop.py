@@ -24,7 +24,7 @@ from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device, device_text, seed_everything
 from pointproj.runtime.distributed import Processes, StopTogether
-from pointproj.runtime.failures import explained_dead_helper
+from pointproj.runtime.failures import explained_dead_worker
 from pointproj.runtime.loggers import MetricLogger, NoLogger, open_logger
 from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak
 from pointproj.runtime.profiling import StepProfiler
@@ -73,7 +73,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
     OutOfMemory
         If the device has not enough memory; says what to lower.
-    HelperDied
+    WorkerDied
         If a process that samples batches has died.
     Stopped
         After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
@@ -95,7 +95,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         reset_peak(device)
         data = prepare(config, processes)
         last = run.path / checkpoint.LAST
-        with explained_out_of_memory(config, device), explained_dead_helper(config.data.workers, last):
+        with explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
             metrics = Training(config, run, data, device, backend, logger, processes).run(continued)
     except BaseException:
         logger.close(failed=True)
@@ -176,7 +176,7 @@ class Training:
         """
         self._log_header()
         if continued is None:
-            self.run_folder.forget_after(-1)  # of a run that was killed here before its first checkpoint
+            self.run_folder.truncate_metrics(-1)  # of a run that was killed here before its first checkpoint
             self._validate()
         else:
             with checkpoint.fits(continued[0]):
@@ -310,7 +310,7 @@ class Training:
         checkpoint.restore_random_states(content["random"])
         self.step.load_state_dict(content["step"])
         self.position = position = Position(**content["position"])
-        self.run_folder.forget_after(position.step)
+        self.run_folder.truncate_metrics(position.step)
         best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
         if self.processes.is_first and best.exists() and best.resolve() != own.resolve():
             shutil.copyfile(best, own)

@@ -264,7 +264,7 @@ class TrainingStep:
         """Sum gradients and loss over all processes, as one tensor: a small model waits for latency alone."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         flat = torch.cat([loss.view(1), *(gradient.view(-1) for gradient in gradients)])
-        self.processes.add_up(flat)
+        self.processes.all_reduce(flat)
         loss, *sums = flat.split([1, *(gradient.numel() for gradient in gradients)])
         pairs = zip(sums, gradients, strict=True)
         torch._foreach_copy_(gradients, [total.view_as(gradient) for total, gradient in pairs])

@@ -21,7 +21,14 @@ from pointproj.data.dataset import ShapeDataset, prepare
 from pointproj.geometry.sampling import FixedCloud
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import own_gpu
-from pointproj.runtime.distributed import ALONE, LaunchError, Processes, StopTogether, agree_on_run, silence
+from pointproj.runtime.distributed import (
+    ALONE,
+    LaunchError,
+    Processes,
+    StopTogether,
+    agree_on_run,
+    log_errors_only,
+)
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.checkpoint import CheckpointError
 from pointproj.training.loop import train
@@ -106,14 +113,14 @@ def exchange(processes, folder):
     assert processes.broadcast(f"from {rank}") == "from 0"
     assert processes.gather(rank * 10) == [0, 10]
     tensor = torch.tensor([1.0, rank])
-    processes.add_up(tensor)
+    processes.all_reduce(tensor)
     assert tensor.tolist() == [2.0, 1.0]
-    with processes.first_alone():
+    with processes.first_process_first():
         found = (folder / "made").exists()
         assert found == (rank == 1)
         time.sleep(0.2)
         (folder / "made").touch()
-    assert list(processes.share(range(5))) == [[0, 2, 4], [1, 3]][rank]
+    assert list(processes.shard(range(5))) == [[0, 2, 4], [1, 3]][rank]
     stop = StopTogether(processes)
     # Asked in process 1 after the second step, both know it after the third.
     assert [stop(rank == 1 and step == 1) for step in range(4)] == [False, False, True, False]
@@ -126,11 +133,11 @@ def test_what_processes_tell_each_other(tmp_path):
 
 def test_alone_nothing_is_exchanged():
     tensor = torch.ones(2)
-    ALONE.add_up(tensor)
+    ALONE.all_reduce(tensor)
     assert tensor.tolist() == [1, 1]
     assert ALONE.broadcast("a") == "a"
     assert ALONE.gather("a") == ["a"]
-    assert list(ALONE.share([1, 2])) == [1, 2]
+    assert list(ALONE.shard([1, 2])) == [1, 2]
     stop = StopTogether(ALONE)
     assert [stop(False), stop(True)] == [False, True]
     assert distributed.join() is ALONE
@@ -245,7 +252,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 def test_processes_beside_the_first_speak_of_errors_only(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    silence(3)
+    log_errors_only(3)
     logging.getLogger("pointproj.x").warning("not this")
     logging.getLogger("pointproj.x").error("but this")
     assert capsys.readouterr().err.endswith("process 3: but this\n")
@@ -265,7 +272,7 @@ def test_jobs_side_by_side_take_a_gpu_each(monkeypatch, tmp_path, caplog):
     with own_gpu():
         with own_gpu(), own_gpu():
             assert taken == [0, 1, 0]
-            assert "all 2 GPUs are held" in caplog.text
+            assert "all 2 GPUs are in use" in caplog.text
         with own_gpu():
             assert taken == [0, 1, 0, 1]
     with own_gpu():

@@ -25,7 +25,7 @@ def run(code: str) -> dict:
     """Run code in a process of its own: memory changes hands once in a process. Its last line is JSON."""
     head = (
         "import json, torch\n"
-        "from pointproj import memory, rmm_memory\n"
+        "from pointproj.runtime import memory, rmm_memory\n"
         "from pointproj.config import AllocatorConfig\n"
     )
     command = [sys.executable, "-c", head + code]
@@ -118,13 +118,13 @@ memory.configure_allocator(AllocatorConfig(name="rmm", resource="{resource}", ma
 memory.reset_peak("cuda")
 told = {{"empty": memory.statistics("cuda")}}
 held = torch.ones(2**20, device="cuda")
-told["torch"] = memory.held_bytes("cuda")
+told["torch"] = memory.allocated_bytes("cuda")
 import cupy
 of_cupy = cupy.ones(2**20, dtype="float32")
-told["cupy"] = memory.held_bytes("cuda")
+told["cupy"] = memory.allocated_bytes("cuda")
 import warp as wp
 of_warp = wp.ones(2**20, dtype=wp.float32, device="cuda")
-told["warp"] = memory.held_bytes("cuda")
+told["warp"] = memory.allocated_bytes("cuda")
 assert held.sum().item() == float(of_cupy.sum()) == float(of_warp.numpy().sum()) == 2**20
 del held, of_cupy, of_warp
 told["end"] = memory.statistics("cuda")
@@ -133,13 +133,13 @@ told["reset"] = memory.statistics("cuda")
 print(json.dumps(told))
 """)
     mib = 2**20
-    first = told["empty"]["held_bytes"]
+    first = told["empty"]["allocated_bytes"]
     assert told["torch"] - first == 4 * mib
     assert told["cupy"] - told["torch"] >= 4 * mib
     assert told["warp"] - told["cupy"] >= 4 * mib
     assert told["end"]["resource"] == resource
     assert told["end"]["peak_bytes"] >= first + 12 * mib
-    assert told["reset"]["peak_bytes"] == told["reset"]["held_bytes"] < first + 12 * mib
+    assert told["reset"]["peak_bytes"] == told["reset"]["allocated_bytes"] < first + 12 * mib
     assert told["end"]["allocations"] > told["reset"]["allocations"] == 0
 
 

@@ -93,12 +93,12 @@ def test_environment_names_versions_commit_and_device():
 
 def test_metrics_after_a_checkpoint_are_forgotten_and_a_line_cut_short_too(tmp_path):
     run = RunFolder(tmp_path)
-    run.forget_after(3)
+    run.truncate_metrics(3)
     for step in (1, 2, 3, 4):
         run.log_metrics({"step": step})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": ')
-    run.forget_after(3)
+    run.truncate_metrics(3)
     run.log_metrics({"step": 4, "again": True})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": n} for n in (1, 2, 3)] + [
@@ -118,7 +118,7 @@ def test_a_folder_below_a_file_is_refused_before_it_is_made(tmp_path, below):
 def test_a_folder_without_permission_or_space_is_refused(tmp_path, monkeypatch):
     require_writable(tmp_path / "new" / "folder")
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(run_folder, "LEAST_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(run_folder, "MIN_FREE_BYTES", 1 << 60)
     with pytest.raises(RunError, match=r"MiB left, expected at least \d+ MiB: make room"):
         require_writable(tmp_path / "new")
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -123,7 +123,7 @@ def test_a_killed_job_is_a_failed_row(program, tmp_path):
     assert ended.returncode == 1
     (row,) = summary(tmp_path)
     assert row["status"] == "failed"
-    assert "ended without a word" in row["error"]
+    assert "ended without an error message" in row["error"]
 
 
 def test_runs_started_together_have_folders_of_their_own(program, tmp_path):

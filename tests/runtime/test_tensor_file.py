@@ -187,7 +187,7 @@ def nested(levels, width=1):
 
 @pytest.mark.parametrize("tree", [nested(40), nested(15, 10)], ids=["deep", "unfolding"])
 def test_trees_without_end_are_refused(path, tree, monkeypatch):
-    monkeypatch.setattr(tensor_file, "_MOST_VALUES", 40_000)
+    monkeypatch.setattr(tensor_file, "_MAX_VALUES", 40_000)
     with_pickle(path, pickle.dumps({"tree": tree}, protocol=2))
     with pytest.raises(DamagedFile, match="more than"):
         tensor_file.load(path)

@@ -18,7 +18,7 @@ import torch
 from pointproj.config import Config
 from pointproj.data.dataset import PreparedData
 from pointproj.runtime import distributed, failures
-from pointproj.runtime.failures import HelperDied, ending_together
+from pointproj.runtime.failures import WorkerDied, ending_together
 from pointproj.runtime.memory import OutOfMemory
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.runtime.signals import StopAtOnce, Stopped, StopRequest
@@ -183,7 +183,7 @@ def test_a_helper_that_dies_ends_the_run_with_the_way_on(config, tmp_path, data)
     plain, shapes[2] = shapes[2], dataclasses.replace(shapes[2], source=Deadly(shapes[2].source, draws=2))
     config.data.workers = 1
     words = rf"DataLoader worker .*resume={first.path}/last\.pt and .*data\.workers \(now 1"
-    with pytest.raises(HelperDied, match=words):
+    with pytest.raises(WorkerDied, match=words):
         train(config, first)
     shapes[2] = plain
     config.data.workers, config.resume = 0, str(first.path)
@@ -195,14 +195,14 @@ def fails_in_one(rank: int, port: int, how: str, folder: Path) -> None:
     """Process 1 fails; process 0 waits for it, in a sum over both or where Python is not asked."""
     os.environ.update(environment(rank, 2, port))
     processes = distributed.join()
-    failures.PATIENCE = 0.2
+    failures.EXIT_TIMEOUT = 0.2
     try:
         with ending_together(folder, processes):
-            processes.wait()
+            processes.barrier()
             if rank == 1:
                 raise ValueError("this batch cannot be")
             if how == "sum":
-                processes.wait()
+                processes.barrier()
             time.sleep(300)
     except Exception as error:
         (folder / f"raised in {rank}").write_text(f"{type(error).__name__}: {error}")
@@ -229,7 +229,7 @@ def test_one_process_that_fails_ends_all_soon_and_with_its_error(tmp_path, how):
 
 def waits_for_nobody(port: int, folder: Path) -> None:
     os.environ.update(environment(0, 2, port))
-    distributed.ARRIVAL = timedelta(seconds=1)
+    distributed.JOIN_TIMEOUT = timedelta(seconds=1)
     try:
         distributed.join()
     except distributed.LaunchError as error:
