@@ -21,6 +21,7 @@ class Interval:
 
     ms_per_step: float
     samples_per_second: float
+    expected_ms: float | None = None  # of the steps to come, where it is another: the first step may compile
 
 
 class Pace:
@@ -32,6 +33,7 @@ class Pace:
         self._samples = 0
         self._running_since: float | None = None
         self._history: list[float] = []
+        self._first_seconds: float | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -47,6 +49,9 @@ class Pace:
         """Note one step over so many samples."""
         self._steps += 1
         self._samples += samples
+        if self._first_seconds is None:
+            self._add_elapsed()
+            self._first_seconds = self._seconds
 
     def read(self) -> Interval:
         """Return the pace since the last read, over at least one step, and begin a new interval.
@@ -54,7 +59,10 @@ class Pace:
         To be called when the device has just ended the last step counted: the clock is the host's.
         """
         self._add_elapsed()
-        interval = Interval(self._seconds / self._steps * 1e3, self._samples / self._seconds)
+        expected = None
+        if not self._history and self._steps > 1 and self._first_seconds is not None:
+            expected = (self._seconds - self._first_seconds) / (self._steps - 1) * 1e3
+        interval = Interval(self._seconds / self._steps * 1e3, self._samples / self._seconds, expected)
         self._history.append(interval.ms_per_step)
         self._seconds, self._steps, self._samples = 0.0, 0, 0
         return interval
@@ -137,7 +145,8 @@ class ProgressDisplay:
         memory_bytes : int
             Most memory in use so far.
         """
-        left = (self._total - step) * pace.ms_per_step / 1e3
+        expected_ms = pace.ms_per_step if pace.expected_ms is None else pace.expected_ms
+        left = (self._total - step) * expected_ms / 1e3
         log.info(
             f"epoch {epoch:{len(str(epochs))}}/{epochs} {step / self._total:4.0%}  loss {loss:.5f}  "
             f"lr {lr:.1e}  {pace.ms_per_step:.4g} ms/step  {pace.samples_per_second:.4g} samples/s  "

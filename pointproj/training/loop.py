@@ -256,7 +256,8 @@ class Training:
             position.losses.append([position.step, loss])
         pace, memory = self.pace.read(), peak_bytes(self.device)
         display.line(position.epoch + 1, training.epochs, position.step, loss, lr, pace, memory)
-        self._record("train", loss=loss, lr=lr, **dataclasses.asdict(pace), memory_bytes=memory)
+        measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
+        self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
 
     def _check_finite(self) -> None:
         self._read_status()

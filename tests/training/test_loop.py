@@ -288,6 +288,21 @@ def test_pace_counts_running_time_alone(monkeypatch):
     assert pace.ms_per_step == 1000.0
 
 
+def test_the_first_step_which_may_compile_does_not_count_for_the_time_left(monkeypatch, caplog):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    pace = Pace()
+    with pace.running():
+        for seconds in (30.0, 1.0, 1.0):
+            now[0] += seconds
+            pace.count(2)
+        interval = pace.read()
+    assert (round(interval.ms_per_step), interval.expected_ms) == (10667, 1000.0)
+    with caplog.at_level(logging.INFO), ProgressDisplay(20) as display:
+        display.line(1, 4, 3, 0.125, 1e-3, interval, 2**20)
+    assert caplog.messages[0].endswith("ETA 17 s")
+
+
 def test_progress_line_holds_everything_and_no_bar_without_a_terminal(caplog, capsys):
     pace = Pace()
     with caplog.at_level(logging.INFO), ProgressDisplay(20) as display:
