@@ -292,7 +292,8 @@ class Multiscale(nn.Module):
 
     def extra_repr(self) -> str:
         """What the network was told, for ``print(model)``."""
-        return f"sides={self.sides}, neighbors={self.neighbors}, predicts={self.predicts}, backend={self.backend}"
+        told = f"sides={self.sides}, neighbors={self.neighbors}, predicts={self.predicts}"
+        return f"{told}, backend={self.backend}"
 
 
 def _scaled(context: list[Tensor], unit: float) -> list[Tensor]:
