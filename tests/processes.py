@@ -1,4 +1,4 @@
-"""Runs a function in several processes that have met each other, as a launcher would start them."""
+"""Runs a function in several connected processes, as a launcher would start them."""
 
 import os
 import socket
@@ -47,6 +47,7 @@ def run_together(
     device
         ``cpu``, or ``cuda`` for a GPU each.
     """
+    pytest.importorskip("pointproj.runtime", reason="processes connect through the application's runtime")
     multiprocessing.spawn(_in_one, args=(count, free_port(), device, function, arguments), nprocs=count)
 
 
