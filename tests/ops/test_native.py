@@ -249,7 +249,7 @@ def _search(**changes: Any) -> Tensor:
 def _within(**changes: Any) -> Tensor:
     operators = _operators()
     given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3} | changes
-    tables = given.get("tables", list(operators.native_build_hash_grid(POINTS, None, 1, torch.tensor([0.3]))))
+    tables = given.get("tables", list(operators.native_build_hash_grid(POINTS, None, 1, 0.3)))
     return operators.native_radius_sums(
         POINTS, None, POINTS, None, 1, tables, tables, given["features"], given["sigma"], given["radius"]
     )
@@ -272,7 +272,7 @@ def _within(**changes: Any) -> Tensor:
         (
             _within,
             {"tables": [POINTS, POINTS, POINTS]},
-            r"query_grid\[0\] must have shape \[1\]; got \[9, 3\]",
+            r"query_grid\[0\] must have shape \[\]; got \[9, 3\]",
         ),
         (_within, {"features": torch.rand(8, 4)}, r"features must have shape \[9, 4\]; got \[8, 4\]"),
         (_within, {"features": torch.rand(9, 4).half()}, "features must be float32 or float64, and as wide"),

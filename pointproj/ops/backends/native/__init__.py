@@ -26,8 +26,9 @@ def build_index(
 ) -> Tables:
     from pointproj.ops.backends.native import operators
 
-    cell_list, hash_grid = operators.build_index(reference_points, reference_offsets, count, radius)
-    return *cell_list, *hash_grid
+    if radius is None:
+        return operators.build_cell_list(reference_points, reference_offsets, count)
+    return operators.build_hash_grid(reference_points, reference_offsets, count, radius)
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -36,7 +37,7 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     if tables is None:
         tables = operators.build_cell_list(clouds.reference_points, clouds.reference_offsets, clouds.count)
     points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
-    return operators.search(*points, list(tables[:3]), k)
+    return operators.search(*points, list(tables), k)
 
 
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
@@ -54,10 +55,9 @@ def radius_aggregate(
     points = clouds.detached()
     if tables is None:
         made = operators.build_hash_grids(*points, radius)
-        query_grid, reference_grid = made[:3], made[3:]
+        query_grid, tables = made[:3], made[3:]
     else:
         query_grid = operators.build_hash_grid(
             points.query_points, points.query_offsets, points.count, radius
         )
-        reference_grid = tables[3:]
-    return operators.radius_sums(*clouds, list(query_grid), list(reference_grid), features, sigma, radius)[0]
+    return operators.radius_sums(*clouds, list(query_grid), list(tables), features, sigma, radius)[0]

@@ -31,7 +31,7 @@ class CellList(NamedTuple):
 class HashGrid(NamedTuple):
     """The hash grid of csrc/hash_grid.h, for searches within a radius."""
 
-    widths: Tensor  # (clouds,) edge of the cells
+    width: Tensor  # () edge of the cells
     start: Tensor  # (slots + 2,) int32: first sorted point of each slot; then of points not finite
     points: Tensor  # sorted, as those of CellList
 
@@ -41,24 +41,9 @@ def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> Cell
     return CellList(*_build_cell_list(points, offsets, clouds))
 
 
-def build_hash_grid(points: Tensor, offsets: Tensor | None, clouds: int, radii: float | Tensor) -> HashGrid:
-    """Sort packed clouds (N, 3) for searches within about ``radii``: of each cloud, or one for all."""
-    if not isinstance(radii, Tensor):
-        radii = torch.full((clouds,), radii, dtype=points.dtype, device=points.device)
-    return HashGrid(*_build_hash_grid(points, offsets, clouds, radii))
-
-
-def build_index(
-    points: Tensor, offsets: Tensor | None, clouds: int, radius: float | None
-) -> tuple[CellList, HashGrid]:
-    """Both structures; without a radius, the hash grid takes the cell list's cell size as one."""
-    cell_list = build_cell_list(points, offsets, clouds)
-    radii = radius
-    if radius is None:
-        edges = cell_list.grids[: 12 * clouds].view(clouds, 12)[:, 3:6].amax(1)
-        limits = torch.finfo(points.dtype)  # a cloud without extent has edges of 0, a huge one of inf
-        radii = edges.clamp(limits.tiny, limits.max)
-    return cell_list, build_hash_grid(points, offsets, clouds, radii)
+def build_hash_grid(points: Tensor, offsets: Tensor | None, clouds: int, radius: float) -> HashGrid:
+    """Sort packed clouds (N, 3) for searches within about ``radius``."""
+    return HashGrid(*_build_hash_grid(points, offsets, clouds, radius))
 
 
 def _sorted_points(points: Tensor) -> Spec:
@@ -77,7 +62,7 @@ def _cell_list(call: SimpleNamespace) -> tuple[Spec, ...]:
 
 def _hash_grid(points: Tensor, clouds: int) -> tuple[Spec, ...]:
     slots = SLOTS_PER_POINT * points.shape[0] + clouds
-    return ((clouds,), points.dtype), ((slots + 2,), torch.int32), _sorted_points(points)
+    return ((), points.dtype), ((slots + 2,), torch.int32), _sorted_points(points)
 
 
 def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:

@@ -37,8 +37,8 @@ struct HashTable {
 
 template <class Real>
 struct HashGrid {
-  Real* widths;  // (clouds,) edge of the cells
-  int* start;    // (slots + 2,) first sorted point of each slot; then of points not finite
+  Real* width;  // () edge of the cells
+  int* start;   // (slots + 2,) first sorted point of each slot; then of points not finite
   SortedPoints<Real> points;
   Batch batch;
 
@@ -53,11 +53,9 @@ struct HashGrid {
     return static_cast<int>(floor(lesser(greater(x * per_unit, Real(-kFarthest)), Real(kFarthest))));
   }
   // The last slot is for points that are not finite.
-  POINTPROJ_FN int slot_of(const Vec3<Real>& p, int row) const {
+  POINTPROJ_FN int slot_of(const Vec3<Real>& p, int row, Real per_unit) const {
     if (!is_finite(p)) return slots();
-    const int cloud = batch.cloud_of(row);
-    const HashTable table = table_of(cloud);
-    const Real per_unit = Real(1) / widths[cloud];
+    const HashTable table = table_of(batch.cloud_of(row));
     return table.row(cell_along(p[1], per_unit), cell_along(p[2], per_unit)) + table.along(cell_along(p[0], per_unit));
   }
 };
@@ -71,27 +69,26 @@ struct BuildHashGrids {
     HashGrid<Real> grid;
   };
   Side sides[2];
-  int count;          // of the sides
-  const Real* radii;  // (clouds,), or null where `radius` is that of all
-  Real radius;
-  int cells_per_radius;
+  int count;  // of the sides
+  Real width;
   CountingSort sort;
 
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
     const int first_rows = sides[0].grid.batch.rows, first_slots = sides[0].grid.slots() + 1;
     machine.each(sort.slots, [&](int i) { sort.occupancy[i] = 0; });
-    machine.each(sides[0].grid.batch.clouds, [&](int cloud) {
-      for (int side = 0; side < count; ++side) {
-        sides[side].grid.start[0] = 0;
-        sides[side].grid.widths[cloud] = (radii ? radii[cloud] : radius) / Real(cells_per_radius);
-      }
+    machine.each(count, [&](int side) {
+      sides[side].grid.start[0] = 0;
+      *sides[side].grid.width = width;
     });
     machine.barrier();
+    const Real per_unit = Real(1) / width;
+    const auto slot_of = [&](const Side& side, int row) {
+      return side.grid.slot_of(load_position(side.positions, row), row, per_unit);
+    };
     sort.count(machine, [&](int row) -> Slot {
-      if (row < first_rows) return {sides[0].grid.slot_of(load_position(sides[0].positions, row), row), true};
-      const int own = row - first_rows;
-      return {first_slots + sides[1].grid.slot_of(load_position(sides[1].positions, own), own), true};
+      if (row < first_rows) return {slot_of(sides[0], row), true};
+      return {first_slots + slot_of(sides[1], row - first_rows), true};
     });
     sort.scatter(
         machine,

@@ -51,8 +51,8 @@ struct Cloud {
 
 // Hash grids of one set of points, or of two, built in one launch.
 template <size_t kCount>
-std::array<Tables, kCount> build(
-    const std::array<Cloud, kCount>& clouds, const OptionalTensor& radii, double radius) {
+std::array<Tables, kCount> build(const std::array<Cloud, kCount>& clouds, double radius) {
+  check_radius(radius);
   const Tensor& like = clouds[0].points;
   const Device device(like);
   std::array<Tables, kCount> made;
@@ -60,7 +60,7 @@ std::array<Tables, kCount> build(
   for (size_t i = 0; i < kCount; ++i) {
     const auto& [points, batch] = clouds[i];
     const int64_t own = HashGrid<float>::slots_of(batch.rows, batch.clouds);
-    made[i] = {at::empty({batch.clouds}, like.options()), empty_ints({own + 2}, like), empty_sorted_points(points)};
+    made[i] = {at::empty({}, like.options()), empty_ints({own + 2}, like), empty_sorted_points(points)};
     slots += own + 1;
     rows += batch.rows;
   }
@@ -73,9 +73,8 @@ std::array<Tables, kCount> build(
       task.sides[i] = {data<const Real>(clouds[i].points), view_hash_grid<Real>(made[i], clouds[i].batch)};
     }
     task.count = kCount;
-    task.radii = radii ? data<const Real>(*radii) : nullptr;
-    task.radius = static_cast<Real>(radius);
-    task.cells_per_radius = device.is_cuda ? 2 : 1;  // a CPU would rather test points than look up rows of cells
+    // A CPU would rather test points than look up rows of cells.
+    task.width = static_cast<Real>(radius / (device.is_cuda ? 2 : 1));
     task.sort = buffers.view();
     device.build(task, slots);
   });
@@ -91,11 +90,9 @@ std::array<Tables, kCount> build(
 }
 
 std::tuple<Tensor, Tensor, Tensor> build_hash_grid(
-    const Tensor& points, const OptionalTensor& offsets, int64_t clouds, const Tensor& radii) {
+    const Tensor& points, const OptionalTensor& offsets, int64_t clouds, double radius) {
   check_points("points", points);
-  const Batch batch = batch_of(points, offsets, clouds);
-  check_like("radii", radii, {clouds}, points.scalar_type(), points);
-  const auto [made] = build<1>({{{points, batch}}}, radii, 0);
+  const auto [made] = build<1>({{{points, batch_of(points, offsets, clouds)}}}, radius);
   return {made[0], made[1], made[2]};
 }
 
@@ -103,10 +100,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> build_hash_grids(
     const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
     const OptionalTensor& reference_offsets, int64_t clouds, double radius) {
   check_pair(query_points, reference_points);
-  check_radius(radius);
   const Cloud queries{query_points, batch_of(query_points, query_offsets, clouds)};
   const Cloud references{reference_points, batch_of(reference_points, reference_offsets, clouds)};
-  const auto [q, r] = build<2>({queries, references}, {}, radius);
+  const auto [q, r] = build<2>({queries, references}, radius);
   return {q[0], q[1], q[2], r[0], r[1], r[2]};
 }
 
@@ -116,7 +112,7 @@ TORCH_LIBRARY_FRAGMENT(pointproj, library) {
   define(library, "native_build_cell_list(Tensor points, Tensor? offsets, SymInt clouds) -> (Tensor, Tensor, Tensor)",
          TORCH_FN(build_cell_list));
   define(library,
-         "native_build_hash_grid(Tensor points, Tensor? offsets, SymInt clouds, Tensor radii) -> "
+         "native_build_hash_grid(Tensor points, Tensor? offsets, SymInt clouds, float radius) -> "
          "(Tensor, Tensor, Tensor)",
          TORCH_FN(build_hash_grid));
   define(library,

@@ -189,12 +189,12 @@ SortedPoints<Real> view_sorted_points(const Tensor& sorted) {
   return {const_cast<Real*>(data<const Real>(sorted)), sorted.size(1)};
 }
 
-inline void check_tables(const std::string& name, TensorList tables, int64_t reals, int64_t numbers,
+inline void check_tables(const std::string& name, TensorList tables, at::IntArrayRef reals, int64_t numbers,
                          const Tensor& points, const char* builder) {
   TORCH_CHECK(tables.size() == 3, name, " must be the 3 tables of ", builder, "; got ", tables.size());
   const int64_t rows = points.size(0);
   const std::array<int64_t, 2> sorted = points.is_cuda() ? std::array{rows, int64_t(4)} : std::array{int64_t(4), rows + kReadAhead};
-  check_like(name + "[0]", tables[0], {reals}, points.scalar_type(), points);
+  check_like(name + "[0]", tables[0], reals, points.scalar_type(), points);
   check_like(name + "[1]", tables[1], {numbers}, at::kInt, points);
   check_like(name + "[2]", tables[2], sorted, points.scalar_type(), points);
 }
@@ -207,12 +207,12 @@ inline CellListSizes cell_list_sizes(const Tensor& points, int64_t clouds) {
 
 inline void check_cell_list(TensorList tables, const Tensor& points, int64_t clouds) {
   const CellListSizes sizes = cell_list_sizes(points, clouds);
-  check_tables("cell_list", tables, sizes.reals(), sizes.numbers(), points, "build_cell_list");
+  check_tables("cell_list", tables, {sizes.reals()}, sizes.numbers(), points, "build_cell_list");
 }
 
 inline void check_hash_grid(const char* name, TensorList tables, const Tensor& points, const Batch& batch) {
   const int64_t slots = HashGrid<float>::slots_of(batch.rows, batch.clouds);
-  check_tables(name, tables, batch.clouds, slots + 2, points, "build_hash_grid");
+  check_tables(name, tables, {}, slots + 2, points, "build_hash_grid");
 }
 
 template <class Real>

@@ -299,7 +299,7 @@ POINTPROJ_FN void visit_ball(
     const HashGrid<Real>& grid, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
     Visitor& visitor) {
   const HashTable table = grid.table_of(cloud);
-  const Real width = grid.widths[cloud], per_unit = Real(1) / width;
+  const Real width = *grid.width, per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
   const Real slack = kEpsilon<Real> * Real(kRoundingErrors) * (largest + radius);
   const Real limit = (radius + slack) * (radius + slack);
