@@ -99,7 +99,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
 
     def search(problem: Problem, index: Any) -> Tensor:
         clouds = Clouds(problem.query_points, None, problem.reference_points, None, 1)
-        return load(name).search(clouds, index.tables, neighborhood)
+        return load(name).search(clouds, index.tables["knn"], neighborhood)
 
     def knn(problem: Problem) -> Tensor:
         points = problem.query_points, problem.reference_points

@@ -59,7 +59,7 @@ def knn(
     """
     clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
-    module, tables = choose_backend(backend, "knn", index, reference_points, clouds)
+    module, tables = choose_backend(backend, None, index, reference_points, clouds)
     rows = module.search(clouds.detached(), tables, int(k)).long()
     distances = _distances(clouds.query_points, clouds.reference_points, rows)
     if query_points.ndim == 3:
@@ -125,7 +125,7 @@ def knn_aggregate(
     arguments.check_sigma(sigma, query_points)
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
-    module, tables = choose_backend(backend, "knn", index, reference_points, clouds)
+    module, tables = choose_backend(backend, None, index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     if neighbor_indices is None:
         rows = module.search(clouds.detached(), tables, int(k))
@@ -183,7 +183,7 @@ def radius_aggregate(
     arguments.check_radius(radius)
     arguments.check_features(features, reference_points)
     arguments.check_sigma(sigma, query_points)
-    module, tables = choose_backend(backend, "radius", index, reference_points, clouds)
+    module, tables = choose_backend(backend, float(radius), index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
     aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius))
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])

@@ -1,6 +1,6 @@
 """A search structure over reference points that several calls share."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -11,18 +11,32 @@ from pointproj.ops.clouds import Clouds, pack
 from pointproj.ops.registry import Backend, Tables, choose, modules
 
 
-class Index(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Index:
     """A search structure over one set of reference points, from :func:`build_index`.
 
-    It holds for the points it was built from: build a new one when they move.
+    It serves every search of the backend that built it. What a search needs and the index does not hold yet
+    is built by the first call that asks for it, and kept. The index holds for the points it was built from:
+    build a new one when they move.
+
+    Attributes
+    ----------
+    backend : str
+        Name of the backend that built it.
+    shape, dtype, device : tuple of int, torch.dtype, torch.device
+        Of the reference points.
+    clouds : int
+        How many clouds they hold.
+    tables : dict of str to tuple of Tensor
+        What the backend built, by the search that reads it: ``"knn"`` or ``"radius"``.
     """
 
     backend: str
-    shape: tuple[int, ...]  # of the reference points
+    shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     clouds: int
-    tables: Tables
+    tables: dict[str, Tables]
 
 
 def build_index(
@@ -40,8 +54,9 @@ def build_index(
         float32 or float64. Gradients do not flow through the index; pass the points themselves to each
         operator as usual.
     radius : float, optional
-        The cut-off that ``radius_aggregate`` will use, in units of the points; it sizes the cells. The
-        index is right for every other radius and for kNN as well, only slower.
+        The cut-off that ``radius_aggregate`` will use, in units of the points: the index is built for that
+        search, with cells of that size, and is right for every other radius. Without one it is built for
+        kNN. Either serves the other search too, whose first call then builds what it needs.
     backend : str
         ``"auto"`` or a name from :func:`pointproj.backends`.
     reference_offsets : (B + 1,) integer tensor, optional
@@ -67,14 +82,14 @@ def build_index(
     operator = "knn" if radius is None else "radius"
     packed = pack(reference_points, reference_points, reference_offsets, reference_offsets)
     name = choose(backend, reference_points.device.type, operator)
-    points = packed.reference_points.detach()
-    tables = modules[name].build_index(points, packed.reference_offsets, packed.count, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
-    return Index(name, shape, dtype, device, packed.count, tables)
+    index = Index(name, shape, dtype, device, packed.count, {})
+    _tables_for(index, packed, radius)
+    return index
 
 
 def choose_backend(
-    backend: str, operator: str, index: Index | None, reference_points: Tensor, clouds: Clouds
+    backend: str, radius: float | None, index: Index | None, reference_points: Tensor, clouds: Clouds
 ) -> tuple[Backend, Tables | None]:
     """The backend of one call, and the tables of its index if there is one.
 
@@ -82,8 +97,8 @@ def choose_backend(
     ----------
     backend : str
         ``"auto"`` or a name; with an index, ``"auto"`` means the index's own backend.
-    operator : {"knn", "radius"}
-        What will be called.
+    radius : float or None
+        Of a search within a radius; None for kNN.
     index : Index or None
         As the caller gave it.
     reference_points : (N, 3) or (B, N, 3) float tensor
@@ -96,16 +111,34 @@ def choose_backend(
     Backend
         Its module.
     tuple of Tensor or None
-        The tables of the index.
+        The index's tables for this search.
     """
     if index is not None:
         _check_type(index)
     asked_for = index.backend if index is not None and backend == "auto" else backend
-    name = choose(asked_for, reference_points.device.type, operator)
+    name = choose(asked_for, reference_points.device.type, "knn" if radius is None else "radius")
     if index is None:
         return modules[name], None
     _check_index(index, name, reference_points, clouds.count)
-    return modules[name], index.tables
+    return modules[name], _tables_for(index, clouds, radius)
+
+
+def _tables_for(index: Index, clouds: Clouds, radius: float | None) -> Tables:
+    """The index's tables for a search within a radius, or for kNN, built now if it has none yet."""
+    module = modules[index.backend]
+    search = "knn" if radius is None or module.ONE_INDEX else "radius"
+    if search not in index.tables:
+        points = clouds.reference_points.detach()
+        tables = module.build_index(points, clouds.reference_offsets, clouds.count, radius)
+        if not _is_recording(points):
+            index.tables[search] = tables
+        return tables
+    return index.tables[search]
+
+
+def _is_recording(points: Tensor) -> bool:
+    """Whether a CUDA graph is being recorded: what it makes holds values only when the graph is replayed."""
+    return points.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _check_type(index: object) -> None:

@@ -43,12 +43,15 @@ class Backend(Protocol):
         Why calls wait for the device, so that no CUDA graph can hold them.
     EXPORTABLE : frozenset of str
         Device types on which its operators can be traced into a file that runs without this package.
+    ONE_INDEX : bool
+        Whether one kind of tables serves both searches, so that an index needs them once.
     """
 
     OPERATORS: frozenset[str]
     RANK: dict[str, int]
     WAITS: str | None = None
     EXPORTABLE: frozenset[str] = frozenset()
+    ONE_INDEX: bool = False
 
     def unavailable(self) -> str | None:
         """None if this backend can run here, else one sentence: what is missing, and how to get it.
@@ -76,16 +79,16 @@ class Backend(Protocol):
         count: int,
         radius: float | None,
     ) -> Tables:
-        """Whatever speeds up searching these packed points, as tensors; ``()`` if there is nothing.
+        """Whatever speeds up one search among these packed points, as tensors; ``()`` if there is nothing.
 
-        The same tables serve ``search`` and ``radius_aggregate`` of any radius: ``radius`` says only what
-        they are most likely for, with None for ``search``.
+        Without a radius the tables are for ``search``; with one for ``radius_aggregate``, which must be right
+        for every other radius too. An index keeps both kinds apart, see :class:`pointproj.ops.index.Index`.
         """
 
     def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Int[Tensor, "q k"]:
         """Packed rows of the k nearest, int32 or int64, nearest first, -1 where there are fewer.
 
-        ``tables`` are those of an index over the reference points, or None: then it builds what it needs.
+        ``tables`` are what ``build_index`` made for this search, or None: then it builds what it needs.
         """
 
     def aggregate_neighbors(
@@ -115,6 +118,7 @@ class Backend(Protocol):
 OPTIONAL = {
     "WAITS": Backend.WAITS,
     "EXPORTABLE": Backend.EXPORTABLE,
+    "ONE_INDEX": Backend.ONE_INDEX,
     "unbuilt": functools.partial(Backend.unbuilt, None),
     "use_algorithm": functools.partial(Backend.use_algorithm, None),
 }

@@ -1,5 +1,7 @@
 """What only the cuML backend has: its algorithms, an index that is fitted once, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -97,13 +99,15 @@ def test_an_index_is_fitted_once(fits: list[int]):
 def test_an_index_ends_with_its_last_user(fits: list[int]):
     points = torch.rand(50, 3, device="cuda")
     index = pointproj.build_index(points, backend="cuml")
-    address = index.tables[0].data_ptr()
+    address = index.tables["knn"][0].data_ptr()
     assert address in cuml._indices
-    copied = index._replace(tables=(index.tables[0].clone(),))  # of another address: fitted again
+    copied = replace(
+        index, tables={"knn": (index.tables["knn"][0].clone(),)}
+    )  # of another address: fitted again
     expected = pointproj.knn(points, points, 3, index=index)[1]
     del index
     later = pointproj.build_index(points + 1, backend="cuml")
-    assert later.tables[0].data_ptr() in cuml._indices
+    assert later.tables["knn"][0].data_ptr() in cuml._indices
     assert all(not kept.token.expired() for kept in cuml._indices.values())
     assert torch.equal(pointproj.knn(points, points, 3, index=copied)[1], expected)
 

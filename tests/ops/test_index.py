@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pointproj
 from pointproj.ops.cases import by_id
+from pointproj.ops.index import Index
 from tests.conftest import Where
 from tests.oracle import assert_close, derivatives, probe, run
 
@@ -52,26 +53,50 @@ class _Operators(TorchDispatchMode):
 @operators
 @pytest.mark.parametrize("name", ["plain", "dense", "ragged", "fp64"])
 def test_any_index_serves_both_searches(operator: str, name: str, on_cpu: Where):
-    """With or without a radius: a call runs the same operators, and does not build an index again."""
+    """With or without a radius: no call but the first may build, and later ones run the same operators."""
     on_cpu.skip_unless(operator, "radius")
     case = by_id(name)
     problem, neighborhood = case.problem("cpu"), case.neighborhood(operator)
-    runs, builds = [], set()
+    runs = []
     for radius in (None, 0.05, 3.0):
-        with _Operators() as building:
-            index = pointproj.build_index(
-                problem.reference_points,
-                radius=radius,
-                backend=on_cpu.backend,
-                reference_offsets=problem.reference_offsets,
-            )
-        with _Operators() as running:
+        index = pointproj.build_index(
+            problem.reference_points,
+            radius=radius,
+            backend=on_cpu.backend,
+            reference_offsets=problem.reference_offsets,
+        )
+        run(operator, problem, neighborhood, 0.1, index=index)
+        tables = index.tables.copy()
+        with _Operators() as later:
             run(operator, problem, neighborhood, 0.1, index=index)
-        runs.append(running.names)
-        builds.update(building.names)
+        runs.append(later.names)
+        assert index.tables.keys() == tables.keys()
+        assert all(index.tables[search] is tables[search] for search in tables)
     assert runs[0] == runs[1] == runs[2]
-    # A radius search may still sort its queries.
-    assert sum(name in builds for name in runs[0]) <= (operator == "radius")
+    builds = [name for name in runs[0] if "build" in name]
+    assert len(builds) <= (operator == "radius")  # a radius search may still sort its queries
+
+
+@operators
+def test_compiled_calls_share_an_index_built_for_the_other_search(operator: str, on_cpu: Where):
+    on_cpu.skip_unless(operator, "radius")
+    case = by_id("plain")
+    problem, neighborhood = case.problem("cpu"), case.neighborhood(operator)
+    other = case.radius if operator == "knn" else None
+
+    def function(index: Index) -> torch.Tensor:
+        once = run(operator, problem, neighborhood, 0.1, index=index)
+        return once + run(operator, problem, neighborhood, 0.2, index=index)
+
+    def built() -> Index:
+        return pointproj.build_index(problem.reference_points, radius=other, backend=on_cpu.backend)
+
+    torch.compiler.reset()  # another backend's code is no recompilation of this one's
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    index = built()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(index), function(built()))
+    assert operator in index.tables or len(index.tables) == 1
 
 
 @pytest.mark.parametrize("name", ["lattice-radius-1", "clustered", "ragged", "dense"])
@@ -111,7 +136,7 @@ def test_index_holds_no_graph(where: Where):
     where.skip_unless("knn")
     points = torch.rand(20, 3, device=where.device, requires_grad=True)
     index = pointproj.build_index(points, backend=where.backend)
-    assert not any(table.requires_grad for table in index.tables)
+    assert not any(table.requires_grad for tables in index.tables.values() for table in tables)
 
 
 def test_index_of_other_points_is_refused(where: Where):

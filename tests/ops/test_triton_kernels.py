@@ -65,7 +65,7 @@ def test_features_that_are_not_finite_reach_neighbors_only(broken: float, device
 def test_a_tree_holds_every_point_once_and_boxes_hold_their_points(device: str):
     points = _clustered(5000, device)
     points[17] = torch.nan
-    tree = pointproj.build_index(points, backend="triton").tables
+    tree = pointproj.build_index(points, backend="triton").tables["knn"]
     rows = tree.rows[tree.rows >= 0].long()
     assert torch.equal(rows.sort().values, torch.arange(5000, device=device))
     assert torch.equal(tree.points.T[:5000].nan_to_num(5.0), points[rows].nan_to_num(5.0))

@@ -10,6 +10,7 @@ from pointproj.ops.registry import Tables
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": -1, "cuda": 5}
 EXPORTABLE = frozenset({"cuda"})
+ONE_INDEX = True  # the tree
 
 
 def unavailable() -> str | None:
