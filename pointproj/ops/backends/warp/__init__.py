@@ -20,26 +20,22 @@ def unavailable() -> str | None:
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
 ) -> Tables:
-    """The tables of a cell list, for kNN, then those of a hash grid, for radius searches."""
-    from pointproj.ops.backends.warp.cell_list import build_cell_list
+    """The tables of a cell list, for kNN, or with a radius those of a hash grid, for searches within it."""
+    if radius is None:
+        from pointproj.ops.backends.warp.cell_list import build_cell_list
+
+        return build_cell_list(reference_points, reference_offsets, count)
     from pointproj.ops.backends.warp.hash_grid import build_hash_grid
 
-    cells = build_cell_list(reference_points, reference_offsets, count)
-    frames = cells.frames if radius is None else None
-    grid = build_hash_grid(reference_points, reference_offsets, count, radius, frames=frames)
-    return (*cells, *grid)
+    return build_hash_grid(reference_points, reference_offsets, count, radius)
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     from pointproj.ops.backends.warp import knn_search
-    from pointproj.ops.backends.warp.cell_list import build_cell_list
-    from pointproj.ops.backends.warp.grids import CellList
 
     if tables is None:
-        cells = build_cell_list(clouds.reference_points, clouds.reference_offsets, clouds.count)
-    else:
-        cells = CellList(*tables[: len(CellList._fields)])
-    return knn_search.search(clouds, cells, k)
+        tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
+    return knn_search.search(clouds, tables, k)
 
 
 def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
@@ -53,7 +49,5 @@ def radius_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     from pointproj.ops.backends.warp import radius_sums
-    from pointproj.ops.backends.warp.hash_grid import HashGrid
 
-    grid = None if tables is None else HashGrid(*tables[-len(HashGrid._fields) :])
-    return radius_sums.radius_aggregate(clouds, grid, features, sigma, radius)
+    return radius_sums.radius_aggregate(clouds, tables, features, sigma, radius)

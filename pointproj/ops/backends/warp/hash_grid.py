@@ -59,19 +59,13 @@ def build_hash_grid(
     points: Tensor,
     offsets: Tensor | None,
     clouds: int,
-    radius: float | None,
+    radius: float,
     *,
     others: Tensor | None = None,
     other_offsets: Tensor | None = None,
-    frames: Tensor | None = None,
 ) -> HashGrid:
-    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``; and ``others`` (M, 3).
-
-    Without a radius cells are as wide as the widest of the cell list that has these ``frames``: there are
-    then about 30 points within two cells, where points are spread evenly.
-    """
-    width = 0.0 if radius is None else radius * EDGE
-    return HashGrid(*_build(points, offsets, others, other_offsets, clouds, width, frames))
+    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``; and ``others`` (M, 3)."""
+    return HashGrid(*_build(points, offsets, others, other_offsets, clouds, radius * EDGE))
 
 
 def bucket_count(rows: int, clouds: int) -> int:
@@ -100,7 +94,6 @@ def _build(
     other_offsets: Tensor | None,
     clouds: int,
     width: float,
-    frames: Tensor | None,
     *,
     cell_width: Tensor,
     start: Tensor,
@@ -111,7 +104,7 @@ def _build(
     counters = start.new_empty(sum(lengths))
     states, occupancy = counters.split(lengths)
     placed = start.new_empty(rows, 2)
-    launch(_clear_kernel(points.dtype), counters.shape[0], counters, cell_width, width, frames)
+    launch(_clear_kernel(points.dtype), counters.shape[0], counters, cell_width, width)
     first = (points, Batch(offsets, points.shape[0], clouds))
     second = (others, Batch(other_offsets, rows - points.shape[0], clouds))
     launch(_place_kernel(points.dtype), rows, *first, *second, cell_width, occupancy, placed)
@@ -126,24 +119,11 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, _ = REALS[dtype]
 
     @wp.kernel(**OPTIONS)
-    def clear(
-        counters: wp.array(dtype=wp.int32),
-        width: wp.array(dtype=real),
-        value: wp.float64,
-        frames: wp.array2d(dtype=real),
-    ):
-        """``value`` is the width of cells, unless there are ``frames`` to take it from."""
+    def clear(counters: wp.array(dtype=wp.int32), width: wp.array(dtype=real), value: real):
         i = wp.tid()
         counters[i] = 0
         if i == 0:
-            widest = real(value)
-            if frames:
-                for cloud in range(frames.shape[0]):
-                    for axis in range(3):
-                        widest = wp.max(widest, frames[cloud, axis + 3])
-                if not (widest > real(0.0) and widest < real(wp.inf)):
-                    widest = real(1.0)  # all points of a cloud in one place, or none
-            width[0] = widest
+            width[0] = value
 
     return clear
 

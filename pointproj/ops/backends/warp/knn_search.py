@@ -22,6 +22,7 @@ from pointproj.ops.backends.warp.shells import shell_search
 from pointproj.ops.backends.warp.top_k import across_lanes, in_memory, in_registers, top_k_struct
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.registry import Tables
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
 FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
@@ -31,7 +32,7 @@ BUDGET = 256  # rows of cells that a thread looks at in and around dense cells b
 UNFINISHED = -2  # in place of the first neighbour
 
 
-def search(clouds: Clouds, cells: CellList, k: int) -> Tensor:
+def search(clouds: Clouds, cells: Tables, k: int) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
     points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
     return _search(*points, list(cells), k)[0]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, BatchStruct, cloud_of, packed_point
 from pointproj.ops.backends.warp.hash_grid import (
-    HashGrid,
     SearchedGrid,
     ball_search,
     bucket_count,
@@ -32,14 +31,15 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, fill_second_backward
 from pointproj.ops.pairs import chunks_within
+from pointproj.ops.registry import Tables
 
 
 def radius_aggregate(
-    clouds: Clouds, grid: HashGrid | None, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds, grid: Tables | None, features: Tensor, sigma: Tensor, radius: float
 ) -> Tensor:
     """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype.
 
-    Without a ``grid`` of the references, one build makes it, and that of the queries where it is needed.
+    Without a hash grid of the references, one build makes it, and that of the queries where it is needed.
     """
     points = clouds.detached()
     queries = points.query_points, points.query_offsets
