@@ -5,6 +5,10 @@ Thin on purpose: what Hydra composed goes to the package, and nothing heavy is i
 
 import sys
 
+from pointproj.doctor import require_application
+
+require_application()  # before its packages are imported
+
 import hydra
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig

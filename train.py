@@ -7,6 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from pointproj.doctor import require_application
+
+require_application()  # before its packages are imported
+
 import hydra
 from omegaconf import DictConfig
 

@@ -10,6 +10,7 @@ A backend asked for is tried on a few points, and its result compared with the r
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from pointproj.machine import device_name, driver_version, installed_version, missing_gpu
@@ -138,6 +139,14 @@ def missing_application() -> str | None:
     if missing:
         return f"it needs {', '.join(missing)} (extra train): {install}"
     return None
+
+
+def require_application() -> None:
+    """End the program with code 2 and one sentence where the application cannot be used."""
+    reason = missing_application()
+    if reason is not None:
+        print(f"{Path(sys.argv[0]).name} belongs to the application: {reason}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _version_line(library: str, packages: Sequence[str]) -> str:
