@@ -16,6 +16,7 @@ from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
 from pointproj.config import register_schema, to_config
+from pointproj.ops.registry import Backend
 from pointproj.runtime.overrides import check_arguments
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -158,6 +159,12 @@ def test_tree_names_what_is_there():
         for name in names.split(", "):
             file = PROJECT / "pointproj" / package / name
             assert file.is_dir() if name.endswith("/") else file.with_suffix(".py").is_file(), file
+
+
+def test_contract_of_backends_is_listed_whole():
+    parts = {*Backend.__annotations__, *(name for name in vars(Backend) if not name.startswith("_"))}
+    listed = re.findall(r"^ +\| `(\w+)(?:\(.*?\))?`", _page("CONTRIBUTING.md"), flags=re.MULTILINE)
+    assert set(listed) == parts
 
 
 # Rows of README's table: where each begins, whose step it is, and how it ran for kNN and within a radius.
