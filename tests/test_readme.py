@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,13 @@ def test_tree_names_what_is_there():
         for name in names.split(", "):
             file = PROJECT / "pointproj" / package / name
             assert file.is_dir() if name.endswith("/") else file.with_suffix(".py").is_file(), file
+
+
+def test_extras_are_listed_whole():
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    table = _page("docs/index.md").partition("| extra |")[2].partition("\n\n")[0]
+    listed = [re.findall(r"`([\w-]+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
+    assert {name for names in listed for name in names} == set(project["optional-dependencies"])
 
 
 def test_contract_of_backends_is_listed_whole():
