@@ -80,7 +80,7 @@ build_hash_grids = cpp_op(  # of queries and of reference points
 search = cpp_op("native_search", lambda call: (((call.query_points.shape[0], call.k), torch.int32),))
 neighbor_sums = cpp_op(
     "native_neighbor_sums",
-    lambda call: _sums(call, saved=2),
+    lambda call: _sums(call, saved=call.neighbor_indices.shape[1]),
     differentiable=DIFFERENTIABLE,
     second_backward=lambda directions, grads, saved: aggregate_second_backward(
         directions, grads[0], saved.inputs, listed_chunks

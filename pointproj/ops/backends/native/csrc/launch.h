@@ -26,13 +26,14 @@ void each(const Task& task, int64_t items, void* stream);
 }  // namespace pointproj
 
 // Tasks that both devices have: EACH(task) for all of one dtype of positions and one of sums.
-#define POINTPROJ_SUMS(EACH, ...)         \
-  EACH(Sums<__VA_ARGS__>)                 \
+#define POINTPROJ_GRADIENTS(EACH, ...)    \
   EACH(FeatureGradient<__VA_ARGS__>)      \
   EACH(PointGradient<__VA_ARGS__, true>)  \
   EACH(PointGradient<__VA_ARGS__, false>)
 
-#define POINTPROJ_ALL_SUMS(EACH, ...)                 \
-  EACH(SortRows<__VA_ARGS__>)                         \
-  POINTPROJ_SUMS(EACH, ListedNeighbors<__VA_ARGS__>)  \
-  POINTPROJ_SUMS(EACH, RadiusNeighbors<__VA_ARGS__>)
+#define POINTPROJ_ALL_SUMS(EACH, ...)                      \
+  EACH(SortRows<__VA_ARGS__>)                              \
+  EACH(NeighborSums<__VA_ARGS__>)                          \
+  EACH(RadiusSums<__VA_ARGS__>)                            \
+  POINTPROJ_GRADIENTS(EACH, ListedNeighbors<__VA_ARGS__>)  \
+  POINTPROJ_GRADIENTS(EACH, RadiusNeighbors<__VA_ARGS__>)

@@ -7,37 +7,100 @@
 
 namespace pointproj {
 
-// Of an own point the pairs from start[at], or of as many each; a pair's other point is a row, or the query of a pair.
+// A pair is numbered by its query times k plus its place in the query's row.
+template <class Sum>
+struct PairWeights {
+  const Sum* weights;  // (Q, k)
+
+  POINTPROJ_FN Sum of(int, int pair, Sum, Sum) const { return weights[pair]; }
+};
+
+// Of an own point the pairs that it is in: those of its row, or, for a reference point, pairs from start[at].
 template <class Real_, class Sum_>
 struct ListedNeighbors {
   using Real = Real_;
   using Sum = Sum_;
+  using Weights = PairWeights<Sum>;
   static constexpr int kVector = 1;
 
   const Real* own_points;
   const Real* other_points;
-  const int* start;  // (own points + 1,), null for the rows themselves
-  const int* pairs;  // (Q k,): rows, -1 where there are fewer; else numbers of pairs, query times k plus place
+  const int* rows;   // (Q, k): -1 where there are fewer
+  const int* start;  // (references + 1,), null where the own points are the queries
+  const int* pairs;  // (Q k,)
   int k;
   const Sum* sigma;
   int chunks;
 
   POINTPROJ_FN Point<Real> own(int at) const { return {load_position(own_points, at), at}; }
-  POINTPROJ_FN Vec3<Real> other(int at) const { return load_position(other_points, at); }
+  POINTPROJ_FN int row(int pair) const { return start ? pair / k : rows[pair]; }
+  POINTPROJ_FN Vec3<Real> other(int row) const { return load_position(other_points, row); }
   template <class Lanes, class Add>
   POINTPROJ_FN void each_neighbor(Lanes& lanes, int at, const Point<Real>& point, Add add) const {
     Queue<Sum, Lanes> queue(lanes);
-    const int64_t begin = start ? start[at] : int64_t(at) * k;
-    const int count = start ? start[at + 1] - static_cast<int>(begin) : k;
-    for (int first = 0; lanes.any(first < count); first += Lanes::width) {
-      const int i = first + lanes.lane();
-      int neighbor = i < count ? pairs[begin + i] : -1;
-      if (start) neighbor = neighbor < 0 ? -1 : neighbor / k;
-      const Sum squared = neighbor < 0 ? kInfinity<Sum> : squared_distance<Sum>(point.position, other(neighbor));
-      queue.push(lanes, squared < kInfinity<Sum>, neighbor, squared);
+    const int begin = start ? start[at] : at * k, end = start ? start[at + 1] : begin + k;
+    for (int first = begin; lanes.any(first < end); first += Lanes::width) {
+      const int i = first + lanes.lane(), pair = start && i < end ? pairs[i] : i;
+      const bool exists = i < end && (start || rows[pair] >= 0);
+      const Sum squared = exists ? squared_distance<Sum>(point.position, other(row(pair))) : Sum(0);
+      queue.push(lanes, exists, pair, squared);
       if (lanes.any(queue.is_full())) queue.flush(lanes, add);
     }
     queue.flush(lanes, add);
+  }
+};
+
+// The softmax of -distance / sigma over rows, and the weighted sum of features under it. Rows come nearest first, so
+// weights are relative to the first distance: no running softmax as in RadiusSums, which would be 1500 instructions
+// instead of 900, for W1 `aggregate`.
+template <class Real, class Sum>
+struct NeighborSums {
+  using Number = Sum;
+  static constexpr int kLanes = kSumLanes;
+
+  ListedNeighbors<Real, Sum> problem;
+  Matrix<const Sum> features;  // (N, channels)
+  Matrix<Sum> aggregated;      // (Q, channels)
+  Sum* weights;                // (Q, k)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
+    const auto [query, chunk] = split_item(item, problem.chunks);
+    const int k = problem.k;
+    const bool writes = chunk == 0 && lanes.has_item;
+    const int64_t first = int64_t(query) * k;
+    const int* rows = problem.rows + first;
+    const Vec3<Real> p = problem.own(query).position;
+    const Sum per_sigma = Sum(1) / *problem.sigma;
+    const auto distance = [&](int row) { return Sum(sqrt(squared_distance<Sum>(p, problem.other(row)))); };
+    const Sum nearest = rows[0] < 0 ? Sum(0) : distance(rows[0]);
+    typename Lanes::template RowSum<Sum, 1> sums(features, chunk, aggregated, query);
+    Neighbor<Sum>* neighbors = lanes.template reserve<Sum>();
+    Sum total = 0;
+    for (int begin = 0; begin < k; begin += kQueueLength) {
+      const int end = lesser(begin + kQueueLength, k);
+      int size = 0;
+      lanes.sync();
+      for (int i = begin + lanes.lane(); i < end; i += Lanes::width) {
+        Sum weight = 0;
+        if (rows[i] >= 0) {
+          weight = exp((nearest - distance(rows[i])) * per_sigma);
+          neighbors[i - begin] = {weight, rows[i]};  // those that are missing come last
+          size += 1;
+        }
+        if (writes) weights[first + i] = weight;
+        total += weight;
+      }
+      size = lanes.sum(size);
+      lanes.sync();
+      sums.add(neighbors, size);
+    }
+    total = lanes.sum(total);
+    const Sum inverse = total > Sum(0) ? Sum(1) / total : Sum(0);  // 0 without neighbours
+    if (writes) {
+      for (int i = lanes.lane(); i < k; i += Lanes::width) weights[first + i] *= inverse;
+    }
+    sums.finish(is_finite(p) ? inverse : kNan<Sum>);
   }
 };
 
@@ -64,33 +127,35 @@ struct InvertRows {
 };
 
 // Gradient of the features by atomics, in any order: W1 operator 98 us. Rows inverted and gathered took 37 us of 148.
-template <class Real, class Sum>
+template <class Sum>
 struct FeatureGradientByAtomics {
   using Number = Sum;
   static constexpr int kLanes = 32;  // atomics go by whole rows, wherever they begin
   static_assert(kLanes == kChannelsAtOnce);
 
-  ListedNeighbors<Real, Sum> problem;
-  Matrix<const Sum> grad;  // (Q, channels)
-  Matrix<Sum> d_features;  // (N, channels), zeros before
-  Weights<const Sum> weights;
+  Matrix<const int> rows;
+  Matrix<const Sum> weights;  // (Q, k)
+  Matrix<const Sum> grad;     // (Q, channels)
+  Matrix<Sum> d_features;     // (N, channels), zeros before
+  int chunks;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const auto [at, chunk] = split_item(item, problem.chunks);
-    const int column = chunk * kChannelsAtOnce + lanes.lane();
-    const bool writes = column < grad.columns && lanes.has_item;
-    const Sum upstream = writes ? grad[at][column] : Sum(0);
-    const Sum per_sigma = Sum(1) / *problem.sigma;
-    problem.each_neighbor(lanes, at, problem.own(at), [&](Neighbor<Sum>* neighbors, int size) {
-      for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        neighbors[i].value = weights.of(at, sqrt(neighbors[i].value), per_sigma);
+    const auto [query, chunk] = split_item(item, chunks);
+    const int column = chunk * kChannelsAtOnce + lanes.lane(), k = rows.columns;
+    const bool writes = column < grad.columns;
+    const Sum upstream = writes ? grad[query][column] : Sum(0);
+    for (int begin = 0; begin < k; begin += kLanes) {
+      const int own = begin + lanes.lane();  // each lane reads one neighbour, for all of them
+      const int own_row = own < k ? rows[query][own] : -1;
+      const Sum own_weight = own < k ? weights[query][own] : Sum(0);
+      for (int i = 0; i < lesser(kLanes, k - begin); ++i) {
+        const int row = lanes.take(own_row, i);
+        if (row < 0) return;
+        const Sum weight = lanes.take(own_weight, i);
+        if (writes) lanes.add(d_features[row] + column, weight * upstream);
       }
-      lanes.sync();
-      for (int i = 0; i < size; ++i) {
-        if (writes) lanes.add(d_features[neighbors[i].at] + column, neighbors[i].value * upstream);
-      }
-    });
+    }
   }
 };
 

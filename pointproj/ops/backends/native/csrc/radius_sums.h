@@ -24,11 +24,30 @@ struct SortRows {
   }
 };
 
+// Weights are a_ij = exp((nearest_i - d_ij) / sigma) / total_i; the forward keeps nearest_i and 1 / total_i apart,
+// because their logarithm would round away what is small next to nearest_i / sigma.
+template <class T>
+struct RadiusWeights {
+  using Sum = std::remove_const_t<T>;
+  T* saved;  // (Q, 2): nearest_i and 1 / total_i, in the order of the queries as they are searched
+
+  POINTPROJ_FN void save(int i, Sum nearest, Sum inverse) const {
+    saved[2 * static_cast<int64_t>(i)] = nearest;
+    saved[2 * static_cast<int64_t>(i) + 1] = inverse;
+  }
+  // Of a neighbour that is so far from query i.
+  POINTPROJ_FN Sum of(int i, int, Sum far, Sum per_sigma) const {
+    const Sum* known = saved + 2 * static_cast<int64_t>(i);
+    return Sum(exp((known[0] - far) * per_sigma)) * known[1];
+  }
+};
+
 // One set of points, and the other, which is searched; both in the order of their cells.
 template <class Real_, class Sum_>
 struct RadiusNeighbors {
   using Real = Real_;
   using Sum = Sum_;
+  using Weights = RadiusWeights<const Sum>;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
 
   SortedPoints<Real> own_points;
@@ -56,6 +75,7 @@ struct RadiusNeighbors {
   };
 
   POINTPROJ_FN Point<Real> own(int at) const { return own_points.load(at); }
+  POINTPROJ_FN int row(int at) const { return at; }
   POINTPROJ_FN Vec3<Real> other(int at) const { return others.points.load(at).position; }
   template <class Lanes, class Add>
   POINTPROJ_FN void each_neighbor(Lanes& lanes, int, const Point<Real>& point, Add add) const {
@@ -66,6 +86,50 @@ struct RadiusNeighbors {
     Visitor<Lanes, Add> visitor{*this, q, queue, add};
     visit_ball(others, own_batch.cloud_of(point.row), q, searches, radius, lanes, visitor);
     queue.flush(lanes, add);
+  }
+};
+
+// The running softmax of -distance / sigma, and the weighted sum of rows under it.
+template <class Real, class Sum>
+struct RadiusSums {
+  using Number = Sum;
+  static constexpr int kLanes = kSumLanes;
+
+  RadiusNeighbors<Real, Sum> problem;
+  Matrix<const Sum> features;  // (N, channels or more)
+  Matrix<Sum> aggregated;      // (Q, channels)
+  RadiusWeights<Sum> weights;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
+    const auto [at, chunk] = split_item(item, problem.chunks);
+    const auto point = problem.own(at);
+    const Sum per_sigma = Sum(1) / *problem.sigma;
+    Sum nearest = kInfinity<Sum>;  // weights are relative to this distance, the same in all lanes
+    Sum total = 0;                 // of this lane's weights
+    typename Lanes::template RowSum<Sum, RadiusNeighbors<Real, Sum>::kVector> sums(features, chunk, aggregated, point.row);
+    problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
+      Sum least = kInfinity<Sum>;
+      for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, neighbors[i].value);
+      const Sum now = lesser(Sum(sqrt(lanes.minimum(least))), nearest);
+      if (lanes.any(now < nearest)) {
+        const Sum rescale = now < nearest ? Sum(exp((now - nearest) * per_sigma)) : Sum(1);  // 0 at first
+        total *= rescale;
+        sums.scale(rescale);
+        nearest = now;
+      }
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        const Sum weight = exp((nearest - Sum(sqrt(neighbors[i].value))) * per_sigma);
+        total += weight;
+        neighbors[i].value = weight;
+      }
+      lanes.sync();
+      sums.add(neighbors, size);
+    });
+    total = lanes.sum(total);
+    const Sum inverse = total > Sum(0) ? Sum(1) / total : Sum(0);  // 0 without neighbours
+    sums.finish(is_finite(point.position) ? inverse : kNan<Sum>);
+    if (chunk == 0 && lanes.lane() == 0) weights.save(at, nearest, inverse);
   }
 };
 

@@ -49,6 +49,8 @@ struct Problem {
 struct NeighborProblem : Problem {
   template <class Real, class Sum>
   using Neighbors = ListedNeighbors<Real, Sum>;
+  template <class Real, class Sum>
+  using Forward = NeighborSums<Real, Sum>;
 
   const Tensor& rows;
   Tensor start, pairs;  // the rows inverted
@@ -64,8 +66,9 @@ struct NeighborProblem : Problem {
   Neighbors<Real, Sum> neighbors(bool of_queries, int chunks) const {
     return {data<const Real>(of_queries ? query_points : reference_points),
             data<const Real>(of_queries ? reference_points : query_points),
+            data<const int>(rows),
             of_queries ? nullptr : data<const int>(start),
-            data<const int>(of_queries ? rows : pairs),
+            of_queries ? nullptr : data<const int>(pairs),
             static_cast<int>(rows.size(1)),
             data<const Sum>(sigma),
             chunks};
@@ -75,19 +78,23 @@ struct NeighborProblem : Problem {
     return values;
   }
   // Gradient of the features in any order, if that is allowed and quicker.
-  template <class Real, class Sum>
-  bool add_features(const Tensor& grad, Weights<const Sum> weights, bool inverts, Tensor& d_features) const {
+  template <class Sum>
+  bool add_features(const Tensor& grad, const Tensor& weights, bool inverts, Tensor& d_features) const {
     if (device.in_fixed_order || inverts) return false;
     d_features = at::zeros_like(features);
-    device.each_on_gpu(FeatureGradientByAtomics<Real, Sum>{neighbors<Real, Sum>(true, chunks()),
-                                                           matrix<const Sum>(grad), matrix<Sum>(d_features), weights},
-                       queries() * chunks());
+    device.each_on_gpu(
+        FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights), matrix<const Sum>(grad),
+                                      matrix<Sum>(d_features), chunks()},
+        queries() * chunks());
     return true;
+  }
+  int64_t saved_columns() const { return rows.size(1); }
+  void check_gradients() const {
+    TORCH_CHECK(rows.numel() <= kLargestInt, "gradients of more than ", kLargestInt,
+                " pairs of neighbours are not supported; got ", rows.numel(), ": split the queries");
   }
   void prepare_references() {
     const int64_t count = rows.numel();
-    TORCH_CHECK(count <= kLargestInt, "gradients of more than ", kLargestInt,
-                " pairs of neighbours are not supported; got ", count, ": split the queries");
     if (device.is_cuda && device.in_fixed_order) {
       const Tensor flat = rows.view({-1});
       const Tensor order = at::argsort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
@@ -120,6 +127,8 @@ Real largest_square_within(Real radius) {
 struct RadiusProblem : Problem {
   template <class Real, class Sum>
   using Neighbors = RadiusNeighbors<Real, Sum>;
+  template <class Real, class Sum>
+  using Forward = RadiusSums<Real, Sum>;
   struct Side {
     TensorList grid;
     Batch batch;
@@ -153,10 +162,12 @@ struct RadiusProblem : Problem {
     device.each(SortRows<Real, Sum>{points, matrix<const Sum>(values), matrix<Sum>(made)}, values.size(0));
     return made;
   }
-  template <class Real, class Sum>
-  bool add_features(const Tensor&, Weights<const Sum>, bool, Tensor&) const {
+  template <class Sum>
+  bool add_features(const Tensor&, const Tensor&, bool, Tensor&) const {
     return false;
   }
+  int64_t saved_columns() const { return 2; }
+  void check_gradients() const {}
   void prepare_references() {}
 };
 
@@ -166,16 +177,16 @@ struct Operator {
   static std::tuple<Tensor, Tensor> forward(Arguments... arguments) {
     const Problem problem(arguments...);
     const Tensor aggregated = at::empty({problem.queries(), problem.channels()}, problem.features.options());
-    const Tensor saved = at::empty({problem.queries(), 2}, problem.features.options());
+    const Tensor saved = at::empty({problem.queries(), problem.saved_columns()}, problem.features.options());
     for_dtypes(problem.query_points, problem.features, [&](auto real, auto sum) {
       using Real = decltype(real);
       using Sum = decltype(sum);
       const Tensor features = problem.template sorted<Real, Sum>(false, problem.features);
       const int chunks = problem.chunks();
       problem.device.each(
-          Sums<typename Problem::template Neighbors<Real, Sum>>{problem.template neighbors<Real, Sum>(true, chunks),
-                                                                matrix<const Sum>(features), matrix<Sum>(aggregated),
-                                                                {data<Sum>(saved)}},
+          typename Problem::template Forward<Real, Sum>{problem.template neighbors<Real, Sum>(true, chunks),
+                                                        matrix<const Sum>(features), matrix<Sum>(aggregated),
+                                                        {data<Sum>(saved)}},
           problem.queries() * chunks);
     });
     return {aggregated, saved};
@@ -191,7 +202,7 @@ struct Operator {
     const auto dtype = problem.features.scalar_type();
     check_like("aggregated", aggregated, {queries, problem.channels()}, dtype, problem.features);
     check_like("grad", grad, aggregated.sizes(), dtype, problem.features);
-    check_like("saved", saved, {queries, 2}, dtype, problem.features);
+    check_like("saved", saved, {queries, problem.saved_columns()}, dtype, problem.features);
     const auto empty_if = [](bool needed, const Tensor& like) {
       return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
     };
@@ -203,9 +214,9 @@ struct Operator {
       using Real = decltype(real);
       using Sum = decltype(sum);
       using Neighbors = typename Problem::template Neighbors<Real, Sum>;
-      const Weights<const Sum> weights{data<const Sum>(saved)};
-      const bool gathers =
-          of_features && !problem.template add_features<Real, Sum>(grad, weights, of_references, d_features);
+      const typename Neighbors::Weights weights{data<const Sum>(saved)};
+      const bool gathers = of_features && !problem.template add_features<Sum>(grad, saved, of_references, d_features);
+      if (gathers || of_points) problem.check_gradients();
       if (gathers || of_references) problem.prepare_references();
       const Tensor own_grad = problem.template sorted<Real, Sum>(true, grad);
       if (gathers) {

@@ -5,12 +5,10 @@
 
 namespace pointproj::cuda {
 
-#define SUMS(...)                               \
-  EACH(FeatureGradientByAtomics<__VA_ARGS__>)   \
-  POINTPROJ_ALL_SUMS(EACH, __VA_ARGS__)
-
-SUMS(float, float)
-SUMS(float, double)
-SUMS(double, double)
+EACH(FeatureGradientByAtomics<float>)
+EACH(FeatureGradientByAtomics<double>)
+POINTPROJ_ALL_SUMS(EACH, float, float)
+POINTPROJ_ALL_SUMS(EACH, float, double)
+POINTPROJ_ALL_SUMS(EACH, double, double)
 
 }  // namespace pointproj::cuda

@@ -1,16 +1,16 @@
 // Aggregation over the neighbours of each query, and its gradients; formulas in pointproj/ops/gradients.py.
 //
 // Each group of lanes owns one point and writes its own rows only: gradients of features and reference points are
-// gathered over the queries that they are neighbours of. Weights are a_ij = exp((nearest_i - d_ij) / sigma) / total_i;
-// the forward keeps nearest_i and 1 / total_i apart, because their logarithm would round away what is small next to
-// nearest_i / sigma.
+// gathered over the queries that they are neighbours of.
 //
 // What is written here takes the points and their neighbours as template argument (neighbor_sums.h, radius_sums.h):
 //   Real, Sum                                   of positions and sums
 //   kVector                                     values of a row that are read at a time
 //   own(at)                                     the point that a group of lanes owns
-//   other(at)                                   position of a neighbour
 //   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
+//   row(number)                                 of a neighbour that was added by this number
+//   other(row)                                  its position
+//   Weights                                     of(query, number, distance, 1 / sigma), as the forward kept them
 //   sigma, chunks                               chunks: passes that it takes to sum up all channels
 #pragma once
 
@@ -19,67 +19,6 @@
 namespace pointproj {
 
 constexpr int kSumLanes = 8;  // of a GPU warp that work on one point: 4 took 70 and 200 us on W2, 16 89 and 197
-
-template <class T>
-struct Weights {
-  using Sum = std::remove_const_t<T>;
-  T* saved;  // (Q, 2): nearest_i and 1 / total_i, in the order of the queries as they are searched
-
-  POINTPROJ_FN void save(int i, Sum nearest, Sum inverse) const {
-    saved[2 * static_cast<int64_t>(i)] = nearest;
-    saved[2 * static_cast<int64_t>(i) + 1] = inverse;
-  }
-  // Of a neighbour that is so far from query i.
-  POINTPROJ_FN Sum of(int i, Sum far, Sum per_sigma) const {
-    const Sum* known = saved + 2 * static_cast<int64_t>(i);
-    return Sum(exp((known[0] - far) * per_sigma)) * known[1];
-  }
-};
-
-// The running softmax of -distance / sigma, and the weighted sum of rows under it.
-template <class Neighbors>
-struct Sums {
-  using Sum = typename Neighbors::Sum;
-  using Number = Sum;
-  static constexpr int kLanes = kSumLanes;
-
-  Neighbors problem;
-  Matrix<const Sum> features;  // (N, channels or more)
-  Matrix<Sum> aggregated;      // (Q, channels)
-  Weights<Sum> weights;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const auto [at, chunk] = split_item(item, problem.chunks);
-    const auto point = problem.own(at);
-    const Sum per_sigma = Sum(1) / *problem.sigma;
-    Sum nearest = kInfinity<Sum>;  // weights are relative to this distance, the same in all lanes
-    Sum total = 0;                 // of this lane's weights
-    typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
-    problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
-      Sum least = kInfinity<Sum>;
-      for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, neighbors[i].value);
-      const Sum now = lesser(Sum(sqrt(lanes.minimum(least))), nearest);
-      if (lanes.any(now < nearest)) {
-        const Sum rescale = now < nearest ? Sum(exp((now - nearest) * per_sigma)) : Sum(1);  // 0 at first
-        total *= rescale;
-        sums.scale(rescale);
-        nearest = now;
-      }
-      for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        const Sum weight = exp((nearest - Sum(sqrt(neighbors[i].value))) * per_sigma);
-        total += weight;
-        neighbors[i].value = weight;
-      }
-      lanes.sync();
-      sums.add(neighbors, size);
-    });
-    total = lanes.sum(total);
-    const Sum inverse = total > Sum(0) ? Sum(1) / total : Sum(0);  // 0 without neighbours
-    sums.finish(is_finite(point.position) ? inverse : kNan<Sum>);
-    if (chunk == 0 && lanes.lane() == 0) weights.save(at, nearest, inverse);
-  }
-};
 
 // Gradient of the features: own points are the references.
 template <class Neighbors>
@@ -91,7 +30,7 @@ struct FeatureGradient {
   Neighbors problem;
   Matrix<const Sum> grad;  // (Q, channels or more)
   Matrix<Sum> d_features;  // (N, channels)
-  Weights<const Sum> weights;
+  typename Neighbors::Weights weights;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
@@ -101,7 +40,9 @@ struct FeatureGradient {
     typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(grad, chunk, d_features, point.row);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        neighbors[i].value = weights.of(neighbors[i].at, sqrt(neighbors[i].value), per_sigma);
+        const int number = neighbors[i].at, query = problem.row(number);
+        neighbors[i].value = weights.of(query, number, sqrt(neighbors[i].value), per_sigma);
+        neighbors[i].at = query;
       }
       lanes.sync();
       sums.add(neighbors, size);
@@ -121,7 +62,7 @@ struct PointGradient {
   Neighbors problem;
   Matrix<const Sum> own_values, other_values;  // upstream gradients of the queries, features of the references
   Matrix<const Sum> aggregated;                // (Q, channels)
-  Weights<const Sum> weights;
+  typename Neighbors::Weights weights;
   Sum* means;       // (Q,) upstream gradient times result; written with the queries' gradient
   Real* d_points;   // (own points, 3)
   Sum* sigma_rows;  // (Q,)
@@ -138,9 +79,9 @@ struct PointGradient {
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
         const Sum far = sqrt(neighbors[i].value);
         if (!of_queries && !(far > Sum(0))) continue;
-        const int other = neighbors[i].at, query = of_queries ? at : other;
+        const int number = neighbors[i].at, other = problem.row(number), query = of_queries ? at : other;
         const Sum product = dot(values, other_values[other], channels), mean = of_queries ? own_mean : means[query];
-        const Sum grad_logit = weights.of(query, far, per_sigma) * (product - mean);
+        const Sum grad_logit = weights.of(query, number, far, per_sigma) * (product - mean);
         of_sigma += grad_logit * far;
         if (!(far > Sum(0))) continue;
         const Vec3<Real> there = problem.other(other);
