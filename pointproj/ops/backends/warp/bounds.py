@@ -156,7 +156,7 @@ def bound_kernel(dtype: torch.dtype, lane_count: int) -> wp.Kernel:
     lower = atomic_lower(dtype)
     choose_grid = _grid_chooser(dtype)
     group = lanes(lane_count)
-    lane, lowest, ballot = group.lane, group.lowest, group.ballot
+    lane, minimum, ballot = group.lane, group.minimum, group.ballot
     boxes = wp.array2d(dtype=real)
     Points = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
@@ -221,8 +221,8 @@ def bound_kernel(dtype: torch.dtype, lane_count: int) -> wp.Kernel:
             keep(build.box, cloud, low, high)
         else:
             for axis in range(3):
-                low[axis] = lowest(low[axis])
-                high[axis] = lowest(high[axis])
+                low[axis] = minimum(low[axis])
+                high[axis] = minimum(high[axis])
             if low[0] < real(wp.inf):
                 for column in range(lane(), 13, lane_count):  # each thread has one
                     keep_one(build.box, column, low, high)

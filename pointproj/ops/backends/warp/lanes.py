@@ -20,8 +20,7 @@ class Lanes(NamedTuple):
     previous: wp.Function  # (x) -> the x of the lane before this one; the first gets its own
     ballot: wp.Function  # (flag) -> one bit for each lane
     sum_before: wp.Function  # (x) -> sum over the lanes before this one
-    minimum: wp.Function  # (x) -> smallest over all lanes; a float x is not negative
-    lowest: wp.Function  # (x) -> smallest over all lanes, of any sign
+    minimum: wp.Function  # (x) -> smallest over all lanes
     total: wp.Function  # (x) -> sum over all lanes
 
 
@@ -67,7 +66,14 @@ def _one_lane() -> Lanes:
     def total(x: Any):
         return x
 
-    return Lanes(1, item, lane, take, previous, ballot, sum_before, minimum, minimum, total)
+    return Lanes(1, item, lane, take, previous, ballot, sum_before, minimum, total)
+
+
+_LEAST_OF_WARP = """
+    #if __CUDA_ARCH__ >= 800
+        return __reduce_min_sync(0xffffffffu, x);
+    #endif
+"""
 
 
 def _several_lanes(count: int) -> Lanes:
@@ -76,12 +82,6 @@ def _several_lanes(count: int) -> Lanes:
     mask = f"const unsigned base = threadIdx.x & {32 - count}u, mask = {2**count - 1}u << base;"
     previous_there = f"{mask} return __shfl_up_sync(mask, x, 1, {count});"
     take_there = f"{mask} return __shfl_sync(mask, x, source, {count});"
-    # Bits of floats that are not negative are ordered as the floats are; a whole warp compares in one go.
-    quick_least = """
-        #if __CUDA_ARCH__ >= 800
-            {back}(__reduce_min_sync(0xffffffffu, {bits}(x)));
-        #endif
-    """
     least = f"""{mask}
         for (int step = {half}; step > 0; step >>= 1) {{
             auto other = __shfl_xor_sync(mask, x, step);
@@ -129,30 +129,16 @@ def _several_lanes(count: int) -> Lanes:
         return sum - x;""")
     def sum_before(x: int) -> int: ...
 
-    whole = count == 32
-    least_integer = quick_least.format(back="return", bits="") if whole else ""
-    least_float = quick_least.format(back="return __int_as_float", bits="__float_as_int") if whole else ""
-
-    @wp.func_native(least_integer + least)
+    @wp.func_native((_LEAST_OF_WARP if count == 32 else "") + least)
     def minimum(x: wp.int32) -> wp.int32: ...
 
-    @wp.func_native(least_float + least)
-    def minimum(x: wp.float32) -> wp.float32: ...
+    # By their bits: a whole warp compares integers in one go.
+    @wp.func
+    def minimum(x: wp.float32):
+        return _float_of(minimum(_ordered_bits(x)))
 
     @wp.func_native(least)
     def minimum(x: wp.float64) -> wp.float64: ...
-
-    @wp.func
-    def lowest(x: wp.int32):
-        return minimum(x)
-
-    @wp.func
-    def lowest(x: wp.float32):
-        return _float_of(minimum(_ordered_bits(x)))
-
-    @wp.func
-    def lowest(x: wp.float64):
-        return minimum(x)
 
     @wp.func_native(sum_up)
     def total(x: wp.float32) -> wp.float32: ...
@@ -160,7 +146,7 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(sum_up)
     def total(x: wp.float64) -> wp.float64: ...
 
-    return Lanes(count, item, lane, take, previous, ballot, sum_before, minimum, lowest, total)
+    return Lanes(count, item, lane, take, previous, ballot, sum_before, minimum, total)
 
 
 # Integers in the order of the floats.

@@ -54,7 +54,7 @@ def _tile_search(channels: int, warps: int) -> wp.Function:
     State, reserve, push, flush = tile.State, tile.reserve, tile.push, tile.flush
     group = lanes(LANES)
     lane, take, ballot = group.lane, group.take, group.ballot
-    sum_before, lowest = group.sum_before, group.lowest
+    sum_before, minimum = group.sum_before, group.minimum
     unit = torch.finfo(torch.float32).eps * ROUNDINGS
 
     @wp.func
@@ -138,8 +138,8 @@ def _tile_search(channels: int, warps: int) -> wp.Function:
             low = wp.vec3f()
             high = wp.vec3f()
             for axis in range(3):
-                low[axis] = lowest(wp.where(active, q[axis], float(wp.inf)))
-                high[axis] = -lowest(wp.where(active, -q[axis], float(wp.inf)))
+                low[axis] = minimum(wp.where(active, q[axis], float(wp.inf)))
+                high[axis] = -minimum(wp.where(active, -q[axis], float(wp.inf)))
             slack = float(unit) * (wp.max(wp.max(wp.abs(low)), wp.max(wp.abs(high))) + radius)
             limit = (radius + slack) * (radius + slack)
             steps = int(wp.min((radius + slack) * per_unit, float(MOST_STEPS))) + 1
@@ -147,8 +147,8 @@ def _tile_search(channels: int, warps: int) -> wp.Function:
             bits = wp.vec3i(
                 take(table.bits[0], chosen), take(table.bits[1], chosen), take(table.bits[2], chosen)
             )
-            x0 = lowest(wp.where(active, x, 1 << bits[0]))
-            x1 = -lowest(wp.where(active, -x, 0))
+            x0 = minimum(wp.where(active, x, 1 << bits[0]))
+            x1 = -minimum(wp.where(active, -x, 0))
             first, size = cells_near(bits, x0, x1, take(y, chosen), take(z, chosen), steps)
             own_square = wp.where(active, problem.largest_square, float(-1.0))
             waiting = int(0)
