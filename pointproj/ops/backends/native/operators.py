@@ -5,7 +5,6 @@ Importing this module loads the extension.
 """
 
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,49 +19,29 @@ SLOTS_PER_POINT = 4  # as in csrc/hash_grid.h
 READ_AHEAD = 16  # as in csrc/common.h
 
 
-class CellList(NamedTuple):
-    """The two-level cell list of csrc/cell_list.h, for kNN."""
-
-    grids: Tensor  # clouds: (12,) each, edges of the cells in 3:6; then of dense cells: (6,) each
-    numbers: Tensor  # int32: sizes of the grids; first cell, sub-cell and sorted point of each
-    points: Tensor  # sorted, with their rows: (N, 4) on a GPU, (4, N + READ_AHEAD) on a CPU
-
-
-class HashGrid(NamedTuple):
-    """The hash grid of csrc/hash_grid.h, for searches within a radius."""
-
-    width: Tensor  # () edge of the cells
-    start: Tensor  # (slots + 2,) int32: first sorted point of each slot; then of points not finite
-    points: Tensor  # sorted, as those of CellList
-
-
-def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:
-    """Sort packed clouds (N, 3) into cells; points that are not finite come last, in no cell."""
-    return CellList(*_build_cell_list(points, offsets, clouds))
-
-
-def build_hash_grid(points: Tensor, offsets: Tensor | None, clouds: int, radius: float) -> HashGrid:
-    """Sort packed clouds (N, 3) for searches within about ``radius``."""
-    return HashGrid(*_build_hash_grid(points, offsets, clouds, radius))
-
-
 def _sorted_points(points: Tensor) -> Spec:
+    """With their rows; those that are not finite come last, in no cell."""
     rows = points.shape[0]
     return ((rows, 4) if points.is_cuda else (4, rows + READ_AHEAD)), points.dtype
 
 
 def _cell_list(call: SimpleNamespace) -> tuple[Spec, ...]:
-    """The sizes that ``CellListSizes`` in csrc/cell_list.h has."""
+    """The two-level cell list of csrc/cell_list.h, for kNN; ``CellListSizes`` there has the same sizes."""
     rows, clouds, dtype = call.points.shape[0], call.clouds, call.points.dtype
     density = 2 if not call.points.is_cuda else 4 if rows <= 2**18 else 1
     cells, dense = density * rows // 2 + clouds, rows // DENSE_CELL + 2
     numbers = 4 * clouds + cells + dense + (cells + 1) + (cells + rows + 2)
-    return ((12 * clouds + 6 * dense,), dtype), ((numbers,), torch.int32), _sorted_points(call.points)
+    grids = ((12 * clouds + 6 * dense,), dtype)  # of the clouds, then of the dense cells: corners and edges
+    starts = ((numbers,), torch.int32)  # sizes of the grids; first cell, sub-cell and sorted point of each
+    return grids, starts, _sorted_points(call.points)
 
 
 def _hash_grid(points: Tensor, clouds: int) -> tuple[Spec, ...]:
+    """The hash grid of csrc/hash_grid.h, for searches within about one radius."""
     slots = SLOTS_PER_POINT * points.shape[0] + clouds
-    return ((), points.dtype), ((slots + 2,), torch.int32), _sorted_points(points)
+    width = ((), points.dtype)  # edge of the cells
+    start = ((slots + 2,), torch.int32)  # first sorted point of each slot; then of points not finite
+    return width, start, _sorted_points(points)
 
 
 def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
@@ -71,8 +50,8 @@ def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
     return ((queries, call.features.shape[1]), dtype), ((queries, saved), dtype)
 
 
-_build_cell_list = cpp_op("native_build_cell_list", _cell_list)
-_build_hash_grid = cpp_op("native_build_hash_grid", lambda call: _hash_grid(call.points, call.clouds))
+build_cell_list = cpp_op("native_build_cell_list", _cell_list)
+build_hash_grid = cpp_op("native_build_hash_grid", lambda call: _hash_grid(call.points, call.clouds))
 build_hash_grids = cpp_op(  # of queries and of reference points
     "native_build_hash_grids",
     lambda call: _hash_grid(call.query_points, call.clouds) + _hash_grid(call.reference_points, call.clouds),

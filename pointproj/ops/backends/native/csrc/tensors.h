@@ -176,11 +176,15 @@ inline Batch batch_of(const Tensor& points, const OptionalTensor& offsets, int64
 
 using Tables = std::array<Tensor, 3>;
 
-inline Tensor empty_sorted_points(const Tensor& points) {
+inline std::array<int64_t, 2> sorted_points_shape(const Tensor& points) {
   const int64_t rows = points.size(0);
-  if (points.is_cuda()) return at::empty({rows, 4}, points.options());
-  const Tensor sorted = at::empty({4, rows + kReadAhead}, points.options());
-  sorted.slice(1, rows).zero_();
+  if (points.is_cuda()) return {rows, 4};
+  return {4, rows + kReadAhead};
+}
+
+inline Tensor empty_sorted_points(const Tensor& points) {
+  const Tensor sorted = at::empty(sorted_points_shape(points), points.options());
+  if (!points.is_cuda()) sorted.slice(1, points.size(0)).zero_();
   return sorted;
 }
 
@@ -192,11 +196,9 @@ SortedPoints<Real> view_sorted_points(const Tensor& sorted) {
 inline void check_tables(const std::string& name, TensorList tables, at::IntArrayRef reals, int64_t numbers,
                          const Tensor& points, const char* builder) {
   TORCH_CHECK(tables.size() == 3, name, " must be the 3 tables of ", builder, "; got ", tables.size());
-  const int64_t rows = points.size(0);
-  const std::array<int64_t, 2> sorted = points.is_cuda() ? std::array{rows, int64_t(4)} : std::array{int64_t(4), rows + kReadAhead};
   check_like(name + "[0]", tables[0], reals, points.scalar_type(), points);
   check_like(name + "[1]", tables[1], {numbers}, at::kInt, points);
-  check_like(name + "[2]", tables[2], sorted, points.scalar_type(), points);
+  check_like(name + "[2]", tables[2], sorted_points_shape(points), points.scalar_type(), points);
 }
 
 inline CellListSizes cell_list_sizes(const Tensor& points, int64_t clouds) {
