@@ -137,8 +137,13 @@ def _tables_for(index: Index, clouds: Clouds, radius: float | None) -> Tables:
 
 
 def _is_recording(points: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded: what it makes holds values only when the graph is replayed."""
-    return points.is_cuda and torch.cuda.is_current_stream_capturing()
+    """Whether a CUDA graph is being recorded: what it makes holds values only when the graph is replayed.
+
+    torch.compile cannot ask that, and records what it compiles into a graph of its own later.
+    """
+    if torch.compiler.is_compiling() or not points.is_cuda:
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _check_type(index: object) -> None:

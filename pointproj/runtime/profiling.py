@@ -7,7 +7,7 @@ many jobs in one process: each recording therefore begins with a fresh one.
 import importlib.util
 import linecache
 import logging
-import pkgutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,15 +16,6 @@ from pointproj.config import ProfilerConfig
 log = logging.getLogger(__name__)
 
 TOP = 10  # operations or lines shown in the log; the files hold all
-
-# Where the time of a step is spent in Python: what profiler=line_profile looks into.
-LINE_PROFILED = (
-    "pointproj.training.step:TrainingStep._take",
-    "pointproj.training.step:TrainingStep._loss_with_gradients",
-    "pointproj.nn.projector:Projector.forward",
-    "pointproj.ops.functional:knn_aggregate",
-    "pointproj.ops.functional:radius_aggregate",
-)
 
 
 class ProfilerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
@@ -42,10 +33,15 @@ class StepProfiler:
         Which profiler, the steps to let pass (``skip``) and the steps to record (``steps``).
     folder : Path
         The run's folder; files are written below ``folder/profile``.
+    functions : sequence of callable
+        What ``profiler=line_profile`` times line by line.
     """
 
-    def __init__(self, config: ProfilerConfig, folder: Path) -> None:
+    def __init__(
+        self, config: ProfilerConfig, folder: Path, functions: Sequence[Callable[..., Any]] = ()
+    ) -> None:
         self._config = config
+        self._functions = functions
         self._folder = folder / "profile"
         self._recorder: Recorder | None = None
         self._taken = 0
@@ -97,8 +93,10 @@ class StepProfiler:
         if self._config.name == "none" or self._taken != self._config.skip - self._warmup:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        make = {"torch": TorchRecorder, "line_profile": LineRecorder}[self._config.name]
-        self._recorder = make(self._folder, self._warmup, self._config.steps)
+        if self._config.name == "torch":
+            self._recorder = TorchRecorder(self._folder, self._warmup, self._config.steps)
+        else:
+            self._recorder = LineRecorder(self._folder, self._warmup, self._functions)
 
     def _end(self) -> None:
         recorder, self._recorder = self._recorder, None
@@ -167,18 +165,16 @@ class TorchRecorder:
 
 
 class LineRecorder:
-    """Time by source line of the functions in :data:`LINE_PROFILED`: ``line_profiler/profiler_stats.txt``."""
+    """Time by source line of some functions: ``line_profiler/profiler_stats.txt``."""
 
-    def __init__(self, folder: Path, warmup: int, steps: int) -> None:
+    def __init__(self, folder: Path, warmup: int, functions: Sequence[Callable[..., Any]]) -> None:
         self._waiting = warmup
         self._profiler = _fresh_profiler(folder)
         self._tool = self._profiler.enable("line_profile")
         self._profiler.initialize()
         self._lines = self._tool._profiler
-        for name in LINE_PROFILED:
-            self._profiler(
-                pkgutil.resolve_name(name)
-            )  # registers the code; the wrapper it returns is not used
+        for function in functions:
+            self._profiler(function)  # registers the code; the wrapper it returns is not used
         if self._waiting == 0:
             self._lines.enable_by_count()
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from pointproj.config import Config
 from pointproj.data.dataset import PreparedData, prepare
 from pointproj.machine import environment
+from pointproj.ops.functional import knn_aggregate, radius_aggregate
 from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device, device_text, seed_everything
@@ -189,7 +190,7 @@ class Training:
     def _loop(self) -> None:
         config, position = self.config, self.position
         with ExitStack() as stack:
-            profiler = StepProfiler(config.profiler, self.run_folder.path)
+            profiler = StepProfiler(config.profiler, self.run_folder.path, self._profiled_functions())
             stack.callback(profiler.close)
             stop = stack.enter_context(StopRequest())
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
@@ -214,6 +215,16 @@ class Training:
                     self._validate()
                 if position.epoch % config.training.checkpoint_every == 0 or is_last:
                     self._save(checkpoint.LAST)
+
+    def _profiled_functions(self) -> list[Callable[..., Any]]:
+        """Where the time of a step is spent in Python."""
+        return [
+            TrainingStep._run,
+            TrainingStep._loss_with_gradients,
+            type(self.model).forward,
+            knn_aggregate,
+            radius_aggregate,
+        ]
 
     def _train_step(self, batch: dict[str, Any], display: ProgressDisplay, profiler: StepProfiler) -> None:
         config, position = self.config, self.position

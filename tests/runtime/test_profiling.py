@@ -23,14 +23,13 @@ def work(tmp_path, monkeypatch):
     (tmp_path / "profiled_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "profiled_module", raising=False)
-    monkeypatch.setattr(profiling, "LINE_PROFILED", ("profiled_module:work",))
     import profiled_module
 
     return profiled_module.work
 
 
 def take_steps(config, folder, work, count):
-    profiler = profiling.StepProfiler(config, folder)
+    profiler = profiling.StepProfiler(config, folder, [work])
     matrix = torch.ones(32, 32, requires_grad=True)
     on = []
     profiler.start()
@@ -93,11 +92,6 @@ def test_a_missing_line_profiler_is_told_before_training(monkeypatch):
     with pytest.raises(profiling.ProfilerUnavailable, match=r"pip install 'line_profiler>=5'"):
         profiling.require_profiler(ProfilerConfig(name="line_profile"))
     profiling.require_profiler(ProfilerConfig(name="torch"))
-
-
-def test_the_profiled_functions_exist():
-    for name in profiling.LINE_PROFILED:
-        assert callable(profiling.pkgutil.resolve_name(name))
 
 
 def test_host_peak_grows_with_what_is_held():
