@@ -1,4 +1,4 @@
-"""Carry learned features from a point cloud onto query points.
+"""Aggregate learned features of a point cloud onto query points.
 
 The public names are imported on first use, so that reading a config or printing help never waits
 for torch.

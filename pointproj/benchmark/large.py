@@ -100,7 +100,7 @@ class LargeCloud:
         self.upstream[self.checked] = self._upstream[self.checked]
         self.slabs = None
         if not processes.alone:
-            self.slabs = sharded.cut_slabs(self.query_points, self.reference_points, self.radius)
+            self.slabs = sharded.make_slabs(self.query_points, self.reference_points, self.radius)
 
     def call(self, mode: str) -> Callable[[], tuple[Tensor, ...]]:
         """The call to time: ``aggregate`` gives the values, ``operator`` the gradient of the features too."""

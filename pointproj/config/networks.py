@@ -1,4 +1,4 @@
-"""The values of each network, and what keeps it from running with the rest of a config.
+"""The values of each network, and which configs it cannot run with.
 
 A new network is a module in :mod:`pointproj.nn`, a class here, and a file in ``conf/projector/`` that begins
 with ``defaults: [/NAME_schema@_here_]``.
@@ -31,9 +31,9 @@ class _AggregatingConfig(ProjectorConfig):
         return bool(self.context)
 
     def arguments(self) -> dict[str, Any]:
-        """Return what :class:`pointproj.Projector` is told."""
-        told = {"sigma": self.sigma, "hidden_channels": self.hidden_channels, "context": bool(self.context)}
-        return {"kind": self.name, **told}
+        """Return arguments of :class:`pointproj.Projector`."""
+        shared = {"sigma": self.sigma, "hidden_channels": self.hidden_channels, "context": bool(self.context)}
+        return {"kind": self.name, **shared}
 
     def fill_in(self, config: Config) -> None:
         """Context where a shape is learned; normals where they tell inside from outside."""
@@ -67,7 +67,7 @@ class KnnConfig(_AggregatingConfig):
         return self.k if self.keep_neighbors else None
 
     def arguments(self) -> dict[str, Any]:
-        """Return what :class:`pointproj.Projector` is told."""
+        """Return arguments of :class:`pointproj.Projector`."""
         return {**super().arguments(), "k": self.k}
 
     def problems(self, config: Config) -> Iterator[str]:
@@ -94,11 +94,13 @@ class RadiusConfig(_AggregatingConfig):
 
     name: str = value("radius", "the network")
     radius: float = value(
-        1.0, "cut-off, in units of the query cube; what is farther from the cloud sees nothing", above=0
+        1.0,
+        "radius, in units of the query cube; a query without neighbours gets no features",
+        above=0,
     )
 
     def arguments(self) -> dict[str, Any]:
-        """Return what :class:`pointproj.Projector` is told."""
+        """Return arguments of :class:`pointproj.Projector`."""
         return {**super().arguments(), "radius": self.radius}
 
 
@@ -114,7 +116,7 @@ class MultiscaleConfig(ProjectorConfig):
     grid_channels: int = value(16, "width of the finest grid, a multiple of 8", least=1)
     side: int = value(16, "cells along each side of the finest grid", least=1, most=256)
     levels: int = value(3, "grids, each with half the side of the one before", least=1, most=10)
-    neighbors: int = value(8, "reference points that a point attends to, itself among them", least=3)
+    neighbors: int = value(8, "reference points that a point attends to, including itself", least=3)
 
     @property
     def fewest_points(self) -> int:
@@ -122,7 +124,7 @@ class MultiscaleConfig(ProjectorConfig):
         return self.neighbors
 
     def arguments(self) -> dict[str, Any]:
-        """Return what :class:`pointproj.nn.multiscale.Multiscale` is told."""
+        """Return arguments of :class:`pointproj.nn.multiscale.Multiscale`."""
         own = ("hidden_channels", "grid_channels", "side", "levels", "neighbors")
         return {name: getattr(self, name) for name in own}
 

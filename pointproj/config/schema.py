@@ -1,7 +1,7 @@
-"""Every value that a run can be told, with its default, its meaning and its bounds.
+"""Every value of a run's config, with its default, its meaning and its bounds.
 
-The bounds are those of anything that this program was made for: a config may come with a checkpoint from
-anybody. What belongs to one network only is in :mod:`pointproj.config.networks`.
+Bounds are wide enough for every sensible use. They are checked because a config may come with a checkpoint
+from anybody. What belongs to one network only is in :mod:`pointproj.config.networks`.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class ProjectorConfig:
     normals: bool | None = value(None, "show it the points' normals too; null: the network's own choice")
 
     def arguments(self) -> dict[str, Any]:
-        """Return what the network's constructor is told, beside `in_channels`, `predicts` and `backend`."""
+        """Return arguments of the network's constructor, all but `in_channels`, `predicts` and `backend`."""
         raise NotImplementedError
 
     @property
@@ -63,7 +63,7 @@ class ProjectorConfig:
         """Replace each null among these values by what it stands for in this config."""
 
     def problems(self, config: "Config") -> Iterator[str]:
-        """Yield what keeps this network from running with the rest of the config."""
+        """Yield why this network cannot run with the rest of the config."""
         yield from ()
 
 
@@ -75,12 +75,14 @@ class DataConfig:
     root: str | None = value(None, "folder with `<class>/{train,test}/*.off`; null: `data/<name>`")
     download: bool = value(False, "`data=modelnet10` only: fetch the official archive into `data.root`")
     strict: bool = value(False, "stop at the first unusable mesh instead of leaving it out")
-    classes: list[str] | None = value(None, "null: all that are found")  # noqa: RUF009 - a field
+    classes: list[str] | None = value(None, "class folders to read; null: all that are found")  # noqa: RUF009 - a field
     limit: int | None = value(None, "at most this many meshes of each class and split", least=1)
-    train_meshes: int = value(6, "training meshes made of each class, where meshes are made", least=1)
-    test_meshes: int = value(2, "test meshes made of each class, for `data=furniture`", least=1)
-    varied: bool = value(False, "make furniture in many more builds and any proportions")
-    defects: bool = value(False, "make furniture whose surfaces have the defects of real files")
+    train_meshes: int = value(
+        6, "generated training meshes of each class, for `furniture` and `mixed`", least=1
+    )
+    test_meshes: int = value(2, "generated test meshes of each class, for `furniture`", least=1)
+    varied: bool = value(False, "furniture in many more designs and sizes of parts")
+    defects: bool = value(False, "furniture whose surfaces have the defects of real files")
     points: int = value(1024, "reference points of each shape", least=1, most=1_000_000_000)
     resample: bool = value(True, "fresh points in every epoch; false: always the same points")
     grid: int = value(30, "points along each side of the query grid on [-1, 1]^3", least=2, most=1024)
@@ -89,10 +91,10 @@ class DataConfig:
         "random query points of each training shape; 0: the grid; null: 1024, for `target=random` 0",
         least=0,
     )
-    pool: int = value(16384, "random points of each shape that these are drawn from", least=1)
-    repeats: int = value(1, "`data=mixed` only: times that an epoch holds each real mesh", least=1)
+    pool: int = value(16384, "cached random points of each shape that queries are drawn from", least=1)
+    repeats: int = value(1, "`data=mixed` only: how often each real mesh occurs in an epoch", least=1)
     variants: int = value(
-        0, "`data=mixed` only: variants of each real training mesh with surface taken away", least=0
+        0, "`data=mixed` only: variants of each real training mesh with cutouts in its surface", least=0
     )
     cache: str = value("data/cache", "folder of prepared samples, by content and settings")
     workers: int = value(0, "processes that sample batches ahead", least=0, most=1024)
@@ -105,7 +107,7 @@ class TargetConfig:
     name: str = value(MISSING, "the field to predict", choices=tuple(TARGETS))
     loss: str | None = value(
         None,
-        "null: the target's own",
+        "the loss; null: the target's own",
         choices=("absolute", "smooth", "squared", "cross_entropy", "overlap"),
     )
     eikonal: float = value(0.0, "for distances: weight of (|gradient| - 1)^2 at the query points", least=0)
@@ -125,7 +127,10 @@ class AugmentationConfig:
         0.0, "largest change of an axis' length, as a fraction; not for distances", least=0, below=1
     )
     warp: float = value(
-        0.0, "largest change of scale within an axis: parts grow; not for distances", least=0, below=1
+        0.0,
+        "largest change of scale within an axis: some parts grow; not for distances",
+        least=0,
+        below=1,
     )
     shrink: float = value(0.0, "largest loss of size, as a fraction", least=0, below=1)
     noise: float = value(
@@ -170,7 +175,7 @@ class TrainingConfig:
         "stop", "at a step whose loss or gradient is not finite: stop, or skip it", choices=("stop", "skip")
     )
     time_steps: int = value(
-        0, "repetitions when forward pass and step are timed after training; 0: not timed", least=0
+        0, "how often forward pass and step are timed after training; 0: not timed", least=0
     )
 
 
@@ -221,7 +226,7 @@ class Config:
     allocator: AllocatorConfig = field(default_factory=AllocatorConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
-    device: str = value("auto", "`auto`: CUDA if there is a GPU", choices=("auto", "cpu", "cuda"))
+    device: str = value("auto", "`auto`: CUDA if there is a GPU, else CPU", choices=("auto", "cpu", "cuda"))
     compile: bool = value(False, "compile the network and, on CUDA, capture the whole step in one CUDA graph")
-    seed: int = value(0, "of weights, samples, order and augmentation", least=0, most=2**63 - 1)
-    resume: str | None = value(None, "`auto`: the newest checkpoint of this config; or the path of one")
+    seed: int = value(0, "seed of weights, samples, order and augmentation", least=0, most=2**63 - 1)
+    resume: str | None = value(None, "checkpoint or run to continue; `auto`: the newest of this config")

@@ -1,4 +1,4 @@
-"""A network that reconstructs: the cloud projected at several scales, refined on grids, asked anywhere."""
+"""A network for reconstruction: features on grids of several scales, refined, evaluated at any points."""
 
 import math
 from functools import partial
@@ -27,40 +27,40 @@ UNIT = 0.05  # displacements between neighbours are measured in it; about the sp
 
 
 class GridEncoding(NamedTuple):
-    """What :meth:`Multiscale.encode` knows of a cloud; any number of queries can be decoded from it."""
+    """Result of :meth:`Multiscale.encode`; any number of queries can be decoded from it."""
 
     reference_points: Float[Tensor, "b n 3"]
     normals: Float[Tensor, "b n 3"]
-    features: Float[Tensor, "b n channels"]  # of the reference points, with what the grid knows there
+    features: Float[Tensor, "b n channels"]  # of the reference points, with those of the grid there
     grid: Float[Tensor, "b side**3 grid_channels"]
     index: Index
     batched: bool
 
 
 class Multiscale(nn.Module):
-    """Project a cloud onto grids of several scales, refine them together, and decode at any points.
+    """Aggregate a cloud onto grids of several scales, refine them together, and decode at any points.
 
-    1. For each reference point a plane is found that it lies on with its neighbours
-       (:func:`pointproj.nn.planes.local_planes`), and wherever a point attends to neighbours, it sees how
-       far it is from their planes. On flat pieces that is exact, between samples and on boards of any
+    1. For each reference point, the plane through it and most of its neighbours is found
+       (:func:`pointproj.nn.planes.local_planes`). Wherever a point attends to neighbours, its distances to
+       their planes are among the inputs. On flat pieces these are exact, between samples and on boards of any
        thickness.
-    2. Each reference point attends to its neighbours, twice, so that it knows the surface about it.
-    3. One index serves all projections: onto every level of grids with halving sides by radius, with a
-       radius in proportion to the level's cells, and onto the second level from the nearest points too. Each
-       has a sigma of its own, which is learned, and the context of
-       :func:`pointproj.nn.context.aggregate_with_context`.
-    4. The finest grid is also told how wide the way from outside is to each of its cells
-       (:func:`pointproj.nn.widest_path.widest_path`): what is enclosed follows from the whole of a cloud,
-       and convolutions, which look about them, learn that from many examples only. This is found on a grid of
-       half the cells' width.
-    5. A U-Net over the levels decides what is far-reaching: which side of a surface is enclosed. No normals
-       are needed for that.
-    6. Each reference point reads the refined grid on both sides of its plane and attends to its neighbours
-       again. A query point sees the refined grid about it, attends to the nearest reference points, and sees
-       their projection with context. An MLP decides.
+    2. Each reference point attends to its neighbours, twice. The resulting features describe the surface
+       around it.
+    3. These features are aggregated onto grids, the levels; each has half as many cells a side as the one
+       before. Every level gets all points within a radius proportional to its cells; the second level gets
+       the nearest points too. One index serves all of this. Each aggregation has a learned sigma of its own
+       and the context of :func:`pointproj.nn.context.aggregate_with_context`.
+    4. Each cell of the finest grid also gets the width of the widest path to it from outside
+       (:func:`pointproj.nn.widest_path.widest_path`), computed on a grid of half the cells' width. What is
+       enclosed depends on the whole cloud, which convolutions alone learn only from many examples.
+    5. A U-Net over the levels combines what is far apart, to tell which side of a surface is enclosed. It
+       needs no normals.
+    6. Each reference point interpolates the refined grid on both sides of its plane and attends to its
+       neighbours again. For a query point, an MLP gets the refined grid interpolated there, attention to the
+       nearest reference points, and their aggregated features with context.
 
-    Under autocast the U-Net and the inner layers of attention run in low precision. Positions do not: thin
-    walls are told apart by differences that are lost in it.
+    Under autocast the U-Net and the inner layers of attention run in low precision. Positions do not, because
+    low precision would lose the small differences between the two sides of a thin wall.
 
     Parameters
     ----------
@@ -77,6 +77,7 @@ class Multiscale(nn.Module):
     in_channels : int
         Channels of ``features`` beside the points, 0 for none.
     out_channels : int
+        Channels of the result.
     predicts : {"value", "distance", "signed_distance"}
         As for :class:`pointproj.Projector`.
     backend : str

@@ -1,4 +1,4 @@
-"""The network: an MLP on the reference points, aggregation onto the query points, an MLP there."""
+"""The network: an MLP on the reference points, aggregation onto the query points, a second MLP on these."""
 
 from functools import partial
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class CloudEncoding(NamedTuple):
 
 
 class Projector(nn.Module):
-    """Carry what a network learns on a point cloud onto query points.
+    """A network that aggregates learned features of a point cloud onto query points.
 
     Features of the reference points come from a first MLP, are aggregated onto each query point with the
     weights ``exp(-distance / sigma)`` over its neighbours, and go through a second MLP there. Without
@@ -48,8 +48,10 @@ class Projector(nn.Module):
         Softmax temperature in the unit of the points.
     in_channels : int
         Channels of ``features`` in :meth:`forward`; 3 where the points themselves are the features.
-    hidden_channels, out_channels : int
-        Width of both MLPs, and of the result.
+    hidden_channels : int
+        Width of both MLPs.
+    out_channels : int
+        Channels of the result.
     context : bool
         Whether the second MLP sees displacement, soft distance, spread and has_neighbour.
     predicts : {"value", "distance", "signed_distance"}
@@ -108,7 +110,7 @@ class Projector(nn.Module):
         *,
         index: Index | None = None,
     ) -> CloudEncoding:
-        """Do once what all queries share: the first MLP and the search structure.
+        """Compute once what all queries share: the features from the first MLP, and the search structure.
 
         Parameters
         ----------
@@ -117,7 +119,7 @@ class Projector(nn.Module):
         features : (N, C) or (B, N, C) float tensor, optional
             What the first MLP sees; the reference points themselves by default.
         index : Index, optional
-            Result of :func:`pointproj.build_index` on these reference points; built here without.
+            From :func:`pointproj.build_index` on these reference points. None: it is built here.
 
         Returns
         -------

@@ -26,17 +26,21 @@ def knn(
 
     Parameters
     ----------
-    query_points, reference_points : (Q, 3) and (N, 3), or (B, Q, 3) and (B, N, 3) float tensors
-        float32 or float64, both of one dtype.
+    query_points : (Q, 3) or (B, Q, 3) float tensor
+        float32 or float64.
+    reference_points : (N, 3) or (B, N, 3) float tensor
+        Of the same dtype as ``query_points``.
     k : int
         Neighbours of each query, 1 to N.
     index : Index, optional
-        From :func:`pointproj.build_index` on the same reference points; built in the call without.
+        From :func:`pointproj.build_index` on the same reference points. None: it is built in this call.
     backend : str
         ``"auto"`` or a name from :func:`pointproj.backends`.
-    query_offsets, reference_offsets : (B + 1,) integer tensors, optional
-        For packed clouds of different sizes: cloud b has rows ``offsets[b]:offsets[b + 1]``. Neighbours are
-        never of another cloud.
+    query_offsets : (B + 1,) integer tensor, optional
+        For clouds of different sizes, packed one after the other: the queries of cloud b are rows
+        ``query_offsets[b]:query_offsets[b + 1]``. Neighbours are never of another cloud.
+    reference_offsets : (B + 1,) integer tensor, optional
+        The same for the reference points.
 
     Returns
     -------
@@ -47,15 +51,16 @@ def knn(
         Rows of ``reference_points`` (within the cloud for dense batches, of the packed tensor for ragged
         ones). Equal distances: the lower index first.
 
-        Points with a NaN or inf coordinate are nobody's neighbour and have none; a neighbour that does
-        not exist has index -1 and distance inf (NaN for a query that is not finite).
+        A reference point with a NaN or inf coordinate is not a neighbour of any query, and a query point
+        with one has no neighbours. Where a neighbour is missing, the index is -1 and the distance inf (NaN
+        if it is the query that is not finite).
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of wrong type, shape, dtype or device; k > N names both numbers.
+        For arguments of wrong type, shape, dtype or device, or k > N.
     BackendUnavailable
-        If a backend asked for by name cannot run here.
+        If ``backend`` names one that cannot run here.
     """
     clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
@@ -82,14 +87,16 @@ def knn_aggregate(
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
     reference_offsets: Int[Tensor, " clouds+1"] | None = None,
 ) -> Float[Tensor, "*batch q c"]:
-    """Carry features from the k nearest reference points onto the query points.
+    """Aggregate the features of the k nearest reference points of every query point.
 
     ``out_i = sum_j w_ij f_j / sum_j w_ij`` with ``w_ij = exp(-|p_i - q_j| / sigma)``: the softmax of
     -distance / sigma over the neighbours. :mod:`pointproj.ops.reference` is the specification.
 
     Parameters
     ----------
-    query_points, reference_points : (..., Q, 3) and (..., N, 3) float tensors
+    query_points : (..., Q, 3) float tensor
+        As for :func:`knn`.
+    reference_points : (..., N, 3) float tensor
         As for :func:`knn`.
     features : (..., N, C) float tensor
         float16, bfloat16, float32 or float64; sums run in float32 or wider.
@@ -100,19 +107,21 @@ def knn_aggregate(
     index : Index, optional
         As for :func:`knn`.
     neighbor_indices : (..., Q, k) int32 or int64 tensor, optional
-        From :func:`knn` on the same points, where these are known already: nothing is searched then. A value
-        that is no row of ``reference_points`` is no neighbour.
+        Neighbours that are known already, from :func:`knn` on the same points: nothing is searched then. A
+        value that is not a row of ``reference_points`` counts as no neighbour.
     backend : str
         As for :func:`knn`.
-    query_offsets, reference_offsets : (B + 1,) integer tensors, optional
+    query_offsets : (B + 1,) integer tensor, optional
+        As for :func:`knn`.
+    reference_offsets : (B + 1,) integer tensor, optional
         As for :func:`knn`.
 
     Returns
     -------
     (..., Q, C) float tensor
         In the features' dtype. Differentiable twice in features, query points, reference points and sigma;
-        neighbour sets are constants. 0 without any neighbour; a query that is not finite has a row of NaN
-        and no influence on any gradient.
+        the choice of neighbours is treated as constant. A query without neighbours gets 0. A query that
+        is not finite gets a row of NaN and has no influence on any gradient.
 
     Raises
     ------
@@ -147,14 +156,16 @@ def radius_aggregate(
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
     reference_offsets: Int[Tensor, " clouds+1"] | None = None,
 ) -> Float[Tensor, "*batch q c"]:
-    """Carry features from all reference points within ``radius`` onto the query points.
+    """Aggregate the features of all reference points within ``radius`` of every query point.
 
     The same weighting as :func:`knn_aggregate`, over every reference point with
     ``|p_i - q_j| <= radius``, however many: nothing is truncated.
 
     Parameters
     ----------
-    query_points, reference_points : (..., Q, 3) and (..., N, 3) float tensors
+    query_points : (..., Q, 3) float tensor
+        As for :func:`knn`.
+    reference_points : (..., N, 3) float tensor
         As for :func:`knn`.
     features : (..., N, C) float tensor
         As for :func:`knn_aggregate`.
@@ -166,13 +177,15 @@ def radius_aggregate(
         As for :func:`knn`.
     backend : str
         As for :func:`knn`.
-    query_offsets, reference_offsets : (B + 1,) integer tensors, optional
+    query_offsets : (B + 1,) integer tensor, optional
+        As for :func:`knn`.
+    reference_offsets : (B + 1,) integer tensor, optional
         As for :func:`knn`.
 
     Returns
     -------
     (..., Q, C) float tensor
-        As for :func:`knn_aggregate`; a query without a neighbour gets 0 and sends no gradient.
+        As for :func:`knn_aggregate`; a query without neighbours gets 0 and contributes no gradient.
 
     Raises
     ------

@@ -16,14 +16,18 @@ class Index:
     """A search structure over one set of reference points, from :func:`build_index`.
 
     It serves every search of the backend that built it. What a search needs and the index does not hold yet
-    is built by the first call that asks for it, and kept. The index holds for the points it was built from:
+    is built by the first call that needs it, and kept. The index is valid for the points it was built from:
     build a new one when they move.
 
     Attributes
     ----------
     backend : str
         Name of the backend that built it.
-    shape, dtype, device : tuple of int, torch.dtype, torch.device
+    shape : tuple of int
+        Of the reference points.
+    dtype : torch.dtype
+        Of the reference points.
+    device : torch.device
         Of the reference points.
     clouds : int
         How many clouds they hold.
@@ -54,9 +58,10 @@ def build_index(
         float32 or float64. Gradients do not flow through the index; pass the points themselves to each
         operator as usual.
     radius : float, optional
-        The cut-off that ``radius_aggregate`` will use, in units of the points: the index is built for that
-        search, with cells of that size, and is right for every other radius. Without one it is built for
-        kNN. Either serves the other search too, whose first call then builds what it needs.
+        The radius that ``radius_aggregate`` will use, in units of the points: the index is built for that
+        search, with cells of that size. Results are right for every other radius too, but take longer. None:
+        the index is built for kNN. Either index serves the other search too, whose first call then builds
+        what it needs.
     backend : str
         ``"auto"`` or a name from :func:`pointproj.backends`.
     reference_offsets : (B + 1,) integer tensor, optional
@@ -65,14 +70,14 @@ def build_index(
     Returns
     -------
     Index
-        Pass it as ``index=`` together with the same points.
+        To pass as ``index=`` together with the same points.
 
     Raises
     ------
     TypeError, ValueError
         For arguments of wrong type, shape, dtype or device.
     BackendUnavailable
-        If a backend asked for by name cannot run here.
+        If ``backend`` names one that cannot run here.
     """
     arguments.check_cloud("reference_points", reference_points)
     if reference_offsets is not None:

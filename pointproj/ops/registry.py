@@ -24,7 +24,7 @@ Tables = tuple[Tensor, ...]
 
 
 class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, named as users say it
-    """A backend asked for by name cannot run here; the message says why and what to do."""
+    """The backend that was named cannot run here; the message says why and what to do."""
 
 
 class Backend(Protocol):
@@ -37,14 +37,14 @@ class Backend(Protocol):
     OPERATORS : frozenset of {"knn", "radius"}
         The searches it has. Without ``"radius"`` it needs no ``radius_aggregate``.
     RANK : dict of str to int
-        Device type to place in the choice of ``backend=auto``, highest first, as measured. A device type
-        that is not named is one it does not run on.
+        Device type to place in the choice of ``backend=auto``, highest first, as measured. It does not
+        run on a device type that is missing here.
     WAITS : str or None
-        Why calls wait for the device, so that no CUDA graph can hold them.
+        Why calls wait for the device, so that they cannot be captured in a CUDA graph.
     EXPORTABLE : frozenset of str
         Device types on which its operators can be traced into a file that runs without this package.
     ONE_INDEX : bool
-        Whether one kind of tables serves both searches, so that an index needs them once.
+        Whether the same tables serve both searches, so that an index needs only one set.
     """
 
     OPERATORS: frozenset[str]
@@ -162,8 +162,10 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
 
     Returns
     -------
-    name, why : str
-        The second is a phrase for the log.
+    name : str
+        The backend that runs.
+    why : str
+        Why this one, as a phrase for the log.
 
     Raises
     ------
@@ -186,7 +188,7 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
 
 
 def waits(name: str) -> str | None:
-    """Why a backend's calls wait for the device, so that no CUDA graph can hold them, or None."""
+    """Why a backend's calls wait for the device, so that they cannot be captured in a CUDA graph, or None."""
     return load(name).WAITS
 
 

@@ -3,13 +3,14 @@
 Every process calls the operator with queries of its own and gets their results. The cloud is either
 
 - replicated: every process holds all reference points and features, and an index over them; or
-- in slabs: every process holds rows of its own, in any division, and :func:`cut_slabs` says which slab of
-  space each process searches. Queries travel to their slab and results back; reference points also travel
-  to all slabs of others that lie within the radius of them: the halo, if they lie in their slab already.
+- in slabs: every process has some of the reference points, any of them, and :func:`make_slabs` gives each
+  process a slab of space to search. A query is sent to the process of its slab, and the result is sent back.
+  A reference point is sent to the other processes whose slabs lie within the radius of it. If points already
+  are in the slab of their process, these are only the points near a border: the halo.
 
 Values and gradients are those of one device with all rows, for a loss that is summed over the processes. What
 is replicated has its whole gradient in every process. All calls are collective: every process of the group
-makes them, in the same order, also with no row at all.
+makes them, in the same order, even if it has no points.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class Route(NamedTuple):
 
 
 class Slabs(NamedTuple):
-    """Which process searches where, from :func:`cut_slabs`; it holds for the points it was made from."""
+    """Which process searches where, from :func:`make_slabs`; valid for the points it was made from."""
 
     radius: float
     axis: int
@@ -47,7 +48,7 @@ class Slabs(NamedTuple):
 
 
 def replicated(tensor: Float[Tensor, "*shape"], group: ProcessGroup | None = None) -> Float[Tensor, "*shape"]:
-    """Return ``tensor``, which every process holds alike, so that its gradient is summed over them.
+    """Return ``tensor``, which is the same in every process; its gradient is summed over the processes.
 
     With it a loss of any function of replicated tensors, evaluated on each process's own queries, has the
     gradient that it has on one device.
@@ -83,8 +84,10 @@ def knn_aggregate(
     ----------
     query_points : (..., Q, 3) float tensor
         Of this process.
-    reference_points, features : (..., N, 3) and (..., N, C) float tensors
-        The same in every process; their gradients are summed over the processes.
+    reference_points : (..., N, 3) float tensor
+        The same in every process; its gradient is summed over the processes.
+    features : (..., N, C) float tensor
+        The same in every process; its gradient is summed over the processes.
     k : int
         As for one device.
     sigma : float or float tensor of one element
@@ -124,21 +127,23 @@ def radius_aggregate(
     ----------
     query_points : (..., Q, 3) float tensor
         Of this process.
-    reference_points, features : (..., N, 3) and (..., N, C) float tensors
-        The same in every process, with gradients summed over them; with ``slabs`` this process's own rows,
-        as many as :func:`cut_slabs` was given, with gradients of these.
+    reference_points : (..., N, 3) float tensor
+        The same in every process, with the gradient summed over the processes. With ``slabs``: the points of
+        this process that :func:`make_slabs` was given, with their own gradient.
+    features : (..., N, C) float tensor
+        One row for each of these points, with its gradient as for them.
     radius : float
         As for one device.
     sigma : float or float tensor of one element
         The same in every process; its gradient is summed over the processes.
     index : Index, optional
-        Over the replicated cloud; slabs build their own.
+        Over the replicated cloud. Not with ``slabs``, which build their own.
     backend : str
         As for one device.
     group : ProcessGroup, optional
-        Of torch.distributed; None for all processes. Slabs bring theirs.
+        Of torch.distributed; None for all processes. Ignored with ``slabs``, which have their own group.
     slabs : Slabs, optional
-        Division of the cloud, from :func:`cut_slabs`; None for a replicated cloud.
+        Division of the cloud, from :func:`make_slabs`; None for a replicated cloud.
 
     Returns
     -------
@@ -169,25 +174,27 @@ def radius_aggregate(
 
 
 @torch.no_grad()
-def cut_slabs(
+def make_slabs(
     query_points: Float[Tensor, "q 3"],
     reference_points: Float[Tensor, "n 3"],
     radius: float,
     *,
     group: ProcessGroup | None = None,
 ) -> Slabs:
-    """Cut space into one slab a process, with about equally many reference points in each.
+    """Divide space into one slab for each process, with about equally many reference points in each.
 
     Slabs lie along the longest side of the cloud. This waits for the device, once for a cloud; the operator
     calls that follow do not.
 
     Parameters
     ----------
-    query_points, reference_points : (Q, 3) and (N, 3) float tensors
-        Rows of this process, float32 or float64; in any division, though rows that do not lie in their slab
-        are stored, and searched, in both places.
+    query_points : (Q, 3) float tensor
+        Queries of this process, float32 or float64.
+    reference_points : (N, 3) float tensor
+        Reference points of this process, of the same dtype. The cloud may be divided among the processes in
+        any way, but points outside of their process's slab are stored and searched by two processes.
     radius : float
-        The largest that will be asked for.
+        The largest radius that :func:`radius_aggregate` will be called with.
     group : ProcessGroup, optional
         Of torch.distributed; None for all processes.
 
@@ -232,8 +239,8 @@ def _bounds(points: Tensor, group: ProcessGroup | None) -> tuple[int, Tensor, fl
     count = len(sizes)
     if not len(sample):
         return axis, points.new_zeros(count - 1), 0.0
-    cuts = [len(sample) * place // count for place in range(1, count)]
-    return axis, sample[cuts], max(low.abs().max().item(), minus_high.abs().max().item())
+    ends = [len(sample) * place // count for place in range(1, count)]
+    return axis, sample[ends], max(low.abs().max().item(), minus_high.abs().max().item())
 
 
 def _route(rows_for: list[Tensor], group: ProcessGroup | None) -> Route:
@@ -254,10 +261,10 @@ def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: funct
     if index is not None:
         raise ValueError("slabs build an index of their own; leave index out")
     if radius > slabs.radius:
-        raise ValueError(f"the slabs' halo is for a radius up to {slabs.radius}; got {radius}: cut new ones")
+        raise ValueError(f"the slabs' halo is for a radius up to {slabs.radius}; got {radius}: make new ones")
     if len(query_points) != len(slabs.back):
         raise ValueError(
-            f"the slabs were cut for {len(slabs.back)} queries of this process; got {len(query_points)}"
+            f"the slabs were made for {len(slabs.back)} queries of this process; got {len(query_points)}"
         )
 
 

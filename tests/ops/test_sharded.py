@@ -78,7 +78,7 @@ def one_by_one(radius, leaves, upstream, rows, own):
     """Slabs from rows in turn, and from rows that one process has all of."""
     expected = gradients(radius(ops), leaves, upstream)
     here = [leaves[0][rows], leaves[1][own], leaves[2][own], leaves[3]]
-    slabs = sharded.cut_slabs(here[0], here[1], 0.35)
+    slabs = sharded.make_slabs(here[0], here[1], 0.35)
     assert slabs.axis == 1
     compare(gradients(radius(sharded, slabs=slabs), here, upstream[rows]), expected, rows, own)
 
@@ -89,13 +89,13 @@ def few_points(rank, device):
     for references in (0, 1, 40):
         *leaves, _ = problem(device, queries=6, references=references)
         rows, own = torch.arange(6 if rank == 1 else 0), torch.arange(references if rank == 0 else 0)
-        slabs = sharded.cut_slabs(leaves[0][rows], leaves[1][own], 0.35)
+        slabs = sharded.make_slabs(leaves[0][rows], leaves[1][own], 0.35)
         here = [leaves[0][rows], leaves[1][own], leaves[2][own]]
         got = radius(sharded, slabs=slabs)(*here, leaves[3])
         torch.testing.assert_close(got, radius(ops)(*leaves)[rows])
     with pytest.raises(ValueError, match=r"halo is for a radius up to 0\.35; got 0\.4"):
         sharded.radius_aggregate(*here, 0.4, slabs=slabs)
-    with pytest.raises(ValueError, match=r"cut for \d queries of this process; got 2"):
+    with pytest.raises(ValueError, match=r"made for \d queries of this process; got 2"):
         sharded.radius_aggregate(leaves[0][:2], *here[1:], 0.3, slabs=slabs)
 
 
