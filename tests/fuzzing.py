@@ -200,11 +200,11 @@ def _change(content: bytes, seeds: list[bytes], rng: np.random.Generator) -> byt
     match rng.integers(10):
         case 0:  # one byte
             return content[:low] + bytes([rng.integers(256)]) + content[low + 1 :]
-        case 1:  # a passage gone
+        case 1:  # a part removed
             return content[:low] + content[high:]
         case 2:  # cut short
             return content[:low]
-        case 3:  # a passage many times over
+        case 3:  # a part repeated many times
             return content[:low] + content[low:high] * int(rng.integers(2, 50)) + content[high:]
         case 4:  # any bytes
             return content[:low] + rng.bytes(int(rng.integers(1, 12))) + content[low:]

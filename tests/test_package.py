@@ -24,7 +24,7 @@ IMPORT_NAMES = {"warp-lang": "warp"}  # where it is not the name of the package
 OPTIONAL = {"triton"}  # imported by the backend of that name alone
 NATIVE_SOURCES = [*(PROJECT / "pointproj/ops/backends/native/csrc").iterdir()]
 (CONTRACT,) = (c for c in CONFIG["tool"]["importlinter"]["contracts"] if c["type"] == "forbidden")
-APPLICATION_ROOMS = {room.removeprefix("pointproj.") for room in CONTRACT["forbidden_modules"]}
+APPLICATION_FOLDERS = {folder.removeprefix("pointproj.") for folder in CONTRACT["forbidden_modules"]}
 
 
 def _names(requirements: list[str]) -> list[str]:
@@ -60,16 +60,16 @@ def test_modules_of_the_wheel_import_only_each_other_and_the_dependencies(name: 
     for imported in _imports(ast.parse(file.read_text(encoding="utf-8")).body):
         package = imported.partition(".")[0]
         if package == "pointproj":
-            room = imported.split(".")[1] if "." in imported else None
-            assert room not in APPLICATION_ROOMS, f"{name} imports {imported}"
+            folder = imported.split(".")[1] if "." in imported else None
+            assert folder not in APPLICATION_FOLDERS, f"{name} imports {imported}"
         else:
             assert package in {*sys.stdlib_module_names, *brought, *OPTIONAL}, f"{name} imports {imported}"
 
 
-def test_every_room_belongs_to_the_library_or_to_the_application():
-    rooms = {name.split(".")[1] for name in _wheel_modules() if "." in name}
+def test_every_folder_belongs_to_the_library_or_to_the_application():
+    packed = {name.split(".")[1] for name in _wheel_modules() if "." in name}
     folders = {file.parent.name for file in (PROJECT / "pointproj").glob("*/__init__.py")}
-    assert folders - rooms == APPLICATION_ROOMS
+    assert folders - packed == APPLICATION_FOLDERS
 
 
 def test_the_wheel_holds_the_library_and_the_sources_of_native_and_no_more(tmp_path: Path):
@@ -79,9 +79,9 @@ def test_the_wheel_holds_the_library_and_the_sources_of_native_and_no_more(tmp_p
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(tmp_path)]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
     (wheel,) = (tmp_path / "dist").iterdir()
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    contents = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     wanted = [*_wheel_modules().values(), *NATIVE_SOURCES]
-    assert held == {file.relative_to(PROJECT).as_posix() for file in wanted}
+    assert contents == {file.relative_to(PROJECT).as_posix() for file in wanted}
 
 
 def test_the_version_has_an_entry_in_the_changelog():

@@ -1,4 +1,4 @@
-"""Measure everyone who takes part in one workload of :mod:`pointproj.benchmark.workloads`."""
+"""Measure all contenders in one workload of :mod:`pointproj.benchmark.workloads`."""
 
 import dataclasses
 import logging

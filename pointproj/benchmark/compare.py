@@ -24,12 +24,14 @@ class Pair(NamedTuple):
 
 
 def report(before: list[Row], after: list[Row]) -> str:
-    """Markdown: a summary by workload and contender, all rows, slowest first, and rows that lost their time.
+    """Markdown: a summary by workload and contender, all rows, slowest first, and rows timed only before.
 
     Parameters
     ----------
-    before, after : list of Row
-        Paired by :attr:`~pointproj.benchmark.results.Row.measurement`.
+    before : list of Row
+        Of the first file.
+    after : list of Row
+        Of the second file, paired by :attr:`~pointproj.benchmark.results.Row.measurement`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Who is measured: our backends and other libraries (the peers) behind one interface."""
+"""What is measured: our backends and other libraries (the peers) behind one interface."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The typed schema of the whole configuration, and the checks that need no data.
 
 Hydra composes ``conf/``; :func:`to_config` turns the result into the dataclasses of
-:mod:`pointproj.config.schema` once, at the door. Everything after that is plain Python. No torch here:
+:mod:`pointproj.config.schema` once, at the start. Everything after that is plain Python. No torch here:
 ``--help`` and ``--cfg job`` answer at once.
 """
 

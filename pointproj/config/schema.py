@@ -181,7 +181,7 @@ class TrainingConfig:
 
 @dataclass
 class AllocatorConfig:
-    """Who owns GPU memory."""
+    """Which library allocates GPU memory."""
 
     name: str = value(MISSING, "the allocator", choices=("torch", "rmm"))
     expandable_segments: bool = value(False, "`allocator=torch` only: reserved blocks can grow")
@@ -207,7 +207,7 @@ class ProfilerConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go besides ``metrics.jsonl``."""
+    """Where metrics are written besides ``metrics.jsonl``."""
 
     name: str = value(MISSING, "the logger", choices=("none", "tensorboard", "mlflow"))
 

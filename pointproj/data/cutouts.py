@@ -1,4 +1,4 @@
-"""Variants of meshes with parts of the surface cut away: what was enclosed may be open then, and is outside.
+"""Variants of meshes with parts of the surface removed: space that was enclosed may then be outside.
 
 A network that sees closed solids only learns to fill whatever looks like one. Real files also have open
 boxes, missing backs and loose sheets. Cutouts make many such cases from a few files, with exact targets.

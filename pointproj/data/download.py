@@ -157,7 +157,7 @@ def _check_announced(response: http.client.HTTPResponse, have: int, archive: Arc
     if length is not None and have + int(length) != archive.size:
         raise DownloadError(
             f"{archive.url} offers {have + int(length):,} bytes; expected {archive.size:,}: the file "
-            "there is another one now, perhaps a page that says why"
+            "at that address has changed, or is an error page"
         )
 
 
@@ -199,7 +199,7 @@ def _check(zip_file: Path, archive: Archive) -> None:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != archive.sha256:
         log.warning(
-            "%s has SHA-256 %s, not %s as the copy this was written with; going on, since its size is right",
+            "%s has SHA-256 %s, expected %s; continuing, since its size is right",
             zip_file,
             digest,
             archive.sha256,

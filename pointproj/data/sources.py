@@ -52,9 +52,9 @@ def _mixed_files(data: DataConfig) -> list[MeshFile]:
     real = _real_files(data)
     train = [file for file in real if file.split == "train"]
     made = _furniture_files(data, None, 0)
-    cut = write_variants(train, "data/variants", data.variants)
-    cut += write_variants(made, "data/variants", min(data.variants, 1))
-    return [*real, *train * (data.repeats - 1), *made, *cut]
+    variants = write_variants(train, "data/variants", data.variants)
+    variants += write_variants(made, "data/variants", min(data.variants, 1))
+    return [*real, *train * (data.repeats - 1), *made, *variants]
 
 
 def _furniture_files(data: DataConfig, root: str | None, test_meshes: int) -> list[MeshFile]:

@@ -1,4 +1,4 @@
-"""A checkpoint as a field: the model with its weights, ready to be asked about any cloud."""
+"""A trained model from a checkpoint, as a field that can be evaluated for any cloud."""
 
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The small network at every point."""
+"""The MLP that is applied to every point."""
 
 import functools
 import importlib.util
@@ -21,8 +21,12 @@ class MLP(nn.Sequential):
 
     Parameters
     ----------
-    in_channels, hidden_channels, out_channels : int
-        Widths: in -> hidden -> hidden -> out.
+    in_channels : int
+        Channels of the input.
+    hidden_channels : int
+        Width of both hidden layers.
+    out_channels : int
+        Channels of the result.
     """
 
     def __init__(self, in_channels: int, hidden_channels: int, out_channels: int) -> None:

@@ -1,4 +1,4 @@
-"""Planes through points of a cloud: what flat pieces of a surface tell exactly, however thin the solid is."""
+"""Planes through points of a cloud: exact on flat pieces of a surface, however thin the solid is."""
 
 import torch
 from jaxtyping import Float, Int

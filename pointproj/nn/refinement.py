@@ -1,4 +1,4 @@
-"""Features on a grid of cells of the query cube: convolutions that refine them, and values in between."""
+"""Features on a grid of cells of the query cube: convolutions that refine them, and their interpolation."""
 
 from collections.abc import Sequence
 from itertools import pairwise

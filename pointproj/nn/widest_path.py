@@ -1,4 +1,4 @@
-"""How wide the path from outside to each cell is: which parts of a grid a cloud encloses, as numbers."""
+"""The width of the widest path from outside to each cell of a grid: a measure of how enclosed it is."""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""What the operators ask of their arguments: one place, one wording, before any work."""
+"""Checks of the operators' arguments, made before any work."""
 
 import math
 from numbers import Integral, Real

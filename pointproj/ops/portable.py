@@ -1,9 +1,9 @@
 """The operators as plain torch that a tracer can follow for any number of points.
 
 An exported program must run where this package is not installed, so its operators are replaced by these.
-They go through the queries in chunks, as :mod:`pointproj.ops.backends.torch` does, but in a loop that stays
-one when it is traced: memory stays bounded, and neither the number of queries nor of points is fixed. Ragged
-batches are not exported.
+They go through the queries in chunks, as :mod:`pointproj.ops.backends.torch` does, but in a loop that remains
+a loop when it is traced: memory stays bounded, and neither the number of queries nor of points is fixed.
+Ragged batches are not exported.
 """
 
 from collections.abc import Callable

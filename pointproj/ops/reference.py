@@ -1,12 +1,12 @@
-"""The specification of the operators: plain torch, one cloud, read it first.
+"""The specification of the operators, in plain torch for one cloud. Read this first.
 
 For a query point p_i and its neighbours N(i) among the reference points q_j with features f_j
 
     w_ij = exp(-|p_i - q_j| / sigma)          out_i = sum_j w_ij f_j / sum_j w_ij,   j in N(i)
 
-Gradients come from torch's autograd, so they are the derivatives of exactly this code. Every backend is
-held to it, values and gradients, by ``tests/ops/test_operators.py``. Queries go through in chunks, so that no
-query-by-reference matrix is ever held whole.
+Gradients come from torch's autograd, so they are the derivatives of exactly this code. Values and gradients
+of every backend are compared with it in ``tests/ops/test_operators.py``. Queries are processed in chunks, so
+that no whole query-by-reference matrix is ever in memory.
 """
 
 import torch

@@ -83,12 +83,12 @@ def activate(allocator: AllocatorConfig) -> None:
         raise AllocatorUnavailable(f"allocator=rmm: {reason}; or write allocator=torch")
     if distributed.process_count() > 1:
         raise AllocatorUnavailable(
-            "allocator=rmm: several processes that train one model meet on the GPU before memory can change "
-            "hands; write allocator=torch, or start one process"
+            "allocator=rmm: several processes that train one model use the GPU before RMM can take over; "
+            "write allocator=torch, or start one process"
         )
     if torch.cuda.is_initialized():
         raise AllocatorUnavailable(
-            "allocator=rmm: torch has used the GPU in this process already, and memory changes hands only "
+            "allocator=rmm: torch has used the GPU in this process already, and RMM can take over only "
             "before that; start this job on its own"
         )
     _owner = _swap(allocator)

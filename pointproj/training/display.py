@@ -1,4 +1,4 @@
-"""What a run says while it trains: one line an interval, and a live bar on a terminal."""
+"""What a run shows while it trains: a line at regular intervals, and a live bar on a terminal."""
 
 import logging
 import sys
@@ -84,8 +84,10 @@ class ProgressDisplay:
 
     Parameters
     ----------
-    total_steps, steps_taken : int
-        Steps of the whole run, and how many of them lie behind already.
+    total_steps : int
+        Steps of the whole run.
+    steps_taken : int
+        How many of them were taken before, where a run is continued.
     console : rich.console.Console, optional
         Where the bar goes; standard output by default.
     """
@@ -110,7 +112,7 @@ class ProgressDisplay:
     def __enter__(self) -> "ProgressDisplay":
         before = (sys.stdout, sys.stderr)
         self._bar.start()
-        # The bar has put streams in place that print above it; log handlers still hold those from before.
+        # The bar has replaced the streams, to print above itself; log handlers still have the old ones.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream in before:
                 previous = handler.setStream(sys.stdout)

@@ -157,7 +157,7 @@ class DivergenceCheck:
             self._report(step, batch)
         if self._in_a_row >= CHECK_EVERY:
             raise TrainingDiverged(
-                f"none of the last {self._in_a_row} steps was finite, so that skipping them leads nowhere: "
+                f"none of the last {self._in_a_row} steps was finite, so skipping them does not help: "
                 + self._advice()
             )
 

@@ -1,4 +1,4 @@
-"""The pictures of one run: how its losses went, and some of its test shapes with what the model predicts."""
+"""The pictures of one run: the loss curve, and predictions for some test shapes."""
 
 from collections.abc import Callable
 from pathlib import Path

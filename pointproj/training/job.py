@@ -1,4 +1,4 @@
-"""One job from what Hydra composed to its folder: checked, recorded, and never silent about its end."""
+"""One job from what Hydra composed to its folder: checked, recorded, and with its end always logged."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""The training of a projector, readable from top to bottom: what to run on, the loop, the report."""
+"""The training of a network: device and backend, the loop, the report."""
 
 import dataclasses
 import io
@@ -67,7 +67,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     Raises
     ------
     BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
-        Before any data is read, if the run cannot be what the config asks for.
+        Before any data is read, if the config cannot be run as it is.
     DataError, MeshError
         From the preparation of the data.
     TrainingDiverged
@@ -118,7 +118,7 @@ class Training:
         Of the operators, resolved.
     logger : MetricLogger
     processes : Processes
-        Who trains together; ``run`` and ``logger`` of all but the first drop what they are given.
+        The processes that train together; only the first one writes to ``run`` and ``logger``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the prediction is compared by: the loss of each target, and the penalty for distances."""
+"""Losses: one for each target, and the eikonal penalty for distances."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""The network that a config describes, and what it is shown of a cloud."""
+"""The network that a config describes, and its inputs."""
 
 import pkgutil
 from typing import Any

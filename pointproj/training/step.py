@@ -292,7 +292,7 @@ class TrainingStep:
             self.captured = False
             self.optimizer.zero_grad(set_to_none=True)
             cause = error.__context__ or error  # what ended the capture, not that it ended
-            log.warning("no CUDA graph of the step, which runs %s: %s", self.mode, first_line(cause))
+            log.warning("no CUDA graph of the step; it runs %s instead: %s", self.mode, first_line(cause))
             return False
         log.info("the training step is captured in a CUDA graph for %d shapes a batch", len(inputs["target"]))
         return True

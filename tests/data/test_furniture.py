@@ -23,10 +23,10 @@ def top_height(mesh, x, y):
     corners = (mesh.triangles - low) / (high - low)
     a, b, c = np.moveaxis(corners, 1, 0)
 
-    def turn(p, q):  # twice the signed area that p, q and (x, y) span
+    def area(p, q):  # twice the signed area that p, q and (x, y) span
         return (q[:, 0] - p[:, 0]) * (y - p[:, 1]) - (q[:, 1] - p[:, 1]) * (x - p[:, 0])
 
-    weights = np.stack([turn(b, c), turn(c, a), turn(a, b)], axis=1)
+    weights = np.stack([area(b, c), area(c, a), area(a, b)], axis=1)
     over = ((weights > 0).all(axis=1) | (weights < 0).all(axis=1)).nonzero()[0]
     weights = weights[over] / weights[over].sum(axis=1, keepdims=True)
     return (weights * corners[over, :, 2]).sum(axis=1).max()

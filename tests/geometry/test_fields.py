@@ -74,8 +74,8 @@ def crossed_boards(seed):
     boards = []
     for _ in range(8):
         board = box(generator.uniform(0.05, 1, 3))
-        turn = trimesh.transformations.rotation_matrix(generator.uniform(0, 3), generator.normal(size=3))
-        board.apply_transform(turn)
+        rotation = trimesh.transformations.rotation_matrix(generator.uniform(0, 3), generator.normal(size=3))
+        board.apply_transform(rotation)
         board.apply_translation(generator.uniform(-0.7, 0.7, 3))
         boards.append(board)
     return joined(*boards)

@@ -198,12 +198,12 @@ REFUSED = {
     "no end.ply": (TEXT_PLY.replace("end_header", ""), "has no end_header"),
     "another format.ply": (
         TEXT_PLY.replace("ascii", "binary_middle_endian"),
-        "header line that is none of PLY",
+        "header line that is not of the PLY format",
     ),
     "no format.ply": (TEXT_PLY.replace("format ascii 1.0\n", ""), "must say its format"),
     "another type.ply": (
         TEXT_PLY.replace("float x", "quad x"),
-        "header line that is none of PLY: 'property quad",
+        "header line that is not of the PLY format: 'property quad",
     ),
     "no x.ply": (
         TEXT_PLY.replace("float x", "float a"),
@@ -226,7 +226,7 @@ REFUSED = {
     "before the first.obj": (OBJ.replace("1 3 4", "1 3 -5"), "face 1 names a vertex before the first"),
     "from 0.obj": (OBJ.replace("1 3 4", "0 1 2"), "face 1 names a vertex before the first, got '0 1 2'"),
     "beyond the last.obj": (OBJ.replace("1 3 4", "1 3 5"), "names a vertex outside 0 to 3"),
-    "beyond all counts.obj": (OBJ.replace("1 3 4", "1 3 " + "9" * 30), "beyond all counts"),
+    "beyond all counts.obj": (OBJ.replace("1 3 4", "1 3 " + "9" * 30), "index that is too large"),
     "a word.obj": (OBJ.replace("f 1 3 4", "f 1 three 4"), "face 1 must list whole numbers, got '1 three 4'"),
     "cut.stl": (TEXT_STL, "is cut short: expected endsolid after facet 1"),
     "two corners.stl": (

@@ -1,4 +1,4 @@
-"""Models of checkpoints: as they were trained; a config is held against the weights that it comes with."""
+"""Models of checkpoints: as they were trained; a config must fit the weights that it comes with."""
 
 import copy
 import time

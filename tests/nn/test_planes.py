@@ -19,9 +19,9 @@ def flat(count=600, seed=0):
 def test_a_board_thinner_than_its_samples_are_apart_has_the_planes_of_its_sides():
     sheet = torch.cat([flat(), torch.zeros(600, 1, dtype=torch.float64)], dim=1)
     sheet[::2, 2] = 0.01  # samples are 0.04 apart
-    turn = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).double()).Q
-    normals, fit = planes_of(sheet @ turn.mT)
-    right = (normals @ turn[:, 2]).abs() > 0.9999
+    rotation = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).double()).Q
+    normals, fit = planes_of(sheet @ rotation.mT)
+    right = (normals @ rotation[:, 2]).abs() > 0.9999
     assert right.double().mean() > 0.97
     assert fit[right].mean() > 0.4  # about half of the neighbours are on the other side
     upwards = normals @ torch.tensor([0.37, 0.52, 0.77], dtype=torch.float64)

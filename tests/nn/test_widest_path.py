@@ -10,29 +10,29 @@ from pointproj.nn.widest_path import widest_path
 def widest_by_hand(distance):
     """The widest ways from outside, one cell after the other, the widest first (Dijkstra)."""
     side = len(distance)
-    passage = np.full((side,) * 3, -1.0)
+    widest = np.full((side,) * 3, -1.0)
     front = [(-np.inf, (x, y, z)) for x, y, z in np.ndindex(side, side, side) if {0, side - 1} & {x, y, z}]
     heapq.heapify(front)
     while front:
         width, cell = heapq.heappop(front)
-        if passage[cell] >= 0:
+        if widest[cell] >= 0:
             continue
-        passage[cell] = min(-width, distance[cell])
+        widest[cell] = min(-width, distance[cell])
         for axis in range(3):
             for step in (-1, 1):
                 beside = list(cell)
                 beside[axis] += step
-                if 0 <= beside[axis] < side and passage[tuple(beside)] < 0:
-                    heapq.heappush(front, (-passage[cell], tuple(beside)))
-    return passage
+                if 0 <= beside[axis] < side and widest[tuple(beside)] < 0:
+                    heapq.heappush(front, (-widest[cell], tuple(beside)))
+    return widest
 
 
 @pytest.mark.parametrize("side", [1, 2, 7, 12])
 def test_as_wide_as_the_widest_way_from_face_to_face(side):
     distance = torch.rand(3, side, side, side, generator=torch.Generator().manual_seed(side))
-    passage = widest_path(distance, side**3)
+    widest = widest_path(distance, side**3)
     expected = np.stack([widest_by_hand(one) for one in distance.double().numpy()])
-    torch.testing.assert_close(passage.double(), torch.from_numpy(expected))
+    torch.testing.assert_close(widest.double(), torch.from_numpy(expected))
 
 
 def test_a_closed_box_lets_nothing_in_and_a_hole_as_much_as_it_is_wide():

@@ -21,8 +21,8 @@ HEAVY = (
     "torch._inductor",
 )
 APPLICATION = tuple(
-    f"pointproj.{room}"
-    for room in ("config", "geometry", "runtime", "data", "viz", "training", "inference", "benchmark")
+    f"pointproj.{package}"
+    for package in ("config", "geometry", "runtime", "data", "viz", "training", "inference", "benchmark")
 )
 CODE = """
 import sys

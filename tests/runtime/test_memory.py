@@ -22,7 +22,7 @@ needs_rmm = pytest.mark.skipif(
 
 
 def run(code: str) -> dict:
-    """Run code in a process of its own: memory changes hands once in a process. Its last line is JSON."""
+    """Run code in a process of its own: RMM can take over once in a process. Its last line is JSON."""
     head = (
         "import json, torch\n"
         "from pointproj.runtime import memory, rmm_memory\n"
@@ -117,7 +117,7 @@ def test_all_libraries_draw_from_one_resource(resource: str):
 memory.configure_allocator(AllocatorConfig(name="rmm", resource="{resource}", maximum_gib=2.0))
 memory.reset_peak("cuda")
 told = {{"empty": memory.statistics("cuda")}}
-held = torch.ones(2**20, device="cuda")
+tensor = torch.ones(2**20, device="cuda")
 told["torch"] = memory.allocated_bytes("cuda")
 import cupy
 of_cupy = cupy.ones(2**20, dtype="float32")
@@ -125,8 +125,8 @@ told["cupy"] = memory.allocated_bytes("cuda")
 import warp as wp
 of_warp = wp.ones(2**20, dtype=wp.float32, device="cuda")
 told["warp"] = memory.allocated_bytes("cuda")
-assert held.sum().item() == float(of_cupy.sum()) == float(of_warp.numpy().sum()) == 2**20
-del held, of_cupy, of_warp
+assert tensor.sum().item() == float(of_cupy.sum()) == float(of_warp.numpy().sum()) == 2**20
+del tensor, of_cupy, of_warp
 told["end"] = memory.statistics("cuda")
 memory.reset_peak("cuda")
 told["reset"] = memory.statistics("cuda")

@@ -94,11 +94,11 @@ def test_a_missing_line_profiler_is_told_before_training(monkeypatch):
     profiling.require_profiler(ProfilerConfig(name="torch"))
 
 
-def test_host_peak_grows_with_what_is_held():
-    memory.reset_peak("cpu")  # other tests may have held more before
+def test_host_peak_grows_with_what_is_allocated():
+    memory.reset_peak("cpu")  # other tests may have allocated more before
     before = memory.peak_bytes("cpu")
-    held = torch.ones(64 * 2**20)
-    assert memory.peak_bytes("cpu") >= before + 0.5 * held.nbytes
+    tensor = torch.ones(64 * 2**20)
+    assert memory.peak_bytes("cpu") >= before + 0.5 * tensor.nbytes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
@@ -115,12 +115,12 @@ def test_an_allocator_setting_without_gpu_is_told_to_have_no_effect(caplog):
 def test_expandable_segments_are_on_for_the_job_that_asks_and_off_for_the_next():
     def expandable():
         torch.cuda.empty_cache()
-        held = torch.ones(2**27, device="cuda")  # fits into nothing that other tests left
+        tensor = torch.ones(2**27, device="cuda")  # fits into nothing that other tests left
         segments = torch.cuda.memory_snapshot()
         found = [
             s["is_expandable"]
             for s in segments
-            if s["address"] <= held.data_ptr() < s["address"] + s["total_size"]
+            if s["address"] <= tensor.data_ptr() < s["address"] + s["total_size"]
         ]
         return found[0]
 
@@ -132,8 +132,8 @@ def test_expandable_segments_are_on_for_the_job_that_asks_and_off_for_the_next()
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_gpu_peak_is_counted_from_the_reset():
-    held = torch.ones(2**20, device="cuda")
+    tensor = torch.ones(2**20, device="cuda")
     memory.reset_peak("cuda")
     more = torch.ones(2**22, device="cuda")
     del more
-    assert memory.peak_bytes("cuda") >= held.nbytes + 2**24
+    assert memory.peak_bytes("cuda") >= tensor.nbytes + 2**24

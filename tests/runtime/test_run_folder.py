@@ -126,7 +126,7 @@ def test_a_folder_without_permission_or_space_is_refused(tmp_path, monkeypatch):
         require_writable(tmp_path / "new")
 
 
-def test_a_full_disk_is_worded_and_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_and_leaves_the_old_file(tmp_path, monkeypatch):
     run = RunFolder(tmp_path)
     run.write_json("status.json", {"status": "running"})
 

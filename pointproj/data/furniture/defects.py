@@ -1,4 +1,4 @@
-"""Defects like those of real files, put into a clean piece without changing what is inside it.
+"""Defects like those of real files, added to a clean piece without changing which points are inside it.
 
 A piece gets any of these: parts that overlap instead of being merged, walls inside the solid, faces listed
 twice or flipped, edges split on one side only, cracks between faces, vertices that are not shared, faces of

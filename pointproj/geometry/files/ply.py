@@ -77,7 +77,9 @@ def parse(content: bytes) -> Surface:
     axes, corners = [vertex.place(axis) for axis in "xyz"], face.place(*_FACE_LISTS)
     listed = face.properties[corners]
     if any(prop.count_code for prop in vertex.properties) or not listed.count_code or listed.code in "fd":
-        raise FormatError("must list vertex indices, whole numbers, for each face, and nothing for vertices")
+        raise FormatError(
+            "must list whole numbers (vertex indices) for each face, and must not have lists for vertices"
+        )
     if not byte_order:
         rows = _text_rows(elements, body)
         vertices = coordinates([" ".join(_words(row, axes)) for row in rows["vertex"]])
@@ -146,7 +148,7 @@ def _header(lines: list[str]) -> tuple[str, list[_Element]]:
             ):
                 elements[-1].properties.append(_Property(name, _TYPES[code], _TYPES[count_code]))
             case _:
-                raise FormatError(f"has a header line that is none of PLY: {line[:SHOWN]!r}")
+                raise FormatError(f"has a header line that is not of the PLY format: {line[:SHOWN]!r}")
     if byte_order is None:
         raise FormatError(f"must say its format, one of {', '.join(_BYTE_ORDERS)}")
     return byte_order, elements

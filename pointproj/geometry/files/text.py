@@ -81,7 +81,7 @@ def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
     try:
         return np.array(triangles, dtype=np.int64)
     except OverflowError:
-        raise FormatError("has a face that names a vertex beyond all counts") from None
+        raise FormatError("has a face with a vertex index that is too large") from None
 
 
 def _holds_three_numbers(row: str) -> bool:
