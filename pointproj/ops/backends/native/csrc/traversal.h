@@ -148,8 +148,10 @@ struct ShellTraversal {
   }
 
   // Visit the cells from `low` to `high`, but for those up to shell `inner`, within the limit; none unless `searches`.
+  // A thread alone goes plane by plane: with other changes beside it, self-kNN of 10^6 uniform points took 0.64 ms, and
+  // 0.72 by rows. The lanes of a warp share the rows of a small box.
   POINTPROJ_FN bool visit_box(const int* at, const int* low, const int* high, int inner, bool searches) {
-    if constexpr (levels == Levels::kOne) {
+    if constexpr (levels == Levels::kOne && Lanes::width > 1) {
       return visit_rows(at, low, high, inner, searches);
     } else {
       return visit_planes(at, low, high, inner, searches);
