@@ -76,7 +76,7 @@ class StepProfiler:
         recorded = self._taken - self._config.skip
         if recorded <= 0:
             log.warning(
-                "profiler: nothing recorded: training took %d steps, profiler.skip=%d leaves out the first",
+                "profiler: nothing recorded, training took %d steps and profiler.skip=%d comes first",
                 self._taken,
                 self._config.skip,
             )
