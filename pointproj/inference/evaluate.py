@@ -98,7 +98,7 @@ def _keep(name: str, cloud: Points, made: Mapping[str, Reconstruction], truth: T
 
 
 def model_method(trained: TrainedModel, side: int) -> Method:
-    """Return the method that asks a trained model on a grid of ``side`` points a side."""
+    """Return the method that evaluates a trained model on a grid of ``side`` points a side."""
     device = str(trained.device)
 
     def method(points: Points, normals: Points) -> Reconstruction:

@@ -1,4 +1,4 @@
-"""Where the neighbours of a query point are, from the same aggregation that carries their features."""
+"""Where the neighbours of a query point are, from the same aggregation as their features."""
 
 from collections.abc import Callable
 
@@ -17,16 +17,19 @@ def aggregate_with_context(
     reference_points: Float[Tensor, "*batch n 3"],
     features: Float[Tensor, "*batch n c"],
 ) -> list[Tensor]:
-    """Aggregate features once, and say where they come from.
+    """Aggregate features, and with them where the neighbours are.
 
     Parameters
     ----------
     aggregate : callable
-        Carries ``(..., N, C)`` onto the query points, as :func:`pointproj.knn_aggregate` does; 0 where a
+        Aggregates ``(..., N, C)`` onto the query points, as :func:`pointproj.knn_aggregate` does; 0 where a
         query has no neighbour.
-    query_points, reference_points : (..., Q, 3) and (..., N, 3) float tensors
+    query_points : (..., Q, 3) float tensor
+        Those that ``aggregate`` uses.
+    reference_points : (..., N, 3) float tensor
         Those that ``aggregate`` uses.
     features : (..., N, C) float tensor
+        Of the reference points.
 
     Returns
     -------

@@ -261,7 +261,7 @@ class Multiscale(nn.Module):
     def _flooded(
         self, reference_points: Tensor, spacing: Float[Tensor, " b"], index: Index
     ) -> Float[Tensor, "b grid_channels s s s"]:
-        """What the cells of the finest level are told of the ways from outside."""
+        """Features of the paths from outside, for the cells of the finest level."""
         side = FINER * self.sides[0]
         cell = self._cell(side)
         centres = self.flood_centres.to(reference_points.dtype).expand(len(reference_points), -1, -1)
@@ -271,10 +271,10 @@ class Multiscale(nn.Module):
         spacing = spacing.view(-1, 1, 1, 1).expand_as(distance)
         # Lengths from 0 to infinity as numbers from 0 to 1, finest where they are about the unit.
         pairs = [(distance, cell), (width, cell), (width, spacing), (spacing, cell)]
-        told = torch.stack([length / (length + unit) for length, unit in pairs], dim=1)
+        lengths = torch.stack([length / (length + unit) for length, unit in pairs], dim=1)
         for axis in range(3):  # the fine cells within each cell of the grid become its channels
-            told = told.unflatten(2 + 2 * axis, (-1, FINER)).movedim(3 + 2 * axis, 1)
-        return self.flood(told.flatten(1, 4).movedim(1, -1)).movedim(-1, 1)
+            lengths = lengths.unflatten(2 + 2 * axis, (-1, FINER)).movedim(3 + 2 * axis, 1)
+        return self.flood(lengths.flatten(1, 4).movedim(1, -1)).movedim(-1, 1)
 
     def _centres(self, level: int, reference_points: Tensor) -> Float[Tensor, "b side**3 3"]:
         centres = getattr(self, f"centres_{level}").to(reference_points.dtype)
@@ -292,9 +292,9 @@ class Multiscale(nn.Module):
         return 2 / side
 
     def extra_repr(self) -> str:
-        """What the network was told, for ``print(model)``."""
-        told = f"sides={self.sides}, neighbors={self.neighbors}, predicts={self.predicts}"
-        return f"{told}, backend={self.backend}"
+        """The network's arguments, for ``print(model)``."""
+        arguments = f"sides={self.sides}, neighbors={self.neighbors}, predicts={self.predicts}"
+        return f"{arguments}, backend={self.backend}"
 
 
 def _scaled(context: list[Tensor], unit: float) -> list[Tensor]:

@@ -16,7 +16,7 @@ PREDICTED_CHANNELS = {"value": 1, "distance": 1, "signed_distance": 2}
 
 
 class CloudEncoding(NamedTuple):
-    """What :meth:`Projector.encode` knows of a cloud; any number of queries can be decoded from it."""
+    """Result of :meth:`Projector.encode`; any number of queries can be decoded from it."""
 
     reference_points: Float[Tensor, "*batch n 3"]
     features: Float[Tensor, "*batch n hidden"]  # of the first MLP
@@ -197,7 +197,7 @@ class Projector(nn.Module):
         return partial(radius_aggregate, query_points, reference_points, radius=self.radius, **shared)
 
     def extra_repr(self) -> str:
-        """What the operators were told, for ``print(model)``."""
+        """The network's arguments, for ``print(model)``."""
         neighbors = f"k={self.k}" if self.kind == "knn" else f"radius={self.radius}"
         extras = f"context={self.context}, predicts={self.predicts}"
         return f"kind={self.kind}, {neighbors}, sigma={self.sigma}, {extras}, backend={self.backend}"

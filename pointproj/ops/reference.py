@@ -21,8 +21,8 @@ def knn_search(
 ) -> Int[Tensor, "q k"]:
     """Indices of the k nearest reference points, nearest first, ties by the lower index.
 
-    A neighbour that does not exist is -1: points that are not finite are nobody's neighbour and have none,
-    nor are points so far apart that the squared distance overflows.
+    A neighbour that does not exist is -1. Points that are not finite neither have neighbours nor are
+    neighbours, and points so far apart that the squared distance overflows are not neighbours of each other.
     """
     rows = max(1, PAIRS_AT_ONCE // reference_points.shape[0])
     chunks = [_nearest(chunk, reference_points, k) for chunk in query_points.split(rows)]

@@ -128,7 +128,7 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
     -------
     dict
         ``allocator`` and ``peak_bytes``; on a GPU also ``allocated_bytes``, ``reserved_bytes`` (None where
-        nobody knows) and ``allocations``, with RMM also ``resource``.
+        it is unknown) and ``allocations``, with RMM also ``resource``.
     """
     if torch.device(device).type == "cpu":
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -54,11 +54,11 @@ class StepProfiler:
         return self._recorder is not None
 
     def start(self) -> None:
-        """Be told that the first step comes next."""
+        """To be called before the first step."""
         self._begin_if_due()
 
     def step(self) -> None:
-        """Be told that a step has ended."""
+        """To be called after each step."""
         if self._config.name == "none":
             return
         self._taken += 1
@@ -70,13 +70,13 @@ class StepProfiler:
             self._begin_if_due()
 
     def close(self) -> None:
-        """Be told that no step follows; writes what was recorded if the recording is still on."""
+        """To be called after the last step; writes what was recorded if the recording is still on."""
         if self._config.name == "none":
             return
         recorded = self._taken - self._config.skip
         if recorded <= 0:
             log.warning(
-                "profiler: nothing recorded, training took %d steps and profiler.skip=%d comes first",
+                "profiler: nothing recorded, training took %d steps; recording begins after profiler.skip=%d",
                 self._taken,
                 self._config.skip,
             )
@@ -111,7 +111,7 @@ class Recorder(Protocol):
     """What records a window of steps; it is on from its making."""
 
     def step(self) -> None:
-        """Be told that a step has ended."""
+        """To be called after each step."""
 
     def finish(self, steps: int) -> list[str]:
         """Stop, write the files, and return the lines to show for ``steps`` recorded steps."""
@@ -147,7 +147,7 @@ class TorchRecorder:
         self._profiler.__enter__()
 
     def step(self) -> None:
-        """Be told that a step has ended."""
+        """To be called after each step."""
         self._profiler.step()
 
     def finish(self, steps: int) -> list[str]:
@@ -179,7 +179,7 @@ class LineRecorder:
             self._lines.enable_by_count()
 
     def step(self) -> None:
-        """Be told that a step has ended."""
+        """To be called after each step."""
         if self._waiting > 0:
             self._waiting -= 1
             if self._waiting == 0:

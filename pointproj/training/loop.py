@@ -250,7 +250,7 @@ class Training:
         return ProgressDisplay(self.total_steps, self.position.step, console)
 
     def _read_status(self) -> None:
-        """Act on what the device was asked after an earlier step, if that was not done yet."""
+        """Act on the status that was requested after an earlier step, if that was not done yet."""
         act, self.pending = self.pending, None
         if act is not None:
             act()

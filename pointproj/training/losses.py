@@ -14,7 +14,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_function(target: TargetConfig) -> Loss:
-    """Return the loss that a target asks for: ``loss(prediction, target)``, both (B, Q), as a scalar.
+    """Return the loss of a target: ``loss(prediction, target)``, both (B, Q), as a scalar.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 ``compile=true`` means: the model through ``torch.compile``, and on CUDA the whole step captured in one CUDA
 graph, which is then replayed with new inputs. Nothing here waits for the device: losses are summed there and
-read when somebody asks for them.
+read on request.
 
 Where several processes train together, each has its own part of the batch, and all gradients and the loss are
 summed as one tensor between backward and clipping. The sum is recorded in the graph like everything else.
@@ -101,7 +101,7 @@ class TrainingStep:
             self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
             self._guard.compiled = True
         self._pending: Status | None = None  # requested and not yet received
-        self._not_finite: list[int] = []  # numbers of calls that nobody has asked for yet
+        self._not_finite: list[int] = []  # numbers of calls that were not requested yet
         self._mean_loss = float("nan")
         self._calls = self._calls_received = 0
         self._loss_sum = torch.zeros((), device=self.device)
@@ -191,7 +191,7 @@ class TrainingStep:
         return self.read_status()[1]
 
     def state_dict(self) -> dict[str, float | int]:
-        """Losses that nobody has read yet, so that a resumed run reports them."""
+        """Losses that were not read yet, so that a resumed run reports them."""
         self.request_status()
         self._receive()
         return {"loss_sum": self._loss_sum.item(), "steps_since_read": self._steps_since_read}

@@ -3,9 +3,9 @@
 Libraries for any dimension take |p|^2 + |q|^2 - 2 p.q for the squared distance: fast, and wrong in the last
 digits by an amount that grows with the coordinates. So more candidates are asked for than neighbours are
 wanted, and ranked again by the distance as :mod:`pointproj.ops.reference` rounds it. A row counts if the
-farthest candidate is farther than the k-th neighbour by more than all rounding: then nobody who was left out
-can be nearer. Rows that cannot be told that way (ties at the k-th place above all) are searched
-among all points.
+farthest candidate is farther than the k-th neighbour by more than all rounding: then no point that was left
+out can be nearer. Rows for which this does not hold (mostly ties at the k-th place) are searched among all
+points.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ CandidateSearch = Callable[[Float[Tensor, "m 3"], int], Int[Tensor, "m count"]]
 
 
 class Candidates(NamedTuple):
-    """The reference points of one cloud that can be anybody's neighbours."""
+    """The reference points of one cloud that can be neighbours."""
 
     rows: Tensor  # (n,) int64, ascending: where they stand in the cloud, without those that are not finite
     points: Tensor  # (n, 3) as given
@@ -40,7 +40,7 @@ class Candidates(NamedTuple):
 
 
 def candidates_of(reference_points: Float[Tensor, "n 3"]) -> Candidates:
-    """Prepare a cloud for a search that knows neither fp64 nor NaN; waits for the device."""
+    """Prepare a cloud for a search that supports neither fp64 nor NaN; waits for the device."""
     rows = reference_points.isfinite().all(1).nonzero().squeeze(1)
     points = reference_points[rows]
     if len(rows):
