@@ -1,7 +1,7 @@
 """What runs on this machine, and what does not and why.
 
     python -m pointproj doctor                              # versions, devices, backends, allocators
-    python -m pointproj doctor backend=warp device=cuda     # and 1 as exit code unless that works
+    python -m pointproj doctor backend=warp device=cuda     # tries this one; exit code 1 unless it works
     python -m pointproj doctor allocator=rmm
 
 A backend asked for is tried on a few points, and its result compared with the reference implementation.

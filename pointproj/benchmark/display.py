@@ -14,7 +14,7 @@ COLOURS = {OK: "default", WRONG: "red", MISSING: "dim"}
 
 
 class Display:
-    """Lines on standard output, never wrapped.
+    """Lines on standard output, of any length.
 
     Parameters
     ----------

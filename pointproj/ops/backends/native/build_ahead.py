@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
         nargs="+",
         type=_architecture,
         metavar="X.Y",
-        help="GPU architectures, as 8.0 9.0; by default those that are here, the CPU part alone if none is",
+        help="GPU architectures, as 8.0 9.0; by default those of this machine; without a GPU none",
     )
     given = parser.parse_args(arguments)
     try:

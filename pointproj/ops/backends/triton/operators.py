@@ -17,9 +17,9 @@ def runs_kernels(tensor: Tensor) -> bool:
 
 
 def _traceable(name: str, function: Callable, fake: Callable) -> Any:
-    """Register ``function``, which launches wrapped kernels on CUDA and calls torch on a CPU.
+    """Register ``function``, which launches traceable kernels on CUDA and calls torch on a CPU.
 
-    Its CPU part may loop over chunks, which no tracer can follow for sizes it does not know: in traces it
+    Its CPU part may loop over chunks, which no tracer can follow for unknown sizes: in traces it
     stands as an operator of its own.
     """
     on_cpu = opaque(f"{name}_on_cpu", function, fake)

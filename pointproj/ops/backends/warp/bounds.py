@@ -16,7 +16,7 @@ AT_ONCE = 16  # points that a thread reads before it looks at the first
 
 
 def bound_threads(points: Tensor) -> int:
-    """So many that a GPU warp, or a thread of a CPU, sees 512 points or more: few atomics meet then."""
+    """So many that a GPU warp, or a thread of a CPU, gets 512 points or more: few atomics collide then."""
     return max(1, min(points.shape[0] // 512, 2**11)) * (32 if points.is_cuda else 1)
 
 

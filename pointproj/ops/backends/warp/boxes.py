@@ -15,12 +15,12 @@ POINTS_AS_A_ROW = 8  # so many points take as long as a row of cells without any
 
 
 class Walk(NamedTuple):
-    """A search through one grid of cells: its types, and who goes there."""
+    """A search through one grid of cells: its types and its visitor."""
 
     dtype: torch.dtype
     lanes: Lanes
     visitor: Visitor
-    budget: int  # effort after which it gives up in and around dense cells; 0 for no limit
+    budget: int  # effort after which it stops in and around dense cells; 0 for no limit
     Place: Any  # struct: the query, the tables, the visitor's data and the grid
     Box: Any  # struct: cells from ``low`` to ``high``, but for those up to shell ``inner`` around ``at``
 

@@ -37,7 +37,7 @@ def arrive(counters: wp.array(dtype=wp.int32), place: int) -> int:
 #endif
 """)
 def completes(counters: wp.array(dtype=wp.int32), place: int, size: int) -> bool:
-    """Count a point in; true for one of them once all ``size`` have come: it sees what they all wrote."""
+    """Count a point; true for the last of ``size``, which can read what all of them wrote."""
     ...
 
 
@@ -61,7 +61,7 @@ def fresh(table: wp.array2d(dtype=wp.float32), row: int, column: int) -> wp.floa
 def fresh(table: wp.array2d(dtype=wp.float64), row: int, column: int) -> wp.float64: ...
 
 
-# All threads of a block call these together. Blocks take tickets when they start, so nobody waits for a
+# All threads of a block call these together. Blocks take tickets when they start, so none waits for a
 # block that cannot start.
 _TAKE_TICKET = """
 #if defined(__CUDA_ARCH__)

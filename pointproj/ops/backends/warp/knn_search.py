@@ -87,13 +87,13 @@ def _search(
 
 
 class Stage(NamedTuple):
-    """One kernel over all queries; it leaves to the next what would take it too long."""
+    """One kernel over all queries; queries that would take it too long are left to the next stage."""
 
     width: int  # lanes a query
     each: int  # queries that these lanes take, one after another, far from each other
     into_dense_cells: bool
     budget: int  # rows of cells that a query may look at in and around dense cells; 0 for no limit
-    blocks: int  # that a processor of a GPU has room for: many need few registers each
+    blocks: int  # that fit on a multiprocessor at a time: many need few registers each
 
 
 def _stages(queries: int, k: int, on_gpu: bool) -> tuple[Stage, ...]:
@@ -163,7 +163,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, stage: Stage) -> wp.Kernel:
         """Of ``each`` queries search for those that are unfinished, one after another."""
         number, _ = wp.tid()
         if wp.static(into_dense_cells) and dense_cells_before(cells.start[cells.start.shape[0] - 1]) == 0:
-            return  # nobody has met a dense cell
+            return  # without dense cells no query is unfinished
         count = queries.batch.rows
         items = (count + each - 1) / each
         query = lane() * items + item(number)

@@ -19,7 +19,7 @@ SMALL_BLOCK, LARGE_BLOCK = 256, 1024
 MANY = 2**22  # from so many sizes on blocks are large
 
 # A block sums up its tile, publishes the sum, and adds up those of all tiles before. It takes the next tile
-# when it starts, so nobody waits for a block that cannot start. A lane holds four cells in a row, so that
+# when it starts, so none waits for a block that cannot start. A lane holds four cells in a row, so that
 # what a warp reads and writes lies together.
 _SUM_UP = """
 #if defined(__CUDA_ARCH__)
@@ -110,7 +110,7 @@ _SUM_UP = """
 
 
 def states_of(sizes: int) -> int:
-    """How many int64, all 0, :func:`running_sum` wants to work with for so many sizes; an even number."""
+    """How many int64, all 0, :func:`running_sum` needs for so many sizes; an even number."""
     return 2 * (-(-sizes // (SMALL_BLOCK * ITEMS)) // 2 + 1)
 
 
