@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pointproj.nn.context import safe_sqrt
+from pointproj.ops.reference import safe_sqrt
 
 PAIR_CHANNELS = 5  # displacement (3), distance, height above the neighbour's plane
 OWN_PLANE_CHANNELS = 2  # the neighbour's height above the point's own plane, cosine between the two planes

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.ops.reference import safe_sqrt
+
 CONTEXT_CHANNELS = 6  # displacement (3), soft distance, spread, has_neighbour
 
 Aggregate = Callable[[Tensor], Tensor]  # (..., N, C) at the reference points -> (..., Q, C) at the queries
@@ -48,9 +50,3 @@ def aggregate_with_context(
     variance = (mean_square - mean.square().sum(-1, keepdim=True)).clamp(min=0)
     soft_distance = safe_sqrt(displacement.square().sum(-1, keepdim=True))
     return [features, displacement, soft_distance, safe_sqrt(variance), has_neighbour]
-
-
-def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Square root whose gradient is 0 (not infinite) at 0."""
-    apart = squared > 0
-    return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)

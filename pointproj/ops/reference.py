@@ -80,7 +80,11 @@ def squared_distances(
 
 def length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     """Length of each difference, with subgradient 0 at distance 0."""
-    squared = delta.square().sum(-1)
+    return safe_sqrt(delta.square().sum(-1))
+
+
+def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Square root whose gradient is 0 (not infinite) at 0."""
     apart = squared > 0
     return torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
 
