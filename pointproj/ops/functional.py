@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, pack
 from pointproj.ops.index import Index, build_index, choose_backend
-from pointproj.ops.reference import length, nan_where_query_is_not_finite
+from pointproj.ops.reference import DEFAULT, length, nan_where_query_is_not_finite
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -140,7 +140,7 @@ def knn_aggregate(
         rows = module.search(clouds.detached(), tables, int(k))
     else:
         rows = _packed_rows(neighbor_indices, reference_points)
-    aggregated = module.aggregate_neighbors(clouds, packed, sigma, rows)
+    aggregated = module.aggregate_neighbors(clouds, packed, sigma, rows, DEFAULT)
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -198,7 +198,7 @@ def radius_aggregate(
     arguments.check_sigma(sigma, query_points)
     module, tables = choose_backend(backend, float(radius), index, reference_points, clouds)
     packed, sigma = _packed_features(features, query_points.dtype, sigma)
-    aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius))
+    aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius), DEFAULT)
     return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
 
 

@@ -1,22 +1,23 @@
 """The aggregation and its first and second derivatives, written out for a block of pairs.
 
-With logits l_ij = -d_ij / sigma, d_ij = |p_i - q_j|, unit vectors n_ij = (p_i - q_j) / d_ij (0 where
-d_ij = 0) and softmax weights a_ij over the neighbours of i, the first backward of out_i = sum_j a_ij f_j
-for an upstream gradient g_i is
+With the logits l_ij = log K(d_ij), d_ij = |p_i - q_j|, their derivatives l_d and l_sigma, unit vectors
+n_ij = (p_i - q_j) / d_ij (0 where d_ij = 0) and softmax weights a_ij over the neighbours of i, the first
+backward of out_i = sum_j a_ij f_j for an upstream gradient g_i is
 
     c_ij = g_i . f_j                 s_ij = a_ij (c_ij - sum_k a_ik c_ik)        (gradient of the logit)
-    d f_j = sum_i a_ij g_i           d p_i = -sum_j s_ij n_ij / sigma
-    d q_j = sum_i s_ij n_ij / sigma  d sigma = sum_ij s_ij d_ij / sigma^2
+    d f_j = sum_i a_ij g_i           d p_i = sum_j s_ij l_d n_ij
+    d q_j = -sum_i s_ij l_d n_ij     d sigma = sum_ij s_ij l_sigma
 
 The second backward differentiates <those four, (U, u, v, t)>. That scalar is the directional derivative of
-<g, out> along features U and logits h_ij = -(u_i - v_j) . n_ij / sigma + t d_ij / sigma^2, hence
+<g, out> along features U and logits h_ij = l_d (u_i - v_j) . n_ij + t l_sigma, hence
 
     d g_i = sum_j a_ij (U_j + (h_ij - H_i) f_j),   H_i = sum_j a_ij h_ij
     d f_j = sum_i a_ij (h_ij - H_i) g_i
     d l_ij = a_ij (t_ij - sum_k a_ik t_ik),  t_ij = g_i . U_j + c_ij (h_ij - H_i) - h_ij sum_k a_ik c_ik
     d h_ij = s_ij
 
-and l and h pass theirs on to p, q and sigma. Neighbour sets are constants. The same formulas serve
+and l and h pass theirs on to p, q and sigma. For ``reduce="sum"`` the weights are a_ij = K(d_ij), and every
+sum over k above, which comes from the division by the total weight, is 0. Neighbour sets are constants. The same formulas serve
 neighbour lists (kNN) and dense blocks with a mask (radius): only how features are found differs.
 """
 
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import nan_where_query_is_not_finite
+from pointproj.ops.reference import DEFAULT, Weighting, nan_where_query_is_not_finite, weights_of
 
 DIFFERENTIABLE = ("query_points", "reference_points", "features", "sigma")
 
@@ -109,24 +110,62 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
             switch.fp32_precision = precision
 
 
+class LogKernel(NamedTuple):
+    """Derivatives of log K by distance and sigma, each of the distances' shape or one number for all."""
+
+    by_d: Tensor | float
+    by_sigma: Tensor | float = 0.0
+    by_d_d: Tensor | float = 0.0
+    by_d_sigma: Tensor | float = 0.0
+    by_sigma_sigma: Tensor | float = 0.0
+
+
+def log_kernel_derivatives(distances: Tensor, sigma: Tensor, weighting: Weighting) -> LogKernel:
+    """Derivatives of :func:`pointproj.ops.reference.log_kernel`."""
+    d, square = distances, distances.square()
+    match weighting.kernel:
+        case "exponential":
+            return LogKernel(-1 / sigma, d / sigma**2, 0.0, 1 / sigma**2, -2 * d / sigma**3)
+        case "gaussian":
+            of_sigma = 2 * d / sigma**3, -3 * square / sigma**4
+            return LogKernel(-d / sigma**2, square / sigma**3, -1 / sigma**2, *of_sigma)
+        case "inverse_distance":
+            inverse = torch.where(d > weighting.eps, 1 / d.clamp(min=weighting.eps), 0.0)
+            return LogKernel(-weighting.power * inverse, by_d_d=weighting.power * inverse.square())
+        case "compact":
+            rest = 1 - (d / weighting.support).square()
+            inverse = torch.where(rest > 0, 1 / torch.where(rest > 0, rest, 1.0), 0.0) / weighting.support**2
+            return LogKernel(-4 * d * inverse, by_d_d=-4 * inverse - 8 * square * inverse.square())
+    return LogKernel(0.0)  # uniform
+
+
 class Block:
     """Weights and geometry of one chunk of queries against their neighbours."""
 
-    def __init__(self, query_points: Tensor, reference_points: Tensor, sigma: Tensor, neighbors: Neighbors):
+    def __init__(
+        self,
+        query_points: Tensor,
+        reference_points: Tensor,
+        sigma: Tensor,
+        neighbors: Neighbors,
+        weighting: Weighting = DEFAULT,
+    ):
         self.neighbors = neighbors
         self.sigma = sigma
+        self.weighting = weighting
         is_neighbor = neighbors.is_neighbor
         delta = query_points[:, None] - neighbors.rows_of(reference_points)
         delta = torch.where(is_neighbor[..., None], delta, 0.0).to(sigma.dtype)
         self.distances = delta.square().sum(-1).sqrt()
         self.units = delta / torch.where(self.distances > 0, self.distances, 1.0)[..., None]
-        logits = torch.where(is_neighbor, -self.distances / sigma, -torch.inf)
-        largest = logits.amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-        weights = torch.where(is_neighbor, (logits - largest).exp(), 0.0)
-        self.weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        self.weights = weights_of(self.distances, is_neighbor, sigma, weighting, None)
 
-    def mean_over_row(self, per_pair: Tensor) -> Tensor:
-        return (self.weights * per_pair).sum(-1, keepdim=True)
+    def log_kernel(self) -> LogKernel:
+        return log_kernel_derivatives(self.distances, self.sigma, self.weighting)
+
+    def mean_over_row(self, per_pair: Tensor) -> Tensor | float:
+        """What the division by the total weight takes away; a sum is not divided."""
+        return (self.weights * per_pair).sum(-1, keepdim=True) if self.weighting.reduce == "mean" else 0.0
 
     def of_neighbors(self, per_pair: Tensor) -> Tensor:
         """0 for all other pairs, also where the row's own neighbours have made them NaN."""
@@ -139,21 +178,22 @@ class Block:
         """Add this block's share to ``into`` (all but the query points); return the queries' own rows."""
         products = self.neighbors.dot(grad, features)
         grad_logits = self.of_neighbors(self.weights * (products - self.mean_over_row(products)))
-        along = grad_logits[..., None] * self.units / self.sigma
+        logits = self.log_kernel()
+        along = (grad_logits * logits.by_d)[..., None] * self.units
         self.neighbors.scatter(into.features, self.weights, grad)
-        self.neighbors.scatter_pairs(into.reference_points, along)
-        into.sigma.add_((grad_logits * self.distances).sum() / self.sigma**2)
-        return -along.sum(1)
+        self.neighbors.scatter_pairs(into.reference_points, -along)
+        into.sigma.add_((grad_logits * logits.by_sigma).sum())
+        return along.sum(1)
 
     def second_backward(
         self, grad: Tensor, features: Tensor, query_direction: Tensor, direction: Gradients, into: Gradients
     ) -> tuple[Tensor, Tensor]:
         """Add this block's share to ``into``; return the rows of the gradient and of the query points."""
-        sigma, units, distances, weights = self.sigma, self.units, self.distances, self.weights
+        units, distances, weights, logits = self.units, self.distances, self.weights, self.log_kernel()
         relative = query_direction[:, None] - self.neighbors.rows_of(direction.reference_points)
         relative = torch.where(self.neighbors.is_neighbor[..., None], relative, 0.0)
         radial = (relative * units).sum(-1)
-        h = -radial / sigma + direction.sigma * distances / sigma**2
+        h = logits.by_d * radial + direction.sigma * logits.by_sigma
         h_centred = h - self.mean_over_row(h)
 
         grad_rows = self.neighbors.mean(weights, direction.features)
@@ -168,11 +208,12 @@ class Block:
 
         inverse = torch.where(distances > 0, 1.0 / torch.where(distances > 0, distances, 1.0), 0.0)
         across = (relative - radial[..., None] * units) * inverse[..., None]
-        along = ((grad_h * direction.sigma / sigma - grad_logits) / sigma)[..., None] * units
-        grad_delta = along - (grad_h / sigma)[..., None] * across
+        through_h = grad_h * (logits.by_d_d * radial + logits.by_d_sigma * direction.sigma)
+        grad_delta = (grad_logits * logits.by_d + through_h)[..., None] * units
+        grad_delta = grad_delta + (grad_h * logits.by_d)[..., None] * across
         self.neighbors.scatter_pairs(into.reference_points, -grad_delta)
-        through_h = grad_h * (radial / sigma**2 - 2 * direction.sigma * distances / sigma**3)
-        into.sigma.add_((grad_logits * distances / sigma**2 + through_h).sum())
+        through_h = grad_h * (logits.by_d_sigma * radial + logits.by_sigma_sigma * direction.sigma)
+        into.sigma.add_((grad_logits * logits.by_sigma + through_h).sum())
         return grad_rows, grad_delta.sum(1)
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
-from pointproj.ops.reference import squared_distances
+from pointproj.ops.reference import Weighting, squared_distances
 
 PAIRS_AT_ONCE = {
     "cpu": 2**20,
@@ -89,8 +90,13 @@ def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
         is_neighbor = squared_distances(query, reference).sqrt_() <= radius
         if pairs.same_cloud is not None:
             is_neighbor &= pairs.same_cloud
-        block = Block(query, reference, inputs["sigma"], MaskedNeighbors(is_neighbor))
+        block = Block(query, reference, inputs["sigma"], MaskedNeighbors(is_neighbor), weighting_of(inputs))
         yield Chunk(pairs.query, pairs.reference, block)
+
+
+def weighting_of(inputs: dict[str, Any]) -> Weighting:
+    """The weighting among an operator's inputs."""
+    return Weighting(*(inputs.get(n, d) for n, d in Weighting._field_defaults.items()))
 
 
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
@@ -101,7 +107,43 @@ def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
         query = slice(first, first + rows)
         neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
         points = inputs["query_points"][query], inputs["reference_points"]
-        yield Chunk(query, slice(None), Block(*points, inputs["sigma"], neighbors))
+        yield Chunk(query, slice(None), Block(*points, inputs["sigma"], neighbors, weighting_of(inputs)))
+
+
+def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[Pairs, Tensor, Tensor]]:
+    """Chunks of pairs, their squared distances (m, n), and which of them are within the radius."""
+    radii = radii_of(radius, clouds.query_points)
+    for pairs in pairs_of_clouds(*clouds):
+        squared = squared_distances(
+            clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
+        )
+        own = radii[pairs.query] if len(radii) > 1 else radii
+        is_neighbor = squared.sqrt() <= own[:, None]
+        if pairs.same_cloud is not None:
+            is_neighbor &= pairs.same_cloud
+        yield pairs, squared, is_neighbor
+
+
+def radii_of(radius: float | Tensor, query_points: Tensor) -> Tensor:
+    """The radius of each query, (Q,), or one for all of them, (1,), in the points' dtype."""
+    if isinstance(radius, Tensor):
+        return radius
+    return torch.full((1,), radius, dtype=query_points.dtype, device=query_points.device)
+
+
+def largest_squares_within(radius: float | Tensor, query_points: Tensor) -> Tensor:
+    """:func:`largest_square_within` of each query's radius, (Q,), or of one for all of them, (1,)."""
+    if not isinstance(radius, Tensor):
+        return radii_of(largest_square_within(radius, query_points.dtype), query_points)
+    square = radius * radius
+    zero, infinity = torch.zeros_like(square), torch.full_like(square, torch.inf)
+    # A root has half the relative error of its square, so that at most so many numbers have the same one.
+    for _ in range(2):
+        square = torch.where(square.sqrt() > radius, torch.nextafter(square, zero), square)
+    for _ in range(3):
+        following = torch.nextafter(square, infinity)
+        square = torch.where(following.sqrt() <= radius, following, square)
+    return square
 
 
 @functools.cache

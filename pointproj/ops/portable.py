@@ -14,7 +14,12 @@ from torch._higher_order_ops.map import map as map_chunks
 
 from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.gradients import Block, ListedNeighbors
-from pointproj.ops.reference import nan_where_query_is_not_finite, squared_distances
+from pointproj.ops.reference import (
+    Weighting,
+    nan_where_query_is_not_finite,
+    squared_distances,
+    weights_of,
+)
 
 QUERIES_AT_ONCE = 64
 
@@ -36,11 +41,17 @@ def search(
 
 
 def aggregate_neighbors(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    *weighting: str | float,
 ) -> Tensor:
-    """Weighted mean over neighbour lists, (Q, C)."""
+    """Weighted mean or sum over neighbour lists, (Q, C)."""
     neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
-    aggregated = Block(query_points, reference_points, sigma, neighbors).forward(features)
+    block = Block(query_points, reference_points, sigma, neighbors, Weighting(*weighting))
+    aggregated = block.forward(features)
     return nan_where_query_is_not_finite(aggregated, query_points)
 
 
@@ -53,15 +64,15 @@ def radius_aggregate(
     features: Tensor,
     sigma: Tensor,
     radius: float,
+    *weighting: str | float,
 ) -> Tensor:
-    """Weighted mean over all points within the radius, (Q, C)."""
+    """Weighted mean or sum over all points within the radius, (Q, C)."""
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points).sqrt() <= torch.full((), radius, dtype=query.dtype)
         delta = torch.where(is_neighbor[..., None], query[:, None] - points, 0.0).to(sigma.dtype)
-        logits = torch.where(is_neighbor, -delta.square().sum(-1).sqrt() / sigma, -torch.inf)
-        has_neighbor = is_neighbor.any(1, keepdim=True)
-        weights = torch.where(has_neighbor, torch.where(has_neighbor, logits, 0.0).softmax(1), 0.0)
+        distances = delta.square().sum(-1).sqrt()
+        weights = weights_of(distances, is_neighbor, sigma, Weighting(*weighting), None)
         # A matrix product would spread what is not finite to queries that are no neighbours of it.
         finite = values.isfinite()
         has_such_neighbor = is_neighbor.to(values.dtype) @ (~finite).to(values.dtype) > 0

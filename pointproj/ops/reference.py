@@ -2,18 +2,50 @@
 
 For a query point p_i and its neighbours N(i) among the reference points q_j with features f_j
 
-    w_ij = exp(-|p_i - q_j| / sigma)          out_i = sum_j w_ij f_j / sum_j w_ij,   j in N(i)
+    w_ij = a_j K(|p_i - q_j|)          out_i = sum_j w_ij f_j / sum_j w_ij,   j in N(i)
+
+with a_j = 1 where no reference weights are given, and a kernel K of :class:`Weighting`, by default
+exp(-distance / sigma). ``reduce="sum"`` leaves out the division.
 
 Gradients come from torch's autograd, so they are the derivatives of exactly this code. Values and gradients
 of every backend are compared with it in ``tests/ops/test_operators.py``. Queries are processed in chunks, so
 that no whole query-by-reference matrix is ever in memory.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 PAIRS_AT_ONCE = 2**22
+KERNELS = ("exponential", "gaussian", "inverse_distance", "uniform", "compact")
+
+
+class Weighting(NamedTuple):
+    """How a distance d becomes a weight, and what becomes of the weighted features.
+
+    Attributes
+    ----------
+    kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
+        exp(-d / sigma), exp(-d^2 / (2 sigma^2)), 1 / max(d, eps)^power, 1, or (1 - (d / support)^2)^2.
+    reduce : {"mean", "sum"}
+        Whether the sum is divided by the sum of the weights.
+    power, eps : float
+        Of the inverse distance.
+    support : float
+        Of the compact kernel, which is 0 from there on.
+    """
+
+    kernel: str = "exponential"
+    reduce: str = "mean"
+    power: float = 2.0
+    eps: float = 1e-8
+    support: float = math.inf
+
+
+DEFAULT = Weighting()
 
 
 def knn_search(
@@ -35,11 +67,15 @@ def knn_aggregate(
     features: Float[Tensor, "n c"],
     k: int,
     sigma: float | Tensor = 0.1,
+    weighting: Weighting = DEFAULT,
+    reference_weights: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "q c"]:
-    """Mean of the features of the k nearest reference points, weighted by exp(-distance / sigma)."""
+    """Weighted mean (or sum) of the features of the k nearest reference points."""
     neighbor_indices = knn_search(query_points, reference_points, k)
     index = neighbor_indices.clamp(min=0)
-    weights = _weights(query_points[:, None] - reference_points[index], neighbor_indices >= 0, sigma)
+    own = None if reference_weights is None else reference_weights[index]
+    delta = query_points[:, None] - reference_points[index]
+    weights = _weights(delta, neighbor_indices >= 0, sigma, weighting, own)
     aggregated = (weights[..., None] * features[index].to(weights.dtype)).sum(1)
     return nan_where_query_is_not_finite(aggregated, query_points).to(features.dtype)
 
@@ -50,17 +86,54 @@ def radius_aggregate(
     features: Float[Tensor, "n c"],
     radius: float,
     sigma: float | Tensor = 0.1,
+    weighting: Weighting = DEFAULT,
+    reference_weights: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "q c"]:
-    """Mean of the features within ``radius`` (inclusive), weighted by exp(-distance / sigma); 0 if none."""
+    """Weighted mean (or sum) of the features within ``radius`` (inclusive); 0 if there are none."""
     rows = max(1, PAIRS_AT_ONCE // reference_points.shape[0])
     chunks = []
     for query in query_points.split(rows):
-        distances = squared_distances(query, reference_points).sqrt()
-        is_neighbor = distances <= torch.tensor(radius, dtype=distances.dtype)
-        weights = _weights(query[:, None] - reference_points, is_neighbor, sigma)
+        delta = query[:, None] - reference_points
+        is_neighbor = within(query, reference_points, torch.full((), radius, dtype=query.dtype))
+        weights = _weights(delta, is_neighbor, sigma, weighting, reference_weights)
         terms = torch.where(is_neighbor[..., None], weights[..., None] * features.to(weights.dtype), 0.0)
         chunks.append(nan_where_query_is_not_finite(terms.sum(1), query))
     return torch.cat(chunks).to(features.dtype)
+
+
+def radius_search(
+    query_points: Float[Tensor, "q 3"],
+    reference_points: Float[Tensor, "n 3"],
+    radius: float | Float[Tensor, " q"],
+    k: int,
+) -> tuple[Int[Tensor, "q k"], Int[Tensor, " q"]]:
+    """Indices of the k nearest within ``radius``, as from :func:`knn_search`, and how many there are in all."""
+    is_neighbor = _all_within(query_points, reference_points, radius)
+    squared = squared_distances(query_points, reference_points).masked_fill(~is_neighbor, torch.inf)
+    return _smallest(squared, k), is_neighbor.sum(1)
+
+
+def radius_list(
+    query_points: Float[Tensor, "q 3"],
+    reference_points: Float[Tensor, "n 3"],
+    radius: float | Float[Tensor, " q"],
+) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " pairs"]]:
+    """All neighbours within ``radius``, in ascending order; those of query i begin at ``row_splits[i]``."""
+    is_neighbor = _all_within(query_points, reference_points, radius)
+    row_splits = torch.nn.functional.pad(is_neighbor.sum(1).cumsum(0), (1, 0))
+    return row_splits, is_neighbor.nonzero()[:, 1]
+
+
+def _all_within(query_points: Tensor, reference_points: Tensor, radius: float | Tensor) -> Tensor:
+    radii = torch.as_tensor(radius, dtype=query_points.dtype, device=query_points.device)
+    return within(query_points, reference_points, radii.expand(len(query_points))[:, None])
+
+
+def within(
+    query_points: Float[Tensor, "m 3"], reference_points: Float[Tensor, "n 3"], radius: Float[Tensor, "*m1"]
+) -> Bool[Tensor, "m n"]:
+    """Which pairs are no farther apart than the radius, in the points' dtype."""
+    return squared_distances(query_points, reference_points).sqrt() <= radius
 
 
 @torch.no_grad()
@@ -97,16 +170,58 @@ def nan_where_query_is_not_finite(
 
 
 def _nearest(query_points: Tensor, reference_points: Tensor, k: int) -> Tensor:
-    squared = squared_distances(query_points, reference_points).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return _smallest(squared_distances(query_points, reference_points), k)
+
+
+def _smallest(squared: Tensor, k: int) -> Tensor:
+    squared = squared.nan_to_num(nan=torch.inf, posinf=torch.inf)
     squared, order = squared.sort(dim=1, stable=True)  # stable: the lower index stays in front
     return torch.where(squared[:, :k].isfinite(), order[:, :k], -1)
 
 
-def _weights(delta: Tensor, is_neighbor: Tensor, sigma: float | Tensor) -> Tensor:
-    """Softmax of -distance / sigma over the neighbours in each row: 0 for all others, never 0 / 0."""
+def log_kernel(
+    distances: Float[Tensor, "*pairs"], sigma: float | Tensor, weighting: Weighting
+) -> Float[Tensor, "*pairs"]:
+    """Logarithm of the kernel at each distance, -inf where it is 0."""
+    match weighting.kernel:
+        case "exponential":
+            return -distances / sigma
+        case "gaussian":
+            return -distances.square() / (2 * sigma**2)
+        case "inverse_distance":
+            return -weighting.power * distances.clamp(min=weighting.eps).log()
+        case "uniform":
+            return torch.zeros_like(distances)
+        case "compact":
+            rest = 1 - (distances / weighting.support).square()
+            return torch.where(rest > 0, 2 * torch.where(rest > 0, rest, 1.0).log(), -torch.inf)
+    raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {weighting.kernel!r}")
+
+
+def weights_of(
+    distances: Float[Tensor, "m *pairs"],
+    is_neighbor: Bool[Tensor, "m *pairs"],
+    sigma: float | Tensor,
+    weighting: Weighting,
+    reference_weights: Float[Tensor, "*m n"] | None,
+) -> Float[Tensor, "m *pairs"]:
+    """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
+    logits = torch.where(is_neighbor, log_kernel(distances, sigma, weighting), -torch.inf)
+    if weighting.reduce == "mean":  # relative to the largest, so that they cannot all vanish
+        largest = logits.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+        logits = logits - largest
+    weights = torch.where(is_neighbor, logits.exp(), 0.0)
+    if reference_weights is not None:
+        weights = weights * reference_weights.to(weights.dtype)
+    if weighting.reduce == "sum":
+        return weights
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 0.0)
+
+
+def _weights(
+    delta: Tensor, is_neighbor: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None
+) -> Tensor:
     delta = delta.to(torch.promote_types(delta.dtype, torch.float32))
     distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
-    logits = torch.where(is_neighbor, -distances / sigma, -torch.inf)
-    largest = logits.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-    weights = torch.where(is_neighbor, (logits - largest).exp(), 0.0)
-    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    return weights_of(distances, is_neighbor, sigma, weighting, own)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pointproj.ops import backends as backends_package
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.reference import Weighting
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Backend(Protocol):
     Attributes
     ----------
     OPERATORS : frozenset of {"knn", "radius"}
-        The searches it has. Without ``"radius"`` it needs no ``radius_aggregate``.
+        The searches it has. Without ``"radius"`` it needs none of the functions named so.
     RANK : dict of str to int
         Device type to place in the choice of ``backend=auto``, highest first, as measured. It does not
         run on a device type that is missing here.
@@ -77,12 +78,12 @@ class Backend(Protocol):
         reference_points: Float[Tensor, "n 3"],
         reference_offsets: Int[Tensor, " count+1"] | None,
         count: int,
-        radius: float | None,
+        radius: float | Float[Tensor, ""] | None,
     ) -> Tables:
         """Whatever speeds up one search among these packed points, as tensors; ``()`` if there is nothing.
 
-        Without a radius the tables are for ``search``; with one for ``radius_aggregate``, which must be right
-        for every other radius too. An index keeps both kinds apart, see :class:`pointproj.ops.index.Index`.
+        Without a radius the tables are for ``search``; with one (a tensor: the largest of several) for those
+        within it, which must be right for every other radius too. An index keeps both kinds apart, see :class:`pointproj.ops.index.Index`.
         """
 
     def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Int[Tensor, "q k"]:
@@ -97,6 +98,7 @@ class Backend(Protocol):
         features: Float[Tensor, "n c"],
         sigma: Float[Tensor, ""],
         rows: Int[Tensor, "q k"],
+        weighting: Weighting,
     ) -> Float[Tensor, "q c"]:
         """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
 
@@ -110,8 +112,26 @@ class Backend(Protocol):
         features: Float[Tensor, "n c"],
         sigma: Float[Tensor, ""],
         radius: float,
+        weighting: Weighting,
     ) -> Float[Tensor, "q c"]:
         """The same over all points within ``radius``; ``tables`` as for ``search``."""
+
+    def radius_search(
+        self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], k: int
+    ) -> tuple[Int[Tensor, "q k"], Int[Tensor, " q"]]:
+        """Rows of the k nearest within the radius, as from ``search``, and how many are within it in all.
+
+        Here and in ``radius_list``, a tensor holds the radius of each query, in the points' dtype.
+        """
+
+    def radius_list(
+        self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], capacity: int
+    ) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " capacity"]]:
+        """Where each query's neighbours begin (int64, not cut at the capacity), and their packed rows.
+
+        All rows within the radius, in ascending order for each query, as far as there is room; -1 in slots
+        that are not used.
+        """
 
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.

@@ -7,8 +7,8 @@ from torch import Tensor
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, backward_over, second_backward_over
-from pointproj.ops.pairs import chunks_within, listed_chunks, pairs_of_clouds
-from pointproj.ops.reference import squared_distances
+from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
+from pointproj.ops.reference import Weighting, squared_distances
 from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
@@ -30,14 +30,34 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, k)
 
 
-def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
-    return _aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+def aggregate_neighbors(
+    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
+) -> Tensor:
+    points = clouds.query_points, clouds.reference_points
+    return _aggregate_neighbors(*points, features, sigma, rows, *weighting)
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds,
+    tables: Tables | None,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    weighting: Weighting,
 ) -> Tensor:
-    return _radius_aggregate(*clouds, features, sigma, radius)
+    return _radius_aggregate(*clouds, features, sigma, radius, *weighting)
+
+
+def radius_search(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    return _radius_search(*clouds, radii_of(radius, clouds.query_points), k)
+
+
+def radius_list(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    return _radius_list(*clouds, radii_of(radius, clouds.query_points), capacity)
 
 
 def _search_body(
@@ -84,6 +104,67 @@ def _smallest(values: Tensor, k: int) -> Tensor:
     return chosen.gather(1, ranks)
 
 
+def _radius_search_body(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    radii: Tensor,
+    k: int,
+) -> tuple[Tensor, Tensor]:
+    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
+    counts = query_points.new_zeros(len(query_points), dtype=torch.int64)
+    for pairs, squared, is_neighbor in masks_within(packed, radii):
+        squared.masked_fill_(~is_neighbor, torch.inf)
+        rows = nearest_rows(squared, min(k, squared.shape[1]), pairs.reference.start)
+        found[pairs.query, : rows.shape[1]] = rows
+        counts[pairs.query] = is_neighbor.sum(1)
+    return found, counts
+
+
+def _radius_list_body(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    radii: Tensor,
+    capacity: int,
+) -> tuple[Tensor, Tensor]:
+    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    row_splits = query_points.new_zeros(len(query_points) + 1, dtype=torch.int64)
+    for pairs, _, is_neighbor in masks_within(packed, radii):
+        row_splits[1:][pairs.query] = is_neighbor.sum(1)
+    row_splits.cumsum_(0)
+    found = query_points.new_full((capacity + 1,), -1, dtype=torch.int64)  # the last slot takes all others
+    for pairs, _, is_neighbor in masks_within(packed, radii):
+        slots = row_splits[:-1][pairs.query][:, None] + is_neighbor.cumsum(1) - 1
+        slots = torch.where(is_neighbor, slots, capacity).clamp_(max=capacity)
+        rows = torch.arange(pairs.reference.start, pairs.reference.stop, device=slots.device)
+        found.scatter_(0, slots.flatten(), rows.expand_as(slots).flatten())
+    return row_splits, found[:capacity].clone()
+
+
+_radius_search = torch_op(
+    "pointproj::torch_radius_search",
+    _radius_search_body,
+    lambda query_points, qo, reference_points, ro, clouds, radii, k: (
+        ((query_points.shape[0], k), torch.int64),
+        ((query_points.shape[0],), torch.int64),
+    ),
+)
+_radius_list = torch_op(
+    "pointproj::torch_radius_list",
+    _radius_list_body,
+    lambda query_points, qo, reference_points, ro, clouds, radii, capacity: (
+        ((query_points.shape[0] + 1,), torch.int64),
+        ((capacity,), torch.int64),
+    ),
+)
+
+
 _search = torch_op(
     "pointproj::torch_search",
     _search_body,
@@ -92,7 +173,16 @@ _search = torch_op(
 
 
 def _lists_body(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
 ) -> tuple[Tensor]:
     inputs = {
         "query_points": query_points,
@@ -100,6 +190,7 @@ def _lists_body(
         "features": features,
         "sigma": sigma,
         "neighbor_indices": neighbor_indices,
+        **Weighting(kernel, reduce, power, eps, support)._asdict(),
     }
     return (aggregate(inputs, listed_chunks),)
 
@@ -107,7 +198,7 @@ def _lists_body(
 _aggregate_neighbors = torch_op(
     "pointproj::aggregate_neighbors",
     _lists_body,
-    lambda query_points, reference_points, features, sigma, neighbor_indices: (
+    lambda query_points, reference_points, features, *others: (
         ((query_points.shape[0], features.shape[1]), features.dtype),
     ),
     differentiable=DIFFERENTIABLE,
@@ -125,6 +216,11 @@ def _radius_body(
     features: Tensor,
     sigma: Tensor,
     radius: float,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
 ) -> tuple[Tensor]:
     inputs = {
         "query_points": query_points,
@@ -135,6 +231,7 @@ def _radius_body(
         "features": features,
         "sigma": sigma,
         "radius": radius,
+        **Weighting(kernel, reduce, power, eps, support)._asdict(),
     }
     return (aggregate(inputs, chunks_within),)
 
@@ -142,7 +239,7 @@ def _radius_body(
 _radius_aggregate = torch_op(
     "pointproj::torch_radius_aggregate",
     _radius_body,
-    lambda query_points, qo, reference_points, ro, clouds, features, sigma, radius: (
+    lambda query_points, qo, reference_points, ro, clouds, features, *others: (
         ((query_points.shape[0], features.shape[1]), features.dtype),
     ),
     differentiable=DIFFERENTIABLE,

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
@@ -40,7 +41,9 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return operators.search(*points, list(tables), k)
 
 
-def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+def aggregate_neighbors(
+    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
+) -> Tensor:
     from pointproj.ops.backends.native import operators
 
     points = clouds.query_points, clouds.reference_points
@@ -48,7 +51,12 @@ def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: T
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds,
+    tables: Tables | None,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    weighting: Weighting,
 ) -> Tensor:
     from pointproj.ops.backends.native import operators
 

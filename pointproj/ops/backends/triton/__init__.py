@@ -5,6 +5,7 @@ import importlib.util
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
@@ -36,14 +37,21 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return search(clouds, *_trees(clouds, tables), k)
 
 
-def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+def aggregate_neighbors(
+    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
+) -> Tensor:
     from pointproj.ops.backends.triton.neighbor_sums import aggregate_neighbors
 
     return aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds,
+    tables: Tables | None,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    weighting: Weighting,
 ) -> Tensor:
     from pointproj.ops.backends.triton.radius_sums import radius_aggregate
 

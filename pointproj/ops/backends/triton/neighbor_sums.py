@@ -22,6 +22,7 @@ from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
 from pointproj.ops.pairs import listed_chunks
+from pointproj.ops.reference import DEFAULT
 
 CONFIGS = [
     triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((32, 1), (16, 4), (8, 2), (64, 2))
@@ -44,7 +45,7 @@ def _forward(
     queries, k = neighbor_indices.shape
     if not runs_kernels(query_points):
         clouds = Clouds(query_points, None, reference_points, None, 1)
-        aggregated = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices)
+        aggregated = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices, DEFAULT)
         return aggregated, features.new_empty(0, k)
     channels = features.shape[1]
     block = channel_block(channels)

@@ -53,6 +53,7 @@ from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
 from pointproj.ops.pairs import chunks_within, largest_square_within
+from pointproj.ops.reference import DEFAULT
 
 TILE = 16  # points of a side of its own that a program has at a time
 STEP = 64  # of the points near them it takes at a time. Both decide the order of sums, so they are not tuned
@@ -91,7 +92,9 @@ def _forward(
     """Aggregated features, and of each query the nearest distance and 1 / total weight relative to it."""
     if not runs_kernels(query_points):
         of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        return plain.radius_aggregate(of_clouds, None, features, sigma, radius), features.new_empty(0, 2)
+        return plain.radius_aggregate(of_clouds, None, features, sigma, radius, DEFAULT), features.new_empty(
+            0, 2
+        )
     aggregated = features.new_empty(query_points.shape[0], features.shape[1])
     softmax = features.new_empty(query_points.shape[0], 2)
     sides = Tree(*query_tree), Tree(*reference_tree)

@@ -5,6 +5,7 @@ import importlib.util
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
@@ -38,7 +39,9 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return knn_search.search(clouds, tables, k)
 
 
-def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor) -> Tensor:
+def aggregate_neighbors(
+    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
+) -> Tensor:
     from pointproj.ops.backends.warp import neighbor_sums
 
     points = clouds.query_points, clouds.reference_points
@@ -46,7 +49,12 @@ def aggregate_neighbors(clouds: Clouds, features: Tensor, sigma: Tensor, rows: T
 
 
 def radius_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds,
+    tables: Tables | None,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    weighting: Weighting,
 ) -> Tensor:
     from pointproj.ops.backends.warp import radius_sums
 
