@@ -17,8 +17,9 @@ The second backward differentiates <those four, (U, u, v, t)>. That scalar is th
     d h_ij = s_ij
 
 and l and h pass theirs on to p, q and sigma. For ``reduce="sum"`` the weights are a_ij = K(d_ij), and every
-sum over k above, which comes from the division by the total weight, is 0. Neighbour sets are constants. The same formulas serve
-neighbour lists (kNN) and dense blocks with a mask (radius): only how features are found differs.
+sum over k above, which comes from the division by the total weight, is 0. Neighbour sets are constants.
+The same formulas serve neighbour lists (kNN) and dense blocks with a mask (radius): only how features are
+found differs.
 """
 
 from collections.abc import Callable, Iterator

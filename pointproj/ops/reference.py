@@ -107,7 +107,7 @@ def radius_search(
     radius: float | Float[Tensor, " q"],
     k: int,
 ) -> tuple[Int[Tensor, "q k"], Int[Tensor, " q"]]:
-    """Indices of the k nearest within ``radius``, as from :func:`knn_search`, and how many there are in all."""
+    """Indices of the k nearest within ``radius``, as in :func:`knn_search`, and how many there are in all."""
     is_neighbor = _all_within(query_points, reference_points, radius)
     squared = squared_distances(query_points, reference_points).masked_fill(~is_neighbor, torch.inf)
     return _smallest(squared, k), is_neighbor.sum(1)
@@ -199,12 +199,12 @@ def log_kernel(
 
 
 def weights_of(
-    distances: Float[Tensor, "m *pairs"],
-    is_neighbor: Bool[Tensor, "m *pairs"],
+    distances: Float[Tensor, "*pairs"],
+    is_neighbor: Bool[Tensor, "*pairs"],
     sigma: float | Tensor,
     weighting: Weighting,
-    reference_weights: Float[Tensor, "*m n"] | None,
-) -> Float[Tensor, "m *pairs"]:
+    reference_weights: Float[Tensor, "*n"] | None,
+) -> Float[Tensor, "*pairs"]:
     """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
     logits = torch.where(is_neighbor, log_kernel(distances, sigma, weighting), -torch.inf)
     if weighting.reduce == "mean":  # relative to the largest, so that they cannot all vanish

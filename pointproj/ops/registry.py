@@ -83,7 +83,8 @@ class Backend(Protocol):
         """Whatever speeds up one search among these packed points, as tensors; ``()`` if there is nothing.
 
         Without a radius the tables are for ``search``; with one (a tensor: the largest of several) for those
-        within it, which must be right for every other radius too. An index keeps both kinds apart, see :class:`pointproj.ops.index.Index`.
+        within it, which must be right for every other radius too. An index keeps both kinds apart, see
+        :class:`pointproj.ops.index.Index`.
         """
 
     def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Int[Tensor, "q k"]:
