@@ -4,36 +4,45 @@ The public names are imported on first use, so that reading a config or printing
 for torch.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
     "BackendUnavailable",
+    "NeighborList",
+    "Neighbors",
     "Projector",
+    "aggregate",
     "backends",
     "build_index",
     "knn",
     "knn_aggregate",
     "radius_aggregate",
+    "radius_neighbors",
 ]
 
 if TYPE_CHECKING:
     from pointproj.nn.projector import Projector
     from pointproj.ops.functional import build_index, knn, knn_aggregate, radius_aggregate
+    from pointproj.ops.list_sums import aggregate
+    from pointproj.ops.neighbor_lists import NeighborList, Neighbors, radius_neighbors
     from pointproj.ops.registry import BackendUnavailable, backends
 
 
+MODULES = {
+    "BackendUnavailable": "ops.registry",
+    "NeighborList": "ops.neighbor_lists",
+    "Neighbors": "ops.neighbor_lists",
+    "Projector": "nn.projector",
+    "aggregate": "ops.list_sums",
+    "backends": "ops.registry",
+    "radius_neighbors": "ops.neighbor_lists",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Projector":
-        from pointproj.nn.projector import Projector
-
-        return Projector
-    if name in ("BackendUnavailable", "backends"):
-        from pointproj.ops import registry
-
-        return getattr(registry, name)
-    if name in __all__:
-        from pointproj.ops import functional
-
-        return getattr(functional, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{MODULES.get(name, 'ops.functional')}")
+    return getattr(module, name)

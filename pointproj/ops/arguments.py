@@ -1,10 +1,14 @@
 """Checks of the operators' arguments, made before any work."""
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
+from types import EllipsisType
 
 import torch
 from torch import Tensor
+
+from pointproj.ops.reference import KERNELS
 
 POSITIONS = (torch.float32, torch.float64)
 FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -14,8 +18,11 @@ def check_cloud(name: str, points: Tensor) -> None:
     """Shape and dtype of one cloud, or of a batch of them."""
     if not isinstance(points, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(points).__name__}")
-    if points.ndim not in (2, 3) or points.shape[-1] != 3:
-        raise ValueError(f"{name} must have shape (n, 3) or (batch, n, 3); got {tuple(points.shape)}")
+    if points.ndim not in (2, 3) or points.shape[-1] not in (2, 3):
+        raise ValueError(
+            f"{name} must have shape (n, 3) or (batch, n, 3), or 2 coordinates in the plane; "
+            f"got {tuple(points.shape)}"
+        )
     if points.dtype not in POSITIONS:
         raise TypeError(f"{name} must be float32 or float64; got {points.dtype}: call .float() on it")
 
@@ -33,6 +40,11 @@ def check_points(query_points: Tensor, reference_points: Tensor) -> None:
         raise ValueError(
             f"query_points and reference_points must hold equally many clouds; "
             f"got {query_points.shape[0]} and {reference_points.shape[0]}"
+        )
+    if query_points.shape[-1] != reference_points.shape[-1]:
+        raise ValueError(
+            f"query_points and reference_points must have equally many coordinates; "
+            f"got {query_points.shape[-1]} and {reference_points.shape[-1]}"
         )
     if query_points.dtype != reference_points.dtype:
         raise TypeError(
@@ -97,12 +109,147 @@ def check_neighbor_indices(
             )
 
 
-def check_radius(radius: float) -> None:
+def check_radius(radius: float, name: str = "radius") -> None:
     """A positive, finite number."""
     if not isinstance(radius, Real) or isinstance(radius, bool):
-        raise TypeError(f"radius must be a number; got {type(radius).__name__}: it has no gradient")
+        raise TypeError(f"{name} must be a number; got {type(radius).__name__}: it has no gradient")
     if not 0 < radius < math.inf:
-        raise ValueError(f"radius must be positive and finite; got {radius}")
+        raise ValueError(f"{name} must be positive and finite; got {radius}")
+
+
+def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
+    """A positive, finite number, or one for each query. Values on a GPU are not read."""
+    if not isinstance(radius, Tensor):
+        check_radius(radius)
+        return
+    if radius.dtype != query_points.dtype or radius.shape != query_points.shape[:-1]:
+        raise ValueError(
+            f"radius must be a number, or a {query_points.dtype} tensor of shape "
+            f"{tuple(query_points.shape[:-1])}, one for each query; got {radius.dtype} of shape "
+            f"{tuple(radius.shape)}"
+        )
+    _check_device("radius", radius, query_points)
+    if radius.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = radius[~((radius > 0) & radius.isfinite())]
+        if len(wrong):
+            raise ValueError(f"every radius must be positive and finite; got {wrong[0].item()}")
+
+
+def check_box(
+    box: Sequence[float] | None, radius: float | Tensor | None, points: Tensor, inside: bool
+) -> None:
+    """One length for each coordinate, each more than twice the radius.
+
+    ``inside`` says that the points must lie in the box already. Values on a GPU are not read.
+    """
+    if box is None:
+        return
+    if isinstance(box, Tensor) or not isinstance(box, Sequence) or len(box) != points.shape[-1]:
+        raise TypeError(f"box must be a tuple of {points.shape[-1]} lengths, one for each axis; got {box!r}")
+    if not all(isinstance(x, Real) and x > 0 for x in box):
+        raise ValueError(f"box must hold positive lengths (inf: not periodic along that axis); got {box}")
+    readable = points.device.type == "cpu" and not torch.compiler.is_compiling()
+    if isinstance(radius, Tensor):
+        radius = radius.max().item() if readable and radius.numel() else None
+    if radius is not None and not radius < min(box) / 2:
+        raise ValueError(
+            f"the radius must be less than half of every length of the box, {tuple(box)}; got {radius}: "
+            "a point would be its own neighbour otherwise"
+        )
+    if inside and readable and not bool(((points >= 0) & (points < points.new_tensor(box))).all()):
+        raise ValueError(
+            f"with an index, reference_points must lie in the box already, from 0 to {tuple(box)}; "
+            "take their remainders before build_index"
+        )
+
+
+def check_list_form(max_neighbors: int | None, capacity: int | EllipsisType | None) -> None:
+    """Exactly one of them was given."""
+    if (max_neighbors is None) == (capacity is ...):
+        raise ValueError(
+            "give either max_neighbors=K (the nearest K of each query) or capacity=M (all neighbours in M "
+            f"slots; None: as many as there are); got max_neighbors={max_neighbors}, "
+            f"capacity={'nothing' if capacity is ... else capacity}"
+        )
+    if max_neighbors is not None:
+        check_size("max_neighbors", max_neighbors, least=1)
+    elif capacity is not None:
+        check_size("capacity", capacity, least=0)
+
+
+def check_size(name: str, size: int, least: int) -> None:
+    """A whole number."""
+    if not isinstance(size, Integral) or isinstance(size, bool):
+        raise TypeError(f"{name} must be an int; got {type(size).__name__}")
+    if size < least:
+        raise ValueError(f"{name} must be at least {least}; got {size}")
+
+
+def check_weighting(kernel: str, reduce: str, power: float, eps: float, reductions: tuple[str, ...]) -> None:
+    """Names of a kernel and of a reduction, and the numbers of the inverse distance."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
+    if reduce not in reductions:
+        raise ValueError(f"reduce must be one of {', '.join(reductions)}; got {reduce!r}")
+    for name, value in (("power", power), ("eps", eps)):
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite; got {value}")
+
+
+def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor) -> None:
+    """Lists of one of these forms over clouds like the features."""
+    if not isinstance(neighbors, forms):
+        raise TypeError(
+            f"neighbors must be {' or '.join(form.__name__ for form in forms)}, as radius_neighbors gives; "
+            f"got {type(neighbors).__name__}"
+        )
+    if not isinstance(features, Tensor) or features.dtype not in FEATURES:
+        got = getattr(features, "dtype", type(features).__name__)
+        raise TypeError(f"features must be a float16, bfloat16, float32 or float64 tensor; got {got}")
+    indices = neighbors.indices
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"neighbors.indices must be int32 or int64; got {indices.dtype}")
+    if features.ndim not in (2, 3) or features.shape[-1] < 1:
+        raise ValueError(f"features must have shape (n, c) or (batch, n, c); got {tuple(features.shape)}")
+    if indices.ndim > 1 and (indices.ndim != features.ndim or indices.shape[:-2] != features.shape[:-2]):
+        raise ValueError(
+            f"features {tuple(features.shape)} and neighbors.indices {tuple(indices.shape)} must be of one "
+            "cloud or of equally many clouds: features have shape (n, c) or (batch, n, c)"
+        )
+    _check_device("features", features, indices)
+
+
+def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor) -> None:
+    """One number for each pair, or one for each pair and channel."""
+    if weights is None:
+        return
+    if not isinstance(weights, Tensor) or weights.dtype not in FEATURES:
+        got = getattr(weights, "dtype", type(weights).__name__)
+        raise TypeError(f"weights must be a floating-point tensor; got {got}")
+    shape, channels = tuple(indices.shape), features.shape[-1]
+    if tuple(weights.shape) not in (shape, (*shape, 1), (*shape, channels)):
+        raise ValueError(
+            f"weights must have shape {shape}, one for each pair, or {(*shape, channels)}, one for each "
+            f"channel too; got {tuple(weights.shape)}"
+        )
+    _check_device("weights", weights, indices)
+
+
+def check_reference_weights(weights: Tensor | None, features: Tensor) -> None:
+    """One number for each row of features."""
+    if weights is None:
+        return
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        got = getattr(weights, "dtype", type(weights).__name__)
+        raise TypeError(f"reference_weights must be a floating-point tensor; got {got}")
+    if weights.shape != features.shape[:-1]:
+        raise ValueError(
+            f"reference_weights must have shape {tuple(features.shape[:-1])}, one for each reference point; "
+            f"got {tuple(weights.shape)}"
+        )
+    _check_device("reference_weights", weights, features)
 
 
 def check_sigma(sigma: float | Tensor, query_points: Tensor) -> None:

@@ -1,10 +1,12 @@
-"""Query and reference points as every backend takes them: packed, cloud after cloud."""
+"""Query and reference points as every backend takes them: packed, cloud after cloud, in three dimensions."""
 
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from pointproj.ops import arguments
 
 
 class Clouds(NamedTuple):
@@ -24,21 +26,76 @@ class Clouds(NamedTuple):
 
 
 def pack(
-    query_points: Float[Tensor, "*batch q 3"],
-    reference_points: Float[Tensor, "*batch n 3"],
+    query_points: Float[Tensor, "*batch q dims"],
+    reference_points: Float[Tensor, "*batch n dims"],
     query_offsets: Int[Tensor, " count+1"] | None,
     reference_offsets: Int[Tensor, " count+1"] | None,
 ) -> Clouds:
-    """Bring one cloud, a dense batch or a ragged batch into the one form that backends know."""
+    """Bring one cloud, a dense batch or a ragged batch into the one form that backends know.
+
+    Points in the plane get a third coordinate of 0.
+    """
     if query_offsets is not None:
         query_offsets, reference_offsets = query_offsets.to(torch.int32), reference_offsets.to(torch.int32)
         count = query_offsets.shape[0] - 1
     else:
         count = query_points.shape[0] if query_points.ndim == 3 else 1
     return Clouds(
-        query_points.reshape(-1, 3).contiguous(),
+        _packed(query_points),
         query_offsets,
-        reference_points.reshape(-1, 3).contiguous(),
+        _packed(reference_points),
         reference_offsets,
         count,
     )
+
+
+def checked_clouds(
+    query_points: Tensor,
+    reference_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_offsets: Tensor | None,
+) -> Clouds:
+    """The packed points of a call, after its checks."""
+    arguments.check_points(query_points, reference_points)
+    arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
+    return pack(query_points, reference_points, query_offsets, reference_offsets)
+
+
+def _packed(points: Tensor) -> Tensor:
+    if points.shape[-1] == 2:
+        points = torch.nn.functional.pad(points, (0, 1))
+    return points.reshape(-1, 3).contiguous()
+
+
+def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None) -> Tensor:
+    """Rows of the packed points for indices into clouds of a dense batch, -1 for what is no row of its cloud.
+
+    Parameters
+    ----------
+    indices : integer tensor
+        Rows of the reference points of one cloud each.
+    references : int
+        How many reference points each cloud has.
+    clouds : integer tensor or None
+        The cloud of each index, of a shape that goes with theirs; None: all are of one cloud, or packed.
+
+    Returns
+    -------
+    integer tensor
+        Of the shape and dtype of ``indices``.
+    """
+    exists = (indices >= 0) & (indices < references)
+    rows = indices if clouds is None else indices + (clouds * references).to(indices.dtype)
+    return torch.where(exists, rows, -1)
+
+
+def rows_in_cloud(rows: Tensor, references: int, clouds: Tensor | None) -> Tensor:
+    """The inverse of :func:`rows_in_packed`."""
+    return rows if clouds is None else torch.where(rows >= 0, rows - clouds * references, -1)
+
+
+def dense_clouds(points: Tensor) -> Tensor | None:
+    """The cloud of each row of lists (B, Q, k) over a dense batch of points, (B, 1, 1); else None."""
+    if points.ndim == 2:
+        return None
+    return torch.arange(points.shape[0], device=points.device)[:, None, None]

@@ -1,22 +1,29 @@
-"""The public operators: they check, pack batches, choose the backend, and unpack."""
+"""The public operators that search or aggregate: they check, pack batches, choose the backend, and unpack."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, pack
+from pointproj.ops.clouds import checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
 from pointproj.ops.index import Index, build_index, choose_backend
-from pointproj.ops.reference import DEFAULT, length, nan_where_query_is_not_finite
+from pointproj.ops.periodic import periodic_box
+from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, pair_distances
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
+REDUCTIONS = ("mean", "sum")
+
 
 def knn(
-    query_points: Float[Tensor, "*batch q 3"],
-    reference_points: Float[Tensor, "*batch n 3"],
+    query_points: Float[Tensor, "*batch q dims"],
+    reference_points: Float[Tensor, "*batch n dims"],
     k: int,
     *,
+    max_radius: float | None = None,
+    box: Sequence[float] | None = None,
     index: Index | None = None,
     backend: str = "auto",
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
@@ -27,11 +34,17 @@ def knn(
     Parameters
     ----------
     query_points : (Q, 3) or (B, Q, 3) float tensor
-        float32 or float64.
+        float32 or float64. Points in the plane have 2 coordinates instead of 3, here and everywhere.
     reference_points : (N, 3) or (B, N, 3) float tensor
         Of the same dtype as ``query_points``.
     k : int
         Neighbours of each query, 1 to N.
+    max_radius : float, optional
+        Points farther away, in the units of the points, are not neighbours.
+    box : sequence of float, optional
+        Lengths of a periodic box, one for each coordinate, inf for an axis that is not periodic. Distances
+        are then to the nearest copy of each reference point. With an index, reference points must lie in
+        the box, from 0 to its lengths; otherwise all points may lie anywhere.
     index : Index, optional
         From :func:`pointproj.build_index` on the same reference points. None: it is built in this call.
     backend : str
@@ -62,25 +75,41 @@ def knn(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
+    if max_radius is not None:
+        arguments.check_radius(max_radius, "max_radius")
+    arguments.check_box(box, max_radius, reference_points, inside=index is not None)
+    periodic = periodic_box(box)
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
-    rows = module.search(clouds.detached(), tables, int(k)).long()
-    distances = _distances(clouds.query_points, clouds.reference_points, rows)
-    if query_points.ndim == 3:
-        rows = rows.view(*query_points.shape[:2], k)
-        rows = torch.where(rows >= 0, rows - _first_rows(reference_points), -1)
-        distances = distances.view(*query_points.shape[:2], k)
-    return distances, rows
+    if periodic is None:
+        rows = module.search(clouds.detached(), tables, int(k)).long()
+    else:
+        images = periodic.clouds(clouds.detached())
+        rows = periodic.merged(module.search(images, tables, int(k)).long(), images, int(k))
+    delta = clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)]
+    distances = pair_distances(delta if periodic is None else periodic.minimum_image(delta), rows >= 0)
+    if max_radius is not None:
+        rows, distances = _no_farther(rows, distances, max_radius)
+    distances = nan_where_query_is_not_finite(distances, clouds.query_points)
+    shape = *query_points.shape[:-1], k
+    rows = rows_in_cloud(rows.view(shape), reference_points.shape[-2], dense_clouds(reference_points))
+    return distances.view(shape), rows
 
 
 def knn_aggregate(
-    query_points: Float[Tensor, "*batch q 3"],
-    reference_points: Float[Tensor, "*batch n 3"],
+    query_points: Float[Tensor, "*batch q dims"],
+    reference_points: Float[Tensor, "*batch n dims"],
     features: Float[Tensor, "*batch n c"],
     k: int,
     *,
     sigma: float | Float[Tensor, ""] = 0.1,
+    kernel: str = "exponential",
+    power: float = 2.0,
+    eps: float = 1e-8,
+    reduce: str = "mean",
+    reference_weights: Float[Tensor, "*batch n"] | None = None,
+    max_radius: float | None = None,
     index: Index | None = None,
     neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     backend: str = "auto",
@@ -103,7 +132,19 @@ def knn_aggregate(
     k : int
         As for :func:`knn`.
     sigma : float or float tensor of one element
-        Softmax temperature in the units of the points, positive. A tensor gets a gradient.
+        Softmax temperature in the units of the points, positive. A tensor gets a gradient. Of the kernels
+        ``"exponential"`` and ``"gaussian"``.
+    kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
+        The weight at distance d: ``exp(-d / sigma)``, ``exp(-d^2 / (2 sigma^2))``,
+        ``1 / max(d, eps)^power``, ``1``, or ``(1 - (d / max_radius)^2)^2``.
+    power, eps : float
+        Of the kernel ``"inverse_distance"``; eps in the units of the points.
+    reduce : {"mean", "sum"}
+        Whether the sum is divided by the sum of the weights.
+    reference_weights : (..., N) float tensor, optional
+        Multiply the weights, for instance areas of mesh cells. They get a gradient.
+    max_radius : float, optional
+        As for :func:`knn`; the kernel ``"compact"`` needs it.
     index : Index, optional
         As for :func:`knn`.
     neighbor_indices : (..., Q, k) int32 or int64 tensor, optional
@@ -128,29 +169,47 @@ def knn_aggregate(
     TypeError, ValueError, BackendUnavailable
         As for :func:`knn`.
     """
-    clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
-    arguments.check_features(features, reference_points)
-    arguments.check_sigma(sigma, query_points)
+    if max_radius is not None:
+        arguments.check_radius(max_radius, "max_radius")
+    elif kernel == "compact":
+        raise ValueError(
+            'kernel="compact" ends at max_radius, which is missing: give it in units of the points'
+        )
+    _check_values(features, reference_points, sigma, reference_weights)
+    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS)
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
-    packed, sigma = _packed_features(features, query_points.dtype, sigma)
     if neighbor_indices is None:
         rows = module.search(clouds.detached(), tables, int(k))
     else:
         rows = _packed_rows(neighbor_indices, reference_points)
-    aggregated = module.aggregate_neighbors(clouds, packed, sigma, rows, DEFAULT)
-    return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
+    if max_radius is not None:
+        delta = clouds.query_points.detach()[:, None] - clouds.reference_points.detach()[rows.clamp(min=0)]
+        rows, _ = _no_farther(rows, pair_distances(delta, rows >= 0), max_radius)
+    weighting = Weighting(kernel, reduce, float(power), float(eps), float(max_radius or torch.inf))
+
+    def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
+        return module.aggregate_neighbors(clouds, values, sigma, rows, weighting)
+
+    aggregated = _aggregated(aggregate, features, query_points.dtype, sigma, reduce, reference_weights)
+    return aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
 def radius_aggregate(
-    query_points: Float[Tensor, "*batch q 3"],
-    reference_points: Float[Tensor, "*batch n 3"],
+    query_points: Float[Tensor, "*batch q dims"],
+    reference_points: Float[Tensor, "*batch n dims"],
     features: Float[Tensor, "*batch n c"],
     radius: float,
     *,
     sigma: float | Float[Tensor, ""] = 0.1,
+    kernel: str = "exponential",
+    power: float = 2.0,
+    eps: float = 1e-8,
+    reduce: str = "mean",
+    reference_weights: Float[Tensor, "*batch n"] | None = None,
     index: Index | None = None,
     backend: str = "auto",
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
@@ -173,6 +232,14 @@ def radius_aggregate(
         Cut-off in the units of the points, positive; it has no gradient.
     sigma : float or float tensor of one element
         As for :func:`knn_aggregate`.
+    kernel : str
+        As for :func:`knn_aggregate`; ``"compact"`` is ``(1 - (d / radius)^2)^2``.
+    power, eps : float
+        As for :func:`knn_aggregate`.
+    reduce : {"mean", "sum"}
+        As for :func:`knn_aggregate`.
+    reference_weights : (..., N) float tensor, optional
+        As for :func:`knn_aggregate`.
     index : Index, optional
         As for :func:`knn`.
     backend : str
@@ -192,25 +259,50 @@ def radius_aggregate(
     TypeError, ValueError, BackendUnavailable
         As for :func:`knn`.
     """
-    clouds = _checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_radius(radius)
-    arguments.check_features(features, reference_points)
-    arguments.check_sigma(sigma, query_points)
+    _check_values(features, reference_points, sigma, reference_weights)
+    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS)
     module, tables = choose_backend(backend, float(radius), index, reference_points, clouds)
-    packed, sigma = _packed_features(features, query_points.dtype, sigma)
-    aggregated = module.radius_aggregate(clouds, tables, packed, sigma, float(radius), DEFAULT)
-    return aggregated.to(features.dtype).view(*query_points.shape[:-1], features.shape[-1])
+    weighting = Weighting(kernel, reduce, float(power), float(eps), float(radius))
+
+    def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
+        return module.radius_aggregate(clouds, tables, values, sigma, float(radius), weighting)
+
+    aggregated = _aggregated(aggregate, features, query_points.dtype, sigma, reduce, reference_weights)
+    return aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
-def _checked_clouds(
-    query_points: Tensor,
-    reference_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_offsets: Tensor | None,
-) -> Clouds:
-    arguments.check_points(query_points, reference_points)
-    arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
-    return pack(query_points, reference_points, query_offsets, reference_offsets)
+def _check_values(
+    features: Tensor, reference_points: Tensor, sigma: float | Tensor, reference_weights: Tensor | None
+) -> None:
+    arguments.check_features(features, reference_points)
+    arguments.check_sigma(sigma, reference_points)
+    arguments.check_reference_weights(reference_weights, features)
+
+
+def _aggregated(
+    aggregate: Callable[[Tensor, Tensor], Tensor],
+    features: Tensor,
+    positions: torch.dtype,
+    sigma: float | Tensor,
+    reduce: str,
+    reference_weights: Tensor | None,
+) -> Tensor:
+    """What ``aggregate(values, sigma)`` makes of packed features, in the features' dtype: (Q, C).
+
+    Weights of the reference points multiply the features. A mean is then divided by the mean weight: both
+    are of one call, with the weights as one more channel.
+    """
+    values, sigma = _packed_features(features, positions, sigma)
+    if reference_weights is None:
+        return aggregate(values, sigma).to(features.dtype)
+    weights = reference_weights.reshape(-1, 1).to(values.dtype)
+    values = values * weights
+    if reduce == "sum":
+        return aggregate(values, sigma).to(features.dtype)
+    summed, total = aggregate(torch.cat([values, weights], 1), sigma).split([values.shape[1], 1], dim=1)
+    return torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0).to(features.dtype)
 
 
 def _packed_features(
@@ -225,24 +317,13 @@ def _packed_features(
     return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma
 
 
-def _first_rows(reference_points: Tensor) -> Tensor:
-    """Where each cloud of a dense batch begins among the packed points: (B, 1, 1)."""
-    batch, size = reference_points.shape[:2]
-    return torch.arange(batch, device=reference_points.device)[:, None, None] * size
-
-
 def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
-    """The inverse of what :func:`knn` does to rows: (Q, k) int32 rows of the packed points, -1 for none."""
-    size = reference_points.shape[-2]
-    exists = (neighbor_indices >= 0) & (neighbor_indices < size)
-    if reference_points.ndim == 3:
-        neighbor_indices = neighbor_indices + _first_rows(reference_points)
-    rows = torch.where(exists, neighbor_indices, -1).to(torch.int32)
-    return rows.reshape(-1, rows.shape[-1]).contiguous()
+    """(Q, k) int32 rows of the packed points, -1 for none."""
+    rows = rows_in_packed(neighbor_indices, reference_points.shape[-2], dense_clouds(reference_points))
+    return rows.to(torch.int32).reshape(-1, rows.shape[-1]).contiguous()
 
 
-def _distances(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Tensor:
-    exists = rows >= 0
-    delta = query_points[:, None] - reference_points[rows.clamp(min=0)]
-    distances = torch.where(exists, length(torch.where(exists[..., None], delta, 0.0)), torch.inf)
-    return nan_where_query_is_not_finite(distances, query_points)
+def _no_farther(rows: Tensor, distances: Tensor, max_radius: float) -> tuple[Tensor, Tensor]:
+    """Rows and distances (Q, k) without those beyond the radius."""
+    near = distances.detach() <= torch.full((), max_radius, dtype=distances.dtype, device=distances.device)
+    return torch.where(near, rows, -1), torch.where(near, distances, torch.inf)

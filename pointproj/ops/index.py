@@ -94,7 +94,11 @@ def build_index(
 
 
 def choose_backend(
-    backend: str, radius: float | None, index: Index | None, reference_points: Tensor, clouds: Clouds
+    backend: str,
+    radius: float | Tensor | None,
+    index: Index | None,
+    reference_points: Tensor,
+    clouds: Clouds,
 ) -> tuple[Backend, Tables | None]:
     """The backend of one call, and the tables of its index if there is one.
 
@@ -102,8 +106,8 @@ def choose_backend(
     ----------
     backend : str
         ``"auto"`` or a name; with an index, ``"auto"`` means the index's own backend.
-    radius : float or None
-        Of a search within a radius; None for kNN.
+    radius : float, () tensor or None
+        Of a search within a radius, the largest one; None for kNN.
     index : Index or None
         As the caller gave it.
     reference_points : (N, 3) or (B, N, 3) float tensor
@@ -128,7 +132,7 @@ def choose_backend(
     return modules[name], _tables_for(index, clouds, radius)
 
 
-def _tables_for(index: Index, clouds: Clouds, radius: float | None) -> Tables:
+def _tables_for(index: Index, clouds: Clouds, radius: float | Tensor | None) -> Tables:
     """The index's tables for a search within a radius, or for kNN, built now if it has none yet."""
     module = modules[index.backend]
     search = "knn" if radius is None or module.ONE_INDEX else "radius"

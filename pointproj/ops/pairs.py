@@ -143,7 +143,7 @@ def largest_squares_within(radius: float | Tensor, query_points: Tensor) -> Tens
     for _ in range(3):
         following = torch.nextafter(square, infinity)
         square = torch.where(following.sqrt() <= radius, following, square)
-    return square
+    return torch.where(radius >= 0, square, -1.0)
 
 
 @functools.cache

@@ -156,6 +156,13 @@ def length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     return safe_sqrt(delta.square().sum(-1))
 
 
+def pair_distances(
+    delta: Float[Tensor, "*pairs dims"], is_neighbor: Bool[Tensor, "*pairs"]
+) -> Float[Tensor, "*pairs"]:
+    """Lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
+    return torch.where(is_neighbor, length(torch.where(is_neighbor[..., None], delta, 0.0)), torch.inf)
+
+
 def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Square root whose gradient is 0 (not infinite) at 0."""
     apart = squared > 0

@@ -1,0 +1,213 @@
+"""Aggregation over neighbour lists with any weights, also learned ones, in plain torch."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj.ops import arguments
+from pointproj.ops.clouds import dense_clouds, rows_in_packed
+from pointproj.ops.neighbor_lists import NeighborList, Neighbors, queries_of
+from pointproj.ops.reference import Weighting, log_kernel
+
+REDUCTIONS = ("mean", "sum", "max")
+
+
+def aggregate(
+    features: Float[Tensor, "*batch n c"],
+    neighbors: Neighbors | NeighborList,
+    *,
+    weights: Float[Tensor, "*pairs"] | None = None,
+    kernel: str = "exponential",
+    sigma: float | Float[Tensor, ""] = 0.1,
+    power: float = 2.0,
+    eps: float = 1e-8,
+    reduce: str = "mean",
+    reference_weights: Float[Tensor, "*batch n"] | None = None,
+) -> Float[Tensor, "*batch q c"]:
+    """Aggregate features over neighbour lists, with the weights of a kernel or with given ones.
+
+    ``out_i = sum_j w_ij f_j / sum_j w_ij`` over the neighbours j of query i that are in the list. Unlike
+    :func:`pointproj.knn_aggregate` this gathers the features of all pairs, in memory of their size.
+
+    Parameters
+    ----------
+    features : (N, C) or (B, N, C) float tensor
+        Of the reference points that were searched, packed ones for ragged batches. float16, bfloat16, float32
+        or float64; sums run in float32 or wider.
+    neighbors : Neighbors or NeighborList
+        From :func:`pointproj.radius_neighbors`; or ``Neighbors(indices, distances)`` with what
+        :func:`pointproj.knn` gives, the other way round.
+    weights : float tensor, optional
+        Of each pair, in the shape of ``neighbors.indices``, or with one more axis for one weight a channel
+        (or 1 for all channels). In slots without a neighbour they are not used. None: of the kernel.
+    kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
+        As for :func:`pointproj.knn_aggregate`, of the list's distances; ``"compact"`` ends at its radius.
+    sigma : float or float tensor of one element
+        As for :func:`pointproj.knn_aggregate`.
+    power, eps : float
+        As for :func:`pointproj.knn_aggregate`.
+    reduce : {"mean", "sum", "max"}
+        ``"mean"`` divides by the sum of the weights (0 where that is 0). ``"max"`` takes the largest
+        ``w_ij f_j`` of each channel, of the features themselves if no weights are given.
+    reference_weights : (..., N) float tensor, optional
+        Multiply the weights, for instance areas of mesh cells.
+
+    Returns
+    -------
+    (Q, C) or (B, Q, C) float tensor
+        In the features' dtype; 0 for a query without neighbours. Differentiable twice in features, weights,
+        sigma, reference weights, and through the distances in both sets of points.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device, or the compact kernel without a radius.
+    """
+    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
+    arguments.check_pair_weights(weights, neighbors.indices, features)
+    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS)
+    arguments.check_sigma(sigma, neighbors.indices)
+    arguments.check_reference_weights(reference_weights, features)
+    pairs = _Padded(neighbors, features) if isinstance(neighbors, Neighbors) else _Listed(neighbors, features)
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    if weights is not None or reduce != "max":
+        dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
+    values = pairs.gathered(features.reshape(-1, features.shape[-1]).to(dtype))
+    if weights is not None:
+        weights = pairs.masked(weights.to(dtype))
+    elif reduce != "max":
+        if isinstance(sigma, Tensor):
+            sigma = sigma.reshape(()).to(dtype)
+        weighting = Weighting(kernel, reduce, float(power), float(eps), pairs.support(kernel))
+        weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting)
+    if reference_weights is not None:
+        own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
+        weights = own if weights is None else weights * own
+    terms = values if weights is None else values * weights
+    if reduce == "max":
+        aggregated = pairs.largest(terms)
+    else:
+        aggregated = pairs.summed(terms)
+        if reduce == "mean":
+            total = pairs.summed(weights)
+            aggregated = torch.where(total != 0, aggregated / torch.where(total != 0, total, 1.0), 0.0)
+    return aggregated.view(pairs.shape).to(features.dtype)
+
+
+class _Padded:
+    """Neighbours of each query in a row of their own."""
+
+    def __init__(self, neighbors: Neighbors, features: Tensor) -> None:
+        rows = rows_in_packed(neighbors.indices, features.shape[-2], dense_clouds(features))
+        self.rows = rows.reshape(-1, rows.shape[-1])
+        self.exists = (self.rows >= 0)[..., None]
+        self.radius = neighbors.radius
+        self.shape = *neighbors.indices.shape[:-1], features.shape[-1]
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Values (N, C) of each pair's reference point, 0 without one: (Q, K, C)."""
+        return _rows_of(values, self.rows)
+
+    def masked(self, weights: Tensor) -> Tensor:
+        """Weights (..., Q, K) or (..., Q, K, C) as (Q, K, 1 or C), 0 where there is no pair."""
+        weights = weights.reshape(*self.rows.shape, -1)
+        return torch.where(self.exists, weights, 0.0)
+
+    def support(self, kernel: str) -> float | Tensor:
+        """The radius at each pair."""
+        radius = _radius_of_compact(self.radius, kernel)
+        return radius.reshape(-1, 1, 1) if isinstance(radius, Tensor) else radius
+
+    def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
+        """Weights (Q, K, 1), for a mean relative to the largest of each query."""
+        distances = torch.where(self.exists, distances.reshape(*self.rows.shape, 1), 0.0)
+        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting), -torch.inf)
+        if weighting.reduce == "mean" and logits.shape[1]:
+            logits = logits - _finite(logits.detach().amax(1, keepdim=True))
+        return logits.exp()
+
+    def summed(self, terms: Tensor) -> Tensor:
+        """Sums over each query's pairs: (Q, C)."""
+        return terms.sum(1)
+
+    def largest(self, terms: Tensor) -> Tensor:
+        """The largest of each query's pairs, 0 without one: (Q, C)."""
+        if not terms.shape[1]:
+            return terms.sum(1)
+        largest = torch.where(self.exists, terms, -torch.inf).amax(1)
+        return torch.where(self.exists.any(1), largest, 0.0)
+
+
+class _Listed:
+    """Neighbours of one query after those of the other."""
+
+    def __init__(self, neighbors: NeighborList, features: Tensor) -> None:
+        self.queries = neighbors.row_splits.shape[0] - 1
+        query = queries_of(neighbors.row_splits, neighbors.indices.shape[0])
+        dense = features.ndim == 3
+        per_cloud = self.queries // features.shape[0] if dense else self.queries
+        clouds = query // max(1, per_cloud) if dense else None
+        self.rows = rows_in_packed(neighbors.indices, features.shape[-2], clouds)
+        self.exists = (self.rows >= 0)[:, None]
+        self.query = torch.where(self.rows >= 0, query, self.queries)  # the last row takes unused slots
+        self.radius = neighbors.radius
+        self.shape = (*((features.shape[0],) if dense else ()), per_cloud, features.shape[-1])
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Values (N, C) of each pair's reference point, 0 without one: (M, C)."""
+        return _rows_of(values, self.rows)
+
+    def masked(self, weights: Tensor) -> Tensor:
+        """Weights (M,) or (M, C) as (M, 1 or C), 0 where there is no pair."""
+        return torch.where(self.exists, weights.reshape(self.rows.shape[0], -1), 0.0)
+
+    def support(self, kernel: str) -> float | Tensor:
+        """The radius at each pair."""
+        radius = _radius_of_compact(self.radius, kernel)
+        if not isinstance(radius, Tensor):
+            return radius
+        return torch.nn.functional.pad(radius.reshape(-1), (0, 1), value=1.0)[self.query, None]
+
+    def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
+        """Weights (M, 1), for a mean relative to the largest of each query."""
+        distances = torch.where(self.exists, distances[:, None], 0.0)
+        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting), -torch.inf)
+        if weighting.reduce == "mean":
+            largest = self._reduced(logits.detach(), "amax", -torch.inf)
+            logits = logits - _finite(largest)[self.query]
+        return logits.exp()
+
+    def summed(self, terms: Tensor) -> Tensor:
+        """Sums over each query's pairs: (Q, C)."""
+        into = terms.new_zeros(self.queries + 1, terms.shape[1])
+        return into.index_add(0, self.query, terms)[: self.queries]
+
+    def largest(self, terms: Tensor) -> Tensor:
+        """The largest of each query's pairs, 0 without one: (Q, C)."""
+        return self._reduced(terms, "amax", 0.0)[: self.queries]
+
+    def _reduced(self, terms: Tensor, reduce: str, nothing: float) -> Tensor:
+        into = terms.new_full((self.queries + 1, terms.shape[1]), nothing)
+        at = self.query[:, None].expand_as(terms)
+        return into.scatter_reduce(0, at, terms, reduce, include_self=False)
+
+
+def _rows_of(values: Tensor, rows: Tensor) -> Tensor:
+    """Rows (..., C) of values (N, C), 0 for row -1: one row of zeros stands behind the others."""
+    padded = torch.nn.functional.pad(values, (0, 0, 0, 1))
+    at = torch.where(rows >= 0, rows, values.shape[0])
+    return padded.index_select(0, at.flatten()).view(*rows.shape, values.shape[1])
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """-inf, of queries without weights, as a number that can be subtracted."""
+    return logits.clamp(min=torch.finfo(logits.dtype).min)
+
+
+def _radius_of_compact(radius: float | Tensor | None, kernel: str) -> float | Tensor:
+    if kernel == "compact" and radius is None:
+        raise ValueError(
+            'kernel="compact" ends at the radius of the list, which it does not have: make it with '
+            "radius_neighbors, or give Neighbors(..., radius=)"
+        )
+    return torch.inf if radius is None else radius

@@ -1,0 +1,233 @@
+"""Lists of the reference points within a radius of each query: padded, or one after the other (CSR)."""
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.ops import arguments
+from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, rows_in_cloud
+from pointproj.ops.index import Index, choose_backend
+from pointproj.ops.periodic import PeriodicBox, periodic_box
+from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances
+from pointproj.ops.registry import Backend, Tables
+
+
+class Neighbors(NamedTuple):
+    """The nearest neighbours within a radius, at most K of each query, nearest first.
+
+    Attributes
+    ----------
+    indices : (..., Q, K) int64 tensor
+        Rows of the reference points (within the cloud for dense batches, of the packed tensor for ragged
+        ones), -1 where there are fewer. Equal distances: the lower index first.
+    distances : (..., Q, K) float tensor
+        In the points' dtype; inf where there is no neighbour, NaN if the query is not finite.
+    counts : (..., Q) int64 tensor
+        All points within the radius: where that is more than K, some were left out.
+    displacements : (..., Q, K, 3) float tensor or None
+        Query point minus reference point, 0 where there is no neighbour.
+    radius : float, (..., Q) float tensor or None
+        That was searched within.
+    """
+
+    indices: Tensor
+    distances: Tensor
+    counts: Tensor | None = None
+    displacements: Tensor | None = None
+    radius: float | Tensor | None = None
+
+
+class NeighborList(NamedTuple):
+    """All neighbours within a radius, one query's after the other's, in ascending order of their indices.
+
+    Queries count through the clouds of a batch.
+
+    Attributes
+    ----------
+    row_splits : (Q + 1,) int64 tensor
+        The neighbours of query i are at ``row_splits[i]:row_splits[i + 1]``.
+    indices : (M,) int64 tensor
+        Rows of the reference points, as in :class:`Neighbors`; -1 in slots that are not used, at the end.
+    distances : (M,) float tensor
+        In the points' dtype, inf in slots that are not used.
+    total : () int64 tensor
+        How many pairs there are: where that is more than M, the last ones were left out.
+    displacements : (M, 3) float tensor or None
+        Query point minus reference point, 0 in slots that are not used.
+    radius : float, (..., Q) float tensor or None
+        That was searched within.
+    """
+
+    row_splits: Tensor
+    indices: Tensor
+    distances: Tensor
+    total: Tensor | None = None
+    displacements: Tensor | None = None
+    radius: float | Tensor | None = None
+
+    @property
+    def query_indices(self) -> Int[Tensor, " pairs"]:
+        """The query of each pair, -1 in slots that are not used."""
+        queries = queries_of(self.row_splits, len(self.indices))
+        return torch.where(self.indices >= 0, queries, -1)
+
+
+def radius_neighbors(
+    query_points: Float[Tensor, "*batch q dims"],
+    reference_points: Float[Tensor, "*batch n dims"],
+    radius: float | Float[Tensor, "*batch q"],
+    *,
+    max_neighbors: int | None = None,
+    capacity: int | EllipsisType | None = ...,
+    displacements: bool = False,
+    box: Sequence[float] | None = None,
+    index: Index | None = None,
+    backend: str = "auto",
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Neighbors | NeighborList:
+    """The reference points within ``radius`` of every query point, as lists.
+
+    A pair belongs to the list if ``|p_i - q_j| <= radius``. One of ``max_neighbors`` and ``capacity`` says
+    which form the lists have. Neither form is truncated in silence: both say how many pairs there are.
+
+    Parameters
+    ----------
+    query_points : (Q, 3) or (B, Q, 3) float tensor
+        As for :func:`pointproj.knn`.
+    reference_points : (N, 3) or (B, N, 3) float tensor
+        As for :func:`pointproj.knn`.
+    radius : float, or (..., Q) float tensor
+        Cut-off in the units of the points, one for all queries or one for each (in the points' dtype). It has
+        no gradient.
+    max_neighbors : int, optional
+        Gives :class:`Neighbors`: the nearest ``max_neighbors`` of each query, padded.
+    capacity : int or None, optional
+        Gives :class:`NeighborList`: all neighbours of all queries, in so many slots. None: exactly as many
+        as there are, for which the call waits for the device once, and cannot be compiled without a break or
+        captured in a CUDA graph.
+    displacements : bool
+        Whether to return ``query - reference`` too.
+    box : sequence of float, optional
+        As for :func:`pointproj.knn`; the radius must be less than half of each length.
+    index : Index, optional
+        As for :func:`pointproj.knn`, best built with this radius.
+    backend : str
+        As for :func:`pointproj.knn`.
+    query_offsets : (B + 1,) integer tensor, optional
+        As for :func:`pointproj.knn`.
+    reference_offsets : (B + 1,) integer tensor, optional
+        As for :func:`pointproj.knn`.
+
+    Returns
+    -------
+    Neighbors or NeighborList
+        Distances and displacements are differentiable twice in both sets of points, with subgradient 0 at
+        distance 0; the choice of neighbours is treated as constant. A point with a NaN or inf coordinate
+        neither has neighbours nor is one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device.
+    BackendUnavailable
+        If ``backend`` names one that cannot run here.
+    """
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
+    arguments.check_radii(radius, query_points)
+    arguments.check_list_form(max_neighbors, capacity)
+    arguments.check_box(box, radius, reference_points, inside=index is not None)
+    search = _Search(clouds, radius, periodic_box(box))
+    module, tables = choose_backend(backend, search.largest(), index, reference_points, clouds)
+    dense = dense_clouds(reference_points)
+    size = reference_points.shape[-2]
+    if max_neighbors is not None:
+        rows, counts = search.padded(module, tables, int(max_neighbors))
+        distances, delta = search.geometry(clouds.query_points[:, None], rows)
+        distances = nan_where_query_is_not_finite(distances, clouds.query_points)
+        shape = *query_points.shape[:-1], int(max_neighbors)
+        rows = rows_in_cloud(rows.view(shape), size, dense)
+        delta = delta[..., : query_points.shape[-1]].view(*shape, -1) if displacements else None
+        return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
+    row_splits, rows, total = search.listed(module, tables, capacity)
+    queries = queries_of(row_splits, len(rows))
+    distances, delta = search.geometry(clouds.query_points.index_select(0, queries), rows)
+    clouds_of_pairs = None if dense is None else queries // max(1, query_points.shape[-2])
+    rows = rows_in_cloud(rows, size, clouds_of_pairs)
+    delta = delta[:, : query_points.shape[-1]] if displacements else None
+    return NeighborList(row_splits, rows, distances, total, delta, radius)
+
+
+def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:
+    """The query that each slot of a list belongs to; any query for slots that are not used."""
+    numbers = torch.arange(slots, device=row_splits.device)
+    queries = torch.searchsorted(row_splits[1:].contiguous(), numbers, right=True)
+    return queries.clamp(max=max(0, row_splits.shape[0] - 2))
+
+
+class _Search:
+    """One search within a radius, in a box or in open space."""
+
+    def __init__(self, clouds: Clouds, radius: float | Tensor, periodic: PeriodicBox | None) -> None:
+        self.points = clouds
+        self.periodic = periodic
+        self.clouds = clouds.detached() if periodic is None else periodic.clouds(clouds.detached())
+        if isinstance(radius, Tensor):
+            # Values on a GPU were not checked: those that are no radius find nothing, or all points.
+            most = torch.finfo(radius.dtype).max
+            radius = radius.detach().reshape(-1).nan_to_num(0.0, most, 0.0).clamp(min=0.0)
+            self.radius = radius.repeat_interleave(periodic.images) if periodic else radius.contiguous()
+        else:
+            self.radius = float(radius)
+
+    def largest(self) -> float | Tensor:
+        """The largest radius, for an index."""
+        if not isinstance(self.radius, Tensor):
+            return self.radius
+        return self.radius.amax() if self.radius.shape[0] else self.radius.new_ones(())
+
+    def padded(self, module: Backend, tables: Tables | None, k: int) -> tuple[Tensor, Tensor]:
+        """Rows (Q, k) and counts (Q,), both int64."""
+        most = min(k, self.points.reference_points.shape[0])
+        if most == 0:
+            none = self.points.query_points.new_zeros(self.points.query_points.shape[0], dtype=torch.int64)
+            return none[:, None].expand(-1, k) - 1, none
+        rows, counts = module.radius_search(self.clouds, tables, self.radius, most)
+        rows, counts = rows.long(), counts.long()
+        if self.periodic is not None:
+            rows = self.periodic.merged(rows, self.clouds, k)
+            counts = counts.view(-1, self.periodic.images).sum(1)
+        return torch.nn.functional.pad(rows, (0, k - rows.shape[1]), value=-1), counts
+
+    def listed(
+        self, module: Backend, tables: Tables | None, capacity: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Row splits (Q + 1,) within the capacity, rows (capacity,), and the number of pairs; all int64."""
+        if capacity is None:
+            if tables is None:
+                points = self.clouds.reference_points, self.clouds.reference_offsets, self.clouds.count
+                tables = module.build_index(*points, self.largest())
+            row_splits, _ = module.radius_list(self.clouds, tables, self.radius, 0)
+            capacity = int(row_splits[-1])
+        row_splits, rows = module.radius_list(self.clouds, tables, self.radius, int(capacity))
+        rows = rows.long()
+        if self.periodic is not None:
+            references = self.points.reference_points.shape[0]
+            row_splits, rows = self.periodic.merged_list(row_splits, rows, references)
+        return row_splits.clamp(max=capacity), rows, row_splits[-1].clone()
+
+    def geometry(self, query_points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Distances of pairs, inf where there is none, and displacements, 0 where there is none."""
+        exists = rows >= 0
+        points = self.points.reference_points
+        if not points.shape[0]:  # then no pair exists, and any point will do
+            points = points.new_zeros(1, 3)
+        reference = points.index_select(0, rows.clamp(min=0).flatten())
+        delta = query_points - reference.view(*rows.shape, 3)
+        if self.periodic is not None:
+            delta = self.periodic.minimum_image(delta)
+        return pair_distances(delta, exists), torch.where(exists[..., None], delta, 0.0)

@@ -1,0 +1,97 @@
+"""Searches in a periodic box: each query is searched for from all places where its neighbours may see it.
+
+Points are moved into the box. A query in the lower half of an axis is also a query one length above, one in
+the upper half one length below: within less than half a length, every reference point is then next to exactly
+one of these images, so that every backend searches a periodic box as it searches any cloud.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pointproj.ops.clouds import Clouds
+
+
+class PeriodicBox(NamedTuple):
+    """Lengths of a box along x, y, z; inf along an axis that is not periodic."""
+
+    lengths: tuple[float, float, float]
+
+    @property
+    def images(self) -> int:
+        """How many places each query is searched from."""
+        return 2 ** sum(math.isfinite(length) for length in self.lengths)
+
+    def wrapped(self, points: Tensor) -> Tensor:
+        """The points moved into the box; those inside keep every bit."""
+        columns = []
+        for x, length in zip(points.unbind(-1), self.lengths, strict=True):
+            if math.isfinite(length):
+                moved = x - length * (x / length).floor()
+                # Just below 0 that rounds up to the length itself, which is the same place as 0.
+                x = torch.where((x >= 0) & (x < length), x, torch.where(moved < length, moved, 0.0))
+            columns.append(x)
+        return torch.stack(columns, -1)
+
+    def clouds(self, clouds: Clouds) -> Clouds:
+        """All images of the queries, those of one query side by side, and the reference points in the box."""
+        points = self.wrapped(clouds.query_points)[:, None]
+        for axis, length in enumerate(self.lengths):
+            if math.isfinite(length):
+                shift = torch.zeros_like(points)
+                shift[..., axis] = torch.where(points[..., axis] < length / 2, length, -length)
+                points = torch.cat([points, points + shift], 1)
+        offsets = None if clouds.query_offsets is None else clouds.query_offsets * self.images
+        return clouds._replace(
+            query_points=points.reshape(-1, 3),
+            query_offsets=offsets,
+            reference_points=self.wrapped(clouds.reference_points).contiguous(),
+        )
+
+    def minimum_image(self, displacements: Tensor) -> Tensor:
+        """Displacements (..., 3) to the nearest copy of a point."""
+        columns = []
+        for x, length in zip(displacements.unbind(-1), self.lengths, strict=True):
+            columns.append(x - length * (x.detach() / length).round() if math.isfinite(length) else x)
+        return torch.stack(columns, -1)
+
+    def merged(self, rows: Tensor, images: Clouds, k: int) -> Tensor:
+        """The k nearest of what all images of each query found: (Q * images, K) to (Q, k), -1 for none.
+
+        A reference point that several images found counts once, at its least distance.
+        """
+        delta = images.query_points[:, None] - images.reference_points[rows.clamp(min=0)]
+        squared = (delta[..., 0].square() + delta[..., 1].square()) + delta[..., 2].square()
+        squared = torch.where(rows >= 0, squared, torch.inf).view(-1, self.images * rows.shape[1])
+        rows = rows.view(squared.shape)
+        # Stable sorts: by row, those of one row by distance; without repetitions by distance, then by row.
+        rows, squared = _sorted_by(squared, rows, squared)
+        rows, squared = _sorted_by(rows, rows, squared)
+        repeated = torch.zeros_like(rows, dtype=torch.bool)
+        repeated[:, 1:] = rows[:, 1:] == rows[:, :-1]
+        squared = squared.masked_fill(repeated, torch.inf)
+        rows, squared = _sorted_by(squared, rows, squared)
+        return torch.where(squared.isfinite(), rows, -1)[:, :k]
+
+    def merged_list(self, row_splits: Tensor, rows: Tensor, references: int) -> tuple[Tensor, Tensor]:
+        """One row of a list for each query instead of one for each image, in ascending order."""
+        merged = row_splits[:: self.images]
+        slots = torch.arange(len(rows), device=rows.device)
+        query = torch.searchsorted(merged[1:].contiguous(), slots, right=True)
+        last = torch.iinfo(torch.int64).max
+        keys = torch.where(rows >= 0, query * references + rows, last).sort().values
+        return merged, torch.where(keys < last, keys % max(1, references), -1)
+
+
+def periodic_box(box: tuple[float, ...] | None) -> PeriodicBox | None:
+    """The box of checked lengths; in the plane, z is not periodic."""
+    if box is None:
+        return None
+    return PeriodicBox((*(float(length) for length in box), math.inf)[:3])
+
+
+def _sorted_by(key: Tensor, rows: Tensor, squared: Tensor) -> tuple[Tensor, Tensor]:
+    order = key.argsort(dim=1, stable=True)
+    return rows.gather(1, order), squared.gather(1, order)
