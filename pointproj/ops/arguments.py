@@ -42,9 +42,10 @@ def check_points(query_points: Tensor, reference_points: Tensor) -> None:
             f"got {query_points.shape[0]} and {reference_points.shape[0]}"
         )
     if query_points.shape[-1] != reference_points.shape[-1]:
+        dims = query_points.shape[-1]
         raise ValueError(
-            f"query_points and reference_points must have equally many coordinates; "
-            f"got {query_points.shape[-1]} and {reference_points.shape[-1]}"
+            f"reference_points must have shape (n, {dims}) or (batch, n, {dims}), with as many coordinates "
+            f"as query_points; got {tuple(reference_points.shape)}"
         )
     if query_points.dtype != reference_points.dtype:
         raise TypeError(

@@ -155,7 +155,7 @@ def radius_neighbors(
         return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
     row_splits, rows, total = search.listed(module, tables, capacity)
     queries = queries_of(row_splits, len(rows))
-    distances, delta = search.geometry(clouds.query_points.index_select(0, queries), rows)
+    distances, delta = search.geometry(_selected(clouds.query_points, queries), rows)
     clouds_of_pairs = None if dense is None else queries // max(1, query_points.shape[-2])
     rows = rows_in_cloud(rows, size, clouds_of_pairs)
     delta = delta[:, : query_points.shape[-1]] if displacements else None
@@ -167,6 +167,13 @@ def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slo
     numbers = torch.arange(slots, device=row_splits.device)
     queries = torch.searchsorted(row_splits[1:].contiguous(), numbers, right=True)
     return queries.clamp(max=max(0, row_splits.shape[0] - 2))
+
+
+def _selected(points: Tensor, rows: Tensor) -> Tensor:
+    """The points of rows (...), as (..., 3)."""
+    if not points.shape[0]:  # then no pair exists, and any point will do
+        points = points.new_zeros(1, 3)
+    return points.index_select(0, rows.flatten()).view(*rows.shape, 3)
 
 
 class _Search:
@@ -223,11 +230,7 @@ class _Search:
     def geometry(self, query_points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Distances of pairs, inf where there is none, and displacements, 0 where there is none."""
         exists = rows >= 0
-        points = self.points.reference_points
-        if not points.shape[0]:  # then no pair exists, and any point will do
-            points = points.new_zeros(1, 3)
-        reference = points.index_select(0, rows.clamp(min=0).flatten())
-        delta = query_points - reference.view(*rows.shape, 3)
+        delta = query_points - _selected(self.points.reference_points, rows.clamp(min=0))
         if self.periodic is not None:
             delta = self.periodic.minimum_image(delta)
         return pair_distances(delta, exists), torch.where(exists[..., None], delta, 0.0)

@@ -1,0 +1,357 @@
+"""Lists of neighbours within a radius: the specification bit for bit, on every backend."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import pointproj
+from pointproj import NeighborList, Neighbors, knn, radius_neighbors
+from pointproj.ops import reference
+from pointproj.ops.cases import CASES, Case, Problem, by_id, uniform
+from tests.conftest import Where
+from tests.oracle import assert_close
+
+RADIUS_CASES = [pytest.param(case, id=case.id) for case in CASES if case.radius]
+BATCHES = ("odd-sizes", "dense", "ragged-with-empty-clouds", "fp64")
+
+
+@pytest.fixture
+def lists(where: Where) -> Iterator[Callable]:
+    """``radius_neighbors`` on a backend that has it."""
+    where.skip_unless("radius")
+
+    def search(problem: Problem, radius: float | Tensor, **options) -> Neighbors | NeighborList:
+        return radius_neighbors(*problem[:2], radius, backend=where.backend, **problem.offsets, **options)
+
+    return search
+
+
+@pytest.mark.parametrize("case", RADIUS_CASES)
+def test_lists_are_the_specification(case: Case, lists: Callable, where: Where):
+    problem = case.problem(where.device)
+    k = case.k or 3
+    expected, counts = _specified_nearest(case.problem(), case.radius, k)
+    nearest = lists(problem, case.radius, max_neighbors=k)
+    assert nearest.indices.dtype == nearest.counts.dtype == torch.int64
+    assert torch.equal(nearest.indices.cpu(), expected.view(nearest.indices.shape))
+    assert torch.equal(nearest.counts.cpu(), counts.view(nearest.counts.shape))
+    _assert_distances(nearest, problem)
+
+    row_splits, indices = _specified_list(case.problem(), case.radius)
+    spare = 3
+    listed = lists(problem, case.radius, capacity=len(indices) + spare)
+    assert torch.equal(listed.row_splits.cpu(), row_splits)
+    assert torch.equal(listed.indices.cpu(), torch.cat([indices, indices.new_full((spare,), -1)]))
+    assert listed.total == len(indices)
+    assert listed.distances[-spare:].isinf().all()
+
+    few = lists(problem, case.radius, capacity=len(indices) // 2)
+    assert few.total == len(indices)
+    assert torch.equal(few.indices.cpu(), indices[: len(indices) // 2])
+    assert torch.equal(few.row_splits.cpu(), row_splits.clamp(max=len(indices) // 2))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_radius_for_each_query(name: str, lists: Callable, where: Where):
+    case = by_id(name)
+    problem = case.problem(where.device)
+    generator = torch.Generator().manual_seed(3)
+    radii = torch.rand(problem.query_points.shape[:-1], generator=generator).to(problem.query_points) + 0.01
+    expected, counts = _specified_nearest(case.problem(), radii.cpu(), case.k)
+    nearest = lists(problem, radii, max_neighbors=case.k)
+    assert torch.equal(nearest.indices.cpu(), expected.view(nearest.indices.shape))
+    assert torch.equal(nearest.counts.cpu(), counts.view(nearest.counts.shape))
+    row_splits, indices = _specified_list(case.problem(), radii.cpu())
+    listed = lists(problem, radii, capacity=None)
+    assert torch.equal(listed.row_splits.cpu(), row_splits)
+    assert torch.equal(listed.indices.cpu(), indices)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_an_index_gives_the_same(name: str, lists: Callable, where: Where):
+    case = by_id(name)
+    problem = case.problem(where.device)
+    offsets = problem.offsets.get("reference_offsets")
+    index = pointproj.build_index(
+        problem.reference_points, radius=2 * case.radius, backend=where.backend, reference_offsets=offsets
+    )
+    without, given = (lists(problem, case.radius, max_neighbors=4, index=i) for i in (None, index))
+    assert torch.equal(without.indices, given.indices)
+    assert torch.equal(without.counts, given.counts)
+    without, given = (lists(problem, case.radius, capacity=None, index=i) for i in (None, index))
+    assert torch.equal(without.indices, given.indices)
+    assert torch.equal(without.row_splits, given.row_splits)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
+def test_no_points(sizes: tuple[int, int], lists: Callable, where: Where):
+    query, points = (torch.rand(n, 3, device=where.device) for n in sizes)
+    problem = Problem(query, points, points)
+    nearest = lists(problem, 0.3, max_neighbors=4)
+    assert nearest.indices.shape == (sizes[0], 4)
+    assert (nearest.indices == -1).all()
+    assert (nearest.counts == 0).all()
+    listed = lists(problem, 0.3, capacity=None)
+    assert len(listed.indices) == 0
+    assert torch.equal(listed.row_splits.cpu(), torch.zeros(sizes[0] + 1, dtype=torch.int64))
+
+
+def test_points_that_are_not_finite(lists: Callable, where: Where):
+    problem = by_id("plain").problem(where.device)
+    query, points = problem.query_points.clone(), problem.reference_points.clone()
+    query[3, 1], points[7, 0], points[11, 2] = torch.nan, torch.inf, torch.nan
+    nearest = lists(problem._replace(query_points=query, reference_points=points), 0.9, max_neighbors=50)
+    assert not torch.isin(nearest.indices, torch.tensor([7, 11], device=where.device)).any()
+    assert (nearest.indices[3] == -1).all()
+    assert nearest.distances[3].isnan().all()
+    assert nearest.counts[3] == 0
+    listed = lists(problem._replace(query_points=query, reference_points=points), 0.9, capacity=None)
+    assert torch.equal(listed.row_splits.diff(), nearest.counts)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_periodic_box_equals_replicas(dims: int, lists: Callable, where: Where):
+    case = Case("box", uniform(23, 61))
+    problem = case.problem(where.device)
+    box, radius = (1.5, 1.0, torch.inf)[:dims], 0.42
+    query, points = (4 * t[:, :dims].contiguous() for t in problem[:2])  # far outside of the box
+    problem = problem._replace(query_points=query, reference_points=points)
+    inside = (query.new_tensor(box) if dims == 2 else query.new_tensor([*box[:2], 1e9])).view(1, -1)
+    wrapped_query, wrapped = query.remainder(inside), points.remainder(inside)
+    if dims == 3:  # not periodic along z
+        wrapped_query[:, 2], wrapped[:, 2] = query[:, 2], points[:, 2]
+    shifts = torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2)).to(points) * inside[:, :2]
+    shifts = torch.nn.functional.pad(shifts, (0, dims - 2))
+    replicas = (wrapped + shifts[:, None]).flatten(0, 1)
+    expected = radius_neighbors(wrapped_query, replicas, radius, capacity=None, backend="torch")
+    copies = torch.stack([expected.query_indices, expected.indices % len(points)])
+    expected_pairs = copies[:, (copies[0] * len(points) + copies[1]).argsort()]
+
+    listed = lists(problem, radius, capacity=None, box=box, displacements=True)
+    assert torch.equal(torch.stack([listed.query_indices, listed.indices]), expected_pairs)
+    assert_close("lengths", listed.displacements.norm(dim=1), listed.distances)
+    nearest = lists(problem, radius, max_neighbors=6, box=box)
+    assert torch.equal(nearest.counts, expected.row_splits.diff())
+    order = radius_neighbors(wrapped_query, replicas, radius, max_neighbors=6, backend="torch")
+    assert torch.equal(nearest.indices, torch.where(order.indices >= 0, order.indices % len(points), -1))
+    finite = order.distances.isfinite()
+    assert torch.allclose(nearest.distances[finite], order.distances[finite], atol=1e-5)
+
+
+def test_nearest_in_a_periodic_box(where: Where):
+    where.skip_unless("knn")
+    problem = by_id("fp64").problem(where.device)
+    query, points = problem[:2]
+    box = (2.0, 2.5, 3.0)
+    delta = query[:, None] - points
+    delta -= query.new_tensor(box) * (delta / query.new_tensor(box)).round()
+    expected = delta.norm(dim=-1).sort(dim=1)
+    distances, rows = knn(query, points, 9, box=box, backend=where.backend)
+    assert_close("distances", distances, expected.values[:, :9])
+    assert torch.equal(rows, expected.indices[:, :9])
+    few, rows = knn(query, points[:3], 3, box=box, backend=where.backend)  # an image may find one twice
+    assert torch.equal(rows.sort(dim=1).values, torch.arange(3, device=rows.device).expand(len(query), 3))
+    assert (few.diff(dim=1) >= 0).all()
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_nearest_within_a_largest_radius(name: str, where: Where):
+    where.skip_unless("knn", "radius")
+    problem = by_id(name).problem(where.device)
+    options = {"backend": where.backend} | problem.offsets
+    nearest = radius_neighbors(*problem[:2], 0.3, max_neighbors=3, **options)
+    distances, rows = knn(*problem[:2], 3, max_radius=0.3, **options)
+    assert torch.equal(rows, nearest.indices)
+    assert torch.equal(distances, nearest.distances)
+
+
+def test_points_in_the_plane(lists: Callable, where: Where):
+    problem = by_id("planar").problem(where.device)
+    flat = problem._replace(**{n: getattr(problem, n)[:, :2] for n in problem._fields[:2]})
+    solid = problem._replace(
+        **{n: torch.nn.functional.pad(getattr(flat, n), (0, 1)) for n in problem._fields[:2]}
+    )
+    for options in ({"max_neighbors": 5}, {"capacity": None}):
+        in_plane, in_space = (lists(p, 0.3, displacements=True, **options) for p in (flat, solid))
+        assert torch.equal(in_plane.indices, in_space.indices)
+        assert torch.equal(in_plane.distances, in_space.distances)
+        assert torch.equal(in_plane.displacements, in_space.displacements[..., :2])
+    for search in ("knn", "radius"):
+        of_dims = []
+        for p in (flat, solid):
+            aggregate = pointproj.knn_aggregate if search == "knn" else pointproj.radius_aggregate
+            of_dims.append(aggregate(*p[:3], 4 if search == "knn" else 0.3, backend=where.backend))
+        assert torch.equal(*of_dims)
+
+
+@pytest.mark.parametrize("box", [None, (2.2, 9.0, torch.inf)], ids=["open", "box"])
+def test_gradients_of_distances(box: tuple | None):
+    """By finite differences, and twice; coincident points have gradient 0."""
+    query, points = by_id("fp64").problem()[:2]
+    query, points = query[:11].clone().requires_grad_(), points[:40].clone().requires_grad_()
+    radius = 1.05
+
+    def padded(query: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        found = radius_neighbors(
+            query, points, radius, max_neighbors=5, displacements=True, box=box, backend="torch"
+        )
+        apart = (found.indices >= 0) & (found.distances > 0)
+        return torch.where(apart, found.distances, 0.0), found.displacements
+
+    def listed(query: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        found = radius_neighbors(
+            query, points, radius, capacity=300, displacements=True, box=box, backend="torch"
+        )
+        apart = (found.indices >= 0) & (found.distances > 0)
+        return torch.where(apart, found.distances, 0.0), found.displacements
+
+    for function in (padded, listed):
+        assert torch.autograd.gradcheck(function, (query, points), fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, (query, points), fast_mode=True)
+    found = radius_neighbors(points, points, radius, max_neighbors=3, backend="torch")
+    d_points = torch.autograd.grad(found.distances[:, 0].sum(), points)[0]
+    assert torch.equal(d_points, torch.zeros_like(points))
+
+
+@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
+@pytest.mark.parametrize("name", ["plain", "dense", "ragged"])
+def test_compiled_equals_eager(form: dict, name: str, lists: Callable, where: Where):
+    torch._dynamo.reset()
+    case = by_id(name)
+    problem = case.problem(where.device)
+
+    def loss(query: Tensor) -> tuple[Tensor, Tensor]:
+        found = lists(problem._replace(query_points=query), case.radius, displacements=True, **form)
+        return torch.where(found.indices >= 0, found.distances, 0.0).square().sum(), found.indices
+
+    query = problem.query_points.clone().requires_grad_()
+    expected, indices = loss(query)
+    value, got = torch.compile(loss, fullgraph=True, backend="aot_eager")(query)
+    assert torch.equal(got, indices)
+    assert_close("loss", value, expected)
+    for_both = [torch.autograd.grad(v, query)[0] for v in (value, expected)]
+    assert_close("d_query_points", *for_both)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 2000}], ids=["padded", "csr"])
+def test_captured_in_a_cuda_graph(form: dict, on_gpu: Where):
+    on_gpu.skip_unless("radius")
+    case = by_id("ragged")
+    problems = [case.problem("cuda", seed=seed) for seed in (0, 1)]
+    static = problems[0]._replace(query_points=problems[0].query_points.clone())
+
+    def search(problem: Problem) -> Neighbors | NeighborList:
+        return radius_neighbors(
+            problem.query_points,
+            static.reference_points,
+            0.4,
+            backend=on_gpu.backend,
+            **static.offsets,
+            **form,
+        )
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        search(static)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = search(static)
+    for problem in problems:
+        static.query_points.copy_(problem.query_points)
+        graph.replay()
+        expected = search(problem)
+        assert torch.equal(captured.indices, expected.indices)
+        assert torch.equal(captured.distances, expected.distances)
+
+
+@pytest.mark.gpu
+def test_many_pairs_on_a_gpu(on_gpu: Where):
+    """Rows of very different lengths, in the order of indices, against the torch backend."""
+    on_gpu.skip_unless("radius")
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(20_000, 3, generator=generator).cuda()
+    points[:3000] *= 0.02
+    found = radius_neighbors(points[::3].contiguous(), points, 0.15, capacity=None, backend=on_gpu.backend)
+    expected = radius_neighbors(points[::3].contiguous(), points, 0.15, capacity=None, backend="torch")
+    assert torch.equal(found.row_splits, expected.row_splits)
+    assert torch.equal(found.indices, expected.indices)
+    nearest, expected = (
+        radius_neighbors(points, points, 0.15, max_neighbors=33, backend=name)
+        for name in (on_gpu.backend, "torch")
+    )
+    assert torch.equal(nearest.indices, expected.indices)
+    assert torch.equal(nearest.counts, expected.counts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give either max_neighbors=K .* or capacity=M"),
+        ({"max_neighbors": 3, "capacity": 9}, "give either max_neighbors=K .* or capacity=M"),
+        ({"max_neighbors": 0}, "max_neighbors must be at least 1; got 0"),
+        ({"capacity": -1}, "capacity must be at least 0; got -1"),
+        ({"max_neighbors": 3, "radius": 0.0}, "radius must be positive and finite; got 0"),
+        (
+            {"max_neighbors": 3, "radius": torch.ones(3)},
+            r"one for each query; got torch.float32 of shape \(3,\)",
+        ),
+        ({"max_neighbors": 3, "radius": -torch.ones(9)}, "every radius must be positive and finite; got -1"),
+        ({"max_neighbors": 3, "box": (1.0, 1.0)}, "box must be a tuple of 3 lengths"),
+        ({"max_neighbors": 3, "box": (1.0, 1.0, 0.0)}, "box must hold positive lengths"),
+        ({"max_neighbors": 3, "box": (0.8, 1.0, 2.0)}, "less than half of every length of the box"),
+    ],
+)
+def test_refusals(options: dict, message: str):
+    arguments = {"query_points": torch.rand(9, 3), "reference_points": torch.rand(20, 3), "radius": 0.4}
+    with pytest.raises((ValueError, TypeError), match=message):
+        radius_neighbors(**(arguments | options), backend="torch")
+
+
+def _specified_nearest(problem: Problem, radius: float | Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Rows within each cloud (dense) or packed (ragged), and counts, of the packed queries."""
+    rows, counts = [], []
+    for query, points, radii, first in _clouds(problem, radius):
+        found = query.new_full((len(query), k), -1, dtype=torch.int64)
+        count = found.new_zeros(len(query))
+        if len(points) and len(query):
+            nearest, count = reference.radius_search(query, points, radii, k)
+            found[:, : nearest.shape[1]] = torch.where(nearest >= 0, nearest + first, -1)
+        rows.append(found)
+        counts.append(count)
+    return torch.cat(rows), torch.cat(counts)
+
+
+def _specified_list(problem: Problem, radius: float | Tensor) -> tuple[Tensor, Tensor]:
+    counts, indices = [], []
+    for query, points, radii, first in _clouds(problem, radius):
+        row_splits, rows = reference.radius_list(query, points, radii)
+        counts.append(row_splits.diff())
+        indices.append(rows + first)
+    return torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0)), torch.cat(indices)
+
+
+def _clouds(problem: Problem, radius: float | Tensor) -> Iterator[tuple]:
+    query, points = (t.reshape(-1, t.shape[-1]) for t in problem[:2])
+    for q, r in problem.ranges():
+        rows = slice(q.start, q.stop)
+        radii = radius.reshape(-1)[rows] if isinstance(radius, Tensor) else radius
+        yield query[rows], points[r.start : r.stop], radii, r.start if problem.offsets else 0
+
+
+def _assert_distances(nearest: Neighbors, problem: Problem) -> None:
+    query, points = (t.reshape(-1, 3).double() for t in problem[:2])
+    size = problem.reference_points.shape[-2]
+    rows = nearest.indices.reshape(-1, nearest.indices.shape[-1])
+    cloud = 0
+    if problem.query_points.ndim == 3:
+        cloud = torch.arange(len(rows), device=rows.device)[:, None] // problem.query_points.shape[1]
+    packed = torch.where(rows >= 0, rows + cloud * size, 0)
+    expected = (query[:, None] - points[packed]).norm(dim=-1)
+    distances = nearest.distances.reshape(rows.shape)
+    assert distances.dtype == problem.query_points.dtype
+    assert torch.equal(distances.isfinite(), rows >= 0)
+    assert_close("distances", distances[rows >= 0], expected[rows >= 0].to(distances.dtype))
