@@ -1,0 +1,197 @@
+"""Aggregation over neighbour lists: kernels as in the specification, and weights of any origin."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pointproj import NeighborList, Neighbors, aggregate, knn, knn_aggregate, radius_neighbors
+from pointproj.ops import reference
+from pointproj.ops.cases import Problem, by_id
+from pointproj.ops.reference import KERNELS, Weighting
+from tests.oracle import assert_close
+
+FORMS = {"padded": {"max_neighbors": 40}, "csr": {"capacity": 1500}}
+forms = pytest.mark.parametrize("form", FORMS)
+NAMES = ("query_points", "reference_points", "features", "sigma", "reference_weights")
+
+
+def _leaves(problem: Problem) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(5)
+    sigma = torch.tensor(0.13, dtype=problem.query_points.dtype)
+    weights = torch.rand(problem.features.shape[:-1], generator=generator).to(problem.features)
+    return tuple(t.clone().requires_grad_() for t in (*problem[:3], sigma, weights))
+
+
+def _derivatives(value: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The value, every gradient and second gradient by name."""
+    grad = torch.linspace(-1, 2, value.numel(), dtype=value.dtype).view_as(value)
+    options = {"allow_unused": True, "materialize_grads": True}
+    first = torch.autograd.grad(value, leaves, grad, create_graph=True, **options)
+    scalar = sum((g * torch.linspace(-2, 1, g.numel(), dtype=g.dtype).view_as(g)).sum() for g in first)
+    second = torch.autograd.grad(scalar, leaves, **options)
+    named = {"aggregated": value} | {f"d_{n}": g for n, g in zip(NAMES, first, strict=True)}
+    return named | {f"dd_{n}": g for n, g in zip(NAMES, second, strict=True)}
+
+
+@forms
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_are_the_specification(kernel: str, reduce: str, form: str):
+    leaves = _leaves(by_id("fp64").problem())
+    query, points, features, sigma, weights = leaves
+    weighting = Weighting(kernel, reduce, 1.5, 0.2, 0.5)
+    expected = reference.radius_aggregate(query, points, features, 0.5, sigma, weighting, weights)
+    expected = _derivatives(expected, leaves)
+    neighbors = radius_neighbors(query, points, 0.5, backend="torch", **FORMS[form])
+    got = aggregate(
+        features, neighbors, kernel=kernel, sigma=sigma, power=1.5, eps=0.2, reduce=reduce,
+        reference_weights=weights,
+    )  # fmt: skip
+    for name, value in _derivatives(got, leaves).items():
+        assert_close(name, value, expected[name])
+
+
+@forms
+@pytest.mark.parametrize("name", ["dense", "ragged-with-empty-clouds", "bf16", "coincident-and-far"])
+def test_batches_and_dtypes(name: str, form: str):
+    problem = by_id("all-coincident" if name == "coincident-and-far" else name).problem()
+    if name == "coincident-and-far":
+        far = torch.full((1, 3), 1e4)
+        problem = problem._replace(query_points=torch.cat([problem.query_points, far]))
+    neighbors = radius_neighbors(*problem[:2], 0.6, backend="torch", **problem.offsets, **FORMS[form])
+    got = aggregate(problem.features, neighbors, sigma=0.2)
+    expected = torch.zeros(got.shape, dtype=torch.float64).view(-1, got.shape[-1])
+    query, points, features = (t.reshape(-1, t.shape[-1]) for t in problem[:3])
+    for q, r in problem.ranges():
+        if len(q) and len(r):
+            cloud = (
+                t[rows.start : rows.stop].double()
+                for t, rows in zip((query, points, features), (q, r, r), strict=True)
+            )
+            expected[q.start : q.stop] = reference.radius_aggregate(*cloud, 0.6, 0.2)
+    assert got.dtype == problem.features.dtype
+    assert_close("aggregated", got, expected.view(got.shape).to(got.dtype))
+
+
+@forms
+def test_a_kernel_does_not_underflow(form: str):
+    """Far away from all points the mean is still the exact softmax."""
+    problem = by_id("fp64").problem()
+    query = problem.query_points * 5
+    neighbors = radius_neighbors(query, problem.reference_points, 9.0, backend="torch", max_neighbors=90)
+    if form == "csr":
+        neighbors = radius_neighbors(query, problem.reference_points, 9.0, backend="torch", capacity=None)
+    got = aggregate(problem.features, neighbors, sigma=1e-3)
+    expected = reference.radius_aggregate(query, problem.reference_points, problem.features, 9.0, 1e-3)
+    assert_close("aggregated", got, expected)
+
+
+@forms
+@pytest.mark.parametrize("channels", [None, 1, 7])
+@pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
+def test_weights_of_a_network(reduce: str, channels: int | None, form: str):
+    problem = by_id("fp64").problem()
+    query, points, features = (t.clone().requires_grad_() for t in problem[:3])
+    assert features.shape[1] == 7
+    neighbors = radius_neighbors(query, points, 0.5, displacements=True, backend="torch", **FORMS[form])
+    layer = torch.linspace(-1, 2, 3 * (channels or 1), dtype=query.dtype).view(3, -1).requires_grad_()
+    weights = (neighbors.displacements @ layer).tanh() + 1.5
+    got = aggregate(features, neighbors, weights=weights if channels else weights.squeeze(-1), reduce=reduce)
+    delta = query[:, None] - points
+    within = reference.within(query, points, torch.tensor(0.5, dtype=query.dtype))[..., None]
+    dense = torch.where(within, (delta @ layer).tanh() + 1.5, 0.0)
+    terms = dense * features
+    if reduce == "max":
+        expected = torch.where(within, terms, -torch.inf).amax(1)
+        expected = torch.where(within.any(1), expected, 0.0)
+    else:
+        expected = terms.sum(1)
+        if reduce == "mean":
+            expected = expected / torch.where(within.any(1), dense.sum(1), 1.0)
+    assert_close("aggregated", got, expected)
+    leaves = query, points, features, layer
+    grads = (torch.autograd.grad(v.square().sum(), leaves, materialize_grads=True) for v in (got, expected))
+    for name, mine, theirs in zip((*NAMES[:3], "layer"), *grads, strict=True):
+        assert_close(f"d_{name}", mine, theirs)
+
+
+@forms
+def test_max_of_features(form: str):
+    problem = by_id("plain").problem()
+    neighbors = radius_neighbors(*problem[:2], 0.3, backend="torch", **FORMS[form])
+    within = reference.within(*problem[:2], torch.tensor(0.3))[..., None]
+    expected = torch.where(within, problem.features, -torch.inf).amax(1)
+    expected = torch.where(within.any(1), expected, 0.0)
+    assert torch.equal(aggregate(problem.features, neighbors, reduce="max"), expected)
+
+
+def test_what_knn_gives():
+    problem = by_id("dense").problem()
+    distances, rows = knn(*problem[:2], 4, backend="torch")
+    got = aggregate(problem.features, Neighbors(rows, distances), sigma=0.1)
+    assert_close("aggregated", got, knn_aggregate(*problem[:3], 4, backend="torch"))
+
+
+@forms
+def test_values_that_are_not_finite_stay_where_they_are(form: str):
+    problem = by_id("plain").problem()
+    features = problem.features.clone()
+    features[0] = torch.nan
+    neighbors = radius_neighbors(*problem[:2], 0.3, backend="torch", **FORMS[form])
+    got = aggregate(features, neighbors)
+    has_it = reference.within(*problem[:2], torch.tensor(0.3))[:, 0]
+    assert got[has_it].isnan().all()
+    assert got[~has_it].isfinite().all()
+
+
+@forms
+def test_compiled_equals_eager(form: str):
+    torch._dynamo.reset()
+    problem = by_id("odd-sizes").problem()
+    features = problem.features.clone().requires_grad_()
+
+    def loss(features: Tensor, query: Tensor) -> Tensor:
+        points = problem.reference_points
+        neighbors = radius_neighbors(query, points, 0.4, displacements=True, backend="torch", **FORMS[form])
+        weights = neighbors.displacements.square().sum(-1, keepdim=True).sin()
+        smooth = aggregate(features, neighbors, kernel="compact")
+        return (aggregate(features, neighbors, weights=weights, reduce="sum") + smooth).square().sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        query = problem.query_points.clone().requires_grad_()
+        value = function(features, query)
+        results.append((value, *torch.autograd.grad(value, (features, query))))
+    for name, got, expected in zip(("loss", "d_features", "d_query_points"), *results, strict=True):
+        assert_close(name, got, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": torch.ones(9, 5)}, r"weights must have shape \(9, 4\).*got \(9, 5\)"),
+        ({"kernel": "cubic"}, "kernel must be one of exponential, .*; got 'cubic'"),
+        ({"reduce": "median"}, "reduce must be one of mean, sum, max; got 'median'"),
+        ({"kernel": "compact"}, 'kernel="compact" ends at the radius of the list'),
+        ({"reference_weights": torch.ones(3)}, r"reference_weights must have shape \(20,\)"),
+        ({"neighbors": torch.zeros(9, 4)}, "neighbors must be Neighbors or NeighborList"),
+        ({"features": torch.ones(2, 20, 3)}, "must be of one cloud or of equally many clouds"),
+    ],
+)
+def test_refusals(options: dict, message: str):
+    distances, rows = knn(torch.rand(9, 3), torch.rand(20, 3), 4, backend="torch")
+    arguments = {"features": torch.ones(20, 3), "neighbors": Neighbors(rows, distances)}
+    with pytest.raises((ValueError, TypeError), match=message):
+        aggregate(**(arguments | options))
+
+
+def test_a_list_is_a_sparse_matrix():
+    """Rows ascend, as torch's own sparse matrices demand."""
+    problem = by_id("plain").problem()
+    found = radius_neighbors(*problem[:2], 0.4, capacity=None, backend="torch")
+    assert isinstance(found, NeighborList)
+    size = len(problem.query_points), len(problem.reference_points)
+    with torch.sparse.check_sparse_tensor_invariants():
+        matrix = torch.sparse_csr_tensor(found.row_splits, found.indices, (-found.distances).exp(), size)
+    expected = aggregate(problem.features, found, sigma=1.0, reduce="sum")
+    assert_close("aggregated", matrix @ problem.features, expected)
