@@ -1,0 +1,112 @@
+"""Operators of PointNet++: ``pointnet2_ops.pointnet2_utils`` by its names and signatures.
+
+Written after the paper's definitions (Qi et al. 2017) and the CUDA extension that most networks use. Unlike
+that, they run on the CPU too, take float64, and differentiate twice.
+"""
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from pointproj.compat.pairs import first_within
+from pointproj.ops.functional import knn
+
+__all__ = ["ball_query", "three_interpolate", "three_nn"]
+
+
+def three_nn(
+    unknown: Float[Tensor, "b n 3"], known: Float[Tensor, "b m 3"]
+) -> tuple[Float[Tensor, "b n 3"], Int32[Tensor, "b n 3"]]:
+    """The three nearest points of ``known`` of each point of ``unknown``.
+
+    Parameters
+    ----------
+    unknown : (B, n, 3) float tensor
+        Points that are searched for.
+    known : (B, m, 3) float tensor
+        Points that are found.
+
+    Returns
+    -------
+    dist : (B, n, 3) float tensor
+        Distances, nearest first, ties by the lower index; inf beyond the m-th. Differentiable in both clouds,
+        subgradient 0 at distance 0; the extension has no gradient, so detach it to train as before.
+    idx : (B, n, 3) int32 tensor
+        Rows of ``known``; 0 beyond the m-th. Nothing waits for the device.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :func:`pointproj.knn`.
+    """
+    k = min(3, known.shape[1])
+    dist, idx = knn(unknown, known, k)
+    dist = torch.nn.functional.pad(dist, (0, 3 - k), value=torch.inf)
+    return dist, torch.nn.functional.pad(idx.clamp(min=0), (0, 3 - k)).int()
+
+
+def three_interpolate(
+    features: Float[Tensor, "b c m"], idx: Int32[Tensor, "b n 3"], weight: Float[Tensor, "b n 3"]
+) -> Float[Tensor, "b c n"]:
+    """Weighted sum of the features of three points for each of n points.
+
+    Parameters
+    ----------
+    features : (B, C, m) float tensor
+    idx : (B, n, 3) int tensor
+        Of :func:`three_nn`.
+    weight : (B, n, 3) float tensor
+        Most networks give 1 / distance, divided by its sum.
+
+    Returns
+    -------
+    (B, C, n) float tensor
+        Differentiable in ``features``, as in the extension, and in ``weight``. Nothing waits for the device.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not go together.
+    """
+    if idx.shape != weight.shape or len(idx) != len(features):
+        raise ValueError(
+            "idx and weight must have one shape (B, n, 3) and features (B, C, m) as many clouds; got "
+            f"{tuple(idx.shape)}, {tuple(weight.shape)} and {tuple(features.shape)}"
+        )
+    columns = idx.long()[:, None].expand(-1, features.shape[1], -1, -1)
+    terms = (
+        features.gather(2, column) * share[:, None]
+        for column, share in zip(columns.unbind(-1), weight.unbind(-1), strict=True)
+    )
+    return sum(terms)
+
+
+def ball_query(
+    radius: float, nsample: int, xyz: Float[Tensor, "b n 3"], new_xyz: Float[Tensor, "b m 3"]
+) -> Int32[Tensor, "b m nsample"]:
+    """The first ``nsample`` points of ``xyz``, by their index, within ``radius`` of each of ``new_xyz``.
+
+    Parameters
+    ----------
+    radius : float
+        A point at exactly this distance is outside.
+    nsample : int
+        How many at most.
+    xyz : (B, N, 3) float tensor
+        Points that are found.
+    new_xyz : (B, npoint, 3) float tensor
+        Centres of the balls.
+
+    Returns
+    -------
+    (B, npoint, nsample) int32 tensor
+        Where there are fewer, the first is repeated; 0 where there are none. All pairs within the radius are
+        listed before the first are taken: the host waits for the device, and the memory is theirs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :func:`pointproj.radius_neighbors`.
+    """
+    _, idx = first_within(new_xyz.detach(), xyz.detach(), radius, nsample)
+    return torch.where(idx < 0, idx[..., :1], idx).clamp(min=0).int()

@@ -1,0 +1,208 @@
+"""Searches of PyTorch3D: ``pytorch3d.ops`` by its names and signatures.
+
+Written against its documentation (0.7). Clouds are padded to one size, and ``lengths`` say how many points of
+each are real.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.compat.pairs import coordinates, first_within, squared_lengths
+from pointproj.ops.functional import knn
+
+__all__ = ["ball_query", "knn_gather", "knn_points"]
+
+Clouds = Float[Tensor, "b n d"]
+Lengths = Int[Tensor, " b"]
+
+
+class KNN(NamedTuple):
+    """What :func:`knn_points` and :func:`ball_query` return.
+
+    Attributes
+    ----------
+    dists : (B, P1, K) float tensor
+        Squared distances.
+    idx : (B, P1, K) int64 tensor
+        Rows of ``p2``, within the cloud.
+    knn : (B, P1, K, D) float tensor or None
+        The points there.
+    """
+
+    dists: Float[Tensor, "b p k"]
+    idx: Int[Tensor, "b p k"]
+    knn: Float[Tensor, "b p k d"] | None
+
+
+def knn_points(
+    p1: Clouds,
+    p2: Clouds,
+    lengths1: Lengths | None = None,
+    lengths2: Lengths | None = None,
+    norm: int = 2,
+    K: int = 1,  # noqa: N803 - its name there
+    version: int = -1,
+    return_nn: bool = False,
+    return_sorted: bool = True,
+) -> KNN:
+    """The K nearest points of ``p2`` of each point of ``p1``.
+
+    Parameters
+    ----------
+    p1 : (B, P1, D) float tensor
+        Points that are searched for, D = 1 to 3.
+    p2 : (B, P2, D) float tensor
+        Points that are found.
+    lengths1, lengths2 : (B,) int64 tensors, optional
+        How many points of each cloud are real. None: all.
+    norm : int
+        2; the distance of norm 1 is not supported.
+    K : int
+        Neighbours of each point.
+    version : int
+        Not read.
+    return_nn : bool
+        Whether to gather the points found.
+    return_sorted : bool
+        Not read: neighbours are always sorted, nearest first, ties by the lower index.
+
+    Returns
+    -------
+    KNN
+        ``dists`` are differentiable twice in both clouds, in their own dtype; PyTorch3D has first derivatives
+        in float32. Where a cloud of ``p2`` has fewer than K points, and for rows of ``p1`` beyond
+        ``lengths1``, ``dists`` and ``idx`` are 0. Nothing waits for the device.
+
+    Raises
+    ------
+    ValueError
+        For clouds that do not go together, more than 3 coordinates, or a norm other than 2.
+    """
+    _check(p1, p2)
+    if norm != 2:
+        raise ValueError(f"Support for norm 2 alone, PyTorch3D has 1 as well; got {norm}")
+    query_points, reference_points = coordinates("p1", p1), coordinates("p2", p2)
+    k = min(K, p2.shape[1])
+    distances, idx = knn(query_points.detach(), _without_padding(reference_points.detach(), lengths2), k)
+    absent = distances.isinf() | _beyond(p1, lengths1)
+    # Squared once more, distances would have no second derivative at 0.
+    dists = squared_lengths(query_points[:, :, None] - _gathered(reference_points, idx.clamp(min=0)))
+    dists, idx = dists.masked_fill(absent, 0.0), idx.masked_fill(absent, 0)
+    dists, idx = (torch.nn.functional.pad(found, (0, K - k)) for found in (dists, idx))
+    return KNN(dists, idx, knn_gather(p2, idx, lengths2) if return_nn else None)
+
+
+def knn_gather(
+    x: Float[Tensor, "b m u"], idx: Int[Tensor, "b l k"], lengths: Lengths | None = None
+) -> Float[Tensor, "b l k u"]:
+    """Rows of ``x`` by the indices of :func:`knn_points`.
+
+    Parameters
+    ----------
+    x : (B, M, U) tensor
+        Values of the points that were found.
+    idx : (B, L, K) int64 tensor
+        Of :func:`knn_points`.
+    lengths : (B,) int64 tensor, optional
+        How many rows of each cloud are real.
+
+    Returns
+    -------
+    (B, L, K, U) tensor
+        0 in column k of clouds with at most k rows. Nothing waits for the device.
+
+    Raises
+    ------
+    ValueError
+        For batches of different sizes.
+    """
+    if x.shape[0] != idx.shape[0]:
+        raise ValueError(
+            f"x and idx must have same batch dimension; got {x.shape[0]} and {idx.shape[0]} clouds"
+        )
+    gathered = _gathered(x, idx)
+    if lengths is None:
+        lengths = idx.new_full((len(idx),), x.shape[1])
+    absent = torch.arange(idx.shape[2], device=x.device) >= lengths[:, None]
+    return gathered.masked_fill(absent[:, None, :, None], 0.0)
+
+
+def ball_query(
+    p1: Clouds,
+    p2: Clouds,
+    lengths1: Lengths | None = None,
+    lengths2: Lengths | None = None,
+    K: int = 500,  # noqa: N803 - its name there
+    radius: float = 0.2,
+    return_nn: bool = True,
+    skip_points_outside_cube: bool = False,
+) -> KNN:
+    """The first K points of ``p2``, by their index, that are nearer than ``radius`` to each point of ``p1``.
+
+    The nearest K are what :func:`pointproj.radius_neighbors` gives.
+
+    Parameters
+    ----------
+    p1, p2, lengths1, lengths2
+        As for :func:`knn_points`.
+    K : int
+        Neighbours of each point at most.
+    radius : float
+        A point at exactly this distance is outside.
+    return_nn : bool
+        As for :func:`knn_points`.
+    skip_points_outside_cube : bool
+        Not read: it makes PyTorch3D's search faster.
+
+    Returns
+    -------
+    KNN
+        ``dists`` as of :func:`knn_points`. Where there are fewer than K, ``idx`` is -1 and ``dists`` and
+        ``knn`` are 0. All pairs within the radius are listed before the first K are taken: the host waits for
+        the device to know how many there are, and the memory is theirs.
+
+    Raises
+    ------
+    ValueError
+        As for :func:`knn_points`.
+    """
+    _check(p1, p2)
+    query_points, reference_points = coordinates("p1", p1), coordinates("p2", p2)
+    dists, idx = first_within(query_points, _without_padding(reference_points, lengths2), radius, K)
+    absent = (idx < 0) | _beyond(p1, lengths1)
+    dists, idx = dists.masked_fill(absent, 0.0), idx.masked_fill(absent, -1)
+    if not return_nn:
+        return KNN(dists, idx, None)
+    return KNN(dists, idx, _gathered(p2, idx.clamp(min=0)).masked_fill(absent[..., None], 0.0))
+
+
+def _check(p1: Tensor, p2: Tensor) -> None:
+    if p1.shape[0] != p2.shape[0]:
+        raise ValueError(
+            f"pts1 and pts2 must have the same batch dimension; got {tuple(p1.shape)} and {tuple(p2.shape)}"
+        )
+    if p1.shape[2] != p2.shape[2]:
+        raise ValueError(
+            f"pts1 and pts2 must have the same point dimension; got {tuple(p1.shape)} and {tuple(p2.shape)}"
+        )
+
+
+def _without_padding(points: Tensor, lengths: Tensor | None) -> Tensor:
+    """Points whose padding is not finite, and so nobody's neighbour."""
+    return points if lengths is None else points.masked_fill(_beyond(points, lengths), torch.nan)
+
+
+def _beyond(points: Tensor, lengths: Tensor | None) -> Tensor:
+    """(B, P, 1): which rows are padding."""
+    rows = torch.arange(points.shape[1], device=points.device)[:, None]
+    if lengths is None:
+        return torch.zeros_like(rows, dtype=torch.bool)[None]
+    return rows >= lengths[:, None, None]
+
+
+def _gathered(x: Tensor, idx: Tensor) -> Tensor:
+    batch = torch.arange(len(x), device=x.device)[:, None, None]
+    return x[batch, idx]

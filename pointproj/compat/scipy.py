@@ -1,0 +1,211 @@
+"""``scipy.spatial.cKDTree`` on tensors, by its names and signatures: the searches for single points.
+
+Distances get gradients, everything stays on the device of the points and in their dtype (scipy computes in
+float64), and nothing is a tree: the search structure is that of :func:`pointproj.build_index`.
+"""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.compat.pairs import coordinates, pairs_within
+from pointproj.ops.functional import build_index, knn
+
+__all__ = ["KDTree", "cKDTree"]
+
+
+class cKDTree:  # noqa: N801 - its name there
+    """Points that are searched.
+
+    Parameters
+    ----------
+    data : (n, m) tensor
+        Points with m = 1 to 3 coordinates, finite: the host waits for the device to check that.
+    leafsize, compact_nodes, copy_data, balanced_tree
+        Not read.
+    boxsize : float or sequence of m floats, optional
+        Lengths of a periodic box; 0: not periodic along that axis. Points must lie in it.
+
+    Attributes
+    ----------
+    data : (n, m) float tensor
+        The points. Distances are differentiable in them.
+    n, m : int
+        How many points, of how many coordinates.
+    boxsize : tuple of float or None
+        As given, one for each axis.
+
+    Raises
+    ------
+    ValueError
+        For points that are not finite, outside of the box, or have more than 3 coordinates.
+    """
+
+    def __init__(
+        self,
+        data: Float[Tensor, "n m"],
+        leafsize: int = 16,
+        compact_nodes: bool = True,
+        copy_data: bool = False,
+        balanced_tree: bool = True,
+        boxsize: float | Sequence[float] | None = None,
+    ) -> None:
+        if data.ndim != 2:
+            raise ValueError(f"data must be 2 dimensions; got shape {tuple(data.shape)}")
+        self.data = data
+        self.n, self.m = data.shape
+        self._points = coordinates("data", data)
+        if not bool(data.isfinite().all()):
+            raise ValueError("data must be finite, check for nan or inf values")
+        self.boxsize = _lengths(boxsize, data)
+        self._search = {"index": build_index(self._points.detach())}
+        if self.boxsize is not None:
+            box = [length or math.inf for length in self.boxsize]
+            self._search["box"] = (*box, *[math.inf] * (self._points.shape[1] - self.m))
+
+    def query(
+        self,
+        x: Float[Tensor, "*batch m"],
+        k: int | Sequence[int] = 1,
+        eps: float = 0.0,
+        p: float = 2.0,
+        distance_upper_bound: float = math.inf,
+        workers: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """The k nearest points.
+
+        Parameters
+        ----------
+        x : (..., m) tensor
+            Where to search from. A point that is not finite gets NaN and n, where scipy raises: to know of
+            it the host would have to wait for the device.
+        k : int or sequence of int
+            How many; a sequence asks for single ones, 1 being the nearest.
+        eps : float
+            Not read: results are exact.
+        p : float
+            2, the Euclidean distance; others are not supported.
+        distance_upper_bound : float
+            Only neighbours nearer than this.
+        workers : int
+            Not read.
+
+        Returns
+        -------
+        d : (..., k) float tensor
+            Distances, nearest first, ties by the lower index; inf where there are fewer. Without the last
+            axis if k is 1. Differentiable twice in ``x`` and in the data. Nothing waits for the device.
+        i : (..., k) int64 tensor
+            Rows of the data; n where there are fewer.
+
+        Raises
+        ------
+        ValueError
+            For a wrong number of coordinates, p other than 2, or k below 1.
+        """
+        query_points = self._queries(x, p)
+        ranks = [k] if isinstance(k, Integral) else list(k)
+        if not ranks or min(ranks) < 1:
+            raise ValueError(f"k must be an integer, or a sequence of integers, of at least 1; got {k}")
+        found = min(max(ranks), self.n)
+        distances, rows = knn(query_points, self._points, found, **self._search)
+        absent = (rows < 0) | (distances >= distance_upper_bound)
+        distances = torch.where(absent & ~distances.isnan(), torch.inf, distances)
+        rows = torch.where(absent, self.n, rows)
+        fill = (0, max(ranks) - found)
+        distances = torch.nn.functional.pad(distances, fill, value=torch.inf)
+        rows = torch.nn.functional.pad(rows, fill, value=self.n)
+        if isinstance(k, Integral):
+            shape = x.shape[:-1] if k == 1 else (*x.shape[:-1], k)
+            return distances.reshape(shape), rows.reshape(shape)
+        wanted = [rank - 1 for rank in ranks]
+        shape = (*x.shape[:-1], len(ranks))
+        return distances[:, wanted].view(shape), rows[:, wanted].view(shape)
+
+    def query_ball_point(
+        self,
+        x: Float[Tensor, "*batch m"],
+        r: float | Float[Tensor, "*batch"],
+        p: float = 2.0,
+        eps: float = 0.0,
+        workers: int = 1,
+        return_sorted: bool | None = None,
+        return_length: bool = False,
+    ) -> Int[Tensor, "*pairs"] | np.ndarray:
+        """All points within a distance, which belongs to it.
+
+        Parameters
+        ----------
+        x : (..., m) tensor
+            Centres of the balls.
+        r : float or (...) tensor
+            Radius, or one for each centre; in a periodic box less than half of its lengths.
+        p, eps, workers
+            As for :meth:`query`.
+        return_sorted : bool, optional
+            Not read: indices are always ascending.
+        return_length : bool
+            Whether to return only how many there are.
+
+        Returns
+        -------
+        (pairs,) int64 tensor, or an array of them
+            For one centre the rows of the data. For more an array of objects of shape ``x.shape[:-1]`` that
+            holds a tensor where scipy's holds a list. With ``return_length`` an int64 tensor of that shape.
+            The host waits for the device to know how many pairs there are.
+
+        Raises
+        ------
+        ValueError
+            For a wrong number of coordinates, p other than 2, or a radius that is negative or not finite.
+        """
+        query_points = self._queries(x, p)
+        if isinstance(r, Tensor):
+            r = r.to(query_points).expand(x.shape[:-1]).reshape(-1)
+        elif r < 0:
+            raise ValueError(f"r must not be negative; got {r}")
+        search = {"inclusive": True, **self._search}
+        queries, rows, _ = pairs_within(query_points.detach(), self._points.detach(), r, **search)
+        counts = torch.zeros(len(query_points), dtype=torch.int64, device=rows.device)
+        counts = counts.index_add(0, queries, torch.ones_like(queries))
+        if return_length:
+            return counts.view(x.shape[:-1])
+        if x.ndim == 1:
+            return rows
+        return split(rows, counts).reshape(x.shape[:-1])
+
+    def _queries(self, x: Tensor, p: float) -> Tensor:
+        if p != 2:
+            raise ValueError(f"p must be 2, the Euclidean distance; got {p}")
+        if x.shape[-1] != self.m:
+            raise ValueError(f"x must consist of vectors of length {self.m} but has shape {tuple(x.shape)}")
+        return coordinates("x", x).to(self._points.dtype).reshape(-1, self._points.shape[1])
+
+
+KDTree = cKDTree
+
+
+def split(values: Tensor, counts: Int[Tensor, " rows"]) -> np.ndarray:
+    """One tensor for each row, in an array of objects."""
+    parts = np.empty(len(counts), dtype=object)
+    parts[:] = values.split(counts.tolist())
+    return parts
+
+
+def _lengths(boxsize: float | Sequence[float] | None, data: Tensor) -> tuple[float, ...] | None:
+    if boxsize is None:
+        return None
+    lengths = tuple(float(length) for length in np.broadcast_to(boxsize, data.shape[1]))
+    limits = data.new_tensor([length or math.inf for length in lengths])
+    if bool((data >= limits).any()):
+        raise ValueError(
+            f"Some input data are greater than the size of the periodic box, {lengths}: take their remainders"
+        )
+    if bool(((data < 0) & limits.isfinite()).any()):
+        raise ValueError("Negative input data are outside of the periodic box: take their remainders")
+    return lengths
