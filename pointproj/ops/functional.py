@@ -88,9 +88,12 @@ def knn(
         images = periodic.clouds(clouds.detached())
         rows = periodic.merged(module.search(images, tables, int(k)).long(), images, int(k))
     delta = clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)]
-    distances = pair_distances(delta if periodic is None else periodic.minimum_image(delta), rows >= 0)
+    if periodic is not None:
+        delta = periodic.minimum_image(delta)
+    distances = pair_distances(delta, rows >= 0)
     if max_radius is not None:
-        rows, distances = _no_farther(rows, distances, max_radius)
+        rows = _no_farther(rows, delta, max_radius)
+        distances = distances.masked_fill(rows < 0, torch.inf)
     distances = nan_where_query_is_not_finite(distances, clouds.query_points)
     shape = *query_points.shape[:-1], k
     rows = rows_in_cloud(rows.view(shape), reference_points.shape[-2], dense_clouds(reference_points))
@@ -188,7 +191,7 @@ def knn_aggregate(
         rows = _packed_rows(neighbor_indices, reference_points)
     if max_radius is not None:
         delta = clouds.query_points.detach()[:, None] - clouds.reference_points.detach()[rows.clamp(min=0)]
-        rows, _ = _no_farther(rows, pair_distances(delta, rows >= 0), max_radius)
+        rows = _no_farther(rows, delta, max_radius)
     weighting = Weighting(kernel, reduce, float(power), float(eps), float(max_radius or torch.inf))
 
     def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
@@ -323,7 +326,9 @@ def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
     return rows.to(torch.int32).reshape(-1, rows.shape[-1]).contiguous()
 
 
-def _no_farther(rows: Tensor, distances: Tensor, max_radius: float) -> tuple[Tensor, Tensor]:
-    """Rows and distances (Q, k) without those beyond the radius."""
-    near = distances.detach() <= torch.full((), max_radius, dtype=distances.dtype, device=distances.device)
-    return torch.where(near, rows, -1), torch.where(near, distances, torch.inf)
+def _no_farther(rows: Tensor, delta: Tensor, max_radius: float) -> Tensor:
+    """Rows (Q, k) without those whose difference (Q, k, 3) is longer, rounded as the reference does."""
+    dx, dy, dz = delta.detach().unbind(-1)
+    distances = (dx * dx + dy * dy + dz * dz).sqrt()
+    limit = torch.full((), max_radius, dtype=delta.dtype, device=delta.device)
+    return torch.where(distances <= limit, rows, -1)

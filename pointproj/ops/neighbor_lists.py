@@ -141,7 +141,7 @@ def radius_neighbors(
     arguments.check_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
     arguments.check_box(box, radius, reference_points, inside=index is not None)
-    search = _Search(clouds, radius, periodic_box(box))
+    search = _Search(clouds, radius, periodic_box(box), query_points.shape[-1])
     module, tables = choose_backend(backend, search.largest(), index, reference_points, clouds)
     dense = dense_clouds(reference_points)
     size = reference_points.shape[-2]
@@ -151,14 +151,14 @@ def radius_neighbors(
         distances = nan_where_query_is_not_finite(distances, clouds.query_points)
         shape = *query_points.shape[:-1], int(max_neighbors)
         rows = rows_in_cloud(rows.view(shape), size, dense)
-        delta = delta[..., : query_points.shape[-1]].view(*shape, -1) if displacements else None
+        delta = search.displacements(delta, rows >= 0).view(*shape, -1) if displacements else None
         return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
     row_splits, rows, total = search.listed(module, tables, capacity)
     queries = queries_of(row_splits, len(rows))
     distances, delta = search.geometry(_selected(clouds.query_points, queries), rows)
     clouds_of_pairs = None if dense is None else queries // max(1, query_points.shape[-2])
     rows = rows_in_cloud(rows, size, clouds_of_pairs)
-    delta = delta[:, : query_points.shape[-1]] if displacements else None
+    delta = search.displacements(delta, rows >= 0) if displacements else None
     return NeighborList(row_splits, rows, distances, total, delta, radius)
 
 
@@ -179,8 +179,11 @@ def _selected(points: Tensor, rows: Tensor) -> Tensor:
 class _Search:
     """One search within a radius, in a box or in open space."""
 
-    def __init__(self, clouds: Clouds, radius: float | Tensor, periodic: PeriodicBox | None) -> None:
+    def __init__(
+        self, clouds: Clouds, radius: float | Tensor, periodic: PeriodicBox | None, dims: int
+    ) -> None:
         self.points = clouds
+        self.dims = dims
         self.periodic = periodic
         self.clouds = clouds.detached() if periodic is None else periodic.clouds(clouds.detached())
         if isinstance(radius, Tensor):
@@ -228,9 +231,12 @@ class _Search:
         return row_splits.clamp(max=capacity), rows, row_splits[-1].clone()
 
     def geometry(self, query_points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Distances of pairs, inf where there is none, and displacements, 0 where there is none."""
-        exists = rows >= 0
+        """Distances of pairs, inf where there is none, and differences of any two points."""
         delta = query_points - _selected(self.points.reference_points, rows.clamp(min=0))
         if self.periodic is not None:
             delta = self.periodic.minimum_image(delta)
-        return pair_distances(delta, exists), torch.where(exists[..., None], delta, 0.0)
+        return pair_distances(delta, rows >= 0), delta
+
+    def displacements(self, delta: Tensor, exists: Tensor) -> Tensor:
+        """Differences in as many dimensions as the points have, 0 where there is no pair."""
+        return torch.where(exists.view(*delta.shape[:-1], 1), delta, 0.0)[..., : self.dims]

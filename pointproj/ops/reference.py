@@ -160,6 +160,8 @@ def pair_distances(
     delta: Float[Tensor, "*pairs dims"], is_neighbor: Bool[Tensor, "*pairs"]
 ) -> Float[Tensor, "*pairs"]:
     """Lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
+    if not delta.requires_grad:  # the same in fewer passes
+        return torch.linalg.vector_norm(delta, dim=-1).masked_fill(~is_neighbor, torch.inf)
     return torch.where(is_neighbor, length(torch.where(is_neighbor[..., None], delta, 0.0)), torch.inf)
 
 

@@ -1,0 +1,93 @@
+"""The layer that docs/operators/lists.md shows: it compiles without a break, is captured, and trains."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.oracle import assert_close
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/operators/lists.md"
+
+
+@pytest.fixture
+def layer() -> nn.Module:
+    source = next(part for part in PAGE.read_text().split("```python\n") if "ContinuousConvolution" in part)
+    names: dict = {}
+    exec(source.partition("\n\n\nlayer = ")[0], names)
+    assert 15 <= len(source[source.index("class") :].partition("\n\n\nlayer")[0].splitlines()) <= 20
+    torch.manual_seed(0)
+    return names["ContinuousConvolution"](channels=8, radius=0.3, max_neighbors=32)
+
+
+def _inputs(device: str) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (60, 3), (200, 3), (200, 8)
+    return tuple(torch.rand(size, generator=generator).to(device) for size in sizes)
+
+
+def test_compiled_equals_eager(layer: nn.Module):
+    torch._dynamo.reset()
+    inputs = _inputs("cpu")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    grads = [torch.autograd.grad(f(*inputs).square().sum(), layer.parameters()) for f in (layer, compiled)]
+    for (name, _), expected, got in zip(layer.named_parameters(), *grads, strict=True):
+        assert_close(f"d_{name}", got, expected)
+
+
+def test_training_lowers_the_loss(layer: nn.Module):
+    losses = _train(layer, _inputs("cpu"), 30)
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_step_trains_as_an_eager_one(layer: nn.Module, compiled: bool):
+    layer, inputs = layer.cuda(), _inputs("cuda")
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    expected = _train(layer, inputs, 8)
+    layer.load_state_dict(state)
+    function = torch.compile(layer, fullgraph=True) if compiled else layer
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2, capturable=True)
+
+    def step() -> Tensor:
+        loss = _loss(function, inputs)
+        loss.backward()
+        return loss
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            optimizer.zero_grad()
+            step()
+    torch.cuda.synchronize()
+    optimizer.zero_grad(set_to_none=False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for parameter in layer.parameters():
+            parameter.grad.zero_()
+        loss = step()
+        optimizer.step()
+    losses = []
+    for _ in range(8):
+        graph.replay()
+        losses.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-3)
+
+
+def _loss(layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    query = inputs[0]
+    return (layer(*inputs) - query.sin().sum(1, keepdim=True)).square().mean()
+
+
+def _train(layer: nn.Module, inputs: tuple[Tensor, ...], steps: int) -> list[float]:
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = _loss(layer, inputs)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
