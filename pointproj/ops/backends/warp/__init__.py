@@ -19,7 +19,7 @@ def unavailable() -> str | None:
 
 
 def build_index(
-    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | Tensor | None
 ) -> Tables:
     """The tables of a cell list, for kNN, or with a radius those of a hash grid, for searches within it."""
     if radius is None:
@@ -59,3 +59,19 @@ def radius_aggregate(
     from pointproj.ops.backends.warp import radius_sums
 
     return radius_sums.radius_aggregate(clouds, tables, features, sigma, radius)
+
+
+def radius_search(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.warp import neighbor_lists
+
+    return neighbor_lists.nearest_within(clouds, tables, radius, k)
+
+
+def radius_list(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.warp import neighbor_lists
+
+    return neighbor_lists.all_within(clouds, tables, radius, capacity)

@@ -59,13 +59,18 @@ def build_hash_grid(
     points: Tensor,
     offsets: Tensor | None,
     clouds: int,
-    radius: float,
+    radius: float | Tensor,
     *,
     others: Tensor | None = None,
     other_offsets: Tensor | None = None,
 ) -> HashGrid:
-    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``; and ``others`` (M, 3)."""
-    return HashGrid(*_build(points, offsets, others, other_offsets, clouds, radius * EDGE))
+    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``; and ``others`` (M, 3).
+
+    A radius that only the device knows is a tensor of one element.
+    """
+    known = not isinstance(radius, Tensor)
+    radii = (radius, None) if known else (0.0, radius.reshape(1))
+    return HashGrid(*_build(points, offsets, others, other_offsets, clouds, *radii))
 
 
 def bucket_count(rows: int, clouds: int) -> int:
@@ -93,7 +98,8 @@ def _build(
     others: Tensor | None,
     other_offsets: Tensor | None,
     clouds: int,
-    width: float,
+    radius: float,
+    radius_on_device: Tensor | None,
     *,
     cell_width: Tensor,
     start: Tensor,
@@ -104,7 +110,8 @@ def _build(
     counters = start.new_empty(sum(lengths))
     states, occupancy = counters.split(lengths)
     placed = start.new_empty(rows, 2)
-    launch(_clear_kernel(points.dtype), counters.shape[0], counters, cell_width, width)
+    clear = _clear_kernel(points.dtype)
+    launch(clear, counters.shape[0], counters, cell_width, radius, radius_on_device)
     first = (points, Batch(offsets, points.shape[0], clouds))
     second = (others, Batch(other_offsets, rows - points.shape[0], clouds))
     launch(_place_kernel(points.dtype), rows, *first, *second, cell_width, occupancy, placed)
@@ -117,13 +124,22 @@ def _build(
 @functools.cache
 def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, _ = REALS[dtype]
+    # Widths whose reciprocals are numbers, too; a radius of 0 gets the least.
+    least, most = 4.0 * torch.finfo(dtype).tiny, torch.finfo(dtype).max / 4.0
 
     @wp.kernel(**OPTIONS)
-    def clear(counters: wp.array(dtype=wp.int32), width: wp.array(dtype=real), value: real):
+    def clear(
+        counters: wp.array(dtype=wp.int32),
+        width: wp.array(dtype=real),
+        radius: real,
+        radius_on_device: wp.array(dtype=real),
+    ):
         i = wp.tid()
         counters[i] = 0
         if i == 0:
-            width[0] = value
+            if radius_on_device:
+                radius = radius_on_device[0]
+            width[0] = wp.clamp(radius * real(EDGE), real(least), real(most))
 
     return clear
 

@@ -31,7 +31,7 @@ def top_k_struct(dtype: torch.dtype) -> Any:
 
 
 @functools.cache
-def _squared_distance(dtype: torch.dtype) -> wp.Function:
+def squared_distance_function(dtype: torch.dtype) -> wp.Function:
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
 
@@ -63,7 +63,7 @@ def in_registers(dtype: torch.dtype, k: int) -> tuple:
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     Data = top_k_struct(dtype)
-    squared_distance = _squared_distance(dtype)
+    squared_distance = squared_distance_function(dtype)
     comes_before = _comes_before(dtype)
     load_point, _, row_of = packed_point(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
@@ -120,7 +120,7 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     Data = top_k_struct(dtype)
-    squared_distance = _squared_distance(dtype)
+    squared_distance = squared_distance_function(dtype)
     load_point, _, row_of = packed_point(dtype)
     group = lanes(32)
     lane, take, previous = group.lane, group.take, group.previous
@@ -185,7 +185,7 @@ def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     Data = top_k_struct(dtype)
-    squared_distance = _squared_distance(dtype)
+    squared_distance = squared_distance_function(dtype)
     load_point, _, row_of = packed_point(dtype)
 
     @wp.struct
