@@ -11,6 +11,7 @@ from pointproj.ops.backends.triton import (  # noqa: E402
     knn_search,
     neighbor_sums,
     radius_gradients,
+    radius_lists,
     radius_sums,
     tree,
 )
@@ -26,6 +27,7 @@ POSITIONS = [
     "coordinates",
     "parts",
     "limit",
+    "limits",
     "query_points",
     "reference_points",
 ]
@@ -57,15 +59,19 @@ ROWS = [
     "cloud_at",
     "spans",
     "found",
+    "counts",
+    "listed",
     "offsets",
     "neighbor_indices",
     "keys",
     "leaf_keys",
 ]
+LISTS = ["order", "row_splits", "unsorted", "made"]
 WITHIN = {"BATCHED": True, "BLOCK": 32, "TILE": 16}
 SUMS_WITHIN = {**WITHIN, "TILE": radius_sums.TILE, "STEP": radius_sums.STEP}
 NEIGHBORS = {"BLOCK": 32, "TILE": 16}
-SEARCH = {"FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "BATCHED": False, "TILE": 8}
+SEARCH = {"FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "BATCHED": False, "LIMITS": 0, "TILE": 8}
+LIST = {"BATCHED": True, "LIMITS": 2, "TILE": 16, "STEP": 64}
 ENCODE = {"SIDE": 1, "BITS": 8, "LAYOUT": 2, "PARTS": 64, "BLOCK": 1024}
 KERNELS = {
     "bound": (tree.bound_kernel, {"PARTS": 64, "BLOCK": 1024}),
@@ -73,6 +79,10 @@ KERNELS = {
     "arrange": (tree.arrange_kernel, {"LAYOUT": 2}),
     "search": (knn_search.search_kernel, SEARCH),
     "search-on": (knn_search.search_kernel, {**SEARCH, "FIRST": 32, "BATCHED": True}),
+    "search-within": (knn_search.search_kernel, {**SEARCH, "LIMITS": 1}),
+    "lists-count": (radius_lists.list_kernel, {**LIST, "FILLS": False}),
+    "lists-fill": (radius_lists.list_kernel, {**LIST, "FILLS": True}),
+    "lists-sort": (radius_lists.sort_kernel, {"BLOCK": 64, "STEP": 64}),
     "neighbors-aggregate": (neighbor_sums.aggregate_kernel, NEIGHBORS),
     "neighbors-features": (neighbor_sums.feature_kernel, NEIGHBORS),
     "neighbors-positions": (neighbor_sums.position_kernel, NEIGHBORS),
@@ -87,10 +97,11 @@ def _compiled(name: str, architecture: int, real: str, size: str) -> str:
     """The assembly of a kernel for one architecture; dtypes of positions and sums, and of sizes."""
     kernel, constants = KERNELS[name]
     kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
-    pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32") | {"order": "*i64"}
+    pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32")
+    pointers |= dict.fromkeys(LISTS, "*i64")
     if "BATCHED" in constants:
         pointers["clouds"] = "*i32"  # of each point; to the kernels that build a tree it is their number
-    if name.startswith("neighbors"):
+    if name.startswith("neighbors") or name == "lists-sort":
         pointers.pop("queries")  # here that is a number too
     signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=constants)
@@ -105,7 +116,7 @@ def _compiled(name: str, architecture: int, real: str, size: str) -> str:
     [
         (90, "fp32", "i64", KERNELS),  # as in a package, which keeps sizes open
         (80, "fp32", "i32", ["search"]),
-        (90, "fp64", "i32", ["search", "sums"]),
+        (90, "fp64", "i32", ["search", "lists-fill", "sums"]),
     ],
     ids=["sm90", "sm80", "sm90-fp64"],
 )
@@ -113,5 +124,5 @@ def test_kernels_compile(architecture: int, real: str, size: str, names: list[st
     for name in names:
         assembly = _compiled(name, architecture, real, size)
         assert f".target sm_{architecture}" in assembly, name
-        if name.startswith("search"):  # distances are rounded after every operation, unlike a tile's middle
+        if name.startswith(("search", "lists")):  # distances are rounded after each operation, unlike middles
             assert assembly.count("fma.rn") <= 3, name

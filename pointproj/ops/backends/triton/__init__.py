@@ -58,6 +58,22 @@ def radius_aggregate(
     return radius_aggregate(clouds, *_trees(clouds.detached(), tables), features, sigma, radius)
 
 
+def radius_search(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.triton.radius_lists import radius_search
+
+    return radius_search(clouds, *_trees(clouds, tables), radius, k)
+
+
+def radius_list(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.triton.radius_lists import radius_list
+
+    return radius_list(clouds, *_trees(clouds, tables), radius, capacity)
+
+
 def _trees(clouds: Clouds, tables: Tables | None) -> tuple[Tables, Tables]:
     """Queries and reference points sorted: queries side by side then meet the same points."""
     from pointproj.ops.backends.triton.operators import runs_kernels

@@ -1,4 +1,7 @@
-"""The k nearest reference points, exactly, ties by the lower index: rows W1 and self-kNN of the benchmark."""
+"""The k nearest reference points, exactly, ties by the lower index: rows W1 and self-kNN of the benchmark.
+
+With limits of the squared distance, the k nearest within them, and how many are within them in all.
+"""
 
 import torch
 import triton
@@ -28,6 +31,11 @@ from pointproj.ops.clouds import Clouds
 
 LARGEST_LIST = 32  # neighbours found in one search; more take several, each beyond the last
 
+# How far a search goes, its constant LIMITS. One less is how far apart the limits of two queries lie.
+EVERYWHERE = tl.constexpr(0)
+TO_ONE_LIMIT = tl.constexpr(1)
+TO_OWN_LIMITS = tl.constexpr(2)
+
 
 def search(clouds: Clouds, queries: Tree, references: Tree | tuple, k: int) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
@@ -47,37 +55,67 @@ def _body(
     if not runs_kernels(query_points):
         of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
         return (plain.search(of_clouds, (), k).to(torch.int32),)
-    queries, references = Tree(*query_tree), Tree(*reference_tree)
-    count = query_points.shape[0]
-    found = query_points.new_empty(count, k, dtype=torch.int32)
+    found = query_points.new_empty(query_points.shape[0], k, dtype=torch.int32)
+    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found)
+    return (found,)
+
+
+def find(
+    queries: Tree,
+    references: Tree,
+    reference_points: Tensor,
+    clouds: int,
+    found: Tensor,
+    within: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Rows of the nearest into ``found`` (Q, k); ``within`` are limits, (1,) or (Q,), and counts to fill."""
+    count, k = found.shape
     bits = key_bits(references.keys.dtype, clouds)
+    limits, counts = within or (reference_points, queries.rows)  # kernels take a tensor
+    mode = limits_mode(limits) if within else EVERYWHERE.value
     for first in range(0, k, LARGEST_LIST):
         wanted = min(k - first, LARGEST_LIST)
         wrap_triton(search_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]),)](
             *queries.side(), *references.side(), references.boxes, references.spans, references.keys,
-            references.frame, reference_points, found, count, k, size_class(count),
-            first, wanted, triton.next_power_of_2(wanted), bits, clouds != 1,
+            references.frame, reference_points, found, counts, limits, count, k, size_class(count),
+            first, wanted, triton.next_power_of_2(wanted), bits, clouds != 1, mode,
         )  # fmt: skip
-    return (found,)
+
+
+def limits_mode(limits: Tensor) -> int:
+    """Whether there is one limit for all queries, or one for each."""
+    return TO_OWN_LIMITS.value if limits.shape[0] > 1 else TO_ONE_LIMIT.value
 
 
 @triton.jit
 def visit_leaf(
-    leaf, best, best_rows, x, y, z, cloud, active, done, done_row, side,
-    CONTINUES: tl.constexpr, BATCHED: tl.constexpr,
+    leaf, best, best_rows, within, x, y, z, cloud, active, limit, done, done_row, side,
+    CONTINUES: tl.constexpr, BATCHED: tl.constexpr, LIMITS: tl.constexpr,
 ):  # fmt: skip
-    """Consider the points of a leaf for all queries of the tile."""
+    """Consider the points of a leaf for all queries of the tile; ``within`` counts those within limits."""
     points, row_of, cloud_of, padded = side
     at = leaf * LEAF + tl.arange(0, LEAF)
     px, py, pz = load_points(points, padded, at)
     squared = squared_length(x[None, :] - px[:, None], y[None, :] - py[:, None], z[None, :] - pz[:, None])
     rows = tl.broadcast_to(tl.load(row_of + at)[:, None], squared.shape)
     possible = active[None, :] & (squared < float("inf"))
-    if CONTINUES:  # only beyond what earlier searches found
-        possible &= precedes(done[None, :], done_row[None, :], squared, rows)
     if BATCHED:
         possible &= tl.load(cloud_of + at)[:, None] == cloud[None, :]
-    return insert(tl.where(possible, squared, float("inf")), rows, best, best_rows)
+    if LIMITS != EVERYWHERE:
+        possible &= squared <= limit[None, :]
+        within += tl.sum(possible.to(tl.int32), 0)
+    if CONTINUES:  # only beyond what earlier searches found
+        possible &= precedes(done[None, :], done_row[None, :], squared, rows)
+    best, best_rows = insert(tl.where(possible, squared, float("inf")), rows, best, best_rows)
+    return best, best_rows, within
+
+
+@triton.jit
+def search_bound(best, active, farthest, COUNTS: tl.constexpr):
+    """The squared distance from which on a tile looks for nothing."""
+    if COUNTS:
+        return farthest
+    return tl.minimum(tl.max(tl.where(active, tl.max(best, 0), -float("inf"))), farthest)
 
 
 @triton.jit
@@ -106,14 +144,14 @@ def leaf_on_curve(keys, leaves, box, frame, BITS: tl.constexpr, BATCHED: tl.cons
 CONFIGS = [triton.Config({"TILE": tile}, num_warps=1) for tile in (4, 8, 16, 32)]
 
 
-@tuned(CONFIGS, key=["K", "BATCHED", "scale"])
+@tuned(CONFIGS, key=["K", "BATCHED", "LIMITS", "scale"])
 @triton.jit
 def search_kernel(
     queries, query_rows, query_clouds, queries_padded,
     points, row_of, cloud_of, padded, boxes, spans, keys, frame, points_as_given,
-    found, query_count, k, scale,
+    found, counts, limits, query_count, k, scale,
     FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
-    BATCHED: tl.constexpr, TILE: tl.constexpr,
+    BATCHED: tl.constexpr, LIMITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries visits leaf after leaf, near ones first, until the boxes are too far away."""
     real: tl.constexpr = points.dtype.element_ty
@@ -133,6 +171,13 @@ def search_kernel(
         last_x, last_y, last_z = load_rows_of_3(points_as_given, done_row, active, 0.0)
         done = squared_length(x - last_x, y - last_y, z - last_z)
 
+    COUNTS: tl.constexpr = LIMITS != EVERYWHERE and FIRST == 0  # then nothing within the limits is passed by
+    limit = tl.full([TILE], float("inf"), real)
+    farthest = tl.full([], float("inf"), real)
+    if LIMITS != EVERYWHERE:
+        limit = tl.load(limits + query * (LIMITS - 1), mask=active, other=-1.0)
+        farthest = tl.max(tl.where(limit >= 0, limit, -float("inf")))
+    within = tl.zeros([TILE], tl.int32)
     best, best_rows = empty_lists(real, K, SLOTS, TILE)
     leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
     groups = leaves // FANOUT
@@ -143,10 +188,11 @@ def search_kernel(
     here_begin = tl.maximum(here - 1, 0)
     here_end = tl.minimum(here + 2, leaves)
     for leaf_here in range(here_begin, here_end):
-        best, best_rows = visit_leaf(
-            leaf_here, best, best_rows, x, y, z, cloud, active, done, done_row, side, FIRST > 0, BATCHED
-        )
-    bound = tl.max(tl.where(active, tl.max(best, 0), -float("inf")))
+        best, best_rows, within = visit_leaf(
+            leaf_here, best, best_rows, within, x, y, z, cloud, active, limit, done, done_row, side,
+            FIRST > 0, BATCHED, LIMITS,
+        )  # fmt: skip
+    bound = search_bound(best, active, farthest, COUNTS)
     for begin in range(0, groups, FANOUT):
         group = begin + node
         group_squares = box_squares(boxes, spans, stride, leaves + group, group < groups, box, BATCHED)
@@ -163,11 +209,13 @@ def search_kernel(
                 chosen_leaf = tl.min(tl.where(leaf_squares == near_leaf, leaf, END))
                 leaf_squares = tl.where(leaf == chosen_leaf, float("inf"), leaf_squares)
                 near_leaf = tl.min(leaf_squares)
-                best, best_rows = visit_leaf(
-                    chosen_leaf, best, best_rows, x, y, z, cloud, active, done, done_row, side,
-                    FIRST > 0, BATCHED,
+                best, best_rows, within = visit_leaf(
+                    chosen_leaf, best, best_rows, within, x, y, z, cloud, active, limit, done, done_row, side,
+                    FIRST > 0, BATCHED, LIMITS,
                 )  # fmt: skip
-                bound = tl.max(tl.where(active, tl.max(best, 0), -float("inf")))
+                bound = search_bound(best, active, farthest, COUNTS)
+    if COUNTS:
+        tl.store(counts + query, within, mask=exists)
     store_lists(best, best_rows, found, query, k, active, exists, FIRST, K, SLOTS, TILE)
 
 

@@ -1,0 +1,235 @@
+"""Lists of the points within a radius: the nearest of each query, or all, which has lists of any length.
+
+The nearest are found as for kNN, with limits. For all of them, a first launch counts, so that it is known
+where each list begins; a second one writes them there in the order of the tree. Each is then put where
+it belongs in its list, which is as many places from the beginning as there are lower rows in it. Every place
+is written by one program alone: lists are the same, bit for bit, in every run.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import wrap_triton
+
+from pointproj.ops.backends import torch as plain
+from pointproj.ops.backends.triton.flops import count_list, count_search
+from pointproj.ops.backends.triton.knn_search import find, limits_mode
+from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
+from pointproj.ops.backends.triton.tiles import is_finite, squared_length, tile_box
+from pointproj.ops.backends.triton.traversal import (
+    AT_LEAVES,
+    FANOUT,
+    GROUPS,
+    LEAF,
+    LEAVES,
+    LISTS,
+    N_GROUPS,
+    N_LEAVES,
+    list_groups,
+    list_leaves,
+)
+from pointproj.ops.backends.triton.tree import Tree
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.pairs import largest_squares_within
+
+LAUNCH = {"TILE": 16, "STEP": 64, "num_warps": 2}  # queries, and points that they meet at a time
+MOST_PROGRAMS = 2048  # each takes tile after tile
+SORT = {
+    "BLOCK": 64,
+    "STEP": 64,
+    "num_warps": 2,
+}  # neighbours, and others that they are compared with at a time
+FARTHEST_KEY = tl.constexpr(2**63 - 1)
+
+
+def radius_search(
+    clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """Packed rows ``(Q, k)`` int32, nearest first, -1 where there are fewer, and counts ``(Q,)`` int32."""
+    limits = largest_squares_within(radius, clouds.query_points)
+    return _search(*clouds, list(queries), list(references), limits, k)
+
+
+def radius_list(
+    clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    """Where lists begin ``(Q + 1,)`` int64, and the packed rows in them ``(capacity,)`` int32."""
+    limits = largest_squares_within(radius, clouds.query_points)
+    return _list(*clouds, list(queries), list(references), limits, capacity)
+
+
+def _search_body(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    query_tree: list[Tensor],
+    reference_tree: list[Tensor],
+    limits: Tensor,
+    k: int,
+) -> tuple[Tensor, Tensor]:
+    if not runs_kernels(query_points):
+        of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+        # A limit is the largest square with its root, so that its root stands for the radius.
+        found, counts = plain.radius_search(of_clouds, None, limits.sqrt(), k)
+        return found.to(torch.int32), counts.to(torch.int32)
+    found = query_points.new_empty(query_points.shape[0], k, dtype=torch.int32)
+    counts = found.new_empty(query_points.shape[0])
+    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found, (limits, counts))
+    return found, counts
+
+
+def _list_body(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    query_tree: list[Tensor],
+    reference_tree: list[Tensor],
+    limits: Tensor,
+    capacity: int,
+) -> tuple[Tensor, Tensor]:
+    if not runs_kernels(query_points):
+        of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+        # A limit is the largest square with its root, so that its root stands for the radius.
+        row_splits, rows = plain.radius_list(of_clouds, None, limits.sqrt(), capacity)
+        return row_splits, rows.to(torch.int32)
+    queries, references = Tree(*query_tree), Tree(*reference_tree)
+    count = query_points.shape[0]
+    counts = queries.rows.new_zeros(count + 1)
+    _visit(queries, references, count, limits, clouds, counts)
+    row_splits = counts.cumsum(0, dtype=torch.int64)
+    # The list that the capacity cuts is whole as long as it is not sorted.
+    unsorted = row_splits.new_empty(capacity + reference_points.shape[0])
+    _visit(queries, references, count, limits, clouds, unsorted, row_splits)
+    rows = counts.new_empty(capacity)
+    wrap_triton(sort_kernel)[(triton.cdiv(unsorted.shape[0], SORT["BLOCK"]),)](
+        unsorted, row_splits, rows, count, capacity, unsorted.shape[0], **SORT
+    )
+    return row_splits, rows
+
+
+def _visit(
+    queries: Tree,
+    references: Tree,
+    count: int,
+    limits: Tensor,
+    clouds: int,
+    made: Tensor,
+    row_splits: Tensor | None = None,
+) -> None:
+    """Count the neighbours of query i into ``made[i + 1]``, or list them there from ``row_splits[i]`` on."""
+    tiles = triton.cdiv(count, LAUNCH["TILE"]) if isinstance(count, int) else MOST_PROGRAMS
+    programs = min(tiles, MOST_PROGRAMS)
+    lists = queries.rows.new_empty(programs, LISTS.value)
+    begins = queries.rows if row_splits is None else row_splits  # kernels take a tensor
+    wrap_triton(list_kernel)[(programs,)](
+        *queries.side(), count, *references.side(), references.boxes, references.spans,
+        limits, begins, made, made.shape[0], lists,
+        row_splits is not None, clouds != 1, limits_mode(limits), **LAUNCH,
+    )  # fmt: skip
+
+
+@triton.jit
+def list_kernel(
+    own, own_rows, own_clouds, own_padded, own_count,
+    points, row_of, clouds, padded, boxes, spans,
+    limits, row_splits, made, room, lists_of_all,
+    FILLS: tl.constexpr, BATCHED: tl.constexpr, LIMITS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Count the points near queries, or write (query, row) of each, in the order of the tree."""
+    lists = lists_of_all + LISTS * tl.program_id(0).to(tl.int64)
+    leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
+    groups = leaves // FANOUT
+    lane = tl.arange(0, STEP)
+    for tile in range(tl.program_id(0), tl.cast(tl.cdiv(own_count, TILE), tl.int32), tl.num_programs(0)):
+        own_at = tile * TILE + tl.arange(0, TILE)  # all loads are here, for a tracer: see the traversal
+        x, y = tl.load(own + own_at), tl.load(own + own_padded + own_at)
+        z = tl.load(own + 2 * own_padded + own_at)
+        cloud = tl.zeros_like(own_at)
+        if BATCHED:
+            cloud = tl.load(own_clouds + own_at)
+        exists = own_at < own_count
+        active = exists & is_finite(x, y, z)
+        query = tl.load(own_rows + own_at, mask=exists, other=0).to(tl.int64)
+        box = tile_box(x, y, z, cloud, active)
+        limit = tl.load(limits + query * (LIMITS - 1), mask=active, other=-1.0)
+        farthest = tl.max(tl.where(limit >= 0, limit, -float("inf")))
+        begin = tl.zeros([TILE], tl.int64)
+        if FILLS:
+            begin = tl.load(row_splits + query, mask=exists, other=0)
+        found = tl.zeros([TILE], tl.int32)
+        for first in range(0, groups, GROUPS):
+            list_groups(lists, first, boxes, spans, leaves, box, farthest, BATCHED)
+            for group in range(0, tl.load(lists + N_GROUPS), LEAVES // FANOUT):
+                list_leaves(lists, group, boxes, spans, leaves, box, farthest, BATCHED)
+                of_leaves = tl.load(lists + N_LEAVES)
+                for leaf in range(0, of_leaves, STEP // LEAF):
+                    place = leaf + lane // LEAF
+                    near = place < of_leaves
+                    at = tl.load(lists + AT_LEAVES + place, mask=near, other=0) * LEAF + lane % LEAF
+                    px = tl.load(points + at, mask=near, other=float("inf"))
+                    py = tl.load(points + padded + at, mask=near, other=float("inf"))
+                    pz = tl.load(points + 2 * padded + at, mask=near, other=float("inf"))
+                    squared = squared_length(
+                        x[:, None] - px[None, :], y[:, None] - py[None, :], z[:, None] - pz[None, :]
+                    )
+                    hit = active[:, None] & (squared <= limit[:, None]) & (squared < float("inf"))
+                    if BATCHED:
+                        hit &= cloud[:, None] == tl.load(clouds + at, mask=near, other=-1)[None, :]
+                    if FILLS:
+                        row = tl.load(row_of + at, mask=near, other=0).to(tl.int64)
+                        slot = begin[:, None] + (found[:, None] + tl.cumsum(hit.to(tl.int32), 1) - 1)
+                        key = (query << 32)[:, None] | row[None, :]
+                        tl.store(made + slot, key, mask=hit & (slot < room))
+                    found += tl.sum(hit.to(tl.int32), 1)
+        if not FILLS:
+            tl.store(made + 1 + query, found, mask=exists)
+
+
+@triton.jit
+def sort_kernel(
+    unsorted, row_splits, listed, queries, capacity, room, BLOCK: tl.constexpr, STEP: tl.constexpr
+):
+    """Put some neighbours where they belong in the lists of their queries; -1 where there are no more."""
+    total = tl.load(row_splits + queries)
+    count = tl.minimum(total, room)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(listed + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= total) & (at < capacity))
+    exists = at < count
+    key = tl.load(unsorted + at, mask=exists, other=FARTHEST_KEY)
+    first = tl.min(key) >> 32
+    last = tl.max(tl.where(exists, key, 0)) >> 32
+    if tl.min(at) < count:
+        begin = tl.load(row_splits + first)
+        end = tl.minimum(tl.load(row_splits + last + 1), count)
+        place = begin + tl.zeros([BLOCK], tl.int64)
+        for other_at in range(begin, end, STEP):
+            other_at = other_at + tl.arange(0, STEP)
+            other = tl.load(unsorted + other_at, mask=other_at < end, other=FARTHEST_KEY)
+            place += tl.sum((other[None, :] < key[:, None]).to(tl.int32), 1)
+        row = (key & (2**32 - 1)).to(tl.int32)
+        tl.store(listed + place, row, mask=exists & (place < capacity))
+
+
+_search = kernel_op(
+    "pointproj::triton_radius_search",
+    _search_body,
+    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, limits, k: (
+        ((query_points.shape[0], k), torch.int32),
+        ((query_points.shape[0],), torch.int32),
+    ),
+)
+count_search("triton_radius_search")
+_list = kernel_op(
+    "pointproj::triton_radius_list",
+    _list_body,
+    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, limits, capacity: (
+        ((query_points.shape[0] + 1,), torch.int64),
+        ((capacity,), torch.int32),
+    ),
+)
+count_list("triton_radius_list")
