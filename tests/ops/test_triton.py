@@ -45,10 +45,11 @@ def test_on_a_cpu_every_other_backend_comes_first():
     "tests",
     [
         ["tests/ops/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
+        ["tests/ops/test_neighbor_lists.py", "-k", "triton-cpu and (no_points or each_query-ragged or csr)"],
         ["tests/ops/test_triton_kernels.py"],
         ["tests/nn/test_narrow_mlp.py", "-k", "277 or finite or needed"],
     ],
-    ids=["contract", "kernels", "layers"],
+    ids=["contract", "lists", "kernels", "layers"],
 )
 def test_kernels_by_the_interpreter(tests: list[str]):
     """The kernels themselves, on CPU tensors."""

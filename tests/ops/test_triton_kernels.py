@@ -79,6 +79,20 @@ def test_a_tree_holds_every_point_once_and_boxes_hold_their_points(device: str):
     assert volume < 2 * 8  # no more than twice the cube that the points fill
 
 
+def test_lists_of_more_than_a_program_holds(device: str):
+    points = _clustered(150, device)
+    query = points[::40].clone()
+    nearest = pointproj.radius_neighbors(query, points, 1.6, max_neighbors=40, backend="triton")
+    rows, counts = reference.radius_search(query, points, 1.6, 40)
+    assert torch.equal(nearest.indices, rows)
+    assert torch.equal(nearest.counts, counts)
+    assert 64 < counts.max() < len(points)
+    listed = pointproj.radius_neighbors(query, points, 1.6, capacity=200, backend="triton")
+    row_splits, rows = reference.radius_list(query, points, 1.6)
+    assert torch.equal(listed.row_splits, row_splits.clamp(max=200))
+    assert torch.equal(listed.indices, rows[:200])
+
+
 @pytest.mark.parametrize(("sigma", "programs"), [(0.1, 2), (1e-3, 2048)], ids=["", "weights-that-vanish"])
 def test_sums_of_more_points_than_wait_at_once(
     sigma: float, programs: int, device: str, monkeypatch: pytest.MonkeyPatch

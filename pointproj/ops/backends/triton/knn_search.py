@@ -1,6 +1,6 @@
 """The k nearest reference points, exactly, ties by the lower index: rows W1 and self-kNN of the benchmark.
 
-With limits of the squared distance, the k nearest within them, and how many are within them in all.
+With radii, the k nearest within them, and how many are within them in all.
 """
 
 import torch
@@ -21,6 +21,7 @@ from pointproj.ops.backends.triton.tiles import (
     load_rows_of_3,
     load_tile,
     size_class,
+    square,
     squared_length,
     tile_box,
     tuned,
@@ -31,10 +32,10 @@ from pointproj.ops.clouds import Clouds
 
 LARGEST_LIST = 32  # neighbours found in one search; more take several, each beyond the last
 
-# How far a search goes, its constant LIMITS. One less is how far apart the limits of two queries lie.
+# How far a search goes, its constant RADII. One less is how far apart the radii of two queries lie.
 EVERYWHERE = tl.constexpr(0)
-TO_ONE_LIMIT = tl.constexpr(1)
-TO_OWN_LIMITS = tl.constexpr(2)
+TO_ONE_RADIUS = tl.constexpr(1)
+TO_OWN_RADII = tl.constexpr(2)
 
 
 def search(clouds: Clouds, queries: Tree, references: Tree | tuple, k: int) -> Tensor:
@@ -68,31 +69,55 @@ def find(
     found: Tensor,
     within: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Rows of the nearest into ``found`` (Q, k); ``within`` are limits, (1,) or (Q,), and counts to fill."""
+    """Rows of the nearest into ``found`` (Q, k); ``within`` are radii, (1,) or (Q,), and counts to fill."""
     count, k = found.shape
     bits = key_bits(references.keys.dtype, clouds)
-    limits, counts = within or (reference_points, queries.rows)  # kernels take a tensor
-    mode = limits_mode(limits) if within else EVERYWHERE.value
+    radii, counts = within or (reference_points, queries.rows)  # kernels take a tensor
+    mode = radii_mode(radii) if within else EVERYWHERE.value
     for first in range(0, k, LARGEST_LIST):
         wanted = min(k - first, LARGEST_LIST)
         wrap_triton(search_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]),)](
             *queries.side(), *references.side(), references.boxes, references.spans, references.keys,
-            references.frame, reference_points, found, counts, limits, count, k, size_class(count),
+            references.frame, reference_points, found, counts, radii, count, k, size_class(count),
             first, wanted, triton.next_power_of_2(wanted), bits, clouds != 1, mode,
         )  # fmt: skip
 
 
-def limits_mode(limits: Tensor) -> int:
-    """Whether there is one limit for all queries, or one for each."""
-    return TO_OWN_LIMITS.value if limits.shape[0] > 1 else TO_ONE_LIMIT.value
+def radii_mode(radii: Tensor) -> int:
+    """Whether there is one radius for all queries, or one for each."""
+    return TO_OWN_RADII.value if radii.shape[0] > 1 else TO_ONE_RADIUS.value
+
+
+@triton.jit
+def neighboring(x, step):
+    """The number after (1) or before (-1) a finite one that is not negative; that before 0 is 0."""
+    Bits: tl.constexpr = tl.int64 if x.dtype == tl.float64 else tl.int32
+    return tl.maximum(x.to(Bits, bitcast=True) + step, 0).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def rounded_root(x):
+    """Square root, rounded."""
+    return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
+
+
+@triton.jit
+def largest_square_within(radius):
+    """The largest numbers whose roots are at most the radii, as :mod:`pointproj.ops.pairs` finds them."""
+    limit = square(radius)
+    for _ in tl.static_range(2):
+        limit = tl.where(rounded_root(limit) > radius, neighboring(limit, -1), limit)
+    for _ in tl.static_range(3):
+        limit = tl.where(rounded_root(neighboring(limit, 1)) <= radius, neighboring(limit, 1), limit)
+    return tl.where(radius >= 0, limit, -1.0)
 
 
 @triton.jit
 def visit_leaf(
     leaf, best, best_rows, within, x, y, z, cloud, active, limit, done, done_row, side,
-    CONTINUES: tl.constexpr, BATCHED: tl.constexpr, LIMITS: tl.constexpr,
+    CONTINUES: tl.constexpr, BATCHED: tl.constexpr, RADII: tl.constexpr,
 ):  # fmt: skip
-    """Consider the points of a leaf for all queries of the tile; ``within`` counts those within limits."""
+    """Consider the points of a leaf for all queries of the tile; ``within`` counts those within the limit."""
     points, row_of, cloud_of, padded = side
     at = leaf * LEAF + tl.arange(0, LEAF)
     px, py, pz = load_points(points, padded, at)
@@ -101,7 +126,7 @@ def visit_leaf(
     possible = active[None, :] & (squared < float("inf"))
     if BATCHED:
         possible &= tl.load(cloud_of + at)[:, None] == cloud[None, :]
-    if LIMITS != EVERYWHERE:
+    if RADII != EVERYWHERE:
         possible &= squared <= limit[None, :]
         within += tl.sum(possible.to(tl.int32), 0)
     if CONTINUES:  # only beyond what earlier searches found
@@ -144,14 +169,14 @@ def leaf_on_curve(keys, leaves, box, frame, BITS: tl.constexpr, BATCHED: tl.cons
 CONFIGS = [triton.Config({"TILE": tile}, num_warps=1) for tile in (4, 8, 16, 32)]
 
 
-@tuned(CONFIGS, key=["K", "BATCHED", "LIMITS", "scale"])
+@tuned(CONFIGS, key=["K", "BATCHED", "RADII", "scale"])
 @triton.jit
 def search_kernel(
     queries, query_rows, query_clouds, queries_padded,
     points, row_of, cloud_of, padded, boxes, spans, keys, frame, points_as_given,
-    found, counts, limits, query_count, k, scale,
+    found, counts, radii, query_count, k, scale,
     FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
-    BATCHED: tl.constexpr, LIMITS: tl.constexpr, TILE: tl.constexpr,
+    BATCHED: tl.constexpr, RADII: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries visits leaf after leaf, near ones first, until the boxes are too far away."""
     real: tl.constexpr = points.dtype.element_ty
@@ -171,12 +196,12 @@ def search_kernel(
         last_x, last_y, last_z = load_rows_of_3(points_as_given, done_row, active, 0.0)
         done = squared_length(x - last_x, y - last_y, z - last_z)
 
-    COUNTS: tl.constexpr = LIMITS != EVERYWHERE and FIRST == 0  # then nothing within the limits is passed by
+    COUNTS: tl.constexpr = RADII != EVERYWHERE and FIRST == 0  # then nothing within the radii is passed by
     limit = tl.full([TILE], float("inf"), real)
     farthest = tl.full([], float("inf"), real)
-    if LIMITS != EVERYWHERE:
-        limit = tl.load(limits + query * (LIMITS - 1), mask=active, other=-1.0)
-        farthest = tl.max(tl.where(limit >= 0, limit, -float("inf")))
+    if RADII != EVERYWHERE:
+        limit = largest_square_within(tl.load(radii + query * (RADII - 1), mask=active, other=-1.0))
+        farthest = tl.max(limit)
     within = tl.zeros([TILE], tl.int32)
     best, best_rows = empty_lists(real, K, SLOTS, TILE)
     leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
@@ -190,7 +215,7 @@ def search_kernel(
     for leaf_here in range(here_begin, here_end):
         best, best_rows, within = visit_leaf(
             leaf_here, best, best_rows, within, x, y, z, cloud, active, limit, done, done_row, side,
-            FIRST > 0, BATCHED, LIMITS,
+            FIRST > 0, BATCHED, RADII,
         )  # fmt: skip
     bound = search_bound(best, active, farthest, COUNTS)
     for begin in range(0, groups, FANOUT):
@@ -211,7 +236,7 @@ def search_kernel(
                 near_leaf = tl.min(leaf_squares)
                 best, best_rows, within = visit_leaf(
                     chosen_leaf, best, best_rows, within, x, y, z, cloud, active, limit, done, done_row, side,
-                    FIRST > 0, BATCHED, LIMITS,
+                    FIRST > 0, BATCHED, RADII,
                 )  # fmt: skip
                 bound = search_bound(best, active, farthest, COUNTS)
     if COUNTS:

@@ -1,6 +1,6 @@
 """Lists of the points within a radius: the nearest of each query, or all, which has lists of any length.
 
-The nearest are found as for kNN, with limits. For all of them, a first launch counts, so that it is known
+The nearest are found as for kNN, with radii. For all of them, a first launch counts, so that it is known
 where each list begins; a second one writes them there in the order of the tree. Each is then put where
 it belongs in its list, which is as many places from the beginning as there are lower rows in it. Every place
 is written by one program alone: lists are the same, bit for bit, in every run.
@@ -14,7 +14,7 @@ from torch.library import wrap_triton
 
 from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_list, count_search
-from pointproj.ops.backends.triton.knn_search import find, limits_mode
+from pointproj.ops.backends.triton.knn_search import find, largest_square_within, radii_mode
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.tiles import is_finite, squared_length, tile_box
 from pointproj.ops.backends.triton.traversal import (
@@ -31,7 +31,7 @@ from pointproj.ops.backends.triton.traversal import (
 )
 from pointproj.ops.backends.triton.tree import Tree
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.pairs import largest_squares_within
+from pointproj.ops.pairs import radii_of
 
 LAUNCH = {"TILE": 16, "STEP": 64, "num_warps": 2}  # queries, and points that they meet at a time
 MOST_PROGRAMS = 2048  # each takes tile after tile
@@ -47,16 +47,16 @@ def radius_search(
     clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """Packed rows ``(Q, k)`` int32, nearest first, -1 where there are fewer, and counts ``(Q,)`` int32."""
-    limits = largest_squares_within(radius, clouds.query_points)
-    return _search(*clouds, list(queries), list(references), limits, k)
+    radii = radii_of(radius, clouds.query_points)
+    return _search(*clouds, list(queries), list(references), radii, k)
 
 
 def radius_list(
     clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, capacity: int
 ) -> tuple[Tensor, Tensor]:
     """Where lists begin ``(Q + 1,)`` int64, and the packed rows in them ``(capacity,)`` int32."""
-    limits = largest_squares_within(radius, clouds.query_points)
-    return _list(*clouds, list(queries), list(references), limits, capacity)
+    radii = radii_of(radius, clouds.query_points)
+    return _list(*clouds, list(queries), list(references), radii, capacity)
 
 
 def _search_body(
@@ -67,17 +67,16 @@ def _search_body(
     clouds: int,
     query_tree: list[Tensor],
     reference_tree: list[Tensor],
-    limits: Tensor,
+    radii: Tensor,
     k: int,
 ) -> tuple[Tensor, Tensor]:
     if not runs_kernels(query_points):
         of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        # A limit is the largest square with its root, so that its root stands for the radius.
-        found, counts = plain.radius_search(of_clouds, None, limits.sqrt(), k)
+        found, counts = plain.radius_search(of_clouds, None, radii, k)
         return found.to(torch.int32), counts.to(torch.int32)
     found = query_points.new_empty(query_points.shape[0], k, dtype=torch.int32)
     counts = found.new_empty(query_points.shape[0])
-    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found, (limits, counts))
+    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found, (radii, counts))
     return found, counts
 
 
@@ -89,22 +88,21 @@ def _list_body(
     clouds: int,
     query_tree: list[Tensor],
     reference_tree: list[Tensor],
-    limits: Tensor,
+    radii: Tensor,
     capacity: int,
 ) -> tuple[Tensor, Tensor]:
     if not runs_kernels(query_points):
         of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        # A limit is the largest square with its root, so that its root stands for the radius.
-        row_splits, rows = plain.radius_list(of_clouds, None, limits.sqrt(), capacity)
+        row_splits, rows = plain.radius_list(of_clouds, None, radii, capacity)
         return row_splits, rows.to(torch.int32)
     queries, references = Tree(*query_tree), Tree(*reference_tree)
     count = query_points.shape[0]
     counts = queries.rows.new_zeros(count + 1)
-    _visit(queries, references, count, limits, clouds, counts)
+    _visit(queries, references, count, radii, clouds, counts)
     row_splits = counts.cumsum(0, dtype=torch.int64)
     # The list that the capacity cuts is whole as long as it is not sorted.
     unsorted = row_splits.new_empty(capacity + reference_points.shape[0])
-    _visit(queries, references, count, limits, clouds, unsorted, row_splits)
+    _visit(queries, references, count, radii, clouds, unsorted, row_splits)
     rows = counts.new_empty(capacity)
     wrap_triton(sort_kernel)[(triton.cdiv(unsorted.shape[0], SORT["BLOCK"]),)](
         unsorted, row_splits, rows, count, capacity, unsorted.shape[0], **SORT
@@ -116,7 +114,7 @@ def _visit(
     queries: Tree,
     references: Tree,
     count: int,
-    limits: Tensor,
+    radii: Tensor,
     clouds: int,
     made: Tensor,
     row_splits: Tensor | None = None,
@@ -128,8 +126,8 @@ def _visit(
     begins = queries.rows if row_splits is None else row_splits  # kernels take a tensor
     wrap_triton(list_kernel)[(programs,)](
         *queries.side(), count, *references.side(), references.boxes, references.spans,
-        limits, begins, made, made.shape[0], lists,
-        row_splits is not None, clouds != 1, limits_mode(limits), **LAUNCH,
+        radii, begins, made, made.shape[0], lists,
+        row_splits is not None, clouds != 1, radii_mode(radii), **LAUNCH,
     )  # fmt: skip
 
 
@@ -137,8 +135,8 @@ def _visit(
 def list_kernel(
     own, own_rows, own_clouds, own_padded, own_count,
     points, row_of, clouds, padded, boxes, spans,
-    limits, row_splits, made, room, lists_of_all,
-    FILLS: tl.constexpr, BATCHED: tl.constexpr, LIMITS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    radii, row_splits, made, room, lists_of_all,
+    FILLS: tl.constexpr, BATCHED: tl.constexpr, RADII: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Count the points near queries, or write (query, row) of each, in the order of the tree."""
     lists = lists_of_all + LISTS * tl.program_id(0).to(tl.int64)
@@ -156,8 +154,8 @@ def list_kernel(
         active = exists & is_finite(x, y, z)
         query = tl.load(own_rows + own_at, mask=exists, other=0).to(tl.int64)
         box = tile_box(x, y, z, cloud, active)
-        limit = tl.load(limits + query * (LIMITS - 1), mask=active, other=-1.0)
-        farthest = tl.max(tl.where(limit >= 0, limit, -float("inf")))
+        limit = largest_square_within(tl.load(radii + query * (RADII - 1), mask=active, other=-1.0))
+        farthest = tl.max(limit)
         begin = tl.zeros([TILE], tl.int64)
         if FILLS:
             begin = tl.load(row_splits + query, mask=exists, other=0)
@@ -218,7 +216,7 @@ def sort_kernel(
 _search = kernel_op(
     "pointproj::triton_radius_search",
     _search_body,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, limits, k: (
+    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, radii, k: (
         ((query_points.shape[0], k), torch.int32),
         ((query_points.shape[0],), torch.int32),
     ),
@@ -227,7 +225,7 @@ count_search("triton_radius_search")
 _list = kernel_op(
     "pointproj::triton_radius_list",
     _list_body,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, limits, capacity: (
+    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, radii, capacity: (
         ((query_points.shape[0] + 1,), torch.int64),
         ((capacity,), torch.int32),
     ),
