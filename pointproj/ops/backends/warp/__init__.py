@@ -45,7 +45,7 @@ def aggregate_neighbors(
     from pointproj.ops.backends.warp import neighbor_sums
 
     points = clouds.query_points, clouds.reference_points
-    return neighbor_sums.aggregate_neighbors(*points, features, sigma, rows)
+    return neighbor_sums.aggregate_neighbors(*points, features, sigma, rows, weighting)
 
 
 def radius_aggregate(
@@ -58,7 +58,7 @@ def radius_aggregate(
 ) -> Tensor:
     from pointproj.ops.backends.warp import radius_sums
 
-    return radius_sums.radius_aggregate(clouds, tables, features, sigma, radius)
+    return radius_sums.radius_aggregate(clouds, tables, features, sigma, radius, weighting)
 
 
 def radius_search(

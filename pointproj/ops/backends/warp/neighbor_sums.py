@@ -10,16 +10,23 @@ from torch import Tensor
 from pointproj.ops.backends.warp.common import OPTIONS, REALS
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, divide, row_queue, row_sum
+from pointproj.ops.backends.warp.weighting import is_relative, limit_of, weight_functions
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
-from pointproj.ops.pairs import listed_chunks
+from pointproj.ops.pairs import listed_chunks, weighting_of
+from pointproj.ops.reference import Weighting
 
 
 def aggregate_neighbors(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    weighting: Weighting,
 ) -> Tensor:
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
-    return _aggregate(query_points, reference_points, features, sigma, neighbor_indices)[0]
+    return _aggregate(query_points, reference_points, features, sigma, neighbor_indices, *weighting)[0]
 
 
 class NeighborProblem(NamedTuple):
@@ -29,6 +36,8 @@ class NeighborProblem(NamedTuple):
     reference_points: Tensor
     sigma: Tensor
     neighbor_indices: Tensor  # (Q, k)
+    power: float
+    limit: float  # of the kernel: see the module of weightings
 
 
 def _specs(query_points: Tensor, features: Tensor, neighbor_indices: Tensor, **_: Any) -> dict:
@@ -55,7 +64,7 @@ def _backward(
         _fill_in_fixed_order(values, wanted)
         return
     count = 32 if features.is_cuda else 1
-    kernels = gradient_kernels(query_points.dtype, features.dtype, count)
+    kernels = gradient_kernels(features.dtype, count)
     queries, k = neighbor_indices.shape
     if d_features is not None:
         d_features.zero_()
@@ -69,8 +78,18 @@ def _backward(
         "reference_points": features.new_zeros(values["reference_points"].shape),
         "sigma": features.new_empty(queries),
     }
-    problem = NeighborProblem(**{name: values[name] for name in NeighborProblem._fields})
-    launch(kernels.positions, queries, problem, weights, products, *made.values())
+    weighting = weighting_of(values)
+    problem = NeighborProblem(
+        query_points,
+        values["reference_points"],
+        values["sigma"],
+        neighbor_indices,
+        weighting.power,
+        limit_of(weighting),
+    )
+    dtypes = query_points.dtype, features.dtype
+    kernel = position_gradient_kernel(*dtypes, weighting.kernel, weighting.reduce)
+    launch(kernel, queries, problem, weights, products, *made.values())
     made["sigma"] = made["sigma"].sum()
     for name, grad_of_input in made.items():
         if wanted[name] is not None:
@@ -104,21 +123,26 @@ def _aggregate(
     features: Tensor,
     sigma: Tensor,
     neighbor_indices: Tensor,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
     *,
     aggregated: Tensor,
     weights: Tensor,
 ) -> None:
     division = divide(features.shape[1], features.device.type, most_lanes=8)
-    kernel = aggregate_kernel(query_points.dtype, features.dtype, division)
-    problem = NeighborProblem(query_points, reference_points, sigma, neighbor_indices)
+    compiled = aggregate_kernel(query_points.dtype, features.dtype, division, kernel, reduce)
+    limit = limit_of(Weighting(kernel, reduce, power, eps, support))
+    problem = NeighborProblem(query_points, reference_points, sigma, neighbor_indices, power, limit)
     shape = (query_points.shape[0] * division.searches, division.lanes)
-    launch(kernel, shape, problem, features, aggregated, weights)
+    launch(compiled, shape, problem, features, aggregated, weights)
 
 
 class GradientKernels(NamedTuple):
     features: wp.Kernel
     products: wp.Kernel
-    positions: wp.Kernel
 
 
 @functools.cache
@@ -133,6 +157,8 @@ def _problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         reference_points: wp.array(dtype=vec3)
         sigma: wp.array(dtype=real)
         neighbor_indices: wp.array2d(dtype=wp.int32)
+        power: real
+        limit: real
 
     return ProblemStruct
 
@@ -153,8 +179,10 @@ def _distance(positions: torch.dtype, sums: torch.dtype) -> wp.Function:
 
 
 @functools.cache
-def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
-    """Softmax over each list, and the weighted sum."""
+def aggregate_kernel(
+    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, reduce: str
+) -> wp.Kernel:
+    """Weights over each list, and the weighted sum."""
     count, channels, searches = division
     real, _ = REALS[sums]
     ProblemStruct = _problem_struct(positions, sums)
@@ -163,6 +191,7 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
     queue = row_queue(sums, count, channels)
     reserve, push, flush = queue.reserve, queue.push, queue.flush
     item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
+    rate_of, level_of, relative_weight, *_ = weight_functions(kernel, sums)
 
     @wp.kernel(**OPTIONS)
     def aggregate(
@@ -176,10 +205,11 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
         chunk = item(first) % searches
         p = problem.query_points[query]
         k = problem.neighbor_indices.shape[1]
-        per_sigma = real(1.0) / problem.sigma[0]
-        nearest = real(0.0)
-        if problem.neighbor_indices[query, 0] >= 0:
+        rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
+        base = real(0.0)
+        if wp.static(is_relative(kernel, reduce)) and problem.neighbor_indices[query, 0] >= 0:
             nearest = distance(p, problem.reference_points[problem.neighbor_indices[query, 0]])
+            base = level_of(nearest, problem.limit)
         total = real(0.0)
         sums = Channels()
         for begin in range(0, k, count):
@@ -190,7 +220,7 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
                 row = problem.neighbor_indices[query, i]
                 if row >= 0:
                     far = distance(p, problem.reference_points[row])
-                    weight = wp.exp((nearest - far) * per_sigma)
+                    weight = relative_weight(base, far, rate, problem.limit)
                 if chunk == 0:
                     weights[query, i] = weight
             total += weight
@@ -200,14 +230,16 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
             else:
                 address = reserve()
                 sums = flush(sums, features, chunk, address, push(address, 0, row >= 0, weight, row))
-        total = total_of(total)
-        inverse = real(0.0)
-        if total > real(0.0):
-            inverse = real(1.0) / total
-        if chunk == 0:
-            for begin in range(0, k, count):
-                if begin + lane() < k:
-                    weights[query, begin + lane()] = weights[query, begin + lane()] * inverse
+        inverse = real(1.0)
+        if wp.static(reduce == "mean"):
+            total = total_of(total)
+            inverse = real(0.0)
+            if total > real(0.0):
+                inverse = real(1.0) / total
+            if chunk == 0:
+                for begin in range(0, k, count):
+                    if begin + lane() < k:
+                        weights[query, begin + lane()] = weights[query, begin + lane()] * inverse
         if not wp.isfinite(p):
             inverse = real(wp.nan)
         for i in range(channels):
@@ -219,12 +251,10 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
 
 
 @functools.cache
-def gradient_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> GradientKernels:
-    """Kernels of the backward, for positions of one dtype and sums in another, at least as wide."""
+def gradient_kernels(sums: torch.dtype, count: int) -> GradientKernels:
+    """Kernels of the backward that read weights and features alone."""
     item, lane, take = lanes(count).item, lanes(count).lane, lanes(count).take
     real, _ = REALS[sums]
-    distance = _distance(positions, sums)
-    ProblemStruct = _problem_struct(positions, sums)
     lists = wp.array2d(dtype=wp.int32)
     matrix = wp.array2d(dtype=real)
 
@@ -263,6 +293,20 @@ def gradient_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> G
                 total += grad[query, channel] * features[row, channel]
         product[query, i] = total
 
+    return GradientKernels(feature_gradient, products)
+
+
+@functools.cache
+def position_gradient_kernel(
+    positions: torch.dtype, sums: torch.dtype, kernel: str, reduce: str
+) -> wp.Kernel:
+    """Gradients of points and sigma, for positions of one dtype and sums in another, at least as wide."""
+    real, _ = REALS[sums]
+    distance = _distance(positions, sums)
+    ProblemStruct = _problem_struct(positions, sums)
+    matrix = wp.array2d(dtype=real)
+    rate_of, _, _, pull, sigma_share, sigma_unit = weight_functions(kernel, sums)
+
     @wp.kernel(**OPTIONS)
     def position_gradient(
         problem: ProblemStruct,
@@ -277,8 +321,10 @@ def gradient_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> G
         p = problem.query_points[query]
         k = problem.neighbor_indices.shape[1]
         mean = real(0.0)
-        for i in range(k):
-            mean += weights[query, i] * product[query, i]
+        if wp.static(reduce == "mean"):
+            for i in range(k):
+                mean += weights[query, i] * product[query, i]
+        rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         own = wp.vector(real(0.0), real(0.0), real(0.0))
         share_of_sigma = real(0.0)
         for i in range(k):
@@ -286,15 +332,15 @@ def gradient_kernels(positions: torch.dtype, sums: torch.dtype, count: int) -> G
             if row >= 0:
                 grad_logit = weights[query, i] * (product[query, i] - mean)
                 far = distance(p, problem.reference_points[row])
-                share_of_sigma += grad_logit * far
+                share_of_sigma += grad_logit * sigma_share(far)
                 if far > real(0.0):
-                    scale = grad_logit / (problem.sigma[0] * far)
+                    scale = grad_logit * pull(far, rate, problem.limit) / far
                     for axis in range(3):
                         along = scale * real(p[axis] - problem.reference_points[row][axis])
                         own[axis] -= along
                         wp.atomic_add(d_reference, row, axis, along)
         for axis in range(3):
             d_query[query, axis] = own[axis]
-        d_sigma[query] = share_of_sigma / (problem.sigma[0] * problem.sigma[0])
+        d_sigma[query] = share_of_sigma / sigma_unit(problem.sigma[0])
 
-    return GradientKernels(feature_gradient, products, position_gradient)
+    return position_gradient

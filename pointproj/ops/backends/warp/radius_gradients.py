@@ -11,13 +11,16 @@ from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
 from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct
 from pointproj.ops.backends.warp.traversal import Visitor
+from pointproj.ops.backends.warp.weighting import weight_functions
 
 FEATURE_BOUNDS = (BLOCK, 4)  # so many blocks at a time: latency is what this gradient waits for
 POSITION_BOUNDS = (BLOCK, 3)
 
 
 @functools.cache
-def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
+def feature_gradient_kernel(
+    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str
+) -> wp.Kernel:
     """Gradient of the features: weighted sum of upstream gradients of the queries near a reference point."""
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
@@ -29,17 +32,19 @@ def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division:
     Channels, channel_of, add_row = row_sum(sums, count, channels)
     capacity, reserve, push, number_at, row_at, set_number, flush_rows = row_queue(sums, count, channels)
     item, lane = lanes(count).item, lanes(count).lane
+    rate_of, _, relative_weight, *_ = weight_functions(kernel, sums)
 
     @wp.struct
     class State:
         chunk: int
-        per_sigma: real
+        rate: real  # at which weights decay
         sums: Channels
         queued: int  # queries whose distance waits in the queue
 
     @wp.func
-    def weight_of(problem: ProblemStruct, query: int, far: real, per_sigma: real):
-        return wp.exp((problem.softmax[query, 0] - far) * per_sigma) * problem.softmax[query, 1]
+    def weight_of(problem: ProblemStruct, query: int, far: real, rate: real):
+        weight = relative_weight(problem.softmax[query, 0], far, rate, problem.limit)
+        return weight * problem.softmax[query, 1]
 
     @wp.func
     def flush(state: State, problem: ProblemStruct):
@@ -47,7 +52,7 @@ def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division:
         queue = reserve()
         for i in range(lane(), state.queued, count):
             far = number_at(queue, i)
-            set_number(queue, i, weight_of(problem, row_at(queue, i), far, state.per_sigma))
+            set_number(queue, i, weight_of(problem, row_at(queue, i), far, state.rate))
         state.sums = flush_rows(state.sums, problem.grad, state.chunk, queue, state.queued)
         state.queued = 0
         return state
@@ -62,7 +67,7 @@ def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division:
             query = row_of(point)
         if wp.static(count == 1):
             if far >= real(0.0):
-                weight = weight_of(problem, query, far, state.per_sigma)
+                weight = weight_of(problem, query, far, state.rate)
                 state.sums = add_row(state.sums, problem.grad, state.chunk, weight, query)
         else:
             state.queued = push(reserve(), state.queued, far >= real(0.0), far, query)
@@ -88,7 +93,7 @@ def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division:
         cloud = cloud_of(reference, batch)
         state = State()
         state.chunk = item(first) % searches
-        state.per_sigma = real(1.0) / problem.sigma[0]
+        state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         if wp.isfinite(p):
             state = search(state, p, searched, problem, cloud, problem.radius)
             if wp.static(count > 1):
@@ -101,11 +106,13 @@ def feature_gradient_kernel(positions: torch.dtype, sums: torch.dtype, division:
     return feature_gradient
 
 
-def _pair_visitor(positions: torch.dtype, sums: torch.dtype, from_query: bool) -> Visitor:
+def _pair_visitor(
+    positions: torch.dtype, sums: torch.dtype, kernel: str, reduce: str, from_query: bool
+) -> Visitor:
     """Adds up what pairs do to a point's position and to sigma.
 
     A pair's share is its factors (one for each axis, one for sigma) times the sum over the channels of
-    upstream gradient times what the reference's feature exceeds the query's result by.
+    upstream gradient times what the reference's feature exceeds the query's mean by; a sum takes all of it.
     """
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
@@ -113,13 +120,14 @@ def _pair_visitor(positions: torch.dtype, sums: torch.dtype, from_query: bool) -
     ProblemStruct = problem_struct(positions, sums)
     distance = neighbor_distance(positions, sums)
     load_point, _, row_of = packed_point(positions)
+    _, _, relative_weight, pull, sigma_share, _ = weight_functions(kernel, sums)
     Shares = wp.types.vector(length=4, dtype=real)
 
     @wp.struct
     class State:
         row: int  # of the point itself
-        per_sigma: real
-        nearest: real  # of the query of a pair, as the forward kept it
+        rate: real  # at which weights decay
+        base: real  # of the query of a pair, as the forward kept it
         inverse: real
         shares: Shares  # along x, y, z, and of sigma
 
@@ -135,19 +143,21 @@ def _pair_visitor(positions: torch.dtype, sums: torch.dtype, from_query: bool) -
             if wp.static(not from_query):
                 query = reference
                 reference = state.row
-                state.nearest = problem.softmax[query, 0]
+                state.base = problem.softmax[query, 0]
                 state.inverse = problem.softmax[query, 1]
             product = real(0.0)
             for channel in range(problem.grad.shape[1]):
-                excess = problem.features[reference, channel] - problem.aggregated[query, channel]
+                excess = problem.features[reference, channel]
+                if wp.static(reduce == "mean"):
+                    excess -= problem.aggregated[query, channel]
                 product += problem.grad[query, channel] * excess
-            weight = wp.exp((state.nearest - far) * state.per_sigma) * state.inverse
+            weight = relative_weight(state.base, far, state.rate, problem.limit) * state.inverse
             factors = Shares()
             if far > real(0.0):
-                scale = weight * state.per_sigma / far
+                scale = weight * pull(far, state.rate, problem.limit) / far
                 for axis in range(3):
                     factors[axis] = scale * real(point[axis] - p[axis])
-            factors[3] = weight * far
+            factors[3] = weight * sigma_share(far)
             state.shares += product * factors
         return state
 
@@ -156,7 +166,7 @@ def _pair_visitor(positions: torch.dtype, sums: torch.dtype, from_query: bool) -
 
 @functools.cache
 def position_gradient_kernel(
-    positions: torch.dtype, sums: torch.dtype, count: int, from_query: bool
+    positions: torch.dtype, sums: torch.dtype, count: int, kernel: str, reduce: str, from_query: bool
 ) -> wp.Kernel:
     """Gradient of the query points and of sigma, or that of the reference points.
 
@@ -167,7 +177,8 @@ def position_gradient_kernel(
     _, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
-    visitor = _pair_visitor(positions, sums, from_query)
+    visitor = _pair_visitor(positions, sums, kernel, reduce, from_query)
+    rate_of, *_, sigma_unit = weight_functions(kernel, sums)
     State = visitor.State
     search = ball_search(positions, lanes(count), visitor)
     item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
@@ -187,9 +198,9 @@ def position_gradient_kernel(
         cloud = cloud_of(own, batch)
         state = State()
         state.row = own
-        state.per_sigma = real(1.0) / problem.sigma[0]
+        state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         if wp.static(from_query):
-            state.nearest = problem.softmax[own, 0]
+            state.base = problem.softmax[own, 0]
             state.inverse = problem.softmax[own, 1]
         if wp.isfinite(p):
             state = search(state, p, searched, problem, cloud, problem.radius)
@@ -198,6 +209,6 @@ def position_gradient_kernel(
         if lane() == 0:
             d_points[own] = wide3(state.shares[0], state.shares[1], state.shares[2])
             if wp.static(from_query):
-                d_sigma[own] = state.shares[3] / (problem.sigma[0] * problem.sigma[0])
+                d_sigma[own] = state.shares[3] / sigma_unit(problem.sigma[0])
 
     return position_gradient

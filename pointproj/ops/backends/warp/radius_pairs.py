@@ -1,9 +1,10 @@
 """What the kernels of the aggregation within a radius share: what they read, and who is a neighbour.
 
 Each thread, or GPU warp, owns one point, visits the points of the other set within the radius, and writes its
-own rows only. Weights are a_ij = exp((nearest_i - d_ij) / sigma) / total_i; the forward keeps nearest_i and
-1 / total_i for the backward, apart, because their logarithm would round away what is small next to
-nearest_i / sigma. Formulas are in :mod:`pointproj.ops.gradients`.
+own rows only. Weights of a mean are a_ij = exp((nearest_i - d_ij) / sigma) / total_i, and for other kernels
+what :mod:`pointproj.ops.backends.warp.weighting` says. The forward keeps nearest_i and 1 / total_i for the
+backward, apart, because their logarithm would round away what is small next to nearest_i / sigma. Formulas
+are in :mod:`pointproj.ops.gradients`.
 """
 
 import functools
@@ -14,7 +15,9 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS
+from pointproj.ops.backends.warp.weighting import limit_of
 from pointproj.ops.pairs import largest_square_within
+from pointproj.ops.reference import Weighting
 
 
 class RadiusProblem(NamedTuple):
@@ -23,9 +26,11 @@ class RadiusProblem(NamedTuple):
     radius: float
     largest_square: float  # largest squared distance that counts as within the radius
     sigma: Tensor
+    power: float
+    limit: float  # of the kernel: see the module of weightings
     features: Tensor  # (N, C), of the reference points
     aggregated: Tensor  # (Q, C), results of the queries
-    softmax: Tensor  # (Q, 2), of the queries: nearest distance, and 1 / total weight relative to it
+    softmax: Tensor  # (Q, 2), of the queries: level that weights are relative to, and 1 / total weight
     grad: Tensor | None = None  # (Q, C), upstream gradients of the results
 
 
@@ -34,13 +39,15 @@ def radius_problem(
     features: Tensor,
     sigma: Tensor,
     radius: float,
+    weighting: Weighting,
     aggregated: Tensor,
     softmax: Tensor,
     grad: Tensor | None = None,
 ) -> RadiusProblem:
     """The problem as kernels take it."""
     square = largest_square_within(radius, query_points.dtype)
-    return RadiusProblem(radius, square, sigma, features, aggregated, softmax, grad)
+    numbers = weighting.power, limit_of(weighting)
+    return RadiusProblem(radius, square, sigma, *numbers, features, aggregated, softmax, grad)
 
 
 @functools.cache
@@ -58,6 +65,8 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         aggregated: wp.array2d(dtype=real)
         softmax: wp.array2d(dtype=real)
         grad: wp.array2d(dtype=real)
+        power: real
+        limit: real
 
     return ProblemStruct
 

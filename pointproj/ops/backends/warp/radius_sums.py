@@ -27,17 +27,24 @@ from pointproj.ops.backends.warp.radius_gradients import feature_gradient_kernel
 from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct, radius_problem
 from pointproj.ops.backends.warp.tile_sums import launch_tiles
 from pointproj.ops.backends.warp.traversal import Visitor
+from pointproj.ops.backends.warp.weighting import is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, fill_second_backward
-from pointproj.ops.pairs import chunks_within
+from pointproj.ops.pairs import chunks_within, weighting_of
+from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
 
 
 def radius_aggregate(
-    clouds: Clouds, grid: Tables | None, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds,
+    grid: Tables | None,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    weighting: Weighting,
 ) -> Tensor:
-    """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype.
+    """Weighted mean or sum of the features within ``radius``: ``(Q, C)`` in their dtype.
 
     Without a hash grid of the references, one build makes it, and that of the queries where it is needed.
     """
@@ -52,7 +59,7 @@ def radius_aggregate(
     tables = [*grid]
     if needs_queries and not both:
         tables = [*tables, *build_hash_grid(*queries, points.count, radius)]
-    return _aggregate(*clouds, tables, both, features, sigma, radius)[0]
+    return _aggregate(*clouds, tables, both, features, sigma, radius, *weighting)[0]
 
 
 class Side(NamedTuple):
@@ -109,20 +116,24 @@ def _backward(
     d_reference_points: Tensor | None,
     d_features: Tensor | None,
     d_sigma: Tensor | None,
+    **values: Any,
 ) -> None:
     packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
     queries, references = _sides(packed, grids, both)
-    problem = radius_problem(query_points, features, sigma, radius, aggregated, softmax, grad_aggregated)
+    weighting = weighting_of(values)
+    results = aggregated, softmax, grad_aggregated
+    problem = radius_problem(query_points, features, sigma, radius, weighting, *results)
     dtypes = (query_points.dtype, features.dtype)
     if d_features is not None:
         division = divide(features.shape[1], features.device.type, most_lanes=32)
         shape = (references.batch.rows * division.searches, division.lanes)
         own = (references.in_order(), references.batch)
-        launch(feature_gradient_kernel(*dtypes, division), shape, *own, queries.searched, problem, d_features)
+        kernel = feature_gradient_kernel(*dtypes, division, weighting.kernel)
+        launch(kernel, shape, *own, queries.searched, problem, d_features)
     if d_query_points is None and d_reference_points is None and d_sigma is None:
         return
     lane_count = 1 if features.device.type == "cpu" else 32
-    kernel = partial(position_gradient_kernel, *dtypes, lane_count)
+    kernel = partial(position_gradient_kernel, *dtypes, lane_count, weighting.kernel, weighting.reduce)
     if d_query_points is not None or d_sigma is not None:
         shape, made = (queries.batch.rows, lane_count), features.new_empty(query_points.shape)
         own, of_sigma = (query_points, queries.batch), features.new_empty(queries.batch.rows)
@@ -161,25 +172,34 @@ def _aggregate(
     features: Tensor,
     sigma: Tensor,
     radius: float,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
     *,
     aggregated: Tensor,
     softmax: Tensor,
 ) -> None:
     packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
     queries, references = _sides(packed, grids, both)
-    problem = radius_problem(query_points, features, sigma, radius, aggregated, softmax)
+    weighting = Weighting(kernel, reduce, power, eps, support)
+    problem = radius_problem(query_points, features, sigma, radius, weighting, aggregated, softmax)
     if features.is_cuda and features.dtype == torch.float32:  # then positions are, too
-        launch_tiles(launch, queries.in_order(), queries.batch, references.searched, problem)
+        own = queries.in_order(), queries.batch
+        launch_tiles(launch, *own, references.searched, problem, kernel, reduce)
         return
     division = divide(features.shape[1], "cpu", most_lanes=1)
-    kernel = aggregate_kernel(query_points.dtype, features.dtype, division)
+    compiled = aggregate_kernel(query_points.dtype, features.dtype, division, kernel, reduce)
     threads = queries.batch.rows * division.searches
-    launch(kernel, threads, query_points, queries.batch, references.searched, problem)
+    launch(compiled, threads, query_points, queries.batch, references.searched, problem)
 
 
 @functools.cache
-def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Division) -> wp.Kernel:
-    """Running softmax over the reference points near a query, a thread a query: on a CPU, and in float64."""
+def aggregate_kernel(
+    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, reduce: str
+) -> wp.Kernel:
+    """Running softmax, or sum, over the points near a query, a thread a query: on a CPU, and in float64."""
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
@@ -188,12 +208,14 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
     distance = neighbor_distance(positions, sums)
     load_point, _, row_of = packed_point(positions)
     Channels, channel_of, add_row = row_sum(sums, 1, channels)
+    rate_of, level_of, relative_weight, *_ = weight_functions(kernel, sums)
+    relative = is_relative(kernel, reduce)
 
     @wp.struct
     class State:
         chunk: int
-        per_sigma: real
-        nearest: real  # weights are relative to the nearest neighbour so far
+        rate: real  # at which weights decay
+        base: real  # level of the nearest neighbour so far, if weights are relative to it
         total: real  # of the weights
         sums: Channels
 
@@ -202,12 +224,14 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
         point = load_point(points, at)
         far = distance(problem, q, point)
         if far >= real(0.0):
-            if far < state.nearest:
-                rescale = wp.exp((far - state.nearest) * state.per_sigma)
-                state.total *= rescale
-                state.sums *= rescale
-                state.nearest = far
-            weight = wp.exp((state.nearest - far) * state.per_sigma)
+            if wp.static(relative):
+                level = level_of(far, problem.limit)
+                if level < state.base:
+                    rescale = wp.exp((level - state.base) * state.rate)
+                    state.total *= rescale
+                    state.sums *= rescale
+                    state.base = level
+            weight = relative_weight(state.base, far, state.rate, problem.limit)
             state.total += weight
             state.sums = add_row(state.sums, problem.features, state.chunk, weight, row_of(point))
         return state
@@ -226,13 +250,16 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
         cloud = cloud_of(query, batch)
         state = State()
         state.chunk = wp.tid() % searches
-        state.per_sigma = real(1.0) / problem.sigma[0]
-        state.nearest = real(wp.inf)
+        state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
+        if wp.static(relative):
+            state.base = real(wp.inf)
         if wp.isfinite(q):
             state = search(state, q, searched, problem, cloud, problem.radius)
-        inverse = real(0.0)
-        if state.total > real(0.0):
-            inverse = real(1.0) / state.total
+        inverse = real(1.0)
+        if wp.static(reduce == "mean"):
+            inverse = real(0.0)
+            if state.total > real(0.0):
+                inverse = real(1.0) / state.total
         if not wp.isfinite(q):
             inverse = real(wp.nan)
         for i in range(channels):
@@ -240,7 +267,7 @@ def aggregate_kernel(positions: torch.dtype, sums: torch.dtype, division: Divisi
             if channel < problem.features.shape[1]:
                 problem.aggregated[query, channel] = state.sums[i] * inverse
         if state.chunk == 0:
-            problem.softmax[query, 0] = state.nearest
+            problem.softmax[query, 0] = state.base
             problem.softmax[query, 1] = inverse
 
     return aggregate

@@ -22,8 +22,9 @@ from pointproj.ops.backends.warp.common import (
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct, table_functions
 from pointproj.ops.backends.warp.lanes import bit_count, lanes, lowest_bit
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
-from pointproj.ops.backends.warp.tiles import LANES, MOST_SIGMAS, tile_shape, tiles
+from pointproj.ops.backends.warp.tiles import LANES, MOST_DECAY, Tiles, tile_shape, tiles
 from pointproj.ops.backends.warp.traversal import base_at, bits_up_to_lane, line_up, starts
+from pointproj.ops.backends.warp.weighting import WITHOUT_END, is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
 
 MOST_STEPS = 2.0**20  # cells on each side: more than any table has along an axis
@@ -40,7 +41,7 @@ def quotient(x: int, by: int) -> int:
     ...
 
 
-def _tile_search(channels: int, warps: int) -> wp.Function:
+def _tile_search(tile: Tiles, warps: int) -> wp.Function:
     """``search(state, seeking, ...) -> state``: the sums of each lane's point, or its nearest point.
 
     All lanes of a block call it with the same ``seeking`` and ``chunk``; a lane without a point has a ``q``
@@ -50,7 +51,6 @@ def _tile_search(channels: int, warps: int) -> wp.Function:
     ProblemStruct = problem_struct(torch.float32, torch.float32)
     _, table_of, axis_cell, first_bucket_of, along = table_functions(torch.float32)
     load_point, _, _ = packed_point(torch.float32)
-    tile = tiles(channels, warps)
     State, reserve, push, flush = tile.State, tile.reserve, tile.push, tile.flush
     group = lanes(LANES)
     lane, take, ballot = group.lane, group.take, group.ballot
@@ -173,7 +173,17 @@ def _tile_search(channels: int, warps: int) -> wp.Function:
                     full = number >= found or waiting + bit_count(ballot(near)) > LANES
                     ready = wp.where(full, waiting, 0)
                     state = flush(
-                        state, queue, ready, seeking, careful, q, own_square, decay, problem.features, chunk
+                        state,
+                        queue,
+                        ready,
+                        seeking,
+                        careful,
+                        q,
+                        own_square,
+                        decay,
+                        problem.limit,
+                        problem.features,
+                        chunk,
                     )
                     waiting = push(queue, waiting - ready, near, point)
                 tiles_before += found
@@ -183,7 +193,13 @@ def _tile_search(channels: int, warps: int) -> wp.Function:
 
 
 def launch_tiles(
-    launch: Launch, sorted_queries: Tensor, batch: Batch, searched: SearchedGrid, problem: RadiusProblem
+    launch: Launch,
+    sorted_queries: Tensor,
+    batch: Batch,
+    searched: SearchedGrid,
+    problem: RadiusProblem,
+    kernel: str,
+    reduce: str,
 ) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``, all in float32.
 
@@ -191,23 +207,26 @@ def launch_tiles(
     10^6 uniform points with 32 neighbours 1.3 to 1.5 ms instead of 2.8.
     """
     shape = tile_shape(batch.rows, problem.features.shape[1])
-    kernel = aggregate_tiles(shape.channels, shape.warps)
-    blocks, block = -(-batch.rows // LANES) * shape.searches, LANES * shape.warps
-    launch(kernel, (blocks, block), shape.searches, sorted_queries, batch, searched, problem, block_dim=block)
+    compiled = aggregate_tiles(shape.channels, shape.warps, kernel, reduce)
+    block = LANES * shape.warps
+    size = -(-batch.rows // LANES) * shape.searches, block
+    launch(compiled, size, shape.searches, sorted_queries, batch, searched, problem, block_dim=block)
 
 
 @functools.cache
-def aggregate_tiles(channels: int, warps: int) -> wp.Kernel:
-    """Softmax over the reference points near each query, and the weighted sum of their features."""
+def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.Kernel:
+    """Weights of the reference points near each query, and the weighted sum of their features."""
     SearchedStruct = searched_struct(torch.float32)
     ProblemStruct = problem_struct(torch.float32, torch.float32)
     load_point, _, row_of = packed_point(torch.float32)
-    tile = tiles(channels, warps)
+    tile = tiles(channels, warps, kernel, reduce)
     State, reserve = tile.State, tile.reserve
-    least_of_block, write_means = tile.least_of_block, tile.write_means
-    search = _tile_search(channels, warps)
+    least_of_block, write_rows = tile.least_of_block, tile.write_rows
+    search = _tile_search(tile, warps)
     lane = lanes(LANES).lane
-    per_sigma = 1.0 / math.log(2.0)
+    rate_of, level_of, *_ = weight_functions(kernel, torch.float32)
+    decays, relative = kernel in WITHOUT_END, is_relative(kernel, reduce)
+    unit = 1.0 / math.log(2.0)
 
     @wp.kernel(**OPTIONS, launch_bounds=(LANES * warps, WARPS_AT_HAND // warps))
     def aggregate(
@@ -227,21 +246,26 @@ def aggregate_tiles(channels: int, warps: int) -> wp.Kernel:
             q = wp.vec3f(point[0], point[1], point[2])
             query = row_of(point)
         cloud = cloud_of(wp.max(query, 0), batch)
-        decay = float(per_sigma) / problem.sigma[0]
-        # Weights are relative to a neighbour: the first that a warp meets, where they cannot vanish or grow
-        # too large then, else the nearest. So one neighbour's weight is 1, and its features every bit.
+        decay = rate_of(float(unit), problem.sigma[0], problem.power, problem.limit)
+        # Weights of a mean are relative to a neighbour: the first that a warp meets, where they cannot
+        # vanish or grow too large then, else the nearest. So one weight is 1, and its features every bit.
         state = State()
-        state[channels + 1] = float(wp.inf)
+        if wp.static(relative):
+            state[channels + 1] = float(wp.inf)
         base = float(wp.inf)
-        passes = wp.where(problem.radius <= float(MOST_SIGMAS) * problem.sigma[0], 1, 2)
+        careful = bool(False)
+        if wp.static(decays):
+            levels = level_of(problem.radius, problem.limit) - level_of(float(0.0), problem.limit)
+            careful = not (levels * decay <= float(MOST_DECAY * unit))
+        passes = wp.where(wp.static(relative) and careful, 2, 1)
         for step in range(passes):
             seeking = step + 1 < passes
-            state = search(state, seeking, passes > 1, q, cloud, searched, problem, decay, chunk)
+            state = search(state, seeking, careful, q, cloud, searched, problem, decay, chunk)
             base = least_of_block(state, reserve())
             if seeking:
                 state[channels + 1] = base
         finite = wp.isfinite(q)
-        means, softmax = problem.aggregated, problem.softmax
-        write_means(state, reserve(), base, decay, query, finite, chunk, means, softmax)
+        aggregated, softmax = problem.aggregated, problem.softmax
+        write_rows(state, reserve(), base, decay, query, finite, chunk, aggregated, softmax)
 
     return aggregate

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import warp as wp
 
+from pointproj.ops.backends.warp.weighting import EXP, TILE_WEIGHTS, is_relative
+
 LANES = 32
 MOST_CHANNELS = 32  # what fits into registers and shared memory
 FEW_GROUPS, MANY_WARPS, FEW_WARPS = 4096, 4, 2
-MOST_SIGMAS = 40.0  # within a radius: exp(40) is a number, also when it is multiplied
+MOST_DECAY = 40.0  # of a weight's logarithm within a radius: exp(40) is a number, also when multiplied
 
 
 class TileShape(NamedTuple):
@@ -35,12 +37,12 @@ def tile_shape(rows: int, channels: int) -> TileShape:
 class Tiles(NamedTuple):
     """Functions that all lanes of a warp, or of a block, call together."""
 
-    State: Any  # sums of the channels, total weight, and the distance that weights are relative to
+    State: Any  # sums of the channels, total weight, and the level that weights are relative to
     reserve: wp.Function  # () -> address of this warp's queue of candidates
     push: wp.Function  # (address, size, exists, point) -> size; every lane may bring one
     flush: wp.Function  # (state, address, size, ...) -> state with all that wait
     least_of_block: wp.Function  # (state, address) -> smallest of all warps' last number in the state
-    write_means: wp.Function  # (state, address, that, ...): from all warps' sums, relative to that distance
+    write_rows: wp.Function  # (state, address, that, ...): from all warps' sums, relative to that level
 
 
 _TYPE = """
@@ -67,7 +69,7 @@ _PUSH = """
     return size + __popc(present);
 """
 # Rows come from memory several at a time, a lane for each channel, or in vain; the list ends in points that
-# are nowhere, with any row. Roots are rounded as they should be where many sigmas would magnify their error.
+# are nowhere, with any row. Levels are rounded as they should be where a fast decay magnifies their error.
 _FLUSH = """
     if (size == 0) return state;
     __syncwarp();
@@ -97,16 +99,7 @@ _FLUSH = """
         }}
     }}
     __syncwarp();
-    if (seeking) {{
-        #pragma unroll 2
-        for (int i = 0; i < size; ++i) {{
-            const float* from = own.point[i];
-            {distance}
-            if (square <= largest_square && far < state[{channels} + 1]) state[{channels} + 1] = far;
-        }}
-        __syncwarp();
-        return state;
-    }}
+    {seek}
     if (careful) {{
         {add_carefully}
     }} else {{
@@ -114,6 +107,18 @@ _FLUSH = """
     }}
     __syncwarp();
     return state;
+"""
+_SEEK = """
+    if (seeking) {{
+        #pragma unroll 2
+        for (int i = 0; i < size; ++i) {{
+            const float* from = own.point[i];
+            {distance}
+            if (square <= largest_square && level < {base}) {base} = level;
+        }}
+        __syncwarp();
+        return state;
+    }}
 """
 # What is not within the radius must be left out, not weighted with 0: it may be infinite.
 _ADD = """
@@ -126,9 +131,8 @@ _ADD = """
             const float* from = own.point[first + j];
             {distance}
             within[j] = square <= largest_square;
-            if (within[j] && state[{channels} + 1] == INFINITY) state[{channels} + 1] = far;
-            const float power = (state[{channels} + 1] - far) * decay;
-            {exp}
+            {base_at_first}
+            {weight}
         }}
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
@@ -149,13 +153,11 @@ _DISTANCE = """
             const float4 p = *reinterpret_cast<const float4*>(from);
             const float dx = q[0] - p.x, dy = q[1] - p.y, dz = q[2] - p.z;
             const float square = dx * dx + dy * dy + dz * dz;
-            {root}"""
-_ROOT = "const float far = sqrtf(square);"
-_QUICK_ROOT = """float far; asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(far) : "f"(square));"""
-_EXP = """asm("ex2.approx.ftz.f32 %0, %1;" : "=f"({to}) : "f"(power));"""
+            {level}"""
+_BASE_AT_FIRST = "if (within[j] && {base} == INFINITY) {base} = level;"
 _FOUR = "struct alignas(16) Four {{ float x[4]; }};"
 _LEAST_OF_BLOCK = """
-    own.number[lane] = state[{channels} + 1];
+    own.number[lane] = {base};
     __syncthreads();
     const Tile* all = &own - threadIdx.x / 32;
     float least = all[0].number[lane];
@@ -168,8 +170,8 @@ _LEAST_OF_BLOCK = """
 """
 _RESCALE = """
     float rescale = 0;
-    if (state[{channels} + 1] < INFINITY) {{
-        const float power = (base - state[{channels} + 1]) * decay;
+    if ({base} < INFINITY) {{
+        const float power = (base - {base}) * decay;
         {rescale}
     }}
 """
@@ -198,19 +200,19 @@ _INVERSE = """
     float total = 0;
     #pragma unroll
     for (int warp = 0; warp < {warps}; ++warp) total += all[warp].number[lane];
-    float scale = 0;
-    if (total > 0) scale = 1 / total;
+    {scale}
     if (!finite) scale = NAN;
     if (chunk == 0 && threadIdx.x < 32 && row >= 0) {{
         softmax.data[2 * static_cast<size_t>(row)] = base;
         softmax.data[2 * static_cast<size_t>(row) + 1] = scale;
     }}
 """
+_SCALES = {"mean": "float scale = 0; if (total > 0) scale = 1 / total;", "sum": "float scale = 1;"}
 AHEAD = 2  # candidates whose weights are on their way
 
 
 @functools.cache
-def tiles(channels: int, warps: int) -> Tiles:
+def tiles(channels: int, warps: int, kernel: str, reduce: str) -> Tiles:
     """For ``channels`` and ``warps`` that share 32 points."""
     State = wp.types.vector(length=channels + 2, dtype=wp.float32)
     matrix = wp.array2d(dtype=wp.float32)
@@ -218,9 +220,9 @@ def tiles(channels: int, warps: int) -> Tiles:
     rows = LANES // per_row  # that all lanes load at once
     steps = min(8, per_row)
     names = {
-        "exp": _EXP.format(to="weight[j]"),
-        "rescale": _EXP.format(to="rescale"),
-        "distance": _DISTANCE.format(root=_ROOT),
+        "base": f"state[{channels + 1}]",
+        "rescale": EXP.format(to="rescale"),
+        "scale": _SCALES[reduce],
         "channels": channels,
         "warps": warps,
         "ahead": AHEAD,
@@ -229,8 +231,14 @@ def tiles(channels: int, warps: int) -> Tiles:
         "steps": steps,
         "staged": steps * rows,
     }
+    level, quick_level, weight = TILE_WEIGHTS[kernel]
+    relative = is_relative(kernel, reduce)
+    names["base_at_first"] = _BASE_AT_FIRST.format(**names) if relative else ""
+    names["weight"] = weight.format(**names)
+    names["distance"] = _DISTANCE.format(level=level)
+    names["seek"] = _SEEK.format(**names) if relative else ""
     names["add_carefully"] = _ADD.format(**names)
-    names["add"] = _ADD.format(**{**names, "distance": _DISTANCE.format(root=_QUICK_ROOT)})
+    names["add"] = _ADD.format(**{**names, "distance": _DISTANCE.format(level=quick_level)})
 
     def snippet(*parts: str) -> str:
         return "".join(parts).format(**names)
@@ -251,6 +259,7 @@ def tiles(channels: int, warps: int) -> Tiles:
         q: wp.vec3f,
         largest_square: wp.float32,
         decay: wp.float32,
+        limit: wp.float32,
         values: matrix,
         chunk: int,
     ) -> State: ...
@@ -259,7 +268,7 @@ def tiles(channels: int, warps: int) -> Tiles:
     def least_of_block(state: State, address: wp.uint64) -> wp.float32: ...
 
     @wp.func_native(snippet(_TYPE, _OWN, _RESCALE, _ADD_UP, _INVERSE, _WRITE_ROWS))
-    def write_means(
+    def write_rows(
         state: State,
         address: wp.uint64,
         base: wp.float32,
@@ -271,4 +280,4 @@ def tiles(channels: int, warps: int) -> Tiles:
         softmax: matrix,
     ): ...
 
-    return Tiles(State, reserve, push, flush, least_of_block, write_means)
+    return Tiles(State, reserve, push, flush, least_of_block, write_rows)
