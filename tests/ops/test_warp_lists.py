@@ -1,0 +1,67 @@
+"""Warp's lists within a radius: long lists, long rows, and radii of any size."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pointproj.ops import reference
+from pointproj.ops.backends import warp
+from pointproj.ops.cases import clustered
+from pointproj.ops.clouds import Clouds
+
+COUNTS = (1, 31, 32, 33, 64, 65, 200)  # on a GPU up to 32 are in registers, others in blocks of 32 in memory
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _points(kind: str) -> Tensor:
+    g = torch.Generator().manual_seed(0)
+    if kind == "lattice":  # most distances are equal
+        return torch.randint(0, 4, (900, 3), generator=g).float()
+    if kind == "fp64":
+        return torch.rand(900, 3, generator=g, dtype=torch.float64)
+    return clustered(900)(g).float()
+
+
+@pytest.mark.parametrize("kind", ["lattice", "clustered", "fp64"])
+def test_long_lists(kind: str, device: str):
+    points = _points(kind).to(device)
+    radius = 1.5 if kind == "lattice" else 0.4
+    for queries in (points, points[:77] + 0.01):  # themselves in the order of their cells, and others
+        tables = warp.build_index(points, None, 1, radius)
+        expected, all_within = reference.radius_search(queries, points, radius, max(COUNTS))
+        for k in COUNTS:
+            rows, counts = warp.radius_search(Clouds(queries, None, points, None, 1), tables, radius, k)
+            assert torch.equal(rows.long(), expected[:, :k]), k
+            assert torch.equal(counts.long(), all_within)
+
+
+@pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 128, 129, 300, 900])
+def test_rows_are_sorted_and_cut(length: int, device: str):
+    """Of three equal rows the capacity cuts the second, or ends with it."""
+    points = _points("clustered")[:length].to(device)
+    clouds = Clouds(points[:1].expand(3, 3).contiguous(), None, points, None, 1)
+    for capacity in (3 * length + 5, 2 * length, length + length // 2, length // 3):
+        row_splits, rows = warp.radius_list(clouds, None, 9.0, capacity)
+        expected = torch.arange(length, device=device).repeat(3)[:capacity]
+        assert torch.equal(row_splits, length * torch.arange(4, device=device))
+        assert torch.equal(rows[: len(expected)].long(), expected)
+        assert (rows[len(expected) :] == -1).all()
+
+
+@pytest.mark.parametrize("radius", [0.0, 1e-30, 1e-6, 0.3, 1e6, 1e30, torch.finfo(torch.float32).max])
+def test_radii_of_any_size(radius: float, device: str):
+    """Those that the cells were built for, and beside them others."""
+    points = _points("clustered").to(device)
+    points[100:110] = points[:10]
+    queries = points[:150] + 0.0
+    radii = queries.new_full((150,), radius)
+    for built_for in (None, 0.3, radii.amax()):
+        tables = None if built_for is None else warp.build_index(points, None, 1, built_for)
+        rows, counts = warp.radius_search(Clouds(queries, None, points, None, 1), tables, radii, 12)
+        expected, all_within = reference.radius_search(queries, points, radii, 12)
+        assert torch.equal(rows.long(), expected)
+        assert torch.equal(counts.long(), all_within)
