@@ -38,12 +38,16 @@ def _blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", _page(page), flags=re.DOTALL)
 
 
-EXAMPLES = [
-    pytest.param(source, id=f"{page}-{number}")
-    for page in PAGES
-    for number, source in enumerate(_blocks(page, "python"))
-    if page not in ("README.md", "docs/operators/warp_op.md")  # they have tests of their own
-]
+def _examples(pages: list[str]) -> list:
+    return [
+        pytest.param(source, id=f"{page}-{number}")
+        for page in pages
+        for number, source in enumerate(_blocks(page, "python"))
+    ]
+
+
+WITH_PEERS = [page for page in PAGES if page.startswith("docs/operators/replace_")]
+TESTED_APART = ("README.md", "docs/operators/warp_op.md", *WITH_PEERS)
 
 
 def _arguments(program: str) -> list[list[str]]:
@@ -81,7 +85,7 @@ def test_warp_op_example(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert capsys.readouterr().out.strip().endswith("tensor([[396., 200.]])")
 
 
-@pytest.mark.parametrize("source", EXAMPLES)
+@pytest.mark.parametrize("source", _examples([page for page in PAGES if page not in TESTED_APART]))
 def test_examples_run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     process = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     for name, value in process.items():  # as torchrun with one process
@@ -89,6 +93,14 @@ def test_examples_run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     _run(source, tmp_path)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("source", _examples(WITH_PEERS))
+def test_examples_with_other_libraries_run(source: str, tmp_path: Path):
+    for package in re.findall(r"^(?:from|import) (\w+)", source, flags=re.MULTILINE):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'pointproj[peers]'")
+    _run(source, tmp_path)
 
 
 @pytest.mark.parametrize("arguments", _arguments("train.py"), ids=" ".join)

@@ -1,5 +1,6 @@
 """What several drop-ins share: points as other libraries take them, and pairs by their squared distance."""
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -114,3 +115,10 @@ def first_within(
     indices = found.new_full((rows * k + 1,), -1).scatter(0, slots, found)
     squares = squared.new_zeros(rows * k + 1).scatter(0, slots, squared)
     return squares[:-1].view(shape), indices[:-1].view(shape)
+
+
+def split(values: Tensor, counts: Int[Tensor, " rows"]) -> np.ndarray:
+    """One tensor for each row, in an array of objects."""
+    parts = np.empty(len(counts), dtype=object)
+    parts[:] = values.split(counts.tolist())
+    return parts

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import coordinates, pairs_within
+from pointproj.compat.pairs import coordinates, pairs_within, split
 from pointproj.ops.functional import build_index, knn
 
 __all__ = ["KDTree", "cKDTree"]
@@ -188,13 +188,6 @@ class cKDTree:  # noqa: N801 - its name there
 
 
 KDTree = cKDTree
-
-
-def split(values: Tensor, counts: Int[Tensor, " rows"]) -> np.ndarray:
-    """One tensor for each row, in an array of objects."""
-    parts = np.empty(len(counts), dtype=object)
-    parts[:] = values.split(counts.tolist())
-    return parts
 
 
 def _lengths(boxsize: float | Sequence[float] | None, data: Tensor) -> tuple[float, ...] | None:

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import coordinates, pairs_within
-from pointproj.compat.scipy import split
+from pointproj.compat.pairs import coordinates, pairs_within, split
 from pointproj.ops.functional import build_index, knn
 
 __all__ = ["NearestNeighbors"]
