@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,17 @@ ANNOTATIONS = {
 }
 
 
-class CppOp(NamedTuple):
+class CppOp:
     """An operator of the extension, as :mod:`pointproj.ops.bridge.torch_op` wants what is registered."""
 
-    operator: OpOverload
+    transformed: Callable[..., Any]  # set by pointproj.ops.bridge.transforms
+
+    def __init__(self, operator: OpOverload) -> None:
+        self.operator = operator
 
     def __call__(self, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return self.transformed(*args)
         return self.operator(*args)
 
     def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from pointproj.ops.bridge.transforms import transformable
+
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
 
 
@@ -92,7 +94,7 @@ def torch_op(
 
     count = len(inspect.signature(forward).return_annotation.__args__)
     operator = _define(name, arguments.parameters, count, forward, fake, register)
-    first = _backward_op(arguments, count, backward, second_backward, register)
+    first, second = _backward_op(arguments, count, backward, second_backward, register)
 
     def save(ctx: Any, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         made = _all(output)
@@ -112,8 +114,17 @@ def torch_op(
         wanted = zip(arguments.differentiable, made, needs, strict=True)
         return arguments.gradients(flat, {n: g for n, g, need in wanted if need})
 
+    def push(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
+        # the derivative along the tangents.
+        flat = _load(ctx)
+        directions = arguments.directions(flat, tangents)
+        grads = (torch.zeros_like(o) for o in flat[len(arguments.names) :][:grad_outputs])
+        made = _all(second(*directions, *grads, *flat))[:grad_outputs]
+        return *made, *([None] * (count - len(made)))
+
     operator.register_autograd(chain, setup_context=save)
-    return operator
+    return transformable(operator, save, chain, push)
 
 
 class _Arguments:
@@ -138,18 +149,25 @@ class _Arguments:
         nothing = [[None] * len(a) if isinstance(a, list) else None for a in flat[: len(self.names)]]
         return tuple(by_name.get(n, no) for n, no in zip(self.names, nothing, strict=True))
 
+    def directions(self, flat: Sequence[Any], tangents: Sequence[Any]) -> list[Tensor]:
+        """The tangent of each differentiable input, zeros where it has none."""
+        pairs = zip(self.differentiable_of(flat), self.differentiable_of(tangents), strict=True)
+        return [_zeros_like(i) if t is None else t.contiguous() for i, t in pairs]
+
     def differentiable_of(self, flat: Sequence[Any]) -> list[Tensor | None]:
         return [flat[self.names.index(n)] for n in self.differentiable]
 
 
 def _backward_op(
     arguments: _Arguments, count: int, backward: Any, second_backward: Any, register: Register
-) -> Callable[..., Any]:
-    """The first derivative as an operator: (grads, needs, inputs, outputs) -> gradients."""
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The first and the second derivative as operators; first(grads, needs, inputs, outputs) -> gradients."""
     if not arguments.differentiable:
-        return _refuse(f"{arguments.name} has no gradient: it was declared without differentiable inputs")
+        refuse = _refuse(f"{arguments.name} has no gradient: it was declared without differentiable inputs")
+        return refuse, refuse
     if backward is None:
-        return _refuse(f"{arguments.name} was declared without a backward")
+        refuse = _refuse(f"{arguments.name} was declared without a backward")
+        return refuse, refuse
     heads = arguments.grad_outputs
     grads = {f"grad_{i}": Tensor for i in range(heads)}
     saved = arguments.parameters | {f"output_{i}": Tensor for i in range(count)}
@@ -166,7 +184,7 @@ def _backward_op(
         return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
     name, width = f"{arguments.name}_backward", len(arguments.differentiable)
-    first = _define(name, grads | {"needs": list[bool]} | saved, width, run, fake, register)
+    operator = _define(name, grads | {"needs": list[bool]} | saved, width, run, fake, register)
     second = _second_backward_op(arguments, grads | saved, second_backward)
 
     def save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
@@ -186,8 +204,19 @@ def _backward_op(
         gradients = arguments.gradients(flat[heads:], {n: g for n, g, i in present if i is not None})
         return (*made[:heads], None, *gradients, *([None] * count))
 
-    first.register_autograd(chain, setup_context=save)
-    return first
+    def push(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        # Linear in the upstream gradients; by the inputs, the second derivatives are symmetric.
+        flat = _load(ctx)
+        grads, tangents = tangents[:heads], tangents[heads + 1 :]
+        grads = tuple(torch.zeros_like(g) if t is None else t for g, t in zip(flat, grads, strict=False))
+        along_grads = _all(first(*grads, ctx.needed, *flat[heads:]))
+        along_inputs = _all(second(*arguments.directions(flat[heads:], tangents), *flat))[heads:]
+        made = zip(along_grads, along_inputs, ctx.needed, strict=True)
+        return tuple(g + x if need else g for g, x, need in made)
+
+    operator.register_autograd(chain, setup_context=save)
+    first = transformable(operator, save, chain, push)
+    return first, second
 
 
 def _second_backward_op(
@@ -210,8 +239,9 @@ def _second_backward_op(
 
     directions = {f"direction_{i}": Tensor for i in range(width)}
     second = _define(f"{name}_second_backward", directions | parameters, heads + width, run, fake, opaque)
-    second.register_autograd(_refuse(f"{name} has no third derivative"), setup_context=lambda *_, **__: None)
-    return second
+    refuse = _refuse(f"{name} has no third derivative")
+    second.register_autograd(refuse, setup_context=lambda *_, **__: None)
+    return transformable(second, lambda *_, **__: None, refuse, refuse)
 
 
 def _define(
