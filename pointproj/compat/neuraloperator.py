@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
 from pointproj.compat.pair_sums import Inputs, Network, sum_all_pairs, sum_pairs
-from pointproj.ops import radius_neighbors
+from pointproj.ops.neighbor_lists import radius_neighbors
 
 SMALLEST_DISTANCE = 1e-7  # what the library takes a distance of 0 for
 TRANSFORMS = ("linear_kernelonly", "linear", "nonlinear_kernelonly", "nonlinear")

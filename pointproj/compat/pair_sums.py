@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pointproj.ops.neighbor_lists import queries_of
+
 ELEMENTS = {"cpu": 2**22, "cuda": 2**26}  # numbers of the widest layer in one chunk
 
 
@@ -79,13 +81,8 @@ def _chunks(splits: list[int], pairs_at_once: int) -> Iterator[Chunk]:
 
 def sum_all_pairs(network: Network, inputs: Inputs, row_splits: Tensor, indices: Tensor) -> Tensor:
     """The same with all pairs at once, for a network that is not to be called twice."""
-    queries = _queries(row_splits, len(indices))
+    queries = queries_of(row_splits, len(indices))
     return _row_sums(network(_gathered(inputs, indices), queries), queries, len(row_splits) - 1)
-
-
-def _queries(row_splits: Tensor, pairs: int) -> Tensor:
-    rows = torch.arange(len(row_splits) - 1, device=row_splits.device)
-    return rows.repeat_interleave(row_splits.diff(), output_size=pairs)
 
 
 def _row_sums(values: Tensor, queries: Tensor, rows: int) -> Tensor:
@@ -147,7 +144,8 @@ def _by_chunk(
         rows, pairs = chunk
         of_pairs = None if inputs.of_pairs is None else inputs.of_pairs[pairs]
         some = inputs._replace(of_queries=inputs.of_queries[rows], of_pairs=of_pairs)
-        queries = _queries(row_splits[rows.start : rows.stop + 1], pairs.stop - pairs.start)
+        splits = row_splits[rows.start : rows.stop + 1] - pairs.start
+        queries = queries_of(splits, pairs.stop - pairs.start)
         yield chunk, _gathered(some, indices[pairs]), queries
 
 

@@ -1,0 +1,253 @@
+"""``radius_search``, ``knn`` and the ball query layer of nvidia-physicsnemo 2.2.
+
+    install()  # all of the library's models search with pointproj from here on
+    radius_search(points, queries, radius, max_points)  # or its functions, one by one
+
+What the library does and its users may not expect is kept: an empty slot of ``radius_search`` holds index 0,
+distance 0 and point (0, 0, 0), so index 0 does not say whether the first point was found. A distance above 0
+says that it was, and :func:`pointproj.radius_neighbors` leaves no doubt. No gradient reaches the queries
+through the points that are returned.
+
+Where its implementations differ, this one does what its documentation says. The ``max_points`` nearest
+neighbours are returned (as in its torch implementation; its Warp one takes the first that it meets), nearest
+first, equal distances by the lower index. Distances have a gradient to both sets of points (as in torch; with
+Warp it is None, and a loss on distances trains nothing and says nothing). float64 is searched in float64 (as
+in torch; Warp rounds to float32). Indices are int32 as in Warp, the default there.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from pointproj.ops import functional
+from pointproj.ops.neighbor_lists import radius_neighbors
+
+NAME = "pointproj"  # of the implementations
+RANK = -1  # the lowest is chosen; the library's begin at 0
+MOST_PAIRS = torch.iinfo(torch.int32).max
+
+
+def radius_search(
+    points: Tensor,
+    queries: Tensor,
+    radius: float,
+    max_points: int | None = None,
+    return_dists: bool = False,
+    return_points: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """Points within a radius of each query: the nearest ``max_points``, or all.
+
+    Parameters
+    ----------
+    points : (N, 3) or (B, N, 3) float tensor
+        The points to find. float16 and bfloat16 are searched in float32.
+    queries : (Q, 3) or (B, Q, 3) float tensor
+        Of the same rank and dtype.
+    radius : float
+        In the units of the points, positive; a point at this distance is within.
+    max_points : int, optional
+        Slots of each query: fixed shapes, which compile and never wait for the device. None finds all
+        neighbours and waits once.
+    return_dists, return_points : bool
+        Whether to return the distances and the points, in the dtype of ``points``.
+
+    Returns
+    -------
+    indices : int32 tensor
+        (..., Q, max_points), 0 in empty slots. With ``max_points=None`` (2, M), query and point of each pair
+        in the order of the queries, or (3, M) with the batch before them.
+    points : tensor, with ``return_points``
+        (..., Q, max_points, 3) with 0 in empty slots, or (M, 3). Differentiable in ``points``.
+    distances : tensor, with ``return_dists``
+        (..., Q, max_points) with 0 in empty slots, or (M,). Differentiable in both sets of points.
+
+    Raises
+    ------
+    ValueError
+        If the ranks or batches differ, as in the library.
+    TypeError, ValueError
+        As :func:`pointproj.radius_neighbors`.
+    RuntimeError
+        If there are more pairs than int32 counts, as in the library.
+    """
+    _check_ranks(points, queries)
+    dtype = points.dtype
+    points, queries = _wide(points), _wide(queries)
+    if not return_dists:
+        queries = queries.detach()
+    if max_points is None:
+        indices, neighbors, distances = _all_within(points, queries, radius)
+    else:
+        indices, neighbors, distances = _nearest_within(points, queries, radius, max_points)
+    found = [indices.int()]
+    if return_points:
+        found.append(neighbors().to(dtype))
+    if return_dists:
+        found.append(distances.to(dtype))
+    return tuple(found) if len(found) > 1 else found[0]
+
+
+def knn(points: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest points of each query.
+
+    Parameters
+    ----------
+    points : (N, D) float tensor
+        The points to find, D = 2 or 3. float16 and bfloat16 are searched in float32.
+    queries : (Q, D) float tensor
+        Of the same dtype, on the same device.
+    k : int
+        1 to N.
+
+    Returns
+    -------
+    indices : (Q, k) int64 tensor
+        Nearest first, equal distances by the lower index.
+    distances : (Q, k) tensor
+        In the dtype of the points. Differentiable in both sets of points, as in the library's torch
+        implementation; those of scipy and cuML, which it prefers, have no gradient.
+
+    Raises
+    ------
+    ValueError
+        If devices or dtypes differ, as in the library, or k > N.
+    """
+    for what in ("device", "dtype"):
+        one, other = getattr(points, what), getattr(queries, what)
+        if one != other:
+            raise ValueError(f"points and queries must have the same {what}, got {one} and {other}")
+    distances, indices = functional.knn(_wide(queries), _wide(points), k)
+    return indices, distances.to(points.dtype)
+
+
+class BQWarp(nn.Module):
+    """The library's ball query layer: the neighbours of grid points, or of points on a grid.
+
+    Parameters
+    ----------
+    radius : float
+        In the units of the points.
+    neighbors_in_radius : int or None
+        ``max_points`` of :func:`radius_search`.
+    """
+
+    def __init__(self, radius: float = 0.25, neighbors_in_radius: int | None = 10) -> None:
+        super().__init__()
+        self.radius = radius
+        self.neighbors_in_radius = neighbors_in_radius
+
+    def forward(self, x: Tensor, p_grid: Tensor, reverse_mapping: bool = True) -> tuple[Tensor, Tensor]:
+        """Find neighbours.
+
+        Parameters
+        ----------
+        x : (B, N, 3) float tensor
+        p_grid : (B, ..., 3) float tensor
+            With 1 to 3 dimensions for the grid.
+        reverse_mapping : bool
+            True finds points of ``x`` for each of ``p_grid``; False the other way round. The library's
+            documentation says the opposite of what it does.
+
+        Returns
+        -------
+        mapping : int32 tensor
+            Indices of :func:`radius_search`.
+        outputs : tensor
+            Its points.
+
+        Raises
+        ------
+        ValueError
+            If the points have not 3 coordinates, or the grid has other than 1 to 3 dimensions.
+        """
+        if not p_grid.shape[-1] == x.shape[-1] == 3:
+            raise ValueError(
+                f"The last dimension of p_grid and x must be 3, got {tuple(p_grid.shape)}, {tuple(x.shape)}"
+            )
+        if not 3 <= p_grid.ndim <= 5:
+            raise ValueError(f"p_grid must have 3 to 5 dimensions, got {p_grid.ndim}")
+        grid = p_grid.flatten(1, -2)
+        points, queries = (x, grid) if reverse_mapping else (grid, x)
+        return radius_search(points, queries, self.radius, self.neighbors_in_radius, return_points=True)
+
+
+def install() -> None:
+    """Let the library choose these functions, in its models too; a second call changes nothing.
+
+    They join its function specs as the implementation "pointproj", which is the default from here on. The
+    others stay: ``radius_search(..., implementation="warp")``. Points that :func:`knn` does not take, of
+    other than 2 or 3 coordinates, go where they went before. Sharded tensors have an implementation in Warp
+    alone: name it for them.
+
+    Raises
+    ------
+    ImportError
+        If the library is not installed.
+    """
+    from physicsnemo.core.function_spec import Implementation
+    from physicsnemo.nn.functional.neighbors.knn import KNN
+    from physicsnemo.nn.functional.neighbors.radius_search import RadiusSearch
+
+    if NAME in RadiusSearch.implementations():
+        return
+    for spec, function in ((RadiusSearch, radius_search), (KNN, knn)):
+        spec._register_impl(Implementation(NAME, function, required_imports=(), rank=RANK, baseline=False))
+    by_device = KNN.dispatch  # it chooses by name and not by rank
+
+    def dispatch(cls, points: Tensor, queries: Tensor, k: int, implementation: str | None = None):
+        if implementation is None and points.shape[-1] in (2, 3):
+            implementation = NAME
+        return by_device(points, queries, k, implementation)
+
+    KNN.dispatch = classmethod(dispatch)
+
+
+def _nearest_within(
+    points: Tensor, queries: Tensor, radius: float, max_points: int
+) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
+    """Indices (..., Q, max_points), a function that gives the points there, and distances."""
+    distances, indices = functional.knn(queries, points, min(max_points, points.shape[-2]), max_radius=radius)
+    exists = indices >= 0
+    indices, distances = torch.where(exists, indices, 0), torch.where(exists, distances, 0.0)
+    missing = max_points - indices.shape[-1]
+
+    def neighbors() -> Tensor:
+        clouds = torch.arange(points.shape[:-2].numel(), device=points.device).view(-1, 1, 1)
+        rows = indices + (clouds * points.shape[-2] if points.ndim == 3 else 0)
+        found = points.reshape(-1, 3).index_select(0, rows.flatten()).view(*indices.shape, 3)
+        return pad(torch.where(exists[..., None], found, 0.0), (0, 0, 0, missing))
+
+    return pad(indices, (0, missing)), neighbors, pad(distances, (0, missing))
+
+
+def _all_within(
+    points: Tensor, queries: Tensor, radius: float
+) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
+    """Indices (2 or 3, M), a function that gives the points there, and distances (M,)."""
+    found = radius_neighbors(queries, points, radius, capacity=None)
+    if len(found.indices) >= MOST_PAIRS:
+        raise RuntimeError(
+            f"found {len(found.indices)} neighbors, expected fewer than 2**31 - 1: set max_points"
+        )
+    rows, pairs = found.indices, [found.query_indices, found.indices]
+    if points.ndim == 3:
+        clouds = found.query_indices // queries.shape[1]
+        rows, pairs = rows + clouds * points.shape[1], [clouds, pairs[0] % queries.shape[1], pairs[1]]
+    return torch.stack(pairs), lambda: points.reshape(-1, 3).index_select(0, rows), found.distances
+
+
+def _check_ranks(points: Tensor, queries: Tensor) -> None:
+    if points.ndim != queries.ndim or points.ndim not in (2, 3):
+        raise ValueError(
+            f"points and queries must be 2D (N, 3) or 3D (B, N, 3), got {points.ndim}D and {queries.ndim}D"
+        )
+    if points.ndim == 3 and points.shape[0] != queries.shape[0]:
+        raise ValueError(
+            f"Batch dimensions must match: points has {points.shape[0]}, queries has {queries.shape[0]}"
+        )
+
+
+def _wide(points: Tensor) -> Tensor:
+    return points.float() if points.dtype in (torch.float16, torch.bfloat16) else points
