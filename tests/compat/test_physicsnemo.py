@@ -2,6 +2,8 @@
 
 import functools
 from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,30 +13,38 @@ from pointproj.compat import physicsnemo as ours
 from tests.compat.physicsnemo_library import import_physicsnemo
 
 pytestmark = pytest.mark.peers
-import_physicsnemo()
-
-from physicsnemo.core.function_spec import FunctionSpec  # noqa: E402
-from physicsnemo.models.geotransolver import GeoTransolver  # noqa: E402
-from physicsnemo.nn import BQWarp  # noqa: E402
-from physicsnemo.nn.functional import knn, radius_search  # noqa: E402
-from physicsnemo.nn.functional.neighbors.knn import KNN  # noqa: E402
-from physicsnemo.nn.functional.neighbors.radius_search import RadiusSearch  # noqa: E402
-from physicsnemo.nn.module import ball_query  # noqa: E402
 
 RADIUS = 0.3
 NAMES = "indices", "points", "distances"
 
 
+@pytest.fixture(scope="module")
+def library() -> SimpleNamespace:
+    """What is used of the library, which takes seconds to import."""
+    import_physicsnemo()
+    modules = {
+        "physicsnemo.core.function_spec": ["FunctionSpec"],
+        "physicsnemo.models.geotransolver": ["GeoTransolver"],
+        "physicsnemo.nn": ["BQWarp"],
+        "physicsnemo.nn.functional": ["knn", "radius_search"],
+        "physicsnemo.nn.functional.neighbors.knn": ["KNN"],
+        "physicsnemo.nn.functional.neighbors.radius_search": ["RadiusSearch"],
+        "physicsnemo.nn.module": ["ball_query"],
+    }
+    used = {name: getattr(import_module(module), name) for module, names in modules.items() for name in names}
+    return SimpleNamespace(**used)
+
+
 @pytest.fixture
-def installed() -> Iterator[None]:
+def installed(library) -> Iterator[None]:
     """With ours in the library, for one test."""
-    registry, dispatch = FunctionSpec._impl_registry, KNN.dispatch
+    registry, dispatch = library.FunctionSpec._impl_registry, library.KNN.dispatch
     saved = {spec: dict(implementations) for spec, implementations in registry.items()}
     ours.install()
     yield
     registry.clear()
     registry.update(saved)
-    KNN.dispatch = dispatch
+    library.KNN.dispatch = dispatch
 
 
 def _clouds(batch: int | None, points: int = 67, queries: int = 41, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -62,17 +72,17 @@ def _assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("batch", [None, 2])
 @pytest.mark.parametrize("max_points", [3, 20])
-def test_nearest_within_are_those_of_their_torch_implementation(batch: int | None, max_points: int):
+def test_nearest_within_are_those_of_their_torch_implementation(library, batch: int | None, max_points: int):
     arguments = *_clouds(batch), RADIUS, max_points, True, True
-    expected = _with_gradients(radius_search, *arguments, implementation="torch")
+    expected = _with_gradients(library.radius_search, *arguments, implementation="torch")
     _assert_same(_with_gradients(ours.radius_search, *arguments), expected)
 
 
 @pytest.mark.parametrize("batch", [None, 2])
-def test_padding_and_dtypes_are_those_of_their_warp_implementation(batch: int | None):
+def test_padding_and_dtypes_are_those_of_their_warp_implementation(library, batch: int | None):
     points, queries = _clouds(batch, points=13)
     arguments = points, queries, RADIUS, 16, True, True  # more slots than points
-    theirs = dict(zip(NAMES, radius_search(*arguments, implementation="warp"), strict=True))
+    theirs = dict(zip(NAMES, library.radius_search(*arguments, implementation="warp"), strict=True))
     mine = dict(zip(NAMES, ours.radius_search(*arguments), strict=True))
     order = torch.where(theirs["points"].any(-1), theirs["distances"], torch.inf).argsort(dim=-1, stable=True)
     for name, found in theirs.items():  # in the order in which it met them
@@ -85,10 +95,13 @@ def test_padding_and_dtypes_are_those_of_their_warp_implementation(batch: int | 
 
 @pytest.mark.parametrize("batch", [None, 2])
 @pytest.mark.parametrize("implementation", ["warp", "torch"])
-def test_all_within_are_theirs(batch: int | None, implementation: str):
+def test_all_within_are_theirs(library, batch: int | None, implementation: str):
     arguments = *_clouds(batch), RADIUS, None, True, True
     results = []
-    for function in (functools.partial(radius_search, implementation=implementation), ours.radius_search):
+    for function in (
+        functools.partial(library.radius_search, implementation=implementation),
+        ours.radius_search,
+    ):
         found = _with_gradients(function, *arguments)
         *higher, lowest = found["indices"].long()
         order = (functools.reduce(lambda key, row: key * 100 + row, higher) * 100 + lowest).argsort()
@@ -102,10 +115,10 @@ def test_all_within_are_theirs(batch: int | None, implementation: str):
     _assert_same(mine, theirs)
 
 
-def test_gradient_of_returned_points_is_theirs():
+def test_gradient_of_returned_points_is_theirs(library):
     points, queries = _clouds(2)
     gradients = []
-    for function in (functools.partial(radius_search, implementation="warp"), ours.radius_search):
+    for function in (functools.partial(library.radius_search, implementation="warp"), ours.radius_search):
         leaf = points.clone().requires_grad_()
         _, found = function(leaf, queries, RADIUS, 32, return_points=True)
         gradients.append(torch.autograd.grad(found.sin().sum(), leaf)[0])
@@ -123,9 +136,9 @@ def test_results_have_the_dtype_of_the_points(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("implementation", ["torch", "scipy"])
-def test_knn_is_theirs(implementation: str):
+def test_knn_is_theirs(library, implementation: str):
     results = []
-    for function in (functools.partial(knn, implementation=implementation), ours.knn):
+    for function in (functools.partial(library.knn, implementation=implementation), ours.knn):
         points, queries = (cloud.requires_grad_() for cloud in _clouds(None))
         indices, distances = function(points, queries, 5)
         found = {"indices": indices, "distances": distances}
@@ -137,17 +150,17 @@ def test_knn_is_theirs(implementation: str):
     assert results[1]["indices"].dtype == results[0]["indices"].dtype
 
 
-def test_errors_are_theirs():
+def test_errors_are_theirs(library):
     points, queries = _clouds(2)
-    for function in (functools.partial(radius_search, implementation="warp"), ours.radius_search):
+    for function in (functools.partial(library.radius_search, implementation="warp"), ours.radius_search):
         with pytest.raises(ValueError, match="must be 2D"):
             function(points, queries[0], RADIUS, 4)
         with pytest.raises(ValueError, match="Batch dimensions must match"):
             function(points, queries[:1], RADIUS, 4)
-    for function in (functools.partial(knn, implementation="torch"), ours.knn):
+    for function in (functools.partial(library.knn, implementation="torch"), ours.knn):
         with pytest.raises(ValueError, match="dtype"):
             function(points[0], queries[0].double(), 4)
-    for layer in (BQWarp(), ours.BQWarp()):
+    for layer in (library.BQWarp(), ours.BQWarp()):
         with pytest.raises(ValueError, match="must be 3"):
             layer(points[..., :2], queries)
         with pytest.raises(ValueError, match="p_grid must"):
@@ -156,25 +169,27 @@ def test_errors_are_theirs():
 
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("grid", [(24,), (4, 6), (2, 3, 4)], ids=str)
-def test_ball_query_layer_is_theirs(installed, reverse: bool, grid: tuple[int, ...]):
+def test_ball_query_layer_is_theirs(library, installed, reverse: bool, grid: tuple[int, ...]):
     points, queries = _clouds(2, queries=24)
-    theirs = BQWarp(RADIUS, 6)(points, queries.view(2, *grid, 3), reverse)  # on ours
+    theirs = library.BQWarp(RADIUS, 6)(points, queries.view(2, *grid, 3), reverse)  # on ours
     mine = ours.BQWarp(RADIUS, 6)(points, queries.view(2, *grid, 3), reverse)
     assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
-    expected = radius_search(*((points, queries) if reverse else (queries, points)), RADIUS, 6, False, True)
+    expected = library.radius_search(
+        *((points, queries) if reverse else (queries, points)), RADIUS, 6, False, True
+    )
     assert all(torch.equal(*pair) for pair in zip(mine, expected, strict=True))
 
 
-def test_the_library_chooses_ours_once_installed(installed):
+def test_the_library_chooses_ours_once_installed(library, installed):
     ours.install()  # again
-    assert RadiusSearch.implementations() == ("pointproj", "warp", "torch")
+    assert library.RadiusSearch.implementations() == ("pointproj", "warp", "torch")
     points, queries = _clouds(None)
-    assert knn(points.requires_grad_(), queries, 3)[1].requires_grad  # scipy's are not
+    assert library.knn(points.requires_grad_(), queries, 3)[1].requires_grad  # scipy's are not
     in_five = torch.cat([points, points[:, :2]], 1).detach()
-    indices, _ = knn(in_five, in_five, 1)
+    indices, _ = library.knn(in_five, in_five, 1)
     assert torch.equal(indices[:, 0], torch.arange(len(points)))
     with pytest.raises(ValueError, match="coordinates"):
-        knn(in_five, in_five, 1, implementation="pointproj")
+        library.knn(in_five, in_five, 1, implementation="pointproj")
 
 
 def test_layer_compiles_whole():
@@ -187,9 +202,9 @@ def test_layer_compiles_whole():
     torch.testing.assert_close(leaves[1].grad, leaves[0].grad)
 
 
-def test_model_gives_the_same_output_and_gradients(installed, monkeypatch: pytest.MonkeyPatch):
+def test_model_gives_the_same_output_and_gradients(library, installed, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
-    model = GeoTransolver(
+    model = library.GeoTransolver(
         **{"functional_dim": 5, "out_dim": 2, "geometry_dim": 3, "n_layers": 1, "n_hidden": 16, "n_head": 2},
         **{
             "slice_num": 4,
@@ -203,8 +218,8 @@ def test_model_gives_the_same_output_and_gradients(installed, monkeypatch: pytes
     results = []
     for replaced in (False, True):
         if not replaced:  # its Warp implementation takes the neighbours that it meets first
-            nearest = functools.partial(radius_search, implementation="torch")
-            monkeypatch.setattr(ball_query, "radius_search", nearest)
+            nearest = functools.partial(library.radius_search, implementation="torch")
+            monkeypatch.setattr(library.ball_query, "radius_search", nearest)
         positions = points.clone().requires_grad_()
         values = model(features, local_positions=positions, geometry=positions)
         leaves = {"positions": positions, **dict(model.named_parameters())}
