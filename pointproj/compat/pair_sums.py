@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pointproj.ops.neighbor_lists import queries_of
 
-ELEMENTS = {"cpu": 2**22, "cuda": 2**26}  # numbers of the widest layer in one chunk
+ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # numbers of the widest layer in one chunk
 
 
 class Inputs(NamedTuple):

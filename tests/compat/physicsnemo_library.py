@@ -15,7 +15,7 @@ def import_physicsnemo() -> None:
     It imports timm, which imports torchvision. A torchvision that was made for another torch fails then,
     because its compiled operators are missing; none of them is called here, so they are declared instead.
     """
-    pytest.importorskip("physicsnemo", reason="nvidia-physicsnemo is missing: pip install 'pointproj[peers]'")
+    pytest.importorskip("physicsnemo", reason="nvidia-physicsnemo is not installed: extra train")
     try:
         importlib.import_module("torchvision")
     except RuntimeError:

@@ -10,9 +10,7 @@ from pointproj.compat import neuraloperator as ours
 from pointproj.compat import pair_sums
 
 pytestmark = pytest.mark.peers
-neuralop = pytest.importorskip(
-    "neuralop", reason="neuraloperator is not installed: pip install 'pointproj[peers]'"
-)
+neuralop = pytest.importorskip("neuralop", reason="neuraloperator is not installed: extra peers")
 
 from neuralop.layers import channel_mlp, gno_weighting_functions, integral_transform, neighbor_search  # noqa: E402
 from neuralop.models import GINO  # noqa: E402
