@@ -18,6 +18,7 @@ ANNOTATIONS = {
     "List[Tensor]": list[Tensor],
     "int": int,
     "float": float,
+    "str": str,
 }
 
 

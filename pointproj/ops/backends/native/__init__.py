@@ -47,7 +47,7 @@ def aggregate_neighbors(
     from pointproj.ops.backends.native import operators
 
     points = clouds.query_points, clouds.reference_points
-    return operators.neighbor_sums(*points, features, sigma, rows)[0]
+    return operators.neighbor_sums(*points, features, sigma, rows, *weighting)[0]
 
 
 def radius_aggregate(
@@ -68,4 +68,5 @@ def radius_aggregate(
         query_grid = operators.build_hash_grid(
             points.query_points, points.query_offsets, points.count, radius
         )
-    return operators.radius_sums(*clouds, list(query_grid), list(tables), features, sigma, radius)[0]
+    grids = list(query_grid), list(tables)
+    return operators.radius_sums(*clouds, *grids, features, sigma, radius, *weighting)[0]

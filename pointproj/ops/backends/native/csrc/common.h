@@ -27,6 +27,7 @@ using std::exp;
 using std::fabs;
 using std::floor;
 using std::fma;
+using std::pow;
 using std::sqrt;
 
 constexpr int kNoRow = 0x7fffffff;

@@ -25,15 +25,19 @@ void each(const Task& task, int64_t items, void* stream);
 
 }  // namespace pointproj
 
-// Tasks that both devices have: EACH(task) for all of one dtype of positions and one of sums.
+// Tasks that both devices have: EACH(task) for all of one dtype of positions and one of sums, and each weighting.
 #define POINTPROJ_GRADIENTS(EACH, ...)    \
   EACH(FeatureGradient<__VA_ARGS__>)      \
   EACH(PointGradient<__VA_ARGS__, true>)  \
   EACH(PointGradient<__VA_ARGS__, false>)
 
-#define POINTPROJ_ALL_SUMS(EACH, ...)                      \
-  EACH(SortRows<__VA_ARGS__>)                              \
+#define POINTPROJ_SUMS(EACH, ...)                          \
   EACH(NeighborSums<__VA_ARGS__>)                          \
   EACH(RadiusSums<__VA_ARGS__>)                            \
   POINTPROJ_GRADIENTS(EACH, ListedNeighbors<__VA_ARGS__>)  \
   POINTPROJ_GRADIENTS(EACH, RadiusNeighbors<__VA_ARGS__>)
+
+#define POINTPROJ_ALL_SUMS(EACH, Real, Sum)          \
+  EACH(SortRows<Real, Sum>)                          \
+  POINTPROJ_SUMS(EACH, Real, DefaultWeighting<Sum>)  \
+  POINTPROJ_SUMS(EACH, Real, AnyWeighting<Sum>)

@@ -12,14 +12,16 @@ template <class Sum>
 struct PairWeights {
   const Sum* weights;  // (Q, k)
 
-  POINTPROJ_FN Sum of(int, int pair, Sum, Sum) const { return weights[pair]; }
+  template <class AtSigma>
+  POINTPROJ_FN Sum of(int, int pair, Sum, const AtSigma&) const { return weights[pair]; }
 };
 
 // Of an own point the pairs that it is in: those of its row, or, for a reference point, pairs from start[at].
-template <class Real_, class Sum_>
+template <class Real_, class Weighting_>
 struct ListedNeighbors {
   using Real = Real_;
-  using Sum = Sum_;
+  using Weighting = Weighting_;
+  using Sum = typename Weighting::Sum;
   using Weights = PairWeights<Sum>;
   static constexpr int kVector = 1;
 
@@ -29,7 +31,7 @@ struct ListedNeighbors {
   const int* start;  // (references + 1,), null where the own points are the queries
   const int* pairs;  // (Q k,)
   int k;
-  const Sum* sigma;
+  Weighting weighting;
   int chunks;
 
   POINTPROJ_FN Point<Real> own(int at) const { return {load_position(own_points, at), at}; }
@@ -50,15 +52,15 @@ struct ListedNeighbors {
   }
 };
 
-// The softmax of -distance / sigma over rows, and the weighted sum of features under it. Rows come nearest first, so
-// weights are relative to the first distance: no running softmax as in RadiusSums, which would be 1500 instructions
-// instead of 900, for W1 `aggregate`.
-template <class Real, class Sum>
+// The weights of rows, and the weighted sum of features. Rows come nearest first, so weights are relative to the first
+// distance: no running total as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
+template <class Real, class Weighting>
 struct NeighborSums {
+  using Sum = typename Weighting::Sum;
   using Number = Sum;
   static constexpr int kLanes = kSumLanes;
 
-  ListedNeighbors<Real, Sum> problem;
+  ListedNeighbors<Real, Weighting> problem;
   Matrix<const Sum> features;  // (N, channels)
   Matrix<Sum> aggregated;      // (Q, channels)
   Sum* weights;                // (Q, k)
@@ -71,9 +73,9 @@ struct NeighborSums {
     const int64_t first = int64_t(query) * k;
     const int* rows = problem.rows + first;
     const Vec3<Real> p = problem.own(query).position;
-    const Sum per_sigma = Sum(1) / *problem.sigma;
+    const auto weighting = problem.weighting.at_sigma();
     const auto distance = [&](int row) { return Sum(sqrt(squared_distance<Sum>(p, problem.other(row)))); };
-    const Sum nearest = rows[0] < 0 ? Sum(0) : distance(rows[0]);
+    const Sum anchor = weighting.anchor(rows[0] < 0 ? Sum(0) : distance(rows[0]));
     typename Lanes::template RowSum<Sum, 1> sums(features, chunk, aggregated, query);
     Neighbor<Sum>* neighbors = lanes.template reserve<Sum>();
     Sum total = 0;
@@ -84,7 +86,7 @@ struct NeighborSums {
       for (int i = begin + lanes.lane(); i < end; i += Lanes::width) {
         Sum weight = 0;
         if (rows[i] >= 0) {
-          weight = exp((nearest - distance(rows[i])) * per_sigma);
+          weight = weighting.weight(distance(rows[i]), anchor);
           neighbors[i - begin] = {weight, rows[i]};  // those that are missing come last
           size += 1;
         }
@@ -96,7 +98,7 @@ struct NeighborSums {
       sums.add(neighbors, size);
     }
     total = lanes.sum(total);
-    const Sum inverse = total > Sum(0) ? Sum(1) / total : Sum(0);  // 0 without neighbours
+    const Sum inverse = weighting.inverse(total);
     if (writes) {
       for (int i = lanes.lane(); i < k; i += Lanes::width) weights[first + i] *= inverse;
     }

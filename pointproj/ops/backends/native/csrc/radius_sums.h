@@ -24,29 +24,31 @@ struct SortRows {
   }
 };
 
-// Weights are a_ij = exp((nearest_i - d_ij) / sigma) / total_i; the forward keeps nearest_i and 1 / total_i apart,
-// because their logarithm would round away what is small next to nearest_i / sigma.
+// Weights are a_ij = weight(d_ij, anchor_i) / total_i; the forward keeps anchor_i and 1 / total_i apart, because their
+// logarithm would round away what is small next to anchor_i / sigma.
 template <class T>
 struct RadiusWeights {
   using Sum = std::remove_const_t<T>;
-  T* saved;  // (Q, 2): nearest_i and 1 / total_i, in the order of the queries as they are searched
+  T* saved;  // (Q, 2): anchor_i and 1 / total_i, in the order of the queries as they are searched
 
-  POINTPROJ_FN void save(int i, Sum nearest, Sum inverse) const {
-    saved[2 * static_cast<int64_t>(i)] = nearest;
+  POINTPROJ_FN void save(int i, Sum anchor, Sum inverse) const {
+    saved[2 * static_cast<int64_t>(i)] = anchor;
     saved[2 * static_cast<int64_t>(i) + 1] = inverse;
   }
   // Of a neighbour that is so far from query i.
-  POINTPROJ_FN Sum of(int i, int, Sum far, Sum per_sigma) const {
+  template <class AtSigma>
+  POINTPROJ_FN Sum of(int i, int, Sum far, const AtSigma& weighting) const {
     const Sum* known = saved + 2 * static_cast<int64_t>(i);
-    return Sum(exp((known[0] - far) * per_sigma)) * known[1];
+    return weighting.weight(far, known[0]) * known[1];
   }
 };
 
 // One set of points, and the other, which is searched; both in the order of their cells.
-template <class Real_, class Sum_>
+template <class Real_, class Weighting_>
 struct RadiusNeighbors {
   using Real = Real_;
-  using Sum = Sum_;
+  using Weighting = Weighting_;
+  using Sum = typename Weighting::Sum;
   using Weights = RadiusWeights<const Sum>;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
 
@@ -55,7 +57,7 @@ struct RadiusNeighbors {
   HashGrid<Real> others;
   Real radius;
   Real largest_square;  // that counts as within the radius
-  const Sum* sigma;
+  Weighting weighting;
   int chunks;
 
   template <class Lanes, class Add>
@@ -89,13 +91,15 @@ struct RadiusNeighbors {
   }
 };
 
-// The running softmax of -distance / sigma, and the weighted sum of rows under it.
-template <class Real, class Sum>
+// The running total of the weights, and the weighted sum of rows.
+template <class Real, class Weighting>
 struct RadiusSums {
+  using Neighbors = RadiusNeighbors<Real, Weighting>;
+  using Sum = typename Weighting::Sum;
   using Number = Sum;
   static constexpr int kLanes = kSumLanes;
 
-  RadiusNeighbors<Real, Sum> problem;
+  Neighbors problem;
   Matrix<const Sum> features;  // (N, channels or more)
   Matrix<Sum> aggregated;      // (Q, channels)
   RadiusWeights<Sum> weights;
@@ -104,22 +108,22 @@ struct RadiusSums {
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
     const auto [at, chunk] = split_item(item, problem.chunks);
     const auto point = problem.own(at);
-    const Sum per_sigma = Sum(1) / *problem.sigma;
-    Sum nearest = kInfinity<Sum>;  // weights are relative to this distance, the same in all lanes
-    Sum total = 0;                 // of this lane's weights
-    typename Lanes::template RowSum<Sum, RadiusNeighbors<Real, Sum>::kVector> sums(features, chunk, aggregated, point.row);
+    const auto weighting = problem.weighting.at_sigma();
+    Sum anchor = weighting.anchor(kInfinity<Sum>);  // the same in all lanes
+    Sum total = 0;                                  // of this lane's weights
+    typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       Sum least = kInfinity<Sum>;
       for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, neighbors[i].value);
-      const Sum now = lesser(Sum(sqrt(lanes.minimum(least))), nearest);
-      if (lanes.any(now < nearest)) {
-        const Sum rescale = now < nearest ? Sum(exp((now - nearest) * per_sigma)) : Sum(1);  // 0 at first
+      const Sum now = lesser(weighting.anchor(sqrt(lanes.minimum(least))), anchor);
+      if (lanes.any(now < anchor)) {
+        const Sum rescale = now < anchor ? weighting.weight(anchor, now) : Sum(1);  // 0 at first
         total *= rescale;
         sums.scale(rescale);
-        nearest = now;
+        anchor = now;
       }
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        const Sum weight = exp((nearest - Sum(sqrt(neighbors[i].value))) * per_sigma);
+        const Sum weight = weighting.weight(sqrt(neighbors[i].value), anchor);
         total += weight;
         neighbors[i].value = weight;
       }
@@ -127,9 +131,9 @@ struct RadiusSums {
       sums.add(neighbors, size);
     });
     total = lanes.sum(total);
-    const Sum inverse = total > Sum(0) ? Sum(1) / total : Sum(0);  // 0 without neighbours
+    const Sum inverse = weighting.inverse(total);
     sums.finish(is_finite(point.position) ? inverse : kNan<Sum>);
-    if (chunk == 0 && lanes.lane() == 0) weights.save(at, nearest, inverse);
+    if (chunk == 0 && lanes.lane() == 0) weights.save(at, anchor, inverse);
   }
 };
 

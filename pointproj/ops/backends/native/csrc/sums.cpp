@@ -6,6 +6,8 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <string_view>
+
 #include "neighbor_sums.h"
 #include "radius_sums.h"
 #include "tensors.h"
@@ -14,6 +16,27 @@ namespace pointproj {
 
 namespace {
 
+// As pointproj.ops.reference.Weighting, whose fields end the arguments of both operators.
+struct WeightingArguments {
+  Kernel kernel;
+  bool divides;
+  double power, eps, support;
+
+  WeightingArguments(std::string_view name, std::string_view reduce, double power, double eps, double support)
+      : kernel(kernel_of(name)), divides(reduce == "mean"), power(power), eps(eps), support(support) {
+    TORCH_CHECK(divides || reduce == "sum", "reduce must be mean or sum; got ", reduce);
+  }
+  static Kernel kernel_of(std::string_view name) {
+    if (name == "exponential") return Kernel::kExponential;
+    if (name == "gaussian") return Kernel::kGaussian;
+    if (name == "inverse_distance") return Kernel::kInverseDistance;
+    if (name == "uniform") return Kernel::kUniform;
+    TORCH_CHECK(name == "compact", "kernel must be exponential, gaussian, inverse_distance, uniform or compact; got ",
+                name);
+    return Kernel::kCompact;
+  }
+};
+
 // What both operators are given, and what their tasks need of it.
 struct Problem {
   const Tensor& query_points;
@@ -21,10 +44,12 @@ struct Problem {
   const Tensor& features;
   const Tensor& sigma;
   Device device;
+  WeightingArguments weighting;
 
-  Problem(const Tensor& query_points, const Tensor& reference_points, const Tensor& features, const Tensor& sigma)
+  Problem(const Tensor& query_points, const Tensor& reference_points, const Tensor& features, const Tensor& sigma,
+          const WeightingArguments& weighting)
       : query_points(query_points), reference_points(reference_points), features(features), sigma(sigma),
-        device(query_points) {
+        device(query_points), weighting(weighting) {
     check_pair(query_points, reference_points);
     TORCH_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
                 features.sizes());
@@ -39,6 +64,17 @@ struct Problem {
   int64_t queries() const { return query_points.size(0); }
   int64_t references() const { return reference_points.size(0); }
   int64_t channels() const { return features.size(1); }
+  // body(a number in the dtype of the positions, the weighting in that of the sums)
+  template <class Body>
+  void for_types(Body body) const {
+    for_dtypes(query_points, features, [&](auto real, auto sum) {
+      using Sum = decltype(sum);
+      const auto& [kernel, divides, power, eps, support] = weighting;
+      const Sum* known_sigma = data<const Sum>(sigma);
+      if (kernel == Kernel::kExponential && divides) return body(real, DefaultWeighting<Sum>{known_sigma});
+      body(real, AnyWeighting<Sum>{known_sigma, kernel, divides, Sum(power), Sum(eps), Sum(support)});
+    });
+  }
   // Passes that it takes to sum up all channels, so many in the lanes of one.
   int chunks() const {
     return device.is_cuda ? static_cast<int>((channels() + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1;
@@ -47,33 +83,33 @@ struct Problem {
 
 // Over rows of neighbours that are given.
 struct NeighborProblem : Problem {
-  template <class Real, class Sum>
-  using Neighbors = ListedNeighbors<Real, Sum>;
-  template <class Real, class Sum>
-  using Forward = NeighborSums<Real, Sum>;
+  template <class Real, class Weighting>
+  using Neighbors = ListedNeighbors<Real, Weighting>;
+  template <class Real, class Weighting>
+  using Forward = NeighborSums<Real, Weighting>;
 
   const Tensor& rows;
   Tensor start, pairs;  // the rows inverted
 
   NeighborProblem(const Tensor& query_points, const Tensor& reference_points, const Tensor& features,
-                  const Tensor& sigma, const Tensor& rows)
-      : Problem(query_points, reference_points, features, sigma), rows(rows) {
+                  const Tensor& sigma, const Tensor& rows, const WeightingArguments& weighting)
+      : Problem(query_points, reference_points, features, sigma, weighting), rows(rows) {
     TORCH_CHECK(rows.dim() == 2 && rows.size(1) >= 1, "neighbor_indices must have shape (queries, k); got ",
                 rows.sizes());
     check_like("neighbor_indices", rows, {queries(), rows.size(1)}, at::kInt, query_points);
   }
-  template <class Real, class Sum>
-  Neighbors<Real, Sum> neighbors(bool of_queries, int chunks) const {
+  template <class Real, class Weighting>
+  Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
     return {data<const Real>(of_queries ? query_points : reference_points),
             data<const Real>(of_queries ? reference_points : query_points),
             data<const int>(rows),
             of_queries ? nullptr : data<const int>(start),
             of_queries ? nullptr : data<const int>(pairs),
             static_cast<int>(rows.size(1)),
-            data<const Sum>(sigma),
+            weighting,
             chunks};
   }
-  template <class Real, class Sum>
+  template <class Neighbors>
   Tensor sorted(bool, const Tensor& values) const {
     return values;
   }
@@ -125,10 +161,10 @@ Real largest_square_within(Real radius) {
 
 // Over all points within a radius.
 struct RadiusProblem : Problem {
-  template <class Real, class Sum>
-  using Neighbors = RadiusNeighbors<Real, Sum>;
-  template <class Real, class Sum>
-  using Forward = RadiusSums<Real, Sum>;
+  template <class Real, class Weighting>
+  using Neighbors = RadiusNeighbors<Real, Weighting>;
+  template <class Real, class Weighting>
+  using Forward = RadiusSums<Real, Weighting>;
   struct Side {
     TensorList grid;
     Batch batch;
@@ -139,24 +175,27 @@ struct RadiusProblem : Problem {
 
   RadiusProblem(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
                 const OptionalTensor& reference_offsets, int64_t clouds, TensorList query_grid,
-                TensorList reference_grid, const Tensor& features, const Tensor& sigma, double radius)
-      : Problem(query_points, reference_points, features, sigma),
+                TensorList reference_grid, const Tensor& features, const Tensor& sigma, double radius,
+                const WeightingArguments& weighting)
+      : Problem(query_points, reference_points, features, sigma, weighting),
         query_side{query_grid, batch_of(query_points, query_offsets, clouds)},
         reference_side{reference_grid, batch_of(reference_points, reference_offsets, clouds)}, radius(radius) {
     check_hash_grid("query_grid", query_grid, query_points, query_side.batch);
     check_hash_grid("reference_grid", reference_grid, reference_points, reference_side.batch);
     check_radius(radius);
   }
-  template <class Real, class Sum>
-  Neighbors<Real, Sum> neighbors(bool of_queries, int chunks) const {
+  template <class Real, class Weighting>
+  Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
     const Side &own = of_queries ? query_side : reference_side, &others = of_queries ? reference_side : query_side;
     const Real limit = static_cast<Real>(radius);
     return {view_sorted_points<Real>(own.grid[2]), own.batch, view_hash_grid<Real>(others.grid, others.batch), limit,
-            largest_square_within(limit), data<const Sum>(sigma), chunks};
+            largest_square_within(limit), weighting, chunks};
   }
-  template <class Real, class Sum>
+  template <class Neighbors>
   Tensor sorted(bool of_queries, const Tensor& values) const {
-    constexpr int64_t kVector = Neighbors<Real, Sum>::kVector;
+    using Real = typename Neighbors::Real;
+    using Sum = typename Neighbors::Sum;
+    constexpr int64_t kVector = Neighbors::kVector;
     const Tensor made = at::empty({values.size(0), (channels() + kVector - 1) / kVector * kVector}, values.options());
     const auto points = view_sorted_points<Real>((of_queries ? query_side : reference_side).grid[2]);
     device.each(SortRows<Real, Sum>{points, matrix<const Sum>(values), matrix<Sum>(made)}, values.size(0));
@@ -174,19 +213,23 @@ struct RadiusProblem : Problem {
 // An operator and its backward, by the arguments of its schema.
 template <class Problem, class... Arguments>
 struct Operator {
-  static std::tuple<Tensor, Tensor> forward(Arguments... arguments) {
-    const Problem problem(arguments...);
+  static std::tuple<Tensor, Tensor> forward(
+      Arguments... arguments, std::string_view kernel, std::string_view reduce, double power, double eps,
+      double support) {
+    const Problem problem(arguments..., {kernel, reduce, power, eps, support});
     const Tensor aggregated = at::empty({problem.queries(), problem.channels()}, problem.features.options());
     const Tensor saved = at::empty({problem.queries(), problem.saved_columns()}, problem.features.options());
-    for_dtypes(problem.query_points, problem.features, [&](auto real, auto sum) {
+    problem.for_types([&](auto real, auto weighting) {
       using Real = decltype(real);
-      using Sum = decltype(sum);
-      const Tensor features = problem.template sorted<Real, Sum>(false, problem.features);
+      using Weighting = decltype(weighting);
+      using Sum = typename Weighting::Sum;
+      using Neighbors = typename Problem::template Neighbors<Real, Weighting>;
+      const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
       const int chunks = problem.chunks();
       problem.device.each(
-          typename Problem::template Forward<Real, Sum>{problem.template neighbors<Real, Sum>(true, chunks),
-                                                        matrix<const Sum>(features), matrix<Sum>(aggregated),
-                                                        {data<Sum>(saved)}},
+          typename Problem::template Forward<Real, Weighting>{problem.template neighbors<Real>(weighting, true, chunks),
+                                                              matrix<const Sum>(features), matrix<Sum>(aggregated),
+                                                              {data<Sum>(saved)}},
           problem.queries() * chunks);
     });
     return {aggregated, saved};
@@ -194,9 +237,10 @@ struct Operator {
 
   // Gradients of query points, reference points, features and sigma; empty where one is not needed.
   static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-      const Tensor& grad, std::array<bool, 4> needs, Arguments... arguments, const Tensor& aggregated,
+      const Tensor& grad, std::array<bool, 4> needs, Arguments... arguments, std::string_view kernel,
+      std::string_view reduce, double power, double eps, double support, const Tensor& aggregated,
       const Tensor& saved) {
-    Problem problem(arguments...);
+    Problem problem(arguments..., {kernel, reduce, power, eps, support});
     const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
     const int64_t queries = problem.queries(), references = problem.references();
     const auto dtype = problem.features.scalar_type();
@@ -210,35 +254,38 @@ struct Operator {
     const Tensor d_queries = empty_if(of_points, problem.query_points);
     const Tensor d_references = empty_if(of_references, problem.reference_points);
     Tensor d_features = empty_if(false, problem.features), d_sigma = empty_if(false, problem.sigma);
-    for_dtypes(problem.query_points, problem.features, [&](auto real, auto sum) {
+    problem.for_types([&](auto real, auto weighting) {
       using Real = decltype(real);
-      using Sum = decltype(sum);
-      using Neighbors = typename Problem::template Neighbors<Real, Sum>;
+      using Sum = typename decltype(weighting)::Sum;
+      using Neighbors = typename Problem::template Neighbors<Real, decltype(weighting)>;
+      const auto neighbors_of = [&](bool queries_own, int chunks) {
+        return problem.template neighbors<Real>(weighting, queries_own, chunks);
+      };
       const typename Neighbors::Weights weights{data<const Sum>(saved)};
       const bool gathers = of_features && !problem.template add_features<Sum>(grad, saved, of_references, d_features);
       if (gathers || of_points) problem.check_gradients();
       if (gathers || of_references) problem.prepare_references();
-      const Tensor own_grad = problem.template sorted<Real, Sum>(true, grad);
+      const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
       if (gathers) {
         d_features = at::empty_like(problem.features);
         const int chunks = problem.chunks();
         problem.device.each(
-            FeatureGradient<Neighbors>{problem.template neighbors<Real, Sum>(false, chunks), matrix<const Sum>(own_grad),
+            FeatureGradient<Neighbors>{neighbors_of(false, chunks), matrix<const Sum>(own_grad),
                                        matrix<Sum>(d_features), weights},
             references * chunks);
       }
       if (!of_points) return;
-      const Tensor features = problem.template sorted<Real, Sum>(false, problem.features);
+      const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
       const Tensor means = at::empty({queries}, features.options()), sigma_rows = at::empty_like(means);
       problem.device.each(
-          PointGradient<Neighbors, true>{problem.template neighbors<Real, Sum>(true, 1), matrix<const Sum>(own_grad),
+          PointGradient<Neighbors, true>{neighbors_of(true, 1), matrix<const Sum>(own_grad),
                                          matrix<const Sum>(features), matrix<const Sum>(aggregated), weights,
                                          data<Sum>(means), data<Real>(d_queries), data<Sum>(sigma_rows)},
           queries);
       if (of_sigma) d_sigma = sigma_rows.sum();
       if (!of_references) return;
       problem.device.each(
-          PointGradient<Neighbors, false>{problem.template neighbors<Real, Sum>(false, 1), matrix<const Sum>(features),
+          PointGradient<Neighbors, false>{neighbors_of(false, 1), matrix<const Sum>(features),
                                           matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
                                           data<Sum>(means), data<Real>(d_references), nullptr},
           references);
@@ -247,9 +294,10 @@ struct Operator {
   }
 
   static void define(torch::Library& library, const std::string& name, const std::string& arguments) {
-    pointproj::define(library, name + "(" + arguments + ") -> (Tensor, Tensor)", TORCH_FN(forward));
+    const std::string inputs = arguments + ", str kernel, str reduce, float power, float eps, float support";
+    pointproj::define(library, name + "(" + inputs + ") -> (Tensor, Tensor)", TORCH_FN(forward));
     pointproj::define(library,
-                      name + "_backward(Tensor grad_0, bool[4] needs, " + arguments +
+                      name + "_backward(Tensor grad_0, bool[4] needs, " + inputs +
                           ", Tensor output_0, Tensor output_1) -> (Tensor, Tensor, Tensor, Tensor)",
                       TORCH_FN(backward));
   }

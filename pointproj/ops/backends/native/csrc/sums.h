@@ -5,16 +5,18 @@
 //
 // What is written here takes the points and their neighbours as template argument (neighbor_sums.h, radius_sums.h):
 //   Real, Sum                                   of positions and sums
+//   Weighting, weighting                        how distances become weights (weighting.h)
 //   kVector                                     values of a row that are read at a time
 //   own(at)                                     the point that a group of lanes owns
 //   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
 //   row(number)                                 of a neighbour that was added by this number
 //   other(row)                                  its position
-//   Weights                                     of(query, number, distance, 1 / sigma), as the forward kept them
-//   sigma, chunks                               chunks: passes that it takes to sum up all channels
+//   Weights                                     of(query, number, distance, weighting), as the forward kept them
+//   chunks                                      passes that it takes to sum up all channels
 #pragma once
 
 #include "queue.h"
+#include "weighting.h"
 
 namespace pointproj {
 
@@ -36,12 +38,12 @@ struct FeatureGradient {
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
     const auto [at, chunk] = split_item(item, problem.chunks);
     const auto point = problem.own(at);
-    const Sum per_sigma = Sum(1) / *problem.sigma;
+    const auto weighting = problem.weighting.at_sigma();
     typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(grad, chunk, d_features, point.row);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
         const int number = neighbors[i].at, query = problem.row(number);
-        neighbors[i].value = weights.of(query, number, sqrt(neighbors[i].value), per_sigma);
+        neighbors[i].value = weights.of(query, number, sqrt(neighbors[i].value), weighting);
         neighbors[i].at = query;
       }
       lanes.sync();
@@ -63,30 +65,30 @@ struct PointGradient {
   Matrix<const Sum> own_values, other_values;  // upstream gradients of the queries, features of the references
   Matrix<const Sum> aggregated;                // (Q, channels)
   typename Neighbors::Weights weights;
-  Sum* means;       // (Q,) upstream gradient times result; written with the queries' gradient
+  Sum* means;       // (Q,) upstream gradient times result, 0 for sums; written with the queries' gradient
   Real* d_points;   // (own points, 3)
   Sum* sigma_rows;  // (Q,)
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
     const auto point = problem.own(at);
-    const Sum per_sigma = Sum(1) / *problem.sigma;
+    const auto weighting = problem.weighting.at_sigma();
     const Sum* values = own_values[at];
     const int channels = aggregated.columns;
     Sum of_sigma = 0, along[3] = {0, 0, 0};
-    const Sum own_mean = of_queries ? dot(values, aggregated[point.row], channels) : Sum(0);
+    const Sum own_mean = of_queries && weighting.divides ? dot(values, aggregated[point.row], channels) : Sum(0);
     problem.each_neighbor(lanes, at, point, [&](const Neighbor<Sum>* neighbors, int size) {
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
         const Sum far = sqrt(neighbors[i].value);
         if (!of_queries && !(far > Sum(0))) continue;
         const int number = neighbors[i].at, other = problem.row(number), query = of_queries ? at : other;
         const Sum product = dot(values, other_values[other], channels), mean = of_queries ? own_mean : means[query];
-        const Sum grad_logit = weights.of(query, number, far, per_sigma) * (product - mean);
-        of_sigma += grad_logit * far;
+        const Sum grad_logit = weights.of(query, number, far, weighting) * (product - mean);
+        of_sigma += grad_logit * weighting.sigma_term(far);
         if (!(far > Sum(0))) continue;
         const Vec3<Real> there = problem.other(other);
         for (int axis = 0; axis < 3; ++axis) {
-          along[axis] += grad_logit * per_sigma / far * Sum(point.position[axis] - there[axis]);
+          along[axis] += grad_logit * weighting.fall(far) / far * Sum(point.position[axis] - there[axis]);
         }
       }
     });
@@ -96,7 +98,7 @@ struct PointGradient {
     for (int axis = 0; axis < 3; ++axis) d_points[3 * int64_t(point.row) + axis] = static_cast<Real>(-along[axis]);
     if (!of_queries) return;
     means[at] = own_mean;
-    sigma_rows[at] = of_sigma * per_sigma * per_sigma;
+    sigma_rows[at] = of_sigma * weighting.sigma_factor();
   }
 };
 
