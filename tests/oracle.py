@@ -14,6 +14,7 @@ from torch import Tensor
 import pointproj
 from pointproj.ops import reference
 from pointproj.ops.cases import Problem
+from pointproj.ops.reference import DEFAULT, Weighting
 
 INPUTS = ("query_points", "reference_points", "features", "sigma")
 FLOOR = {  # relative error that rounding may cause in any sum, by the dtype of the result
@@ -58,7 +59,13 @@ def run(operator: str, problem: Problem, neighborhood: float, sigma: float | Ten
     return aggregate(*problem[:3], neighborhood, sigma=sigma, **problem.offsets, **options)
 
 
-def specified(operator: str, problem: Problem, neighborhood: float, sigma: float | Tensor) -> Tensor:
+def specified(
+    operator: str,
+    problem: Problem,
+    neighborhood: float,
+    sigma: float | Tensor,
+    weighting: Weighting = DEFAULT,
+) -> Tensor:
     """The specification, cloud after cloud, in the dtypes of the problem."""
     aggregate = reference.knn_aggregate if operator == "knn" else reference.radius_aggregate
     query, points, features = _flat(problem)
@@ -66,22 +73,48 @@ def specified(operator: str, problem: Problem, neighborhood: float, sigma: float
     for q, r in problem.ranges():
         if len(r):
             cloud = query[q.start : q.stop], points[r.start : r.stop], features[r.start : r.stop]
-            rows.append(aggregate(*cloud, neighborhood, sigma))
+            rows.append(aggregate(*cloud, neighborhood, sigma, weighting))
         else:
             rows.append(features.new_zeros(len(q), features.shape[1]))
     return torch.cat(rows).view(*problem.query_points.shape[:-1], -1 if len(query) else features.shape[1])
 
 
-def exact(problem: Problem, is_neighbor: Tensor, sigma: float | Tensor) -> Tensor:
+def exact(
+    problem: Problem, is_neighbor: Tensor, sigma: float | Tensor, weighting: Weighting = DEFAULT
+) -> Tensor:
     """The formula in fp64, with the neighbours as :func:`neighbors` gives them. Points must be finite."""
     query, points, features = (t.double() for t in _flat(problem))
     squared = (query[:, None] - points).square().sum(-1)
     apart = squared > 0
     distances = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
-    logits = (-distances / torch.as_tensor(sigma).double()).masked_fill(~is_neighbor, -torch.inf)
-    has_neighbor = is_neighbor.any(1, keepdim=True)
-    weights = torch.where(has_neighbor, logits, 0.0).softmax(1) * has_neighbor
+    nearest = distances.detach().masked_fill(~is_neighbor, torch.inf).amin(1, keepdim=True)
+    relative = weighting.reduce == "mean" and weighting.kernel in ("exponential", "gaussian")
+    nearest = nearest.where(nearest.isfinite(), 0.0) if relative else torch.zeros_like(nearest)
+    weights = _kernel(distances, nearest, torch.as_tensor(sigma).double(), weighting)
+    weights = torch.where(is_neighbor, weights, 0.0)
+    if weighting.reduce == "mean":
+        total = weights.sum(1, keepdim=True)
+        weights = weights / torch.where(total > 0, total, 1.0)
     return (weights @ features).view(*problem.query_points.shape[:-1], features.shape[1])
+
+
+def _kernel(distances: Tensor, nearest: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
+    """The weights; those that fall exponentially are relative to the one at the nearest distance."""
+    match weighting.kernel:
+        case "exponential":
+            return ((nearest - distances) / sigma).exp()
+        case "gaussian":
+            return ((nearest**2 - distances**2) / (2 * sigma**2)).exp()
+        case "inverse_distance":
+            apart = distances > weighting.eps
+            return torch.where(apart, distances, weighting.eps) ** -weighting.power
+        case "uniform":
+            return torch.ones_like(distances)
+        case "compact":
+            inside = distances < weighting.support
+            rest = 1 - (torch.where(inside, distances, 0.0) / weighting.support) ** 2
+            return torch.where(inside, rest**2, 0.0)
+    raise AssertionError(weighting.kernel)
 
 
 @torch.no_grad()
@@ -107,7 +140,7 @@ def derivatives(
 ) -> dict[str, Tensor]:
     """Value, gradients and gradients of the gradients of ``function(problem, sigma)``, by name.
 
-    With ``double`` the same numbers go in as fp64.
+    With ``double`` the same numbers go in as fp64. Inputs that a value does not depend on have gradients 0.
     """
     wider = (lambda t: t.double()) if double else (lambda t: t)
     leaves = {
@@ -117,10 +150,11 @@ def derivatives(
     grad = wider(at.grad).detach().clone().requires_grad_()
     inputs = list(leaves.values())
     value = function(problem._replace(**{n: leaves[n] for n in INPUTS[:3]}), leaves["sigma"])
-    first = torch.autograd.grad(value, inputs, grad, create_graph=True)
-    second = torch.autograd.grad(
-        first, [grad, *inputs], [wider(d) for d in at.directions], allow_unused=True, materialize_grads=True
-    )
+    unused = {"allow_unused": True, "materialize_grads": True}
+    first = torch.autograd.grad(value, inputs, grad, create_graph=True, **unused)
+    directed = [(g, wider(d)) for g, d in zip(first, at.directions, strict=True) if g.requires_grad]
+    outputs, directions = zip(*directed, strict=True)
+    second = torch.autograd.grad(outputs, [grad, *inputs], directions, **unused)
     named = {"aggregated": value}
     named |= {f"d_{n}": g for n, g in zip(leaves, first, strict=True)}
     named |= {f"dd_{n}": g for n, g in zip(("grad", *leaves), second, strict=True)}

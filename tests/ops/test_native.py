@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pointproj.ops import registry
 from pointproj.ops.backends.native import build
+from pointproj.ops.reference import DEFAULT
 from pointproj.ops.registry import BackendUnavailable, load
 
 ROOT = Path(__file__).parents[2]
@@ -249,10 +250,10 @@ def _search(**changes: Any) -> Tensor:
 def _within(**changes: Any) -> Tensor:
     operators = _operators()
     given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3} | changes
+    weighting = DEFAULT._replace(**{n: v for n, v in changes.items() if n in DEFAULT._fields})
     tables = given.get("tables", list(operators.native_build_hash_grid(POINTS, None, 1, 0.3)))
-    return operators.native_radius_sums(
-        POINTS, None, POINTS, None, 1, tables, tables, given["features"], given["sigma"], given["radius"]
-    )
+    values = given["features"], given["sigma"], given["radius"]
+    return operators.native_radius_sums(POINTS, None, POINTS, None, 1, tables, tables, *values, *weighting)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,8 @@ def _within(**changes: Any) -> Tensor:
         (_within, {"sigma": torch.ones(9)}, r"sigma must have shape \[\]; got \[9\]"),
         (_within, {"radius": 0.0}, "radius must be positive and finite; got 0"),
         (_within, {"radius": float("nan")}, "radius must be positive and finite; got nan"),
+        (_within, {"kernel": "cubic"}, "kernel must be exponential, gaussian, .* or compact; got cubic"),
+        (_within, {"reduce": "max"}, "reduce must be mean or sum; got max"),
     ],
 )
 def test_operators_check_their_arguments(call: Callable[..., Tensor], changes: dict, message: str):

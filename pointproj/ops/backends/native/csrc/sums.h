@@ -98,7 +98,7 @@ struct PointGradient {
     for (int axis = 0; axis < 3; ++axis) d_points[3 * int64_t(point.row) + axis] = static_cast<Real>(-along[axis]);
     if (!of_queries) return;
     means[at] = own_mean;
-    sigma_rows[at] = of_sigma * weighting.sigma_factor();
+    sigma_rows[at] = weighting.of_sigma(of_sigma);
   }
 };
 

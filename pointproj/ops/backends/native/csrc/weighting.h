@@ -5,9 +5,9 @@
 //   anchor(nearest)            what the weights of a row are relative to, so that they cannot all vanish
 //   weight(distance, anchor)
 //   inverse(total)             what sums are multiplied by in the end
-//   kDivides or divides        whether that is the inverse of the total weight
+//   divides                    whether that is the inverse of the total weight
 //   fall(distance)             minus the derivative of the logarithm of the weight by the distance
-//   sigma_term(distance), sigma_factor()   the product of both is the derivative by sigma
+//   sigma_term(distance)       a part of the derivative by sigma, which of_sigma(sum of such terms) completes
 #pragma once
 
 #include "common.h"
@@ -29,7 +29,7 @@ struct DefaultWeighting {
     POINTPROJ_FN Sum inverse(Sum total) const { return total > Sum(0) ? Sum(1) / total : Sum(0); }
     POINTPROJ_FN Sum fall(Sum) const { return per_sigma; }
     POINTPROJ_FN Sum sigma_term(Sum distance) const { return distance; }
-    POINTPROJ_FN Sum sigma_factor() const { return per_sigma * per_sigma; }
+    POINTPROJ_FN Sum of_sigma(Sum terms) const { return terms * per_sigma * per_sigma; }
   };
   POINTPROJ_FN AtSigma at_sigma() const { return {Sum(1) / *sigma}; }
 };
@@ -97,9 +97,15 @@ struct AnyWeighting {
     POINTPROJ_FN Sum sigma_term(Sum distance) const {
       return given.kernel == Kernel::kGaussian ? distance * distance : distance;
     }
-    POINTPROJ_FN Sum sigma_factor() const {
-      if (given.kernel == Kernel::kExponential) return per_sigma * per_sigma;
-      return given.kernel == Kernel::kGaussian ? per_sigma * per_sigma * per_sigma : Sum(0);
+    POINTPROJ_FN Sum of_sigma(Sum terms) const {
+      switch (given.kernel) {
+        case Kernel::kExponential:
+          return terms * per_sigma * per_sigma;
+        case Kernel::kGaussian:
+          return terms * per_sigma * per_sigma * per_sigma;
+        default:
+          return Sum(0);
+      }
     }
     // Divided by the support, not multiplied by its inverse: at the support itself it must be 0.
     POINTPROJ_FN Sum rest(Sum distance) const {
