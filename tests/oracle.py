@@ -87,33 +87,33 @@ def exact(
     squared = (query[:, None] - points).square().sum(-1)
     apart = squared > 0
     distances = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
-    nearest = distances.detach().masked_fill(~is_neighbor, torch.inf).amin(1, keepdim=True)
-    relative = weighting.reduce == "mean" and weighting.kernel in ("exponential", "gaussian")
-    nearest = nearest.where(nearest.isfinite(), 0.0) if relative else torch.zeros_like(nearest)
-    weights = _kernel(distances, nearest, torch.as_tensor(sigma).double(), weighting)
-    weights = torch.where(is_neighbor, weights, 0.0)
+    logits = _log_kernel(distances, torch.as_tensor(sigma).double(), weighting)
+    logits = logits.masked_fill(~is_neighbor, -torch.inf)
+    if weighting.reduce == "mean":
+        largest = logits.detach().amax(1, keepdim=True)
+        logits = logits - largest.where(largest.isfinite(), 0.0)
+    weights = logits.exp()
     if weighting.reduce == "mean":
         total = weights.sum(1, keepdim=True)
         weights = weights / torch.where(total > 0, total, 1.0)
     return (weights @ features).view(*problem.query_points.shape[:-1], features.shape[1])
 
 
-def _kernel(distances: Tensor, nearest: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
-    """The weights; those that fall exponentially are relative to the one at the nearest distance."""
+def _log_kernel(distances: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
     match weighting.kernel:
         case "exponential":
-            return ((nearest - distances) / sigma).exp()
+            return -distances / sigma
         case "gaussian":
-            return ((nearest**2 - distances**2) / (2 * sigma**2)).exp()
+            return -((distances / sigma) ** 2) / 2
         case "inverse_distance":
             apart = distances > weighting.eps
-            return torch.where(apart, distances, weighting.eps) ** -weighting.power
+            return -weighting.power * torch.where(apart, distances, weighting.eps).log()
         case "uniform":
-            return torch.ones_like(distances)
+            return torch.zeros_like(distances)
         case "compact":
             inside = distances < weighting.support
             rest = 1 - (torch.where(inside, distances, 0.0) / weighting.support) ** 2
-            return torch.where(inside, rest**2, 0.0)
+            return torch.where(inside, 2 * rest.log(), -torch.inf)
     raise AssertionError(weighting.kernel)
 
 

@@ -1,26 +1,29 @@
 """Every kernel and reduction on every backend: values, gradients and second gradients, by name."""
 
 import functools
+from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor
 
-from pointproj.ops.cases import Case, by_id
+from pointproj.ops.cases import FP64, Case, Problem, by_id, uniform
 from pointproj.ops.reference import KERNELS, Weighting
 from tests.conftest import Where
 from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified
 
-NAMES = (
-    "odd-sizes",
-    "lattice-radius-root-3-half",  # some queries have all their neighbours where the compact kernel ends
-    "all-coincident",
-    "ragged-with-empty-clouds",
-    "fp64-features",
-    "ragged-fp64",
-    "dense-bf16",
+CASES = (
+    by_id("odd-sizes"),
+    by_id(
+        "lattice-radius-root-3-half"
+    ),  # the compact kernel is 0 at all neighbours of some
+    by_id("all-coincident"),
+    by_id("fp64-features"),
+    by_id("dense-bf16"),
+    replace(by_id("ragged-with-empty-clouds"), **FP64),
 )
 INVERSE = {"power": 1.5, "eps": 0.2}  # so that some distances are below eps, and some above
-ONLY_DEFAULT = ("warp", "triton")  # backends that have no other weights as yet
+ONLY_DEFAULT = ("triton",)
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])
 kernels = pytest.mark.parametrize("kernel", KERNELS)
@@ -38,10 +41,9 @@ def backend(where: Where) -> Where:
 @reductions
 @kernels
 @operators
-@pytest.mark.parametrize("name", NAMES)
-def test_values_and_gradients(name: str, operator: str, kernel: str, reduce: str, backend: Where):
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
+def test_values_and_gradients(case: Case, operator: str, kernel: str, reduce: str, backend: Where):
     backend.skip_unless(operator)
-    case = by_id(name)
     expected, plain = _truth(case, operator, kernel, reduce)
     at = probe(problem := case.problem(backend.device), case.sigma)
     options = {"kernel": kernel, "reduce": reduce, "backend": backend.backend, **INVERSE}
@@ -68,3 +70,40 @@ def _truth(
     expected = derivatives(lambda p, s: exact(p, near, s, weighting), problem, at, double=True)
     plain = derivatives(lambda p, s: specified(operator, p, neighborhood, s, weighting), problem, at)
     return expected, plain
+
+
+@operators
+@pytest.mark.parametrize("kernel", ["exponential", "gaussian", "inverse_distance"])
+def test_mean_of_weights_that_all_vanish_in_rounding(kernel: str, operator: str, backend: Where):
+    """Far from every point, the weights are 0 in fp64; their ratios are not."""
+    backend.skip_unless(operator)
+    case = Case("far", uniform(9, 70), k=5, radius=61.0, sigma=0.05, **FP64)
+    weighting = Weighting(kernel, power=200.0)
+
+    def moved(problem: Problem) -> Problem:
+        return problem._replace(query_points=problem.query_points + 35)
+
+    problem = moved(case.problem())
+    assert torch.exp(-problem.query_points.norm(dim=1) / case.sigma).max() == 0
+    at, near = probe(problem, case.sigma), neighbors(operator, problem, case.neighborhood(operator))
+    expected = derivatives(lambda p, s: exact(p, near, s, weighting), problem, at)
+    options = {"kernel": kernel, "power": 200.0, "backend": backend.backend}
+    problem = moved(case.problem(backend.device))
+    got = derivatives(
+        lambda p, s: run(operator, p, case.neighborhood(operator), s, **options),
+        problem,
+        probe(problem, case.sigma),
+    )
+    for name, value in expected.items():  # a logit of 10^6 has an error of 10^-10
+        assert (got[name].cpu() - value).norm() <= 1e-8 * value.norm(), name
+
+
+@operators
+def test_inverse_distance_interpolates(operator: str, backend: Where):
+    """Where a query lies on a reference point, its feature is the result."""
+    backend.skip_unless(operator)
+    points, features = by_id("plain").problem(backend.device)[1:3]
+    neighborhood = 4 if operator == "knn" else 0.5
+    problem = Problem(points, points, features)
+    aggregated = run(operator, problem, neighborhood, 0.1, kernel="inverse_distance", backend=backend.backend)
+    assert_close("aggregated", aggregated, features)
