@@ -6,6 +6,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops.cases import clustered
+from pointproj.ops.reference import KERNELS
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -30,11 +31,24 @@ def _clouds(kind: str) -> tuple[Tensor, Tensor, float, float]:
     return torch.rand(1100, 3, generator=g) * 2 - 1, torch.randn(3000, 3, generator=g), radius, sigma
 
 
-def _derivatives(inputs: tuple[Tensor, ...], radius: float, backend: str) -> list[Tensor]:
+def _derivatives(inputs: tuple[Tensor, ...], radius: float, **options) -> list[Tensor]:
     leaves = [t.clone().requires_grad_() for t in inputs]
-    aggregated = pointproj.radius_aggregate(*leaves[:3], radius, sigma=leaves[3], backend=backend)
+    aggregated = pointproj.radius_aggregate(*leaves[:3], radius, sigma=leaves[3], **options)
     upstream = torch.sin(torch.arange(aggregated.numel(), device=aggregated.device)).view_as(aggregated)
-    return [aggregated.detach(), *torch.autograd.grad(aggregated, leaves, upstream.to(aggregated.dtype))]
+    upstream = upstream.to(aggregated.dtype)
+    gradients = torch.autograd.grad(aggregated, leaves, upstream, allow_unused=True, materialize_grads=True)
+    return [aggregated.detach(), *gradients]
+
+
+def _compare(inputs: tuple[Tensor, ...], radius: float, **options) -> None:
+    truth = _derivatives(tuple(t.double() for t in inputs), radius, backend="torch", **options)
+    plain = _derivatives(inputs, radius, backend="torch", **options)
+    made = _derivatives(inputs, radius, backend="warp", **options)
+    for got, by_torch, expected in zip(made, plain, truth, strict=True):
+        assert torch.equal(got.isnan(), expected.isnan())
+        size = expected.nan_to_num().norm().clamp(min=torch.finfo(torch.float32).tiny)
+        errors = [(t - expected).nan_to_num().norm() / size for t in (got, by_torch)]
+        assert errors[0] < 2e-5 + 3 * errors[1]
 
 
 CHANNELS = {"clustered": 25, "sparse": 8, "not-finite": 2, "wide": 25, "small-sigma": 25, "dense": 70}
@@ -45,12 +59,19 @@ def test_sums_of_many_tiles(kind: str, channels: int, device: str):
     queries, points, radius, sigma = _clouds(kind)
     features = torch.randn(len(points), channels, generator=torch.Generator().manual_seed(1))
     inputs = tuple(t.to(device) for t in (queries, points, features, torch.tensor(sigma)))
-    truth = _derivatives(tuple(t.double() for t in inputs), radius, "torch")
-    plain = _derivatives(inputs, radius, "torch")
-    for got, by_torch, expected in zip(_derivatives(inputs, radius, "warp"), plain, truth, strict=True):
-        assert torch.equal(got.isnan(), expected.isnan())
-        errors = [(t - expected).nan_to_num().norm() / expected.nan_to_num().norm() for t in (got, by_torch)]
-        assert errors[0] < 2e-5 + 3 * errors[1]
+    _compare(inputs, radius)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "sigma", "power"), [("dense", 0.1, 2.0), ("wide", 0.03, 4.0)])
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_of_many_tiles(kernel: str, reduce: str, kind: str, sigma: float, power: float):
+    """Relative to the first neighbour met, and to the nearest where weights decay too fast for that."""
+    queries, points, radius, _ = _clouds(kind)
+    features = torch.randn(len(points), 9, generator=torch.Generator().manual_seed(1))
+    inputs = tuple(t.to("cuda") for t in (queries, points, features, torch.tensor(sigma)))
+    _compare(inputs, radius, kernel=kernel, reduce=reduce, power=power)
 
 
 def test_infinite_features_reach_their_neighbors_alone(device: str):
