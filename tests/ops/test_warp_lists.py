@@ -65,3 +65,14 @@ def test_radii_of_any_size(radius: float, device: str):
         expected, all_within = reference.radius_search(queries, points, radii, 12)
         assert torch.equal(rows.long(), expected)
         assert torch.equal(counts.long(), all_within)
+
+
+@pytest.mark.gpu
+def test_more_pairs_than_32_bits_count():
+    size, beyond = 50_000, 2**31 + 999
+    points = torch.full((size, 3), 0.25, device="cuda")
+    row_splits, rows = warp.radius_list(Clouds(points, None, points, None, 1), None, 0.1, beyond)
+    assert torch.equal(row_splits, size * torch.arange(size + 1, device="cuda"))
+    for slots in (slice(0, 10), slice(2**31 - 20, 2**31 + 20), slice(beyond - 10, beyond)):
+        expected = torch.arange(slots.start, slots.stop, device="cuda") % size
+        assert torch.equal(rows[slots].long(), expected)

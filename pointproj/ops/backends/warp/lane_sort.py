@@ -36,15 +36,21 @@ _OPEN = """
 _EXCHANGE = """
     const {real} other = __shfl_xor_sync(0xffffffffu, number, mask);
     const int other_row = __shfl_xor_sync(0xffffffffu, row, mask);
-    const bool before = number < other || (number == other && row < other_row);
-    if (before != is_first) {{
+    if (({before}) != is_first) {{
         number = other;
         row = other_row;
     }}
 """
+# In one comparison: without a sign, the bits of floats have their order.
+_BEFORE_SINGLE = """
+    (static_cast<unsigned long long>(__float_as_uint(number)) << 32 | static_cast<unsigned>(row))
+    < (static_cast<unsigned long long>(__float_as_uint(other)) << 32 | static_cast<unsigned>(other_row))
+"""
+_BEFORE_DOUBLE = "number < other || (number == other && row < other_row)"
 _SORT_DESCENDING = """
     #pragma unroll
     for (int size = 2; size <= 32; size <<= 1) {{
+        if (size / 2 >= count) break;
         #pragma unroll
         for (int bit = size / 2; bit > 0; bit >>= 1) {{
             const int mask = bit == size / 2 ? size - 1 : bit;
@@ -58,13 +64,15 @@ _MERGE = """
 
 
 class PairSort(NamedTuple):
-    """For pairs of a number and a row, one a lane; all 32 lanes of a warp sort together."""
+    """For pairs of a number and a row, none of them negative, one a lane; all 32 lanes sort together."""
 
     Pair: Any  # vector
     pair: wp.Function  # (number, row) -> pair
     row_of: wp.Function  # (pair)
     comes_before: wp.Function  # (pair, other): by the number, ties by the lower row
-    sort_descending: wp.Function  # (pair) -> pair
+    sort_descending: (
+        wp.Function
+    )  # (pair, count) -> pair: those of the last ``count`` lanes, all others larger
     merge: wp.Function  # (pair, ascending) -> pair: sorted again, where two sorted halves have met
 
 
@@ -74,7 +82,11 @@ def pair_sort(dtype: torch.dtype) -> PairSort:
     real, _ = REALS[dtype]
     Pair = wp.types.vector(length=2, dtype=real)
     single = dtype == torch.float32
-    names = {"real": "float", "integer": "int"} if single else {"real": "double", "integer": "long long"}
+    names = {
+        "real": "float" if single else "double",
+        "integer": "int" if single else "long long",
+        "before": _BEFORE_SINGLE if single else _BEFORE_DOUBLE,
+    }
 
     @wp.func_native(_PAIR.format(**names))
     def pair_of(number: real, row: int) -> Pair: ...
@@ -87,7 +99,7 @@ def pair_sort(dtype: torch.dtype) -> PairSort:
         return pair[0] < other[0] or (pair[0] == other[0] and row_of(pair) < row_of(other))
 
     @wp.func_native((_ROW_OF + _OPEN + _SORT_DESCENDING + _EXCHANGE + "}}}}" + _PAIR).format(**names))
-    def sort_descending(pair: Pair) -> Pair: ...
+    def sort_descending(pair: Pair, count: int) -> Pair: ...
 
     @wp.func_native((_ROW_OF + _OPEN + _MERGE + _EXCHANGE + "}}" + _PAIR).format(**names))
     def merge(pair: Pair, ascending: bool) -> Pair: ...

@@ -215,13 +215,14 @@ def _all_within(
 class Ball(NamedTuple):
     """Functions that say which query a thread has, and search its ball."""
 
-    query_of: wp.Function  # (balls, searched) -> packed row of the query of these lanes
-    search: wp.Function  # (state, query, balls, searched, data) -> state
+    query_of: wp.Function  # (number, balls, searched) -> the query of these lanes: its packed row and point
+    search: wp.Function  # (state, query, q, balls, searched, data) -> state
     largest_square_of: wp.Function  # (query, balls)
     sum_of: wp.Function  # (x) -> sum over all lanes of a query, of int32
 
 
 def _ball(dtype: torch.dtype, group: Lanes, visitor: Visitor) -> Ball:
+    _, vec3 = REALS[dtype]
     SearchedStruct, BallsStruct = searched_struct(dtype), balls_struct(dtype)
     State, Data = visitor.State, visitor.Data
     search_ball = ball_search(dtype, group, visitor)
@@ -232,12 +233,12 @@ def _ball(dtype: torch.dtype, group: Lanes, visitor: Visitor) -> Ball:
     def query_of(number: int, balls: BallsStruct, searched: SearchedStruct):
         query = item(number)
         if balls.itself:
-            query = row_of(load_point(searched.points, query))
-        return query
+            point = load_point(searched.points, query)
+            return row_of(point), vec3(point[0], point[1], point[2])
+        return query, balls.points[query]
 
     @wp.func
-    def search(state: State, query: int, balls: BallsStruct, searched: SearchedStruct, data: Data):
-        q = balls.points[query]
+    def search(state: State, query: int, q: vec3, balls: BallsStruct, searched: SearchedStruct, data: Data):
         radius = balls.radius
         if balls.radii:
             radius = balls.radii[query]
@@ -273,9 +274,9 @@ def nearest_kernel(dtype: torch.dtype, width: int, few: bool) -> wp.Kernel:
         balls: BallsStruct, searched: SearchedStruct, found: TopKStruct, counts: wp.array(dtype=wp.int32)
     ):
         number, _ = wp.tid()
-        query = query_of(number, balls, searched)
+        query, q = query_of(number, balls, searched)
         state = begin(query, found, largest_square_of(query, balls))
-        state = search(state, query, balls, searched, found)
+        state = search(state, query, q, balls, searched, found)
         finish(state, query, found)
         count = sum_of(state.count)
         if lane() == 0:
@@ -312,8 +313,8 @@ def count_kernel(dtype: torch.dtype, width: int) -> wp.Kernel:
     @wp.kernel(**OPTIONS)
     def count_within(balls: BallsStruct, searched: SearchedStruct, found: RowsStruct):
         number, _ = wp.tid()
-        query = query_of(number, balls, searched)
-        state = search(State(largest_square_of(query, balls), 0), query, balls, searched, found)
+        query, q = query_of(number, balls, searched)
+        state = search(State(largest_square_of(query, balls), 0), query, q, balls, searched, found)
         count = sum_of(state.count)
         if lane() == 0:
             found.row_splits[query + 1] = wp.int64(count)
@@ -381,7 +382,7 @@ def fill_kernel(dtype: torch.dtype, width: int) -> wp.Kernel:
     @wp.kernel(**OPTIONS)
     def fill(balls: BallsStruct, searched: SearchedStruct, found: RowsStruct):
         number, _ = wp.tid()
-        query = query_of(number, balls, searched)
+        query, q = query_of(number, balls, searched)
         begin = found.row_splits[query]
         count = found.row_splits[query + 1] - begin
         if count == wp.int64(0) or begin >= found.capacity:
@@ -390,7 +391,7 @@ def fill_kernel(dtype: torch.dtype, width: int) -> wp.Kernel:
         is_cut = begin + count > found.capacity
         if is_cut:
             address = address_of(found.scratch, wp.int64(0))
-        state = search(State(largest_square_of(query, balls), 0, address), query, balls, searched, found)
+        state = search(State(largest_square_of(query, balls), 0, address), query, q, balls, searched, found)
         sort_rows(address, state.size)
         if is_cut:
             for i in range(lane(), int(found.capacity - begin), width):

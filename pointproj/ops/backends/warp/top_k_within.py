@@ -74,18 +74,18 @@ def in_lanes(dtype: torch.dtype) -> tuple:
     class State:
         query: int
         limit: real
-        worst: real  # squared distance beyond which none matters
+        worst: real  # squared distance beyond which none matters; finite
         count: int
         waiting: int  # in the queue
         nearest: pairs.Pair
 
     @wp.func
     def add(state: State, data: Data, batch: pairs.Pair, size: int):
-        batch = sort_descending(batch)
+        batch = sort_descending(batch, size)
         if comes_before(batch, state.nearest):
             state.nearest = batch
         state.nearest = merge(state.nearest, True)
-        state.worst = wp.min(state.limit, take(state.nearest[0], data.rows.shape[1] - 1))
+        state.worst = wp.min(state.worst, take(state.nearest[0], data.rows.shape[1] - 1))
         return state
 
     @wp.func
@@ -127,7 +127,7 @@ def in_blocks(dtype: torch.dtype) -> tuple:
     def add(state: State, data: Data, batch: pairs.Pair, size: int):
         k = data.rows.shape[1]
         larger_size = wp.min(state.size + size, k)
-        larger = sort_descending(batch)  # what goes on to the blocks before
+        larger = sort_descending(batch, size)  # what goes on to the blocks before
         block = wp.min((state.size + LANES - 1) / LANES, (k - 1) / LANES)
         while block >= 0:
             at = block * LANES + lane()
@@ -152,7 +152,7 @@ def in_blocks(dtype: torch.dtype) -> tuple:
             farthest = real(0.0)
             if lane() == (k - 1) % LANES:  # which wrote it
                 farthest = data.heap[state.query, k - 1]
-            state.worst = wp.min(state.limit, take(farthest, (k - 1) % LANES))
+            state.worst = wp.min(state.worst, take(farthest, (k - 1) % LANES))
         return state
 
     @wp.func
@@ -174,23 +174,24 @@ def _queued(dtype: torch.dtype, State: Any, add: wp.Function, write: wp.Function
     queue = row_queue(dtype, LANES, 1)
     reserve, push, number_at, queued_row_at = queue.reserve, queue.push, queue.number_at, queue.row_at
     lane = lanes(LANES).lane
+    most = torch.finfo(dtype).max
 
     @wp.func
     def begin(query: int, data: Data, limit: real):
         state = State()
         state.query = query
         state.limit = limit
-        state.worst = limit
+        state.worst = wp.min(limit, real(most))
         state.nearest = pair_of(real(wp.inf), NO_ROW)
         return state
 
     @wp.func
     def add_last(state: State, data: Data, size: int):
-        """Those that came last into the queue."""
+        """Those that came last into the queue, one for each of the last lanes."""
         state.waiting -= size
         batch = pair_of(real(wp.inf), NO_ROW)
-        if lane() < size:
-            at = state.waiting + lane()
+        at = state.waiting + lane() - (LANES - size)
+        if at >= state.waiting:
             batch = pair_of(number_at(reserve(), at), queued_row_at(reserve(), at))
         return add(state, data, batch, size)
 
@@ -198,15 +199,13 @@ def _queued(dtype: torch.dtype, State: Any, add: wp.Function, write: wp.Function
     def visit(state: State, q: vec3, data: Data, points: sorted_points, at: int, exists: bool):
         squared = real(wp.inf)
         row = int(NO_ROW)
-        matters = bool(False)
         if exists:
             point = load_point(points, at)
             squared = squared_distance(q, point)
             row = row_of(point)
             if squared <= state.limit:
                 state.count += 1
-                matters = squared <= state.worst and squared < real(wp.inf)
-        state.waiting = push(reserve(), state.waiting, matters, squared, row)
+        state.waiting = push(reserve(), state.waiting, squared <= state.worst, squared, row)
         if state.waiting >= LANES:
             state = add_last(state, data, LANES)
         return state
