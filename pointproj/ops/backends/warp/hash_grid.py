@@ -73,6 +73,21 @@ def build_hash_grid(
     return HashGrid(*_build(points, offsets, others, other_offsets, clouds, *radii))
 
 
+def new_hash_grid(
+    launch: Launch,
+    points: Tensor,
+    offsets: Tensor | None,
+    clouds: int,
+    radius: float,
+    radius_on_device: Tensor | None,
+) -> HashGrid:
+    """The same for ``points`` alone, for an operator that builds its own: that spares the call of another."""
+    specs = _specs(points, None, clouds).values()
+    grid = HashGrid(*(torch.empty(shape, dtype=dtype, device=points.device) for shape, dtype in specs))
+    _fill(launch, (points, offsets), (None, None), clouds, (radius, radius_on_device), grid)
+    return grid
+
+
 def bucket_count(rows: int, clouds: int) -> int:
     """Buckets that a table has for so many points, with the one for points that are not finite."""
     return BUCKETS_PER_POINT * rows + clouds + 1
@@ -105,16 +120,33 @@ def _build(
     start: Tensor,
     sorted_points: Tensor,
 ) -> None:
+    grid = HashGrid(cell_width, start, sorted_points)
+    _fill(launch, (points, offsets), (others, other_offsets), clouds, (radius, radius_on_device), grid)
+
+
+def _fill(
+    launch: Launch,
+    first: tuple[Tensor, Tensor | None],
+    second: tuple[Tensor | None, Tensor | None],
+    clouds: int,
+    radius: tuple[float, Tensor | None],
+    grid: HashGrid,
+) -> None:
+    """Sort one or two sets of points, each with its offsets; the radius is known here or on the device."""
+    (points, offsets), (others, other_offsets) = first, second
+    cell_width, start, sorted_points = grid
     rows, buckets = sorted_points.shape[0], start.shape[0] - 1
     lengths = [2 * states_of(buckets), buckets]
     counters = start.new_empty(sum(lengths))
     states, occupancy = counters.split(lengths)
     placed = start.new_empty(rows, 2)
     clear = _clear_kernel(points.dtype)
-    launch(clear, counters.shape[0], counters, cell_width, radius, radius_on_device)
-    first = (points, Batch(offsets, points.shape[0], clouds))
-    second = (others, Batch(other_offsets, rows - points.shape[0], clouds))
-    launch(_place_kernel(points.dtype), rows, *first, *second, cell_width, occupancy, placed)
+    launch(clear, counters.shape[0], counters, cell_width, *radius)
+    both = (
+        *(points, Batch(offsets, points.shape[0], clouds)),
+        *(others, Batch(other_offsets, rows - points.shape[0], clouds)),
+    )
+    launch(_place_kernel(points.dtype), rows, *both, cell_width, occupancy, placed)
     running_sum(launch, occupancy, 0, states.view(torch.int64), start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         placed[:, 1] = stable_ranks(placed[:, 0], start)

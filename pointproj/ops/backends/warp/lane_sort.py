@@ -108,7 +108,7 @@ def pair_sort(dtype: torch.dtype) -> PairSort:
 
 
 # A warp holds a chunk in registers: entry 32 i + lane is the i-th of its lane. ``from`` is the size of the
-# first merge: 2 sorts, and ``entries`` / 2 finishes a merge of longer rows, whose halves are in order.
+# first merge: 2 to sort, and all of a chunk to finish a merge of longer rows, by halves alone.
 _CHUNK = """
     int entry[{registers}];
     #pragma unroll

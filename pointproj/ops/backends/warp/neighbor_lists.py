@@ -17,7 +17,7 @@ from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, BatchStruc
 from pointproj.ops.backends.warp.hash_grid import (
     SearchedGrid,
     ball_search,
-    build_hash_grid,
+    new_hash_grid,
     searched_struct,
 )
 from pointproj.ops.backends.warp.lane_sort import sort_rows
@@ -49,16 +49,9 @@ def all_within(
 
 
 def _arguments(clouds: Clouds, grid: Tables | None, radius: float | Tensor) -> tuple:
-    points = clouds.detached()
-    references = points.reference_points, points.reference_offsets, points.count
-    one = not isinstance(radius, Tensor)
-    if grid is None:
-        largest = radius
-        if not one:
-            largest = radius.amax() if radius.shape[0] else radius.new_ones(())
-        grid = build_hash_grid(*references, largest)
-    radii = (float(radius), None) if one else (0.0, radius)
-    return points.query_points, points.query_offsets, *references, list(grid), *radii
+    """The first arguments of both operators: without a grid they build their own, which spares a call."""
+    radii = (0.0, radius) if isinstance(radius, Tensor) else (float(radius), None)
+    return *clouds.detached(), [] if grid is None else list(grid), *radii
 
 
 class Balls(NamedTuple):
@@ -92,6 +85,7 @@ def balls_struct(dtype: torch.dtype) -> Any:
 
 
 def _problem(
+    launch: Launch,
     query_points: Tensor,
     query_offsets: Tensor | None,
     reference_points: Tensor,
@@ -101,9 +95,13 @@ def _problem(
     radius: float,
     radii: Tensor | None,
 ) -> tuple[Balls, SearchedGrid]:
+    """What is searched for, and in which grid."""
     count, references = query_points.shape[0], reference_points.shape[0]
     # A cloud that searches itself goes in the order of its cells: warps side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and count == references
+    if not grid:
+        largest = radii.amax().view(1) if radii is not None and count else None
+        grid = new_hash_grid(launch, reference_points, reference_offsets, clouds, radius, largest)
     if radii is None:
         radius_and_limits = radius, largest_square_within(radius, query_points.dtype), None, None
     else:
@@ -147,7 +145,7 @@ def _nearest_within(
     heap: Tensor,
 ) -> None:
     problem = _problem(
-        query_points, query_offsets, reference_points, reference_offsets, clouds, grid, radius, radii
+        launch, query_points, query_offsets, reference_points, reference_offsets, clouds, grid, radius, radii
     )
     width = LANES if query_points.is_cuda else 1
     kernel = nearest_kernel(query_points.dtype, width, k <= LANES)
@@ -197,7 +195,7 @@ def _all_within(
     rows: Tensor,
 ) -> None:
     problem = _problem(
-        query_points, query_offsets, reference_points, reference_offsets, clouds, grid, radius, radii
+        launch, query_points, query_offsets, reference_points, reference_offsets, clouds, grid, radius, radii
     )
     width = LANES if query_points.is_cuda else 1
     shape = query_points.shape[0], width
