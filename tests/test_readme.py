@@ -19,6 +19,7 @@ from pointproj.benchmark.results import read_rows
 from pointproj.config import register_schema, to_config
 from pointproj.ops.registry import Backend
 from pointproj.runtime.overrides import check_arguments
+from tests.compat.physicsnemo_library import import_physicsnemo
 
 PROJECT = Path(__file__).resolve().parent.parent
 CONF = PROJECT / "conf"
@@ -100,6 +101,8 @@ def test_examples_run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_examples_with_other_libraries_run(source: str, tmp_path: Path):
     for package in re.findall(r"^(?:from|import) (\w+)", source, flags=re.MULTILINE):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'pointproj[peers]'")
+    if "physicsnemo.models" in source:
+        import_physicsnemo()
     _run(source, tmp_path)
 
 

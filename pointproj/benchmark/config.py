@@ -10,7 +10,19 @@ from omegaconf import OmegaConf
 
 from pointproj.config import ConfigError, nearest
 
-WORKLOADS = ("w1", "w2", "w2_wide", "scaling", "batches", "memory", "interop", "large", "import")
+WORKLOADS = (
+    "w1",
+    "w2",
+    "w2_wide",
+    "scaling",
+    "batches",
+    "memory",
+    "interop",
+    "large",
+    "gino",
+    "geotransolver",
+    "import",
+)
 MODES = ("build", "search", "knn", "aggregate", "operator", "forward", "step", "launch", "import")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")

@@ -69,14 +69,15 @@ class Peer:
 
     def missing(self) -> str | None:
         """None if it can be imported, else one line with the reason."""
-        return next(filter(None, map(_import_failure, self.imports)), None)
+        return next(filter(None, map(import_failure, self.imports)), None)
 
 
 PEERS: list[Peer] = []
 
 
 @functools.cache
-def _import_failure(module: str) -> str | None:
+def import_failure(module: str) -> str | None:
+    """None if a module can be imported, else one line with the reason."""
     failure = None
     for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
         try:

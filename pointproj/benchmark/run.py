@@ -2,7 +2,7 @@
 
 import torch
 
-from pointproj.benchmark import import_time, interop, large
+from pointproj.benchmark import import_time, interop, large, models
 from pointproj.benchmark.clouds import measure_workload
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_names, peer_names
@@ -19,7 +19,7 @@ from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.memory import configure_allocator
 
-OTHER_WORKLOADS = (interop, large, import_time)  # each plans and measures its own rows
+OTHER_WORKLOADS = (interop, large, models, import_time)  # each plans and measures its own rows
 
 
 def run(config: BenchConfig) -> list[Row]:

@@ -122,10 +122,15 @@ def surface(count: int) -> Points:
         shares = np.diff(np.linspace(0, count, len(CLASSES) + 1).astype(int))
         clouds = []
         for place, (class_name, share) in enumerate(zip(CLASSES, shares, strict=True)):
-            sampled, _ = sample_surface(normalize(make_furniture(class_name, seed=1)), int(share), rng)
+            sampled = furniture_surface(class_name, int(share), rng)
             sampled[:, 0] += 2 * place
             clouds.append(sampled)
         cloud = torch.from_numpy(np.concatenate(clouds))
         return cloud[torch.randperm(count, generator=g)].double()
 
     return points
+
+
+def furniture_surface(class_name: str, count: int, rng: np.random.Generator) -> np.ndarray:
+    """(count, 3) points on the surface of one piece, within [-1, 1]^3."""
+    return sample_surface(normalize(make_furniture(class_name, seed=1)), count, rng)[0]

@@ -28,6 +28,8 @@ NAME = "pointproj"  # of the implementations
 RANK = -1  # the lowest is chosen; the library's begin at 0
 MOST_PAIRS = torch.iinfo(torch.int32).max
 
+_replaced: list[Callable] = []  # the library's dispatcher, while ours is in its place
+
 
 def radius_search(
     points: Tensor,
@@ -194,14 +196,26 @@ def install() -> None:
         return
     for spec, function in ((RadiusSearch, radius_search), (KNN, knn)):
         spec._register_impl(Implementation(NAME, function, required_imports=(), rank=RANK, baseline=False))
-    by_device = KNN.dispatch  # it chooses by name and not by rank
+    theirs = KNN.dispatch  # it chooses by name and not by rank
 
     def dispatch(cls, points: Tensor, queries: Tensor, k: int, implementation: str | None = None):
         if implementation is None and points.shape[-1] in (2, 3):
             implementation = NAME
-        return by_device(points, queries, k, implementation)
+        return theirs(points, queries, k, implementation)
 
     KNN.dispatch = classmethod(dispatch)
+    _replaced.append(theirs)
+
+
+def uninstall() -> None:
+    """Undo :func:`install`: the library chooses as before."""
+    from physicsnemo.nn.functional.neighbors.knn import KNN
+    from physicsnemo.nn.functional.neighbors.radius_search import RadiusSearch
+
+    while _replaced:
+        for spec in (RadiusSearch, KNN):
+            del spec._get_impls()[NAME]
+        KNN.dispatch = _replaced.pop()
 
 
 def _nearest_within(

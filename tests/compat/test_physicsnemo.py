@@ -23,7 +23,6 @@ def library() -> SimpleNamespace:
     """What is used of the library, which takes seconds to import."""
     import_physicsnemo()
     modules = {
-        "physicsnemo.core.function_spec": ["FunctionSpec"],
         "physicsnemo.models.geotransolver": ["GeoTransolver"],
         "physicsnemo.nn": ["BQWarp"],
         "physicsnemo.nn.functional": ["knn", "radius_search"],
@@ -38,13 +37,11 @@ def library() -> SimpleNamespace:
 @pytest.fixture
 def installed(library) -> Iterator[None]:
     """With ours in the library, for one test."""
-    registry, dispatch = library.FunctionSpec._impl_registry, library.KNN.dispatch
-    saved = {spec: dict(implementations) for spec, implementations in registry.items()}
+    assert ours.NAME not in library.RadiusSearch.implementations()
     ours.install()
     yield
-    registry.clear()
-    registry.update(saved)
-    library.KNN.dispatch = dispatch
+    ours.uninstall()
+    assert ours.NAME not in (*library.RadiusSearch.implementations(), *library.KNN.implementations())
 
 
 def _clouds(batch: int | None, points: int = 67, queries: int = 41, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,97 @@
+"""The workloads ``gino`` and ``geotransolver``: a step of a model, with its library's search and with ours.
+
+Each row is measured by a process of its own (:mod:`pointproj.benchmark.model_process`). On the CPU such steps
+take seconds to minutes: those that are known to take longer than ``slowest_call_s`` are left out.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from types import ModuleType
+
+from pointproj.benchmark import geotransolver, gino
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.peer import import_failure
+from pointproj.benchmark.projection import Unaffordable
+from pointproj.benchmark.recorder import Recorder, check_error, with_time, without_time
+from pointproj.benchmark.results import MISSING, Row
+from pointproj.benchmark.timing import Timing
+from pointproj.machine import PROJECT, package_version
+
+MODELS = {"gino": gino, "geotransolver": geotransolver}
+OURS = "pointproj"
+TOLERANCE = 1e-4  # sums in fp32, in another order
+TIMEOUT_S = 1800
+MIB = 2**20
+
+
+def planned(config: BenchConfig) -> list[tuple[str, str, str, int]]:
+    """(workload, contender, execution, points) of each row."""
+    if "step" not in config.modes:
+        return []
+    return [
+        (workload, contender, execution, points)
+        for workload, model in MODELS.items()
+        if workload in config.workloads
+        for contender in (model.PACKAGE, OURS)
+        if contender == OURS or config.peers != []
+        for points in model.SIZES[contender]
+        for execution in model.EXECUTIONS
+        if config.execution is None or execution in config.execution
+    ]
+
+
+def measure(recorder: Recorder, rows: list[tuple[str, str, str, int]]) -> None:
+    """Add a row for each planned one."""
+    for workload, contender, execution, points in rows:
+        model = MODELS[workload]
+        blank = _blank(recorder, workload, contender, execution, points)
+        recorder.display.doing(blank)
+        missing = import_failure(model.IMPORTS)
+        if missing is not None:
+            recorder.add(dataclasses.replace(blank, status=MISSING, note=missing))
+            continue
+        try:
+            recorder.projection.check_clock()
+            _refuse_if_slow(recorder, model, contender, points)
+            recorder.add(_measured(recorder, blank))
+        except Exception as reason:
+            recorder.add(without_time(blank, reason))
+
+
+def _blank(recorder: Recorder, workload: str, contender: str, execution: str, points: int) -> Row:
+    model = MODELS[workload]
+    return Row(
+        **{"workload": workload, "operator": "radius", "contender": contender, "mode": "step"},
+        **{"kind": "backend" if contender == OURS else "peer", "execution": execution},
+        **{"queries": getattr(model, "GRID", 0) ** 3 or points, "references": points},
+        **{"radius": model.RADIUS, "channels": model.CHANNELS, "package": package_version(contender)},
+        **recorder.machine,
+    )
+
+
+def _refuse_if_slow(recorder: Recorder, model: ModuleType, contender: str, points: int) -> None:
+    seconds, limit = model.SECONDS_ON_CPU[contender, points], recorder.config.slowest_call_s
+    if recorder.device.type == "cpu" and seconds > limit:
+        raise Unaffordable(f"takes about {seconds:.0f} s on two cores, more than slowest_call_s={limit:g}")
+
+
+def _measured(recorder: Recorder, blank: Row) -> Row:
+    request = {
+        **{"workload": blank.workload, "replaced": blank.contender == OURS, "execution": blank.execution},
+        **{"points": blank.references, "device": str(recorder.device), "budget_s": recorder.config.budget_s},
+    }
+    command = [sys.executable, "-m", "pointproj.benchmark.model_process", json.dumps(request)]
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if ended.returncode != 0:
+        reason = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"]
+        raise RuntimeError(f"the step failed: {reason[-1]}")
+    found = json.loads(ended.stdout.strip().splitlines()[-1])  # the libraries print too
+    if found["error"] is not None:
+        check_error("output and gradients of a small model", found["error"], TOLERANCE)
+    timing = Timing(*(found[name] for name in ("p20_ms", "p50_ms", "p80_ms", "repetitions")))
+    note = f"{found['before'] / MIB:.0f} MiB before the first step"
+    return dataclasses.replace(
+        with_time(blank, timing), peak_mib=found["peak"] / MIB, parity_error=found["error"], note=note
+    )
