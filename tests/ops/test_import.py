@@ -13,6 +13,10 @@ HEAVY = (
     "matplotlib",
     "rich",
     "physicsnemo",
+    "neuralop",
+    "sklearn",
+    "torch_cluster",
+    "torch_geometric",
     "manifold3d",
     "warp",
     "triton",
@@ -39,8 +43,9 @@ print(*sorted(set(sys.modules) - before))
         "from pointproj import BackendUnavailable, backends, build_index, knn, radius_aggregate",
         "from pointproj import Projector",
         "from pointproj import Projector; Projector(kind='radius', radius=0.1, context=True)",
+        "from pointproj.compat import pointnet2, pyg_lib, pytorch3d, scipy, sklearn, torch_geometric",
     ],
-    ids=["operators", "projector", "a-projector"],
+    ids=["operators", "projector", "a-projector", "drop-ins"],
 )
 def test_modules_that_an_import_loads(statement: str):
     code = CODE.format(statement=statement)
