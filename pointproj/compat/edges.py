@@ -1,7 +1,7 @@
 """Neighbours as lists of edges, which PyTorch Geometric, torch-cluster and pyg-lib share.
 
-An edge list is as long as there are pairs, so each of these functions waits for the device once. For fixed
-shapes, which compile and are captured, call :func:`pointproj.knn` or :func:`pointproj.radius_neighbors`.
+An edge list is as long as there are pairs, so each of these functions waits for the device. For fixed shapes,
+which compile and are captured, call :func:`pointproj.knn` or :func:`pointproj.radius_neighbors`.
 """
 
 import torch
@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pointproj.compat.pairs import boundary, coordinates, pairs_within, squared_lengths
-from pointproj.ops.functional import knn
-from pointproj.ops.neighbor_lists import radius_neighbors
+from pointproj.ops.arguments import check_size
+from pointproj.ops.clouds import checked_clouds
+from pointproj.ops.index import choose_backend
 
 FLOWS = ("source_to_target", "target_to_source")
 
@@ -39,10 +40,8 @@ def knn_edges(
     reference_points, query_points = _points("x", x), _points("y", y)
     if cosine:  # the chord between unit vectors grows with the angle
         reference_points, query_points = _directions(reference_points), _directions(query_points)
-    count = min(k + skip_self, len(reference_points))
-    offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
-    _, rows = knn(query_points, reference_points, count, **offsets)
-    return _listed(rows, _kept(rows, rows >= 0, k, skip_self))
+    rows = _nearest(query_points, reference_points, k + skip_self, ptr_y, ptr_x)
+    return _listed(rows, _kept(rows, k, skip_self))
 
 
 def radius_edges(
@@ -62,20 +61,18 @@ def radius_edges(
     if x.numel() == 0 or y.numel() == 0:
         return _no_edges(x)
     reference_points, query_points = _points("x", x), _points("y", y)
-    offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
     if max_num_neighbors is None:
+        offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
         queries, indices, _ = pairs_within(query_points, reference_points, r, inclusive=False, **offsets)
         edges = torch.stack([queries, indices])
         return edges[:, queries != indices] if skip_self else edges
-    count = min(max_num_neighbors + skip_self, len(reference_points))
     reach, squared_radius = boundary(r, query_points)
-    found = radius_neighbors(
-        query_points, reference_points, reach, max_neighbors=count, displacements=True, **offsets
-    )
-    nearer = (found.indices >= 0) & (squared_lengths(found.displacements) < squared_radius)
-    kept = _kept(found.indices, nearer, max_num_neighbors, skip_self)
-    rows = found.indices.masked_fill(~kept, len(reference_points)).sort(dim=1).values
-    return _listed(rows, rows < len(reference_points))
+    rows = _nearest(query_points, reference_points, max_num_neighbors + skip_self, ptr_y, ptr_x, reach)
+    beyond_all = len(reference_points)
+    rows = rows.masked_fill(~_kept(rows, max_num_neighbors, skip_self), beyond_all).sort(dim=1).values
+    edges = _listed(rows, rows < beyond_all)
+    squared = squared_lengths(query_points[edges[0]] - reference_points[edges[1]])
+    return edges[:, squared < squared_radius]
 
 
 def directed(edges: Edges, flow: str, neighbors_first: str) -> Edges:
@@ -98,8 +95,27 @@ def _directions(points: Tensor) -> Tensor:
     return points / points.norm(dim=-1, keepdim=True)  # 0 / 0 is NaN, which is nobody's neighbour
 
 
-def _kept(rows: Tensor, found: Bool[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q k"]:
+def _nearest(
+    query_points: Tensor,
+    reference_points: Tensor,
+    k: int,
+    query_offsets: Tensor | None,
+    reference_offsets: Tensor | None,
+    radius: float | None = None,
+) -> Int[Tensor, "q k"]:
+    """Rows of the k nearest, nearest first, -1 where there are fewer; the distances are never needed."""
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
+    check_size("the number of neighbours", k, least=1)
+    k = min(k, len(reference_points))
+    module, _ = choose_backend("auto", radius, None, reference_points, clouds)
+    if radius is None:
+        return module.search(clouds, None, k)
+    return module.radius_search(clouds, None, radius, k)[0]
+
+
+def _kept(rows: Int[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q k"]:
     """At most k, without the own point, which many coincident points may have left out already."""
+    found = rows >= 0
     if not skip_self:
         return found
     others = found & (rows != torch.arange(len(rows), device=rows.device)[:, None])
@@ -108,7 +124,7 @@ def _kept(rows: Tensor, found: Bool[Tensor, "q k"], k: int, skip_self: bool) -> 
 
 def _listed(rows: Int[Tensor, "q k"], kept: Bool[Tensor, "q k"]) -> Edges:
     slots = kept.flatten().nonzero()[:, 0]
-    return torch.stack([slots // rows.shape[1], rows.flatten()[slots]])
+    return torch.stack([slots // rows.shape[1], rows.flatten()[slots].long()])
 
 
 def _no_edges(x: Tensor) -> Edges:

@@ -119,6 +119,5 @@ def first_within(
 
 def split(values: Tensor, counts: Int[Tensor, " rows"]) -> np.ndarray:
     """One tensor for each row, in an array of objects."""
-    parts = np.empty(len(counts), dtype=object)
-    parts[:] = values.split(counts.tolist())
-    return parts
+    parts = values.split(counts.tolist())
+    return np.fromiter(parts, dtype=object, count=len(parts))

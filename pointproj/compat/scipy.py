@@ -63,10 +63,11 @@ class cKDTree:  # noqa: N801 - its name there
         if not bool(data.isfinite().all()):
             raise ValueError("data must be finite, check for nan or inf values")
         self.boxsize = _lengths(boxsize, data)
-        self._search = {"index": build_index(self._points.detach())}
+        self._index = build_index(self._points.detach())
+        self._box = None
         if self.boxsize is not None:
             box = [length or math.inf for length in self.boxsize]
-            self._search["box"] = (*box, *[math.inf] * (self._points.shape[1] - self.m))
+            self._box = (*box, *[math.inf] * (self._points.shape[1] - self.m))
 
     def query(
         self,
@@ -113,7 +114,7 @@ class cKDTree:  # noqa: N801 - its name there
         if not ranks or min(ranks) < 1:
             raise ValueError(f"k must be an integer, or a sequence of integers, of at least 1; got {k}")
         found = min(max(ranks), self.n)
-        distances, rows = knn(query_points, self._points, found, **self._search)
+        distances, rows = knn(query_points, self._points, found, box=self._box, index=self._index)
         absent = (rows < 0) | (distances >= distance_upper_bound)
         distances = torch.where(absent & ~distances.isnan(), torch.inf, distances)
         rows = torch.where(absent, self.n, rows)
@@ -169,8 +170,9 @@ class cKDTree:  # noqa: N801 - its name there
             r = r.to(query_points).expand(x.shape[:-1]).reshape(-1)
         elif r < 0:
             raise ValueError(f"r must not be negative; got {r}")
-        search = {"inclusive": True, **self._search}
-        queries, rows, _ = pairs_within(query_points.detach(), self._points.detach(), r, **search)
+        # Without the index: its cells are of the first radius that it is asked for.
+        clouds = query_points.detach(), self._points.detach()
+        queries, rows, _ = pairs_within(*clouds, r, inclusive=True, box=self._box)
         counts = torch.zeros(len(query_points), dtype=torch.int64, device=rows.device)
         counts = counts.index_add(0, queries, torch.ones_like(queries))
         if return_length:

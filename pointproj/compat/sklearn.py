@@ -157,7 +157,7 @@ class NearestNeighbors:
         points = self._fitted().detach()
         query_points = points if X is None else self._queries(X).detach()
         reach = self.radius if radius is None else radius
-        queries, rows, squared = pairs_within(query_points, points, reach, inclusive=True, index=self._index)
+        queries, rows, squared = pairs_within(query_points, points, reach, inclusive=True)
         if X is None:
             others = queries != rows
             queries, rows, squared = queries[others], rows[others], squared[others]

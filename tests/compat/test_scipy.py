@@ -90,6 +90,11 @@ def test_derivatives_of_distances(periodic: bool):
     assert_same_derivatives(ours, by_definition, {"x": x, "data": data})
 
 
+def test_balls_of_equally_many_points():
+    found = scipy.cKDTree(points(20, 3)).query_ball_point(points(4, 3), 9.0)
+    assert [rows.tolist() for rows in found] == [list(range(20))] * 4
+
+
 def test_attributes_dtype_and_points_that_are_not_finite():
     data = points(20, 3, dtype=torch.float32)
     tree = scipy.cKDTree(data)
