@@ -1,0 +1,79 @@
+"""Steps of whole models: which rows there are, and what a process answers."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pointproj.benchmark import geotransolver, gino, model_process, models
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.model_process import Request
+from pointproj.benchmark.results import MISSING, OK, SKIPPED, WRONG
+from pointproj.benchmark.run import run
+from tests.benchmark.test_run import bench_config
+from tests.compat.physicsnemo_library import import_physicsnemo
+
+CONFIG = {"workloads": ["gino"], "slowest_call_s": 1000.0}
+TIMES = '"p20_ms": 1, "p50_ms": 2, "p80_ms": 3, "repetitions": 4'
+ANSWER = f'{{{TIMES}, "error": %s, "before": 1048576, "peak": 3145728}}'
+
+
+def test_every_model_has_rows_with_its_own_search_and_with_ours():
+    rows = models.planned(BenchConfig())
+    assert ("gino", "neuraloperator", "eager", 10**4) in rows
+    assert ("gino", "pointproj", "eager", 10**6) in rows
+    executions = [row[2] for row in rows if row[:2] == ("geotransolver", "pointproj")]
+    assert executions == ["eager", "compiled"]
+    assert models.planned(BenchConfig(modes=["knn"])) == models.planned(BenchConfig(workloads=["w1"])) == []
+    assert {row[1] for row in models.planned(BenchConfig(peers=[]))} == {"pointproj"}
+
+
+def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(models, "import_failure", lambda module: f"{module} cannot be imported")
+    rows = run(bench_config(tmp_path, **CONFIG))
+    assert [(row.status, row.note) for row in rows] == [(MISSING, "neuralop.models cannot be imported")] * 3
+    monkeypatch.setattr(models, "import_failure", lambda module: None)
+    rows = run(bench_config(tmp_path, workloads=["gino"]))
+    assert {row.status for row in rows} == {SKIPPED}
+    assert "more than slowest_call_s=2" in rows[0].note
+
+
+@pytest.mark.parametrize(("error", "status"), [("1e-6", OK), ("null", OK), ("0.1", WRONG)])
+def test_what_a_process_answers_is_a_row(
+    error: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(models, "import_failure", lambda module: None)
+    said = subprocess.CompletedProcess([], 0, f"the library prints too\n{ANSWER % error}\n", "")
+    monkeypatch.setattr(models.subprocess, "run", lambda *_, **__: said)
+    row, *_ = run(bench_config(tmp_path, **CONFIG))
+    assert (row.contender, row.queries, row.references, row.status) == (
+        "neuraloperator",
+        32**3,
+        10**4,
+        status,
+    )
+    if status == OK:
+        assert (row.p50_ms, row.repetitions, row.peak_mib) == (2, 4, 3)
+        assert row.note == "1 MiB before the first step"
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("module", [gino, geotransolver], ids=["gino", "geotransolver"])
+def test_a_small_model_agrees_and_is_timed(module, monkeypatch: pytest.MonkeyPatch):
+    if module is gino:
+        pytest.importorskip("neuralop", reason="neuraloperator is not installed: extra peers")
+    else:
+        import_physicsnemo()
+    few = lambda replaced, points, device: module.make_small(replaced, device)  # noqa: E731
+    monkeypatch.setattr(module, "make", few)
+    name = module.__name__.rpartition(".")[2]
+    try:
+        found = model_process.answer(Request(name, True, "eager", 0, "cpu", 0.01))
+    finally:
+        if module is geotransolver:
+            from pointproj.compat import physicsnemo
+
+            physicsnemo.uninstall()
+    assert found["error"] < models.TOLERANCE
+    assert 0 < found["p20_ms"] <= found["p50_ms"] <= found["p80_ms"]
+    assert found["peak"] >= found["before"] > 0
