@@ -17,13 +17,16 @@ WORKLOADS = (
     "scaling",
     "batches",
     "memory",
+    "lists",
     "interop",
     "large",
     "gino",
     "geotransolver",
     "import",
 )
-MODES = ("build", "search", "knn", "aggregate", "operator", "forward", "step", "launch", "import")
+OF_OPERATORS = ("build", "search", "knn", "aggregate", "operator", "forward", "step")
+OF_LISTS = ("padded", "csr", "aggregate_padded", "aggregate_csr")
+MODES = (*OF_OPERATORS, *OF_LISTS, "launch", "import")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
 ALLOCATORS = ("torch", "rmm")
@@ -41,7 +44,7 @@ class BenchConfig:
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
     gpu_memory: str = "torch"  # torch | rmm: who allocates it; with rmm, names end in "+ RMM"
-    sizes: list[int] | None = None  # points of the scaling workload; null: 10^4 to 10^7 (CPU: 10^6)
+    sizes: list[int] | None = None  # points of scaling; null: 10^4 to 10^7 (CPU: 10^6). Of lists; null: 10^5
     elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, unknown
+from pointproj.benchmark.list_peers import LIST_PEERS
 from pointproj.benchmark.peer import Peer, gather_aggregate
 from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.workloads import Workload
@@ -69,7 +70,7 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> t
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
     """The peers to measure; parameters and errors as those of :func:`backend_names`."""
-    return _chosen("peers", asked_for, tuple(dict.fromkeys(peer.name for peer in PEERS)))
+    return _chosen("peers", asked_for, tuple(dict.fromkeys(peer.name for peer in (*PEERS, *LIST_PEERS))))
 
 
 def missing_backend(name: str, device_type: str, operator: str) -> str | None:

@@ -6,6 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 
+from pointproj.benchmark.list_peers import Question
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row
 from pointproj.benchmark.workloads import Workload
 from pointproj.ops.cases import Problem
@@ -63,6 +64,14 @@ class Display:
             f"{problem.features.shape[-1]} channels; {checked:,} queries are compared with the reference"
         )
 
+    def lists(self, name: str, asked: Question, checked: int) -> None:
+        """A cloud of the workload ``lists`` begins."""
+        within = "" if asked.radius is None else f" within r={asked.radius:g}"
+        self.console.print(
+            f"\n[bold]{name}[/bold] {asked.k} nearest{within}, {len(asked.query_points):,} queries, "
+            f"{len(asked.reference_points):,} points; {checked:,} queries are compared with the reference"
+        )
+
     def agrees(self, name: str, error: float) -> None:
         """A contender's results agree with the reference."""
         self.console.print(f"  {escape(name)}: agrees with the reference, error {error:.1e}")
@@ -76,7 +85,7 @@ class Display:
         """A row has been measured."""
         self._done += 1
         count = f"[{self._done}/{self._expected}]"
-        line = f"{count:>10} {row.contender:16} {row.mode:10} {row.execution:9}"
+        line = f"{count:>10} {row.contender:16} {row.mode:16} {row.execution:9}"
         if row.status == OK:
             error = "" if row.parity_error is None else f"  error {row.parity_error:.1e}"
             spread = f"{row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"

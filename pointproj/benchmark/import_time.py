@@ -20,7 +20,7 @@ print(time.perf_counter() - before)
 """
 
 
-def planned(config: BenchConfig) -> list[str]:
+def planned(config: BenchConfig, device_type: str) -> list[str]:
     """The mode ``import``, if the config asks for it."""
     wanted = "import" in config.workloads and "eager" in (config.execution or EXECUTIONS)
     return ["import"] if wanted and "import" in config.modes else []

@@ -61,7 +61,7 @@ CALLS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
 }
 
 
-def planned(config: BenchConfig) -> list[str]:
+def planned(config: BenchConfig, device_type: str) -> list[str]:
     """The names of the calls to measure."""
     if "interop" not in config.workloads or "launch" not in config.modes:
         return []

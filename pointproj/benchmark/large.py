@@ -32,7 +32,7 @@ REPETITIONS = 5  # the same in every process: each call is made by all of them
 MODES = ("aggregate", "operator")
 
 
-def planned(config: BenchConfig) -> list[tuple[str, str]]:
+def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str]]:
     """(backend, mode) of each row."""
     if "large" not in config.workloads or "eager" not in (config.execution or EXECUTIONS):
         return []

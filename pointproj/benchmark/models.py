@@ -26,7 +26,7 @@ TIMEOUT_S = 1800
 MIB = 2**20
 
 
-def planned(config: BenchConfig) -> list[tuple[str, str, str, int]]:
+def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str, str, int]]:
     """(workload, contender, execution, points) of each row."""
     if "step" not in config.modes:
         return []

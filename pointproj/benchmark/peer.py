@@ -7,7 +7,7 @@ not before.
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -69,10 +69,15 @@ class Peer:
 
     def missing(self) -> str | None:
         """None if it can be imported, else one line with the reason."""
-        return next(filter(None, map(import_failure, self.imports)), None)
+        return missing_import(self.imports)
 
 
 PEERS: list[Peer] = []
+
+
+def missing_import(modules: Iterable[str]) -> str | None:
+    """None if all modules can be imported, else one line on the first that cannot."""
+    return next(filter(None, map(import_failure, modules)), None)
 
 
 @functools.cache

@@ -55,7 +55,7 @@ class Projection:
         if contender.brute_force and pairs > 8 * pilot:
             few, their_pairs = _some_queries(problem, pilot)
             seconds = _seconds(workload, contender, few, self.device)
-            self._refuse_if_slow(seconds * pairs / their_pairs)
+            self.refuse_if_slow(seconds * pairs / their_pairs)
 
     def check_growth(self, blank: Row) -> None:
         """Raise if the same call on smaller clouds says that this one would take too long."""
@@ -64,14 +64,15 @@ class Projection:
         if not smaller:
             return
         size, seconds = smaller[-1]
-        self._refuse_if_slow(seconds * blank.references / size)
+        self.refuse_if_slow(seconds * blank.references / size)
 
     def learn(self, row: Row) -> None:
         """Remember a time for :meth:`check_growth`."""
         if row.status == OK:
             self._seen.setdefault(_family(row), []).append((row.references, row.p50_ms / 1e3))
 
-    def _refuse_if_slow(self, seconds: float) -> None:
+    def refuse_if_slow(self, seconds: float) -> None:
+        """Raise if a call of this length is not wanted."""
         limit = self.config.slowest_call_s
         if seconds > limit:
             raise Unaffordable(f"would take about {seconds:.0f} s a call, more than slowest_call_s={limit:g}")

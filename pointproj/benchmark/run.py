@@ -2,7 +2,7 @@
 
 import torch
 
-from pointproj.benchmark import import_time, interop, large, models
+from pointproj.benchmark import import_time, interop, large, lists, models
 from pointproj.benchmark.clouds import measure_workload
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_names, peer_names
@@ -19,7 +19,7 @@ from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.memory import configure_allocator
 
-OTHER_WORKLOADS = (interop, large, models, import_time)  # each plans and measures its own rows
+OTHER_WORKLOADS = (lists, interop, large, models, import_time)  # each plans and measures its own rows
 
 
 def run(config: BenchConfig) -> list[Row]:
@@ -61,7 +61,7 @@ def _measure(recorder: Recorder) -> None:
     config, device_type, display = recorder.config, recorder.device.type, recorder.display
     display.header(recorder.machine, str(recorder.file.path))
     planned = [(w, [*entries(config, w, device_type)]) for w in workloads(config, device_type)]
-    others = [(workload, workload.planned(config)) for workload in OTHER_WORKLOADS]
+    others = [(workload, workload.planned(config, device_type)) for workload in OTHER_WORKLOADS]
     rows = [entry.rows for _, of in planned for entry in of] + [len(of) for _, of in others]
     display.expect(sum(rows))
     for workload, of in planned:

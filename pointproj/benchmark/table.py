@@ -33,6 +33,9 @@ SCALING = {
     "scaling_clustered": "clustered",
     "scaling_surface": "surface",
 }
+LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_w1": "W1"}
+FORMS = {"padded": "{k} nearest", "csr": "all", "knn": "kNN, k = {k}"}
+SUMS = {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
 EXECUTION_ORDER = ("captured", "compiled", "eager")
 
 
@@ -69,6 +72,7 @@ def _device(rows: list[Row]) -> Iterator[str]:
     for name in filled:
         yield f"{name}:\n\n" + "\n".join(made[name])
     yield from _absent(rows)
+    yield from _otherwise(rows)
 
 
 def _tutorial(rows: list[Row]) -> list[str]:
@@ -132,6 +136,28 @@ def _batches(rows: list[Row]) -> list[str]:
     return _table(head, _by_contender_and_execution(rows), cells)
 
 
+def _lists(rows: list[Row]) -> list[str]:
+    return _of_lists(rows, FORMS)
+
+
+def _list_sums(rows: list[Row]) -> list[str]:
+    return _of_lists(rows, SUMS)
+
+
+def _of_lists(rows: list[Row], modes: dict[str, str]) -> list[str]:
+    rows = [row for row in rows if row.workload in LISTS and row.mode in modes]
+    present = {(row.references, row.workload, row.mode) for row in rows}
+    keys = sorted(present, key=lambda key: (key[0], [*LISTS].index(key[1]), [*modes].index(key[2])))
+    numbers = {row.mode: row.k for row in rows}
+    named = [modes[mode].format(k=numbers[mode]) for _, _, mode in keys]
+    head = [f"{LISTS[of]} {_count(size)}, {name}" for (size, of, _), name in zip(keys, named, strict=True)]
+
+    def cells(of: list[Row]) -> list[str]:
+        return [_time(_only(of, references=s, workload=w, mode=mode)) for s, w, mode in keys]
+
+    return _table(head, _by_contender_and_execution(rows), cells)
+
+
 def _large(rows: list[Row]) -> list[str]:
     def cells(of: list[Row]) -> list[str]:
         forward, both = (_only(of, mode=mode) for mode in ("aggregate", "operator"))
@@ -181,6 +207,16 @@ def _absent(rows: list[Row]) -> Iterator[str]:
         )
 
 
+def _otherwise(rows: list[Row]) -> Iterator[str]:
+    """What libraries return that return something else than our lists."""
+    rows = [row for row in rows if row.workload in LISTS and row.status == OK and row.note]
+    said = dict.fromkeys((row.contender, FORMS[row.mode].format(k=row.k), row.note) for row in rows)
+    if said:
+        yield "What lists of other libraries are:\n\n" + "\n".join(
+            f"- {name}, {form}: {note}" for name, form, note in said
+        )
+
+
 _SECTIONS: dict[str, Callable[[list[Row]], list[str]]] = {
     "The tutorial's table (W1), reproduced, and ours below it": _tutorial,
     "Network, milliseconds (median)": _network,
@@ -188,6 +224,8 @@ _SECTIONS: dict[str, Callable[[list[Row]], list[str]]] = {
     "kNN of a cloud within itself, k = 8, index built in each call, milliseconds": _scaling,
     "Batches: forward with the features' gradient, milliseconds": _batches,
     "Peak memory of a W1 training step, eager, by number of points, MiB": _memory,
+    "Lists of neighbours within a radius, index built in each call, milliseconds": _lists,
+    "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": _list_sums,
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": _large,
     "A Warp kernel on new tensors that require a gradient, milliseconds": _interop,
     "`from pointproj import knn` in a new process, after `import torch`": _import,

@@ -71,7 +71,7 @@ def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
 
 
 def _scaling(sizes: list[int]) -> Iterator[Workload]:
-    for kind, points in (("uniform", _uniform), ("clustered", clustered), ("surface", surface)):
+    for kind, points in (("uniform", uniform), ("clustered", clustered), ("surface", surface)):
         for size in sizes:
             case = Case(f"scaling_{kind}", itself(points(size)), k=SELF_K, radius=None, channels=1)
             yield Workload(case.id, case, "knn", SEARCH, executions=UNCOMPILED)
@@ -110,7 +110,8 @@ def _moved(tensors: Iterable[Tensor | None], device: torch.device) -> list[Tenso
     return [None if tensor is None else tensor.to(device) for tensor in tensors]
 
 
-def _uniform(count: int) -> Points:
+def uniform(count: int) -> Points:
+    """Points in [-1, 1]^3."""
     return lambda g: torch.rand(count, 3, generator=g, dtype=torch.float64) * 2 - 1
 
 

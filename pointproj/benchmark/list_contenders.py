@@ -1,0 +1,114 @@
+"""Who gives lists of neighbours in the workload ``lists``, and how: our backends, and other libraries."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+import pointproj
+from pointproj.benchmark.config import EXECUTIONS, BenchConfig
+from pointproj.benchmark.contenders import backend_names, missing_backend, peer_names
+from pointproj.benchmark.list_peers import LIST_PEERS, ListPeer, Pairs, Question, padded_pairs
+from pointproj.machine import package_version
+from pointproj.ops.registry import waits
+
+SUMS = ("aggregate_padded", "aggregate_csr")
+
+
+@dataclass(frozen=True)
+class ListContender:
+    """One of our backends, or a peer, in one mode."""
+
+    name: str
+    kind: str  # backend | peer
+    mode: str
+    package: str
+    executions: tuple[str, ...]
+    missing: str | None
+    search: Callable[[Question], Any]  # for aggregation, what makes the ready list
+    read: Callable[[Any], Pairs]
+    returns: str = ""
+    nearest: bool = True
+    itself: bool = True
+    brute_force: bool = False  # time grows with queries times references
+
+
+def list_contenders(config: BenchConfig, device_type: str, modes: tuple[str, ...]) -> Iterator[ListContender]:
+    """All contenders in these modes, as far as the config asks for them, also those that cannot run here."""
+    for mode in modes:
+        if mode not in config.modes:
+            continue
+        operator = "knn" if mode == "knn" else "radius"
+        if mode in SUMS:
+            yield from _aggregation(config, mode)
+            continue
+        for name in backend_names(config.backends, operator):
+            yield _backend(name, mode, missing_backend(name, device_type, operator))
+        chosen = peer_names(config.peers)
+        for peer in LIST_PEERS:
+            if peer.mode == mode and peer.name in chosen and device_type in peer.devices:
+                yield _peer(peer)
+
+
+def _aggregation(config: BenchConfig, mode: str) -> Iterator[ListContender]:
+    """Over a ready list, which is the same from every backend; of plain torch."""
+    finders = ["auto"] if config.backends is None else backend_names(config.backends, "radius")
+    for finder in finders[:1]:
+        contender = _backend(finder, mode.removeprefix("aggregate_"), None)
+        yield dataclasses.replace(contender, name="pointproj", mode=mode, executions=EXECUTIONS)
+
+
+def _backend(name: str, mode: str, missing: str | None) -> ListContender:
+    search, read = _OURS[mode]
+    executions = EXECUTIONS[:2] if name != "auto" and waits(name) else EXECUTIONS
+    return ListContender(
+        *(name, "backend", mode, package_version("pointproj"), executions, missing),
+        search=lambda asked: search(asked, name),
+        read=read,
+        brute_force=name == "torch",
+    )
+
+
+def _peer(peer: ListPeer) -> ListContender:
+    return ListContender(
+        *(peer.name, "peer", peer.mode, package_version(peer.distribution), ("eager",), peer.missing()),
+        search=peer.function,
+        read=peer.read,
+        returns=peer.returns,
+        nearest=peer.nearest,
+        itself=peer.itself,
+    )
+
+
+def _padded(asked: Question, backend: str) -> pointproj.Neighbors:
+    points = asked.query_points, asked.reference_points
+    return pointproj.radius_neighbors(*points, asked.radius, max_neighbors=asked.k, backend=backend)
+
+
+def _csr(asked: Question, backend: str) -> pointproj.NeighborList:
+    points = asked.query_points, asked.reference_points
+    return pointproj.radius_neighbors(*points, asked.radius, capacity=asked.capacity, backend=backend)
+
+
+def _knn(asked: Question, backend: str) -> tuple[Tensor, Tensor]:
+    return pointproj.knn(asked.query_points, asked.reference_points, asked.k, backend=backend)
+
+
+def _read_padded(found: pointproj.Neighbors) -> Pairs:
+    return padded_pairs(found.indices, found.indices >= 0, found.distances, found.counts)
+
+
+def _read_csr(found: pointproj.NeighborList) -> Pairs:
+    used = found.indices >= 0
+    counts = found.row_splits.diff()
+    return Pairs(found.query_indices[used], found.indices[used], found.distances[used], counts)
+
+
+def _read_knn(found: tuple[Tensor, Tensor]) -> Pairs:
+    distances, indices = found
+    return padded_pairs(indices, indices >= 0, distances)
+
+
+_OURS = {"padded": (_padded, _read_padded), "csr": (_csr, _read_csr), "knn": (_knn, _read_knn)}
