@@ -37,6 +37,7 @@ CLOUDS = {
     "lists_surface": lambda size: itself(surface(size)),
     W1_LIKE: lambda size: grid_in_gaussian(30, size),
 }
+EAGER_ONLY = ("lists_surface",)  # unless the config names executions: compiling all takes minutes
 K = 32  # the most neighbours within the radius
 W1_K = 8  # torchbvh has no 7
 CAPACITY = 40  # pairs per query that csr has room for
@@ -66,7 +67,11 @@ def planned(config: BenchConfig, device_type: str) -> list[Planned]:
             for contender in list_contenders(config, device_type, modes):
                 if config.gpu_memory == "rmm":
                     contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")
-                runs = ["-"] if contender.missing else [e for e in wanted if e in contender.executions]
+                runs = [e for e in wanted if e in contender.executions]
+                if config.execution is None and workload in EAGER_ONLY:
+                    runs = ["eager"]
+                if contender.missing:
+                    runs = ["-"]
                 rows += [Planned(workload, size, contender, execution) for execution in runs]
     return rows
 

@@ -110,6 +110,9 @@ class TestPlan:
         assert {row.size for row in on_cuda} == {10**5}
         assert {row.execution for row in on_cpu} == {"eager", "compiled"}
         assert {row.execution for row in on_cuda} == {"eager", "compiled", "captured"}
+        assert {row.execution for row in on_cuda if row.workload == "lists_surface"} == {"eager"}
+        named = lists.planned(dataclasses.replace(config, execution=["captured"]), "cuda")
+        assert {row.execution for row in named if row.workload == "lists_surface"} == {"captured"}
 
     def test_other_workloads_and_modes_plan_nothing(self):
         assert lists.planned(BenchConfig(workloads=["w1"]), "cpu") == []

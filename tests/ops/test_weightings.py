@@ -14,9 +14,7 @@ from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run
 
 CASES = (
     by_id("odd-sizes"),
-    by_id(
-        "lattice-radius-root-3-half"
-    ),  # the compact kernel is 0 at all neighbours of some
+    by_id("lattice-radius-root-3-half"),  # the compact kernel is 0 at all neighbours of some
     by_id("all-coincident"),
     by_id("fp64-features"),
     by_id("dense-bf16"),
