@@ -251,9 +251,20 @@ def _within(**changes: Any) -> Tensor:
     operators = _operators()
     given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3} | changes
     weighting = DEFAULT._replace(**{n: v for n, v in changes.items() if n in DEFAULT._fields})
-    tables = given.get("tables", list(operators.native_build_hash_grid(POINTS, None, 1, 0.3)))
+    tables = given.get("tables", list(operators.native_build_hash_grid(POINTS, None, 1, 0.3, None)))
     values = given["features"], given["sigma"], given["radius"]
     return operators.native_radius_sums(POINTS, None, POINTS, None, 1, tables, tables, *values, *weighting)
+
+
+def _list(**changes: Any) -> Tensor:
+    operators = _operators()
+    given = {"points": POINTS, "tables": [], "radius": 0.3, "radii": None, "capacity": 5} | changes
+    last = given["tables"], given["radius"], given["radii"], given["capacity"]
+    return operators.native_radius_list(given["points"], None, POINTS, None, 1, *last)
+
+
+def _nearest_within(k: int) -> Tensor:
+    return _operators().native_radius_search(POINTS, None, POINTS, None, 1, [], 0.3, None, k)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +294,13 @@ def _within(**changes: Any) -> Tensor:
         (_within, {"radius": float("nan")}, "radius must be positive and finite; got nan"),
         (_within, {"kernel": "cubic"}, "kernel must be exponential, gaussian, .* or compact; got cubic"),
         (_within, {"reduce": "max"}, "reduce must be mean or sum; got max"),
+        (_list, {"points": torch.rand(9, 2)}, r"query_points must have shape \(n, 3\); got \[9, 2\]"),
+        (_list, {"radius": 0.0}, "radius must be positive and finite; got 0"),
+        (_list, {"radii": torch.rand(8)}, r"radii must have shape \[9\]; got \[8\]"),
+        (_list, {"radii": torch.rand(9).double()}, "radii must be Float; got Double"),
+        (_list, {"tables": [POINTS]}, "reference_grid must be the 3 tables of build_hash_grid; got 1"),
+        (_list, {"capacity": -1}, "capacity must not be negative; got -1"),
+        (_nearest_within, {"k": 0}, "k must be positive; got 0"),
     ],
 )
 def test_operators_check_their_arguments(call: Callable[..., Tensor], changes: dict, message: str):

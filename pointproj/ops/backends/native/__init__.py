@@ -23,13 +23,16 @@ def unbuilt() -> str | None:
 
 
 def build_index(
-    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    count: int,
+    radius: float | Tensor | None,
 ) -> Tables:
     from pointproj.ops.backends.native import operators
 
     if radius is None:
         return operators.build_cell_list(reference_points, reference_offsets, count)
-    return operators.build_hash_grid(reference_points, reference_offsets, count, radius)
+    return operators.build_hash_grid(reference_points, reference_offsets, count, *_number_or_tensor(radius))
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -66,7 +69,28 @@ def radius_aggregate(
         query_grid, tables = made[:3], made[3:]
     else:
         query_grid = operators.build_hash_grid(
-            points.query_points, points.query_offsets, points.count, radius
+            points.query_points, points.query_offsets, points.count, radius, None
         )
     grids = list(query_grid), list(tables)
     return operators.radius_sums(*clouds, *grids, features, sigma, radius, *weighting)[0]
+
+
+def radius_search(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.native import operators
+
+    return operators.radius_search(*clouds, list(tables or ()), *_number_or_tensor(radius), k)
+
+
+def radius_list(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.native import operators
+
+    return operators.radius_list(*clouds, list(tables or ()), *_number_or_tensor(radius), capacity)
+
+
+def _number_or_tensor(radius: float | Tensor) -> tuple[float, Tensor | None]:
+    """As the extension's operators take it: the number counts where there is no tensor."""
+    return (0.0, radius) if isinstance(radius, Tensor) else (radius, None)

@@ -52,6 +52,17 @@ def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
 
 build_cell_list = cpp_op("native_build_cell_list", _cell_list)
 build_hash_grid = cpp_op("native_build_hash_grid", lambda call: _hash_grid(call.points, call.clouds))
+radius_search = cpp_op(
+    "native_radius_search",
+    lambda call: (
+        ((call.query_points.shape[0], call.k), torch.int32),
+        ((call.query_points.shape[0],), torch.int32),
+    ),
+)
+radius_list = cpp_op(
+    "native_radius_list",
+    lambda call: (((call.query_points.shape[0] + 1,), torch.int64), ((call.capacity,), torch.int32)),
+)
 build_hash_grids = cpp_op(  # of queries and of reference points
     "native_build_hash_grids",
     lambda call: _hash_grid(call.query_points, call.clouds) + _hash_grid(call.reference_points, call.clouds),

@@ -27,6 +27,7 @@ using std::exp;
 using std::fabs;
 using std::floor;
 using std::fma;
+using std::nextafter;
 using std::pow;
 using std::sqrt;
 

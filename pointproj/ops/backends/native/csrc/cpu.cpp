@@ -4,6 +4,7 @@
 #include "cell_list_build.h"
 #include "lanes.h"
 #include "launch.h"
+#include "lists.h"
 #include "neighbor_sums.h"
 #include "radius_sums.h"
 #include "search.h"
@@ -99,6 +100,8 @@ void each(const Task& task, int64_t items) {
 BUILD(InvertRows)
 SEARCH(float)
 SEARCH(double)
+POINTPROJ_LISTS(EACH, float)
+POINTPROJ_LISTS(EACH, double)
 POINTPROJ_ALL_SUMS(EACH, float, float)
 POINTPROJ_ALL_SUMS(EACH, float, double)
 POINTPROJ_ALL_SUMS(EACH, double, double)

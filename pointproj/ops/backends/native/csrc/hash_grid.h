@@ -10,6 +10,10 @@
 namespace pointproj {
 
 constexpr int kSlotsPerPoint = 4;
+template <class Real>
+constexpr Real kNarrowest = 8 * std::numeric_limits<Real>::min();  // edges of cells
+template <class Real>
+constexpr Real kWidest = std::numeric_limits<Real>::max() / 8;
 constexpr double kFarthest = 1 << 28;  // cells from the origin; what is beyond counts as there
 
 POINTPROJ_FN int floor_log2(unsigned x) {
@@ -69,12 +73,20 @@ struct BuildHashGrids {
     HashGrid<Real> grid;
   };
   Side sides[2];
-  int count;  // of the sides
-  Real width;
+  int count;            // of the sides
+  Real radius;          // the largest of the searches
+  const Real* largest;  // the same, where only the device knows it; or null
+  int cells;            // along it
   CountingSort sort;
+
+  // Results are right for every width, so long as it and its inverse are finite. A NaN becomes the narrowest.
+  POINTPROJ_FN Real cell_width() const {
+    return lesser(greater(kNarrowest<Real>, (largest ? *largest : radius) / Real(cells)), kWidest<Real>);
+  }
 
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
+    const Real width = cell_width();
     const int first_rows = sides[0].grid.batch.rows, first_slots = sides[0].grid.slots() + 1;
     machine.each(sort.slots, [&](int i) { sort.occupancy[i] = 0; });
     machine.each(count, [&](int side) {

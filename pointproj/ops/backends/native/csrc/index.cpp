@@ -44,15 +44,11 @@ std::tuple<Tensor, Tensor, Tensor> build_cell_list(
   return {tables[0], tables[1], tables[2]};
 }
 
-struct Cloud {
-  const Tensor& points;
-  Batch batch;
-};
+}  // namespace
 
-// Hash grids of one set of points, or of two, built in one launch.
 template <size_t kCount>
-std::array<Tables, kCount> build(const std::array<Cloud, kCount>& clouds, double radius) {
-  check_radius(radius);
+std::array<Tables, kCount> make_hash_grids(
+    const std::array<Cloud, kCount>& clouds, const LargestRadius& radius, bool in_fixed_order) {
   const Tensor& like = clouds[0].points;
   const Device device(like);
   std::array<Tables, kCount> made;
@@ -73,12 +69,13 @@ std::array<Tables, kCount> build(const std::array<Cloud, kCount>& clouds, double
       task.sides[i] = {data<const Real>(clouds[i].points), view_hash_grid<Real>(made[i], clouds[i].batch)};
     }
     task.count = kCount;
-    // A CPU would rather test points than look up rows of cells.
-    task.width = static_cast<Real>(radius / (device.is_cuda ? 2 : 1));
+    task.radius = static_cast<Real>(radius.number);
+    task.largest = radius.on_device ? data<const Real>(*radius.on_device) : nullptr;
+    task.cells = device.is_cuda ? 2 : 1;  // a CPU would rather test points than look up rows of cells
     task.sort = buffers.view();
     device.build(task, slots);
   });
-  if (device.is_cuda && device.in_fixed_order) {
+  if (device.is_cuda && in_fixed_order) {
     int64_t first = 0;
     for (size_t i = 0; i < kCount; ++i) {
       const int64_t size = clouds[i].batch.rows;
@@ -89,10 +86,24 @@ std::array<Tables, kCount> build(const std::array<Cloud, kCount>& clouds, double
   return made;
 }
 
+template std::array<Tables, 1> make_hash_grids(const std::array<Cloud, 1>&, const LargestRadius&, bool);
+template std::array<Tables, 2> make_hash_grids(const std::array<Cloud, 2>&, const LargestRadius&, bool);
+
+namespace {
+
+bool in_fixed_order() { return at::globalContext().deterministicAlgorithms(); }
+
 std::tuple<Tensor, Tensor, Tensor> build_hash_grid(
-    const Tensor& points, const OptionalTensor& offsets, int64_t clouds, double radius) {
+    const Tensor& points, const OptionalTensor& offsets, int64_t clouds, double radius,
+    const OptionalTensor& largest_radius) {
   check_points("points", points);
-  const auto [made] = build<1>({{{points, batch_of(points, offsets, clouds)}}}, radius);
+  if (largest_radius) {
+    check_like("largest_radius", *largest_radius, {}, points.scalar_type(), points);
+  } else {
+    check_radius(radius);
+  }
+  const Cloud cloud{points, batch_of(points, offsets, clouds)};
+  const auto [made] = make_hash_grids<1>({{cloud}}, {radius, largest_radius}, in_fixed_order());
   return {made[0], made[1], made[2]};
 }
 
@@ -100,9 +111,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> build_hash_grids(
     const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
     const OptionalTensor& reference_offsets, int64_t clouds, double radius) {
   check_pair(query_points, reference_points);
+  check_radius(radius);
   const Cloud queries{query_points, batch_of(query_points, query_offsets, clouds)};
   const Cloud references{reference_points, batch_of(reference_points, reference_offsets, clouds)};
-  const auto [q, r] = build<2>({queries, references}, radius);
+  const auto [q, r] = make_hash_grids<2>({{queries, references}}, {radius, std::nullopt}, in_fixed_order());
   return {q[0], q[1], q[2], r[0], r[1], r[2]};
 }
 
@@ -112,8 +124,8 @@ TORCH_LIBRARY_FRAGMENT(pointproj, library) {
   define(library, "native_build_cell_list(Tensor points, Tensor? offsets, SymInt clouds) -> (Tensor, Tensor, Tensor)",
          TORCH_FN(build_cell_list));
   define(library,
-         "native_build_hash_grid(Tensor points, Tensor? offsets, SymInt clouds, float radius) -> "
-         "(Tensor, Tensor, Tensor)",
+         "native_build_hash_grid(Tensor points, Tensor? offsets, SymInt clouds, float radius, Tensor? "
+         "largest_radius) -> (Tensor, Tensor, Tensor)",
          TORCH_FN(build_hash_grid));
   define(library,
          "native_build_hash_grids(Tensor query_points, Tensor? query_offsets, Tensor reference_points, "

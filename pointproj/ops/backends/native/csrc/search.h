@@ -6,7 +6,6 @@
 
 namespace pointproj {
 
-constexpr int kLongestList = 32;  // more neighbours than that are kept in a heap in memory
 constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
 
 template <class Real, class List>

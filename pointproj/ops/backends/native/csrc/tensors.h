@@ -176,6 +176,23 @@ inline Batch batch_of(const Tensor& points, const OptionalTensor& offsets, int64
 
 using Tables = std::array<Tensor, 3>;
 
+struct Cloud {
+  const Tensor& points;
+  Batch batch;
+};
+
+// The largest of the searches: a number, or a tensor () that only the device knows.
+struct LargestRadius {
+  double number;
+  OptionalTensor on_device;
+};
+
+// Hash grids of one set of points, or of two, built in one launch. Points of a cell are in the order of their rows on a
+// CPU, and where that is asked for; else in that of their arrival.
+template <size_t kCount>
+std::array<Tables, kCount> make_hash_grids(
+    const std::array<Cloud, kCount>& clouds, const LargestRadius& radius, bool in_fixed_order);
+
 inline std::array<int64_t, 2> sorted_points_shape(const Tensor& points) {
   const int64_t rows = points.size(0);
   if (points.is_cuda()) return {rows, 4};

@@ -4,9 +4,11 @@
 // write(lanes, k, rows) ends the search.
 #pragma once
 
-#include "common.h"
+#include "row_sort.h"
 
 namespace pointproj {
+
+constexpr int kLongestList = 32;  // more neighbours than that are kept in a heap in memory
 
 template <class Real>
 POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
@@ -62,18 +64,30 @@ template <class Real>
 struct Heap {
   Real* squared;
   int* rows;
-  int size;
+  int most, size = 0;
 
-  POINTPROJ_FN Heap(Real* squared, int* rows, int k) : squared(squared), rows(rows), size(k) {
-    for (int i = 0; i < k; ++i) {
-      squared[i] = kInfinity<Real>;
-      rows[i] = kNoRow;
-    }
-  }
-  POINTPROJ_FN Real limit() const { return squared[0]; }
+  POINTPROJ_FN Heap(Real* squared, int* rows, int k) : squared(squared), rows(rows), most(k) {}
+  POINTPROJ_FN Real limit() const { return size < most ? kInfinity<Real> : squared[0]; }
   template <class Lanes>
   POINTPROJ_FN void insert(Lanes&, Real newcomer, int row, bool exists) {
-    if (exists && is_before(newcomer, row, squared[0], rows[0])) sink(size, newcomer, row);
+    if (!exists) return;
+    if (size < most) {
+      rise(size++, newcomer, row);
+    } else if (is_before(newcomer, row, squared[0], rows[0])) {
+      sink(size, newcomer, row);
+    }
+  }
+  // Put a neighbour in a place at the bottom and restore the heap.
+  POINTPROJ_FN void rise(int at, Real newcomer, int row) {
+    while (at > 0) {
+      const int parent = (at - 1) / 2;
+      if (!is_before(squared[parent], rows[parent], newcomer, row)) break;
+      squared[at] = squared[parent];
+      rows[at] = rows[parent];
+      at = parent;
+    }
+    squared[at] = newcomer;
+    rows[at] = row;
   }
   // Put a neighbour on top of the first `count` places and restore the heap.
   POINTPROJ_FN void sink(int count, Real newcomer, int row) {
@@ -101,7 +115,7 @@ struct Heap {
       squared[last] = farthest;
       rows[last] = row;
     }
-    for (int i = 0; i < size; ++i) rows[i] = row_or_none(rows[i]);
+    for (int i = size; i < most; ++i) rows[i] = -1;
   }
 };
 
@@ -145,6 +159,46 @@ struct WarpList {
       }
       worst = lanes.take(squared, k - 1);
       hit = hit && lanes.lane() != source && candidate <= worst;
+    }
+  }
+};
+
+// The same for searches that meet many of the k best at once: these are sorted, and both lists are merged.
+template <class Real>
+struct MergedWarpList : WarpList<Real> {
+  static constexpr int kFew = 6;  // go to their places one by one
+
+  using WarpList<Real>::WarpList;
+
+  template <class Lanes>
+  POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int candidate_row, bool exists) {
+    const bool hit = exists && candidate <= this->worst;
+    if (lanes.bit_count(lanes.ballot(hit)) <= kFew) {
+      WarpList<Real>::insert(lanes, candidate, candidate_row, hit);
+      return;
+    }
+    if (!hit) {
+      candidate = kInfinity<Real>;
+      candidate_row = kNoRow;
+    }
+    sort_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, candidate, candidate_row); });
+    // The lesser of the i-th nearest here and the i-th farthest there are the 32 best of all.
+    const Real other = lanes.exchange(candidate, Lanes::width - 1);
+    const int other_row = lanes.exchange(candidate_row, Lanes::width - 1);
+    if (is_before(other, other_row, this->squared, this->row)) {
+      this->squared = other;
+      this->row = other_row;
+    }
+    merge_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, this->squared, this->row); });
+    this->worst = lanes.take(this->squared, this->k - 1);
+  }
+  template <class Lanes>
+  POINTPROJ_FN static void exchange(Lanes& lanes, int mask, Real& squared, int& row) {
+    const Real other = lanes.exchange(squared, mask);
+    const int other_row = lanes.exchange(row, mask);
+    if (is_before(other, other_row, squared, row) == is_in_front(lanes.lane(), mask)) {
+      squared = other;
+      row = other_row;
     }
   }
 };

@@ -81,6 +81,11 @@ struct WarpLanes {
   POINTPROJ_FN T take(T x, int source) const {
     return __shfl_sync(kAll, x, source, kWidth);
   }
+  // With the lane whose number differs by the bits of the mask.
+  template <class T>
+  POINTPROJ_FN T exchange(T x, int mask) const {
+    return __shfl_xor_sync(kAll, x, mask, kWidth);
+  }
   template <class T>
   POINTPROJ_FN T previous(T x) const {
     return __shfl_up_sync(kAll, x, 1);

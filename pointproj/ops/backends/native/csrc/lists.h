@@ -1,0 +1,194 @@
+// Neighbours within a radius as lists: the nearest of each query and the count of all, or all of them.
+//
+// Every query goes through its ball in the hash grid of the searched points. Queries are taken in the order of their
+// own cells, so that threads side by side read the same points.
+#pragma once
+
+#include "top_k.h"
+#include "traversal.h"
+
+namespace pointproj {
+
+// The largest x with sqrt(x) <= radius, rounded as the reference does; spares every pair a root. Nothing is within a
+// radius that is negative or no number.
+template <class Real>
+POINTPROJ_EVERYWHERE Real largest_square_within(Real radius) {
+  if (!(radius >= Real(0))) return Real(-1);
+  if (!(radius < kInfinity<Real>)) return radius;
+  Real square = radius * radius;
+  while (sqrt(square) > radius) square = nextafter(square, Real(0));
+  while (true) {
+    const Real following = nextafter(square, kInfinity<Real>);
+    if (!(sqrt(following) <= radius)) return square;
+    square = following;
+  }
+}
+
+// One radius for all queries, or one for each.
+template <class Real>
+struct Radii {
+  const Real* each;  // (Q,), or null
+  Real all, square;  // the latter from largest_square_within
+
+  POINTPROJ_FN Real of(int query) const { return each ? each[query] : all; }
+  POINTPROJ_FN Real square_of(int query) const { return each ? largest_square_within(each[query]) : square; }
+};
+
+template <class Real, class Take>
+struct BallVisitor {
+  Real square;
+  Take& take;
+  int found = 0;
+
+  POINTPROJ_FN Real limit() const { return square; }
+  template <class Lanes>
+  POINTPROJ_FN void meet(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
+    const bool hit = exists && squared <= square;
+    const unsigned hits = lanes.ballot(hit);
+    take(found + lanes.bits_before(hits), squared, point.row, hit);
+    found += lanes.bit_count(hits);
+  }
+  template <class Lanes>
+  POINTPROJ_FN void pause(Lanes&) const {}
+};
+
+// The queries in the order of their cells, and the points that they search.
+template <class Real>
+struct BallQueries {
+  SortedPoints<Real> points;
+  Batch batch;
+  HashGrid<Real> others;
+  Radii<Real> radii;
+
+  // take(rank, squared distance, row, hit): one candidate a lane, rank counts the hits. How many there are.
+  template <class Lanes, class Take>
+  POINTPROJ_FN int each_within(Lanes& lanes, const Point<Real>& query, Take take) const {
+    const Real radius = radii.of(query.row);
+    const bool searches = is_finite(query.position) && radius >= Real(0);
+    if (!lanes.any(searches)) return 0;
+    const Vec3<Real> q = searches ? query.position : Vec3<Real>{{0, 0, 0}};
+    BallVisitor<Real, Take> visitor{radii.square_of(query.row), take};
+    visit_ball(others, batch.cloud_of(query.row), q, searches, radius, lanes, visitor);
+    return visitor.found;
+  }
+};
+
+// ---- the nearest within the radius
+
+template <class Real>
+struct RadiusSearch {
+  BallQueries<Real> queries;
+  Matrix<int> rows;  // (Q, k)
+  int* counts;       // (Q,): all within the radius
+  Real* heap;        // (Q, k) if k > kLongestList
+
+  template <class Lanes, class List>
+  POINTPROJ_FN void find(Lanes& lanes, const Point<Real>& query, List&& list) const {
+    const int found = queries.each_within(lanes, query, [&](int, Real squared, int row, bool hit) {
+      list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
+    });
+    list.write(lanes, rows.columns, rows[query.row]);
+    if (lanes.lane() == 0) counts[query.row] = found;
+  }
+};
+
+// One thread a query, the list in registers.
+template <class Real, int kLength>
+struct RadiusSearchByThread {
+  static constexpr int kLanes = 1, kBlocks = 1;
+
+  RadiusSearch<Real> search;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    search.find(lanes, search.queries.points.load(at), SortedList<Real, kLength>(search.rows.columns));
+  }
+};
+
+// One thread a query, the list in memory.
+template <class Real>
+struct RadiusSearchInMemory {
+  static constexpr int kLanes = 1, kBlocks = 1;
+
+  RadiusSearch<Real> search;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    const Point<Real> query = search.queries.points.load(at);
+    Real* squared = search.heap + static_cast<int64_t>(query.row) * search.rows.columns;
+    search.find(lanes, query, Heap<Real>(squared, search.rows[query.row], search.rows.columns));
+  }
+};
+
+// A warp a query.
+template <class Real>
+struct RadiusSearchByWarp {
+  using Number = float;
+  static constexpr int kLanes = 32;
+
+  RadiusSearch<Real> search;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    search.find(lanes, search.queries.points.load(at), MergedWarpList<Real>(search.rows.columns));
+  }
+};
+
+// ---- all within the radius
+
+template <class Real>
+struct CountWithin {
+  using Number = float;
+  static constexpr int kLanes = 32;
+
+  BallQueries<Real> queries;
+  int64_t* row_splits;  // (Q + 1,): the counts, which are to be summed up
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    const Point<Real> query = queries.points.load(at);
+    const int found = queries.each_within(lanes, query, [](int, Real, int, bool) {});
+    if (lanes.lane() != 0) return;
+    row_splits[query.row + 1] = found;
+    if (at == 0) row_splits[0] = 0;
+  }
+};
+
+// The rows of each query in ascending order, where there is room for them.
+template <class Real>
+struct ListWithin {
+  using Number = float;
+  static constexpr int kLanes = 32;
+
+  BallQueries<Real> queries;
+  const int64_t* row_splits;  // (Q + 1,)
+  int* rows;                  // (capacity,)
+  int64_t capacity;
+  int* whole;  // (N,): the rows of the one query that has room for some of them only
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    const Point<Real> query = queries.points.load(at);
+    const int64_t begin = row_splits[query.row], end = row_splits[query.row + 1];
+    if (begin == end || begin >= capacity) return;
+    int* to = end <= capacity ? rows + begin : whole;
+    queries.each_within(lanes, query, [&](int rank, Real, int row, bool hit) {
+      if (hit) to[rank] = row;
+    });
+    lanes.sync();
+    sort_rows(lanes, to, static_cast<int>(end - begin));
+    if (end <= capacity) return;
+    for (int64_t i = begin + lanes.lane(); i < capacity; i += Lanes::width) rows[i] = whole[i - begin];
+  }
+};
+
+}  // namespace pointproj
+
+// Tasks that both devices have.
+#define POINTPROJ_LISTS(EACH, Real)     \
+  EACH(RadiusSearchByThread<Real, 8>)   \
+  EACH(RadiusSearchByThread<Real, 16>)  \
+  EACH(RadiusSearchByThread<Real, 32>)  \
+  EACH(RadiusSearchInMemory<Real>)      \
+  EACH(CountWithin<Real>)               \
+  EACH(ListWithin<Real>)
