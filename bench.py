@@ -10,7 +10,6 @@ from pointproj.doctor import require_application
 require_application()  # before its packages are imported
 
 import hydra
-from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
@@ -36,7 +35,7 @@ def bench(composed: DictConfig) -> None:
         except (DeviceError, AllocatorUnavailable) as error:
             raise ConfigError(str(error)) from None
     except ConfigError as error:
-        raise CompactHydraException(str(error)) from None
+        sys.exit(f"{type(error).__name__}: {error}")  # without words of Hydra's after it
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ from pointproj.config.schema import AllocatorConfig, Config, OptimizerConfig
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import nearest, value_problems
 
+FEWEST_POINTS = 16  # that say anything about a shape
+
 
 def problems_of(config: Config) -> Iterator[str]:
     """Yield all that keeps a config from running, each with what to write instead."""
@@ -76,6 +78,13 @@ def _query_problems(config: Config) -> Iterator[str]:
             "augmentation moves the shapes, and targets on a fixed grid cannot follow: write "
             "data.queries=2048 for random query points, or augmentation.rotate=none and no mirror, stretch, "
             "warp or shrink"
+        )
+    kept = int(config.data.points * (1 - augmentation.drop))
+    if augmentation.drop and kept < FEWEST_POINTS:
+        most = 1 - FEWEST_POINTS / config.data.points
+        yield (
+            f"augmentation.drop={augmentation.drop} leaves {kept} of {config.data.points} points: expected "
+            f"at most {max(0.0, most):.3g}, so that {FEWEST_POINTS} are left"
         )
     facts = TARGETS.get(target.name)
     if facts is None:  # an unknown name is a problem of its own

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+LEAST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, at full precision
+
 
 def value(
     default: Any,
@@ -59,6 +61,11 @@ def value_problems(section: Any, prefix: str) -> Iterator[str]:
                 yield f"{key}={given}: expected {expected}"
 
 
+def _fits(number: float) -> bool:
+    """Whether float32 holds a number with full precision."""
+    return number == 0 or LEAST_FLOAT <= abs(number) <= LARGEST_FLOAT
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return ``"; did you mean ...?"`` for the candidates that look like ``word``, else nothing."""
     close = difflib.get_close_matches(word, dict.fromkeys(candidates), n=3, cutoff=0.6)
@@ -75,6 +82,8 @@ def _expected(given: Any, entry: dataclasses.Field) -> str | None:
         return f"one of {', '.join(allowed['choices'])}{null}{nearest(given, allowed['choices'])}"
     if not isinstance(given, int | float) or isinstance(given, bool):
         return None
+    if isinstance(given, float) and math.isfinite(given) and not _fits(given):
+        return f"0 or a number of size {LEAST_FLOAT:.2g} to {LARGEST_FLOAT:.2g}, as float32 holds it"
     least, most, above, below = (allowed.get(name) for name in ("least", "most", "above", "below"))
     if isinstance(given, int):
         if least is not None and given < least:

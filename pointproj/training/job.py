@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,8 +38,8 @@ def run_job(composed: DictConfig) -> None:
 
     Raises
     ------
-    CompactHydraException
-        For the errors that pointproj words itself; Hydra shows the words without a traceback.
+    SystemExit
+        With the message of an error that pointproj words itself, without a traceback or words of Hydra's.
     """
     processes = distributed.join()
     if not processes.is_first:
@@ -58,7 +57,7 @@ def run_job(composed: DictConfig) -> None:
         distributed.leave()
     except Exception as error:
         if is_user_error(error):
-            raise CompactHydraException(f"{type(error).__name__}: {error}") from None
+            sys.exit(f"{type(error).__name__}: {error}")
         raise
 
 

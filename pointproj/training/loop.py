@@ -17,10 +17,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from pointproj.config import Config
+from pointproj.config import Config, ConfigError, nearest
 from pointproj.data.dataset import PreparedData, prepare
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
+from pointproj.ops.registry import names as backend_names
 from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device, device_text, seed_everything
@@ -81,6 +82,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     """
     processes = distributed.join()
     device = choose_device(config.device)
+    _check_backend_name(config.backend.name)
     backend, why = resolve(config.backend.name, device.type, config.projector.OPERATOR)
     log.info("device    %s", device_text(device))
     log.info("backend   %s: %s", backend, why)
@@ -103,6 +105,13 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         raise
     logger.close()
     return metrics
+
+
+def _check_backend_name(name: str) -> None:
+    known = ("auto", *backend_names())
+    if name not in known:
+        listed = ", ".join(known)
+        raise ConfigError(f"backend.name={name}: expected one of {listed}{nearest(name, known)}")
 
 
 class Training:
@@ -355,6 +364,12 @@ class Training:
             self.loader.steps_per_epoch,
             self.total_steps,
         )
+        if self.loader.shapes_a_step > len(self.data.train):
+            log.warning(
+                "training.batch_size=%d is more than there are training meshes: each step takes all %d",
+                config.training.batch_size,
+                len(self.data.train),
+            )
 
     def _batch_size_text(self) -> str:
         size, count = self.config.training.batch_size, self.processes.count
