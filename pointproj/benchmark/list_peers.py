@@ -218,7 +218,7 @@ def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
     devices=BOTH,
     nearest=False,
     itself=False,
-    returns="the first met, not the nearest, without the point itself; periodic shifts too",
+    returns="the first met, not the nearest, without the point itself; periodic shifts too; waits",
 )
 def nvalchemiops_padded(asked: Question) -> tuple[Tensor, ...]:
     """Its cell list, of one set of points."""

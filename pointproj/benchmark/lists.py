@@ -71,7 +71,7 @@ def planned(config: BenchConfig, device_type: str) -> list[Planned]:
                 if config.execution is None and workload in EAGER_ONLY:
                     runs = ["eager"]
                 if contender.missing:
-                    runs = ["-"]
+                    runs = ["-"][: len(runs)]
                 rows += [Planned(workload, size, contender, execution) for execution in runs]
     return rows
 
