@@ -58,8 +58,8 @@ def torch_op(
         ``"namespace::operator"``.
     forward : callable
         Its annotated arguments (``Tensor``, ``Tensor | None``, ``list[Tensor]``, ``int``, ``float``,
-        ``bool``) are the operator's. It returns a tuple of new tensors, annotated as such; the operator
-        returns that tuple, or the tensor if it is one. Tensors arrive detached.
+        ``bool``, ``str``) are the operator's. It returns a tuple of new tensors, annotated as such; the
+        operator returns that tuple, or the tensor if it is one. Tensors arrive detached.
     outputs : callable
         Same arguments; shape and dtype of every output, from shapes and numbers alone.
     differentiable : sequence of str
