@@ -13,7 +13,7 @@ The second backward differentiates <those four, (U, u, v, t)>. That scalar is th
 
     d g_i = sum_j a_ij (U_j + (h_ij - H_i) f_j),   H_i = sum_j a_ij h_ij
     d f_j = sum_i a_ij (h_ij - H_i) g_i
-    d l_ij = a_ij (t_ij - sum_k a_ik t_ik),  t_ij = g_i . U_j + c_ij (h_ij - H_i) - h_ij sum_k a_ik c_ik
+    d l_ij = a_ij (t_ij - sum_k a_ik t_ik),  t_ij = g_i . U_j + (c_ij - sum_k a_ik c_ik) (h_ij - H_i)
     d h_ij = s_ij
 
 and l and h pass theirs on to p, q and sigma. For ``reduce="sum"`` the weights are a_ij = K(d_ij), and every
@@ -203,7 +203,7 @@ class Block:
 
         products = self.neighbors.dot(grad, features)
         mean_products = self.mean_over_row(products)
-        t = self.neighbors.dot(grad, direction.features) + products * h_centred - h * mean_products
+        t = self.neighbors.dot(grad, direction.features) + (products - mean_products) * h_centred
         grad_logits = self.of_neighbors(weights * (t - self.mean_over_row(t)))
         grad_h = self.of_neighbors(weights * (products - mean_products))
 
