@@ -1,7 +1,8 @@
 // What a distance weighs, and the derivatives of that; pointproj/ops/reference.py and gradients.py have the formulas.
 //
-// Sums and gradients take a weighting as template argument: the default by itself, so that nothing is decided while
-// it runs, and one that is any of them. at_sigma() reads sigma, and what it returns has
+// Sums and gradients take a weighting as template argument: the default, in which nothing is left to decide, and one
+// that is any of them, because code for each would take many times as long to compile. at_sigma() reads sigma, and
+// what it returns has
 //   anchor(nearest)            what the weights of a row are relative to, so that they cannot all vanish
 //   weight(distance, anchor)
 //   inverse(total)             what sums are multiplied by in the end
