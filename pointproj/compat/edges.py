@@ -71,8 +71,10 @@ def radius_edges(
     beyond_all = len(reference_points)
     rows = rows.masked_fill(~_kept(rows, max_num_neighbors, skip_self), beyond_all).sort(dim=1).values
     edges = _listed(rows, rows < beyond_all)
-    squared = squared_lengths(query_points[edges[0]] - reference_points[edges[1]])
-    return edges[:, squared < squared_radius]
+    queries, indices = edges
+    displacements = query_points.index_select(0, queries) - reference_points.index_select(0, indices)
+    inside = squared_lengths(displacements) < squared_radius
+    return edges.index_select(1, inside.nonzero()[:, 0])
 
 
 def directed(edges: Edges, flow: str, neighbors_first: str) -> Edges:
@@ -124,7 +126,7 @@ def _kept(rows: Int[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q 
 
 def _listed(rows: Int[Tensor, "q k"], kept: Bool[Tensor, "q k"]) -> Edges:
     slots = kept.flatten().nonzero()[:, 0]
-    return torch.stack([slots // rows.shape[1], rows.flatten()[slots].long()])
+    return torch.stack([slots // rows.shape[1], rows.flatten().index_select(0, slots).long()])
 
 
 def _no_edges(x: Tensor) -> Edges:
