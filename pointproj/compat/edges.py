@@ -14,6 +14,7 @@ from pointproj.ops.clouds import checked_clouds
 from pointproj.ops.index import choose_backend
 
 FLOWS = ("source_to_target", "target_to_source")
+MOST_PADDED = 64  # neighbours; who allows more seldom has so many, and slots for them would be mostly empty
 
 Points = Float[Tensor, "n f"]
 Edges = Int[Tensor, "2 edges"]
@@ -61,11 +62,16 @@ def radius_edges(
     if x.numel() == 0 or y.numel() == 0:
         return _no_edges(x)
     reference_points, query_points = _points("x", x), _points("y", y)
-    if max_num_neighbors is None:
+    if max_num_neighbors is None or max_num_neighbors > MOST_PADDED:
         offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
-        queries, indices, _ = pairs_within(query_points, reference_points, r, inclusive=False, **offsets)
+        queries, indices, squared = pairs_within(
+            query_points, reference_points, r, inclusive=False, **offsets
+        )
         edges = torch.stack([queries, indices])
-        return edges[:, queries != indices] if skip_self else edges
+        if skip_self:
+            others = (queries != indices).nonzero()[:, 0]
+            edges, squared = edges.index_select(1, others), squared[others]
+        return edges if max_num_neighbors is None else _nearest_of_each(edges, squared, max_num_neighbors)
     reach, squared_radius = boundary(r, query_points)
     rows = _nearest(query_points, reference_points, max_num_neighbors + skip_self, ptr_y, ptr_x, reach)
     beyond_all = len(reference_points)
@@ -122,6 +128,18 @@ def _kept(rows: Int[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q 
         return found
     others = found & (rows != torch.arange(len(rows), device=rows.device)[:, None])
     return others & (others.cumsum(1) <= k)
+
+
+def _nearest_of_each(edges: Edges, squared: Float[Tensor, " edges"], k: int) -> Edges:
+    """The nearest k edges of each query, ties by the lower index, in the order that they had."""
+    numbers = torch.arange(edges.shape[1], device=edges.device)
+    rank = numbers - torch.searchsorted(edges[0].contiguous(), edges[0])
+    if not bool((rank >= k).any()):
+        return edges
+    by_distance = squared.argsort(stable=True)
+    order = by_distance[edges[0, by_distance].argsort(stable=True)]  # by query, then by distance
+    kept = torch.empty_like(order, dtype=torch.bool).scatter(0, order, rank < k)
+    return edges.index_select(1, kept.nonzero()[:, 0])
 
 
 def _listed(rows: Int[Tensor, "q k"], kept: Bool[Tensor, "q k"]) -> Edges:

@@ -132,7 +132,8 @@ def radius(
         As for :func:`knn`.
     max_num_neighbors : int or None
         Of more than that, the nearest stay. The library keeps the first that it meets: those of the lowest
-        index on a GPU, on the CPU what its tree visits first. None: all.
+        index on a GPU, on the CPU what its tree visits first. None: all. With None or more than 64, all pairs
+        nearer than ``r`` are listed first, and the memory is theirs.
     num_workers, batch_size
         As for :func:`knn`.
 
@@ -140,7 +141,7 @@ def radius(
     -------
     (2, E) int64 tensor
         Row 0: the point of ``y``, ascending; row 1: its neighbours of ``x``, ascending, as the library orders
-        them on a GPU. The host waits for the device twice; :func:`pointproj.radius_neighbors` does not.
+        them on a GPU. The host waits for the device; :func:`pointproj.radius_neighbors` does not.
 
     Raises
     ------

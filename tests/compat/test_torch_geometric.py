@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.compat import pyg_lib, torch_cluster, torch_geometric
+from pointproj.compat import edges, pyg_lib, torch_cluster, torch_geometric
 from tests.compat.comparison import assert_same_call, assert_same_derivatives, points, squared_distances
 
 SEARCHES = ("knn", "knn_graph", "radius", "radius_graph")
@@ -68,6 +68,17 @@ def test_edges_are_those_of_all_pairs(dims: int, batched: bool):
 
 
 @pytest.mark.parametrize("loop", [False, True], ids=["others", "loops"])
+def test_many_neighbors_are_cut_to_the_same_ones(loop: bool, monkeypatch: pytest.MonkeyPatch):
+    x = points(61, 2, seed=1).mul(8).floor() / 8  # many of equal distance
+    for most in (1, 5, 50):
+        padded = torch_geometric.radius_graph(x, 0.4, _batch(SPLIT), loop, most)
+        with monkeypatch.context() as patch:
+            patch.setattr(edges, "MOST_PADDED", 0)
+            listed = torch_geometric.radius_graph(x, 0.4, _batch(SPLIT), loop, most)
+        assert torch.equal(listed, padded)
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["others", "loops"])
 def test_graphs_of_both_libraries_differ_by_what_flow_means(loop: bool):
     x, batch = _clouds(3, True)["x"], _batch(SPLIT)
     squared = _all_pairs(x, x, batch, batch)
@@ -89,9 +100,9 @@ def test_graphs_of_both_libraries_differ_by_what_flow_means(loop: bool):
 
 def test_many_coincident_points_have_no_more_than_k_others():
     x = torch.zeros(9, 3)
-    for edges in (torch_geometric.knn_graph(x, 4), torch_geometric.radius_graph(x, 0.1, max_num_neighbors=4)):
-        assert (edges[0] != edges[1]).all()
-        assert torch.equal(edges[1].bincount(), torch.full((9,), 4))
+    for graph in (torch_geometric.knn_graph(x, 4), torch_geometric.radius_graph(x, 0.1, max_num_neighbors=4)):
+        assert (graph[0] != graph[1]).all()
+        assert torch.equal(graph[1].bincount(), torch.full((9,), 4))
 
 
 def test_cosine_finds_the_smallest_angles():
