@@ -36,7 +36,8 @@ SUMS = [
     "summed",
     "d_features",
     "features",
-    "sigma",
+    "shape",
+    "eps",
     "aggregated",
     "softmax",
     "grad",
@@ -67,9 +68,10 @@ ROWS = [
     "leaf_keys",
 ]
 LISTS = ["order", "row_splits", "unsorted", "made"]
-WITHIN = {"BATCHED": True, "BLOCK": 32, "TILE": 16}
+DEFAULT = {"KERNEL": 0, "MEAN": True}
+WITHIN = {"BATCHED": True, **DEFAULT, "BLOCK": 32, "TILE": 16}
 SUMS_WITHIN = {**WITHIN, "TILE": radius_sums.TILE, "STEP": radius_sums.STEP}
-NEIGHBORS = {"BLOCK": 32, "TILE": 16}
+NEIGHBORS = {**DEFAULT, "BLOCK": 32, "TILE": 16}
 SEARCH = {"FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "BATCHED": False, "RADII": 0, "TILE": 8}
 LIST = {"BATCHED": True, "RADII": 2, "TILE": 16, "STEP": 64}
 ENCODE = {"SIDE": 1, "BITS": 8, "LAYOUT": 2, "PARTS": 64, "BLOCK": 1024}
@@ -84,7 +86,7 @@ KERNELS = {
     "lists-fill": (radius_lists.list_kernel, {**LIST, "FILLS": True}),
     "lists-sort": (radius_lists.sort_kernel, {"BLOCK": 64, "STEP": 64}),
     "neighbors-aggregate": (neighbor_sums.aggregate_kernel, NEIGHBORS),
-    "neighbors-features": (neighbor_sums.feature_kernel, NEIGHBORS),
+    "neighbors-features": (neighbor_sums.feature_kernel, {"BLOCK": 32, "TILE": 16}),
     "neighbors-positions": (neighbor_sums.position_kernel, NEIGHBORS),
     "sums": (radius_sums.sums_kernel, {**SUMS_WITHIN, "FOR_REFERENCES": False}),
     "sums-for-references": (radius_sums.sums_kernel, {**SUMS_WITHIN, "FOR_REFERENCES": True}),

@@ -42,7 +42,8 @@ def aggregate_neighbors(
 ) -> Tensor:
     from pointproj.ops.backends.triton.neighbor_sums import aggregate_neighbors
 
-    return aggregate_neighbors(clouds.query_points, clouds.reference_points, features, sigma, rows)
+    points = clouds.query_points, clouds.reference_points
+    return aggregate_neighbors(*points, features, sigma, rows, weighting)
 
 
 def radius_aggregate(
@@ -55,7 +56,7 @@ def radius_aggregate(
 ) -> Tensor:
     from pointproj.ops.backends.triton.radius_sums import radius_aggregate
 
-    return radius_aggregate(clouds, *_trees(clouds.detached(), tables), features, sigma, radius)
+    return radius_aggregate(clouds, *_trees(clouds.detached(), tables), features, sigma, radius, weighting)
 
 
 def radius_search(

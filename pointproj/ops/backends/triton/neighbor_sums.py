@@ -18,11 +18,20 @@ from pointproj.ops.backends.triton.flops import count_aggregation
 from pointproj.ops.backends.triton.matrix_products import channel_block
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.tiles import is_finite, load_rows_of_3, size_class, store_rows_of_3, tuned
+from pointproj.ops.backends.triton.weights import (
+    by_distance_per_length,
+    by_sigma,
+    choices,
+    distance_of_one,
+    parameters,
+    relative_weights,
+    slope_of,
+)
 from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
-from pointproj.ops.pairs import listed_chunks
-from pointproj.ops.reference import DEFAULT
+from pointproj.ops.pairs import listed_chunks, weighting_of
+from pointproj.ops.reference import Weighting
 
 CONFIGS = [
     triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((32, 1), (16, 4), (8, 2), (64, 2))
@@ -32,20 +41,35 @@ POSITION_TILE = 32
 
 
 def aggregate_neighbors(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    weighting: Weighting,
 ) -> Tensor:
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for neighbours sorted by distance."""
-    return _aggregate(query_points, reference_points, features, sigma, neighbor_indices)[0]
+    return _aggregate(query_points, reference_points, features, sigma, neighbor_indices, *weighting)[0]
 
 
 def _forward(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
 ) -> tuple[Tensor, Tensor]:
     """Aggregated features, and what the backward needs: the weights."""
     queries, k = neighbor_indices.shape
+    weighting = Weighting(kernel, reduce, power, eps, support)
     if not runs_kernels(query_points):
         clouds = Clouds(query_points, None, reference_points, None, 1)
-        aggregated = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices, DEFAULT)
+        aggregated = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices, weighting)
         return aggregated, features.new_empty(0, k)
     channels = features.shape[1]
     block = channel_block(channels)
@@ -53,8 +77,8 @@ def _forward(
     weights = features.new_empty(queries, k)
     blocks = triton.cdiv(channels, block)
     wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(queries, meta["TILE"]), blocks)](
-        query_points, reference_points, features, sigma, neighbor_indices, aggregated, weights,
-        queries, k, channels, size_class(queries), block,
+        query_points, reference_points, features, *parameters(weighting, sigma), neighbor_indices,
+        aggregated, weights, queries, k, channels, size_class(queries), *choices(weighting), block,
     )  # fmt: skip
     return aggregated, weights
 
@@ -91,10 +115,12 @@ def _position_gradients(inputs: dict[str, Any], weights: Tensor, grad: Tensor) -
     d_query = features.new_empty(queries, 3)
     d_reference = features.new_zeros(inputs["reference_points"].shape)
     d_sigma = features.new_empty(queries)
+    weighting = weighting_of(inputs)
     wrap_triton(position_kernel)[(triton.cdiv(queries, POSITION_TILE),)](
-        inputs["query_points"], inputs["reference_points"], features, inputs["sigma"], neighbor_indices,
+        inputs["query_points"], inputs["reference_points"], features,
+        *parameters(weighting, inputs["sigma"]), neighbor_indices,
         weights, grad, torch.empty_like(weights), d_query, d_reference, d_sigma,
-        queries, k, channels, channel_block(channels), POSITION_TILE,
+        queries, k, channels, *choices(weighting), channel_block(channels), POSITION_TILE,
     )  # fmt: skip
     return {"query_points": d_query, "reference_points": d_reference, "sigma": d_sigma.sum()}
 
@@ -109,35 +135,38 @@ def difference(query_points, query, reference_points, row, mask, real: tl.conste
     return x, y, z, tl.sqrt(x * x + y * y + z * z)
 
 
-@tuned(CONFIGS, key=["k", "channels", "scale"])
+@tuned(CONFIGS, key=["k", "channels", "scale", "KERNEL", "MEAN"])
 @triton.jit
 def aggregate_kernel(
-    query_points, reference_points, features, sigma, neighbor_indices, aggregated, weights,
-    queries, k, channels, scale, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    query_points, reference_points, features, shape, eps, neighbor_indices, aggregated, weights,
+    queries, k, channels, scale,
+    KERNEL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over each list, and the weighted sum."""
+    """Weights of each list, of a mean with the sum 1, and the weighted sum."""
     real: tl.constexpr = features.dtype.element_ty
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = query < queries
-    per_sigma = 1.0 / tl.load(sigma)
-    first = tl.load(neighbor_indices + query * k, mask=inside, other=-1).to(tl.int64)
-    _, _, _, nearest = difference(query_points, query, reference_points, first, first >= 0, real)
+    slope, eps = slope_of(tl.load(shape), KERNEL), tl.load(eps)
+    nearest = distance_of_one(tl.zeros([TILE], real), KERNEL)
+    if MEAN:
+        first = tl.load(neighbor_indices + query * k, mask=inside, other=-1).to(tl.int64)
+        _, _, _, nearest = difference(query_points, query, reference_points, first, first >= 0, real)
     total = tl.zeros([TILE], real)
     sums = tl.zeros([TILE, BLOCK], real)
     for place in range(k):
         row = tl.load(neighbor_indices + query * k + place, mask=inside, other=-1).to(tl.int64)
         exists = row >= 0
         _, _, _, distance = difference(query_points, query, reference_points, row, exists, real)
-        weight = tl.where(exists, tl.exp((nearest - distance) * per_sigma), 0.0)
+        weight = tl.where(exists, relative_weights(nearest, distance, slope, eps, KERNEL), 0.0)
         if tl.program_id(1) == 0:
             tl.store(weights + query * k + place, weight, mask=inside)
         total += weight
         there = exists[:, None] & (channel < channels)[None, :]
         values = tl.load(features + row[:, None] * channels + channel[None, :], mask=there, other=0.0)
         sums += tl.where(there, weight[:, None] * values, 0.0)
-    inverse = tl.where(total > 0, 1.0 / total, 0.0)
-    if tl.program_id(1) == 0:
+    inverse = tl.where(total > 0, 1.0 / total, 0.0) if MEAN else tl.full([TILE], 1.0, real)
+    if MEAN and tl.program_id(1) == 0:
         tl.debug_barrier()  # other threads may read what these have written
         for place in range(k):
             at = weights + query * k + place
@@ -172,15 +201,16 @@ def feature_kernel(
 
 @triton.jit
 def position_kernel(
-    query_points, reference_points, features, sigma, neighbor_indices, weights, grad, products,
-    d_query, d_reference, d_sigma, queries, k, channels, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    query_points, reference_points, features, shape, eps, neighbor_indices, weights, grad, products,
+    d_query, d_reference, d_sigma, queries, k, channels,
+    KERNEL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of positions and sigma through the logits; formulas in :mod:`pointproj.ops.gradients`."""
     real: tl.constexpr = features.dtype.element_ty
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     inside = query < queries
-    per_sigma = 1.0 / tl.load(sigma)
+    shape, eps = tl.load(shape), tl.load(eps)
     mean = tl.zeros([TILE], real)
     for place in range(k):
         row = tl.load(neighbor_indices + query * k + place, mask=inside, other=-1).to(tl.int64)
@@ -192,7 +222,8 @@ def position_kernel(
             upstream = tl.load(at, mask=exists, other=0.0)
             at = features + row[:, None] * channels + begin + channel[None, :]
             product += tl.sum(upstream * tl.load(at, mask=exists, other=0.0), 1)
-        mean += weight * product
+        if MEAN:
+            mean += weight * product
         tl.store(products + query * k + place, product, mask=inside)
     tl.debug_barrier()  # other threads may read what these have written
     sum_x = tl.zeros([TILE], real)
@@ -206,21 +237,26 @@ def position_kernel(
         product = tl.load(products + query * k + place, mask=inside, other=0.0)
         x, y, z, distance = difference(query_points, query, reference_points, row, exists, real)
         of_logit = tl.where(exists, weight * (product - mean), 0.0)
-        sigma_sum += of_logit * distance
-        scale = tl.where(distance > 0, of_logit * per_sigma / distance, 0.0)
+        sigma_sum += of_logit * by_sigma(0.0, distance, shape, KERNEL)
+        scale = of_logit * by_distance_per_length(distance, shape, eps, KERNEL)
         sum_x += scale * x
         sum_y += scale * y
         sum_z += scale * z
         at = d_reference + 3 * row
-        tl.atomic_add(at, scale * x, mask=exists, sem="relaxed")
-        tl.atomic_add(at + 1, scale * y, mask=exists, sem="relaxed")
-        tl.atomic_add(at + 2, scale * z, mask=exists, sem="relaxed")
-    store_rows_of_3(d_query, query, -sum_x, -sum_y, -sum_z, inside)
-    tl.store(d_sigma + query, sigma_sum * per_sigma * per_sigma, mask=inside)
+        tl.atomic_add(at, -scale * x, mask=exists, sem="relaxed")
+        tl.atomic_add(at + 1, -scale * y, mask=exists, sem="relaxed")
+        tl.atomic_add(at + 2, -scale * z, mask=exists, sem="relaxed")
+    store_rows_of_3(d_query, query, sum_x, sum_y, sum_z, inside)
+    tl.store(d_sigma + query, sigma_sum, mask=inside)
 
 
 def _specs(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, sigma: Tensor, neighbor_indices: Tensor
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    *weighting: str | float,
 ) -> tuple:
     queries, k = neighbor_indices.shape
     kept = queries if runs_kernels(query_points) else 0

@@ -16,10 +16,8 @@ from pointproj.ops.backends.triton.matrix_products import add_product, channel_b
 from pointproj.ops.backends.triton.tiles import (
     END,
     LEAF,
-    LOG2E,
     load_points,
     load_tile,
-    power,
     root,
     squared_length,
     store_rows_of_3,
@@ -27,6 +25,15 @@ from pointproj.ops.backends.triton.tiles import (
 )
 from pointproj.ops.backends.triton.traversal import first_leaf, next_leaf
 from pointproj.ops.backends.triton.tree import Tree
+from pointproj.ops.backends.triton.weights import (
+    by_distance_per_length,
+    by_sigma,
+    choices,
+    parameters,
+    relative_weights,
+    slope_of,
+)
+from pointproj.ops.reference import Weighting
 
 LAUNCH = {"TILE": 32, "num_warps": 4}
 
@@ -39,12 +46,14 @@ def position_gradients(
     values: tuple[Tensor, ...],
     clouds: int,
     of_references: bool,
+    weighting: Weighting,
 ) -> dict[str, Tensor]:
     """Gradients of query points, of sigma and, if asked for, of reference points, by name.
 
     ``values`` are features, the aggregated ones, the softmax, the upstream gradient, sigma and the largest
     squared distance within the radius.
     """
+    *values, sigma, limit = values
     features = values[0]
     channels = features.shape[1]
     count = query_points.shape[0]
@@ -58,8 +67,8 @@ def position_gradients(
         made[name] = features.new_empty(points.shape)
         wrap_triton(position_kernel)[(triton.cdiv(points.shape[0], LAUNCH["TILE"]),)](
             *own.side(), points.shape[0], *others.side(), others.boxes, others.spans, *values,
-            means, made[name], d_sigma, channels, name == "query_points", clouds != 1,
-            channel_block(channels), **LAUNCH,
+            *parameters(weighting, sigma), limit, means, made[name], d_sigma, channels,
+            name == "query_points", clouds != 1, *choices(weighting), channel_block(channels), **LAUNCH,
         )  # fmt: skip
     return {**made, "sigma": d_sigma.sum()}
 
@@ -81,12 +90,16 @@ def pair_with_leaf(
 
 
 @triton.jit
-def logit_gradient(weights, products, means):
+def logit_gradient(weights, products, means, MEAN: tl.constexpr):
     """A neighbour with all the weight, to rounding, is the mean: its gradient is 0, and not what rounding
-    leaves of it.
+    leaves of it. From a sum nothing is taken away.
     """
-    most: tl.constexpr = 1.0 - (2.0**-49 if weights.dtype == tl.float64 else 2.0**-20)
-    return tl.where(weights < most, weights * (products - means), 0.0)
+    if MEAN:
+        most: tl.constexpr = 1.0 - (2.0**-49 if weights.dtype == tl.float64 else 2.0**-20)
+        gradient = tl.where(weights < most, weights * (products - means), 0.0)
+    else:
+        gradient = weights * products
+    return gradient
 
 
 @triton.jit
@@ -113,8 +126,9 @@ def load_softmax(softmax, query, exists):
 def position_kernel(
     own, own_rows, own_clouds, own_padded, own_count,
     points, row_of, clouds, padded, boxes, spans,
-    features, aggregated, softmax, grad, sigma, limit, means, d_own, d_sigma, channels,
-    OF_QUERIES: tl.constexpr, BATCHED: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    features, aggregated, softmax, grad, shape, eps, limit, means, d_own, d_sigma, channels,
+    OF_QUERIES: tl.constexpr, BATCHED: tl.constexpr, KERNEL: tl.constexpr, MEAN: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the points of one side: of the queries with that of sigma, or of the reference points."""
     real: tl.constexpr = features.dtype.element_ty
@@ -124,8 +138,8 @@ def position_kernel(
     )
     box = tile_box(x, y, z, cloud, active)
     own_row = tl.load(own_rows + at, mask=at < own_count, other=0)
-    per_sigma = 1.0 / tl.load(sigma)
-    slope = per_sigma * LOG2E
+    shape, eps = tl.load(shape), tl.load(eps)
+    slope = slope_of(shape, KERNEL)
     farthest = tl.load(limit)
     if OF_QUERIES:
         nearest, inverse = load_softmax(softmax, own_row, active)
@@ -146,24 +160,26 @@ def position_kernel(
             row = tl.load(row_of + there)
             if OF_QUERIES:
                 products = paired_products(grad, own_row, active, features, row, row >= 0, channels, BLOCK)
-                weights = power((nearest[:, None] - distance) * slope) * inverse[:, None]
-                of_logit = tl.where(hit, logit_gradient(weights, products, mean[:, None]), 0.0)
-                # Gradients of a row's logits add up to 0: distances may be counted from the nearest.
-                sigma_sum += tl.sum(tl.where(hit, of_logit * (distance - nearest[:, None]), 0.0), 1)
+                weights = relative_weights(nearest[:, None], distance, slope, eps, KERNEL)
+                of_logit = logit_gradient(weights * inverse[:, None], products, mean[:, None], MEAN)
+                # Of a mean, gradients of a row's logits add up to 0: logits may be relative to the nearest.
+                of_sigma = of_logit * by_sigma(nearest[:, None], distance, shape, KERNEL)
+                sigma_sum += tl.sum(tl.where(hit, of_sigma, 0.0), 1)
             else:
                 is_point = row >= 0
                 other_nearest, other_inverse = load_softmax(softmax, row, is_point)
                 other_mean = tl.load(means + row, mask=is_point, other=0.0)
                 products = paired_products(grad, row, is_point, features, own_row, active, channels, BLOCK)
-                weights = power((other_nearest[None, :] - distance) * slope) * other_inverse[None, :]
-                of_logit = logit_gradient(weights, tl.trans(products), other_mean[None, :])
-            scale = tl.where(hit & (distance > 0), of_logit * per_sigma / distance, 0.0)
+                weights = relative_weights(other_nearest[None, :], distance, slope, eps, KERNEL)
+                weights *= other_inverse[None, :]
+                of_logit = logit_gradient(weights, tl.trans(products), other_mean[None, :], MEAN)
+            scale = tl.where(hit, of_logit * by_distance_per_length(distance, shape, eps, KERNEL), 0.0)
             sum_x += tl.sum(tl.where(hit, scale * dx, 0.0), 1)
             sum_y += tl.sum(tl.where(hit, scale * dy, 0.0), 1)
             sum_z += tl.sum(tl.where(hit, scale * dz, 0.0), 1)
         leaf, near = next_leaf(leaf, near, boxes, spans, leaves, box, farthest, BATCHED)
     exists = at < own_count
-    store_rows_of_3(d_own, own_row, -sum_x, -sum_y, -sum_z, exists)
+    store_rows_of_3(d_own, own_row, sum_x, sum_y, sum_z, exists)
     if OF_QUERIES:
-        tl.store(d_sigma + own_row, sigma_sum * per_sigma * per_sigma, mask=exists)
+        tl.store(d_sigma + own_row, sigma_sum, mask=exists)
         tl.store(means + own_row, mean, mask=exists)

@@ -5,8 +5,9 @@ matrix of weights, times the matrix of their values. One kernel sums features fo
 gradients for reference points (the feature gradient), so nothing is ever added to one place by two programs:
 results are the same, bit for bit, in every run.
 
-Weights are exp((nearest_i - d_ij) / sigma), with nearest_i = 0 where no weight can vanish so, else the
-distance of the query's nearest neighbour, which takes a pass of its own.
+Weights of a mean are relative to that at a distance nearest_i: exp((nearest_i - d_ij) / sigma) by default.
+Where no weight can vanish so, it is the distance at which the kernel is 1, by default 0; else that of the
+query's nearest neighbour, which takes a pass of its own.
 """
 
 import inspect
@@ -23,10 +24,8 @@ from pointproj.ops.backends.triton.matrix_products import add_product, channel_b
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.radius_gradients import position_gradients
 from pointproj.ops.backends.triton.tiles import (
-    LOG2E,
     is_finite,
     load_points,
-    power,
     root,
     squared_length,
     tile_box,
@@ -49,17 +48,24 @@ from pointproj.ops.backends.triton.traversal import (
     queue_points,
 )
 from pointproj.ops.backends.triton.tree import Tree
+from pointproj.ops.backends.triton.weights import (
+    can_vanish,
+    choices,
+    distance_of_one,
+    parameters,
+    relative_weights,
+    slope_of,
+)
 from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
-from pointproj.ops.pairs import chunks_within, largest_square_within
-from pointproj.ops.reference import DEFAULT
+from pointproj.ops.pairs import chunks_within, largest_square_within, weighting_of
+from pointproj.ops.reference import Weighting
 
 TILE = 16  # points of a side of its own that a program has at a time
 STEP = 64  # of the points near them it takes at a time. Both decide the order of sums, so they are not tuned
 WARPS = 2
 MOST_PROGRAMS = 1024  # each takes tile after tile
-VANISHING = tl.constexpr(48.0)  # weights below 2 to this power, negative, are too small for tiny values
 
 # What a program goes through the points for. A product spreads what is not finite to all rows: where sums are
 # not finite, the rows with such a neighbour are marked, and the other values added up once more.
@@ -71,10 +77,16 @@ DONE = tl.constexpr(4)
 
 
 def radius_aggregate(
-    clouds: Clouds, queries: Tree, references: Tree, features: Tensor, sigma: Tensor, radius: float
+    clouds: Clouds,
+    queries: Tree,
+    references: Tree,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    weighting: Weighting,
 ) -> Tensor:
-    """Weighted mean of the features within ``radius``: ``(Q, C)`` in their dtype."""
-    return _aggregate(*clouds, list(queries), list(references), features, sigma, radius)[0]
+    """Weighted mean or sum of the features within ``radius``: ``(Q, C)`` in their dtype."""
+    return _aggregate(*clouds, list(queries), list(references), features, sigma, radius, *weighting)[0]
 
 
 def _forward(
@@ -88,17 +100,23 @@ def _forward(
     features: Tensor,
     sigma: Tensor,
     radius: float,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
 ) -> tuple[Tensor, Tensor]:
     """Aggregated features, and of each query the nearest distance and 1 / total weight relative to it."""
+    weighting = Weighting(kernel, reduce, power, eps, support)
     if not runs_kernels(query_points):
         of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        return plain.radius_aggregate(of_clouds, None, features, sigma, radius, DEFAULT), features.new_empty(
-            0, 2
-        )
+        aggregated = plain.radius_aggregate(of_clouds, None, features, sigma, radius, weighting)
+        return aggregated, features.new_empty(0, 2)
     aggregated = features.new_empty(query_points.shape[0], features.shape[1])
     softmax = features.new_empty(query_points.shape[0], 2)
     sides = Tree(*query_tree), Tree(*reference_tree)
-    _sum(*sides, features, sigma, _limit(radius, query_points), softmax, aggregated, clouds, False)
+    limit = _limit(radius, query_points)
+    _sum(*sides, features, sigma, limit, softmax, aggregated, clouds, False, weighting)
     return aggregated, softmax
 
 
@@ -108,15 +126,15 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
         return aggregate_backward(grad, needs, inputs, chunks_within)
     features, sigma, clouds = inputs["features"], inputs["sigma"], inputs["clouds"]
     queries, references = Tree(*inputs["query_tree"]), Tree(*inputs["reference_tree"])
-    limit = _limit(inputs["radius"], inputs["query_points"])
+    limit, weighting = _limit(inputs["radius"], inputs["query_points"]), weighting_of(inputs)
     if needs["features"]:
         made["features"] = torch.empty_like(features)
-        _sum(references, queries, grad, sigma, limit, softmax, made["features"], clouds, True)
+        _sum(references, queries, grad, sigma, limit, softmax, made["features"], clouds, True, weighting)
     if needs["query_points"] or needs["reference_points"] or needs["sigma"]:
         values = features, *saved.outputs, grad, sigma, limit
         made |= position_gradients(
             queries, references, inputs["query_points"], inputs["reference_points"], values, clouds,
-            needs["reference_points"],
+            needs["reference_points"], weighting,
         )  # fmt: skip
     return tuple(made[n].to(inputs[n].dtype) if needs[n] else None for n in DIFFERENTIABLE)
 
@@ -136,6 +154,7 @@ def _sum(
     summed: Tensor,
     clouds: int,
     for_references: bool,
+    weighting: Weighting,
 ) -> None:
     """Into ``summed``, for each point of a side of its own, what there is near it of the other's values."""
     count, channels = summed.shape
@@ -144,8 +163,9 @@ def _sum(
     lists = own.rows.new_empty(grid[0] * grid[1], LISTS.value)
     queues = own.points.new_empty(grid[0] * grid[1], 3 * QUEUE.value)
     wrap_triton(sums_kernel)[grid](
-        *own.side(), count, *others.side(), others.boxes, others.spans, values, sigma, limit, softmax, summed,
-        lists, queues, channels, for_references, clouds != 1, block, TILE, STEP, num_warps=WARPS,
+        *own.side(), count, *others.side(), others.boxes, others.spans, values,
+        *parameters(weighting, sigma), limit, softmax, summed, lists, queues, channels,
+        for_references, clouds != 1, *choices(weighting), block, TILE, STEP, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -173,22 +193,25 @@ def pair_with_queue(x, y, z, cloud, lists, queue, at, limit, real: tl.constexpr,
 
 
 @triton.jit
-def weigh(nearest, distance, hit, slope, softmax, row, FOR_REFERENCES: tl.constexpr):
+def weigh(
+    nearest, distance, hit, slope, eps, softmax, row, FOR_REFERENCES: tl.constexpr, KERNEL: tl.constexpr
+):
     """Weights of pairs: for reference points those of the queries' softmax, else relative to ``nearest``."""
     if FOR_REFERENCES:
         at = softmax + 2 * row.to(tl.int64)
-        weights = power((tl.load(at)[None, :] - distance) * slope) * tl.load(at + 1)[None, :]
+        weights = relative_weights(tl.load(at)[None, :], distance, slope, eps, KERNEL)
+        weights *= tl.load(at + 1)[None, :]
     else:
-        weights = power((nearest[:, None] - distance) * slope)
+        weights = relative_weights(nearest[:, None], distance, slope, eps, KERNEL)
     return tl.where(hit, weights, 0.0)
 
 
 @triton.jit
 def add(
     sums, totals, weights, hit, row, exists, values, begin, channels, step,
-    FOR_REFERENCES: tl.constexpr, BLOCK: tl.constexpr,
+    TOTALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add weights times values, and weights; see ``MARKS`` for values that are not finite."""
+    """Add weights times values, and the weights for a mean; see ``MARKS`` for values that are not finite."""
     real: tl.constexpr = values.dtype.element_ty
     some = load_rows(values, row, exists, begin, channels, BLOCK)
     if step > SUMS:
@@ -197,7 +220,7 @@ def add(
         if step == MARKS:
             some, weights = (~finite).to(real), hit.to(real)
     sums = add_product(sums, weights, some)
-    if not FOR_REFERENCES:
+    if TOTALS:
         totals = add_product(totals, weights, tl.full([weights.shape[1], 16], 1.0, real), SHORT=True)
     return sums, totals
 
@@ -214,35 +237,40 @@ def next_step(step, sums, totals):
 
 
 @triton.jit
-def store_means(sums, totals, nearest, active, row, exists, softmax):
+def store_means(sums, totals, nearest, active, row, exists, softmax, MEAN: tl.constexpr):
     """Divide sums by totals; keep what the gradient needs: the weights' reference, and 1 / total."""
-    total = tl.max(totals, 1)
-    has_neighbor = total > 0
+    if MEAN:
+        total = tl.max(totals, 1)
+        has_neighbor = total > 0
+        inverse = tl.where(has_neighbor, 1.0 / total, 0.0)
+        sums = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])
+    else:
+        inverse = tl.full(nearest.shape, 1.0, nearest.dtype)
     if tl.program_id(1) == 0:
         tl.store(softmax + 2 * row, nearest, mask=exists)
-        tl.store(softmax + 2 * row + 1, tl.where(has_neighbor, 1.0 / total, 0.0), mask=exists)
-    means = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])
-    return tl.where(active[:, None], means, float("nan"))
+        tl.store(softmax + 2 * row + 1, inverse, mask=exists)
+    return tl.where(active[:, None], sums, float("nan"))
 
 
 @triton.jit
 def sums_kernel(
     own, own_rows, own_clouds, own_padded, own_count,
     points, row_of, clouds, padded, boxes, spans,
-    values, sigma, limit, softmax, summed, lists_of_all, queues, channels,
-    FOR_REFERENCES: tl.constexpr, BATCHED: tl.constexpr,
+    values, shape, eps, limit, softmax, summed, lists_of_all, queues, channels,
+    FOR_REFERENCES: tl.constexpr, BATCHED: tl.constexpr, KERNEL: tl.constexpr, MEAN: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Weighted means of values near queries, or weighted sums of upstream gradients near reference points."""
+    """Weighted means or sums of values near queries, or sums of upstream gradients near reference points."""
     real: tl.constexpr = values.dtype.element_ty
     side = (points, row_of, clouds, padded)
     program = (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
     lists = lists_of_all + LISTS * program
     queue = queues + 3 * QUEUE * program
     begin = tl.program_id(1) * BLOCK
-    slope = 1.0 / tl.load(sigma) * LOG2E
+    slope, eps = slope_of(tl.load(shape), KERNEL), tl.load(eps)
     farthest = tl.load(limit)
-    vanishing = (tl.sqrt(farthest) * slope > VANISHING) & (not FOR_REFERENCES)
+    TOTALS: tl.constexpr = MEAN and not FOR_REFERENCES
+    vanishing = can_vanish(farthest, slope, eps, KERNEL) & TOTALS
     leaves = tl.cast(padded // LEAF, tl.int32)  # sizes may come as 64 bits
     groups = leaves // FANOUT
     for tile in range(tl.program_id(0), tl.cast(tl.cdiv(own_count, TILE), tl.int32), tl.num_programs(0)):
@@ -256,7 +284,7 @@ def sums_kernel(
         active = exists & is_finite(x, y, z)
         box = tile_box(x, y, z, cloud, active)
         x = tl.where(active, x, float("nan"))  # compares as farther than anything
-        nearest = tl.where(vanishing, float("inf"), tl.zeros([TILE], real))
+        nearest = tl.where(vanishing, float("inf"), distance_of_one(tl.zeros([TILE], real), KERNEL))
         totals = tl.zeros([TILE, 16], real)  # every column is the sum of the weights
         sums = tl.zeros([TILE, BLOCK], real)
         step = tl.where(vanishing, NEAREST, SUMS)
@@ -288,15 +316,17 @@ def sums_kernel(
                                 nearest = tl.minimum(nearest, nearer)
                             else:
                                 row = tl.load(lists + AT_ROWS + at)
-                                weights = weigh(nearest, distance, hit, slope, softmax, row, FOR_REFERENCES)
+                                weights = weigh(
+                                    nearest, distance, hit, slope, eps, softmax, row, FOR_REFERENCES, KERNEL
+                                )
                                 sums, totals = add(
                                     sums, totals, weights, hit, row, at >= 0, values, begin, channels, step,
-                                    FOR_REFERENCES, BLOCK,
+                                    TOTALS, BLOCK,
                                 )  # fmt: skip
             step, sums, totals = next_step(step, sums, totals)
         row = tl.load(own_rows + own_at, mask=exists, other=0).to(tl.int64)
         if not FOR_REFERENCES:
-            sums = store_means(sums, totals, nearest, active, row, exists, softmax)
+            sums = store_means(sums, totals, nearest, active, row, exists, softmax, MEAN)
         channel = begin + tl.arange(0, BLOCK)
         out = exists[:, None] & (channel < channels)[None, :]
         tl.store(summed + row[:, None] * channels + channel[None, :], sums, mask=out)
@@ -305,7 +335,7 @@ def sums_kernel(
 _aggregate = kernel_op(
     "pointproj::triton_radius_aggregate",
     _forward,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, features, sigma, r: (
+    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, features, *others: (
         ((query_points.shape[0], features.shape[1]), features.dtype),
         ((query_points.shape[0] if runs_kernels(query_points) else 0, 2), features.dtype),
     ),
