@@ -19,6 +19,7 @@ from pointproj.ops.registry import load, names
 from tests.oracle import INPUTS, run
 
 ROOT = Path(__file__).parents[2]
+WEIGHTINGS = "all-coincident or lattice and (compact or inverse) or vanish"
 CLOUDS = "plain or no-query or lattice-fp64 or ragged-with"
 
 needs_triton = pytest.mark.skipif(
@@ -46,10 +47,11 @@ def test_on_a_cpu_every_other_backend_comes_first():
     [
         ["tests/ops/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
         ["tests/ops/test_neighbor_lists.py", "-k", "triton-cpu and (no_points or each_query-ragged or csr)"],
+        ["tests/ops/test_weightings.py", "-k", f"triton-cpu and ({WEIGHTINGS})"],
         ["tests/ops/test_triton_kernels.py"],
         ["tests/nn/test_narrow_mlp.py", "-k", "277 or finite or needed"],
     ],
-    ids=["contract", "lists", "kernels", "layers"],
+    ids=["contract", "lists", "weightings", "kernels", "layers"],
 )
 def test_kernels_by_the_interpreter(tests: list[str]):
     """The kernels themselves, on CPU tensors."""

@@ -21,7 +21,6 @@ CASES = (
     replace(by_id("ragged-with-empty-clouds"), **FP64),
 )
 INVERSE = {"power": 1.5, "eps": 0.2}  # so that some distances are below eps, and some above
-ONLY_DEFAULT = ("triton",)
 # Warp compiles each kernel, reduction and dtype for two seconds: a GPU runs them all, a CPU these.
 OF_WARP_ON_CPU = {
     "exponential": "sum",
@@ -39,8 +38,6 @@ reductions = pytest.mark.parametrize("reduce", ["mean", "sum"])
 @pytest.fixture
 def backend(where: Where) -> Where:
     where.skip_unless("knn")
-    if where.backend in ONLY_DEFAULT:
-        pytest.skip(f"{where.backend} has no other weights as yet")
     return where
 
 
