@@ -20,6 +20,7 @@ from pointproj.ops.backends.triton.tiles import (
     load_points,
     load_rows_of_3,
     load_tile,
+    rounded_root,
     size_class,
     square,
     squared_length,
@@ -93,12 +94,6 @@ def neighboring(x, step):
     """The number after (1) or before (-1) a finite one that is not negative; that before 0 is 0."""
     Bits: tl.constexpr = tl.int64 if x.dtype == tl.float64 else tl.int32
     return tl.maximum(x.to(Bits, bitcast=True) + step, 0).to(x.dtype, bitcast=True)
-
-
-@triton.jit
-def rounded_root(x):
-    """Square root, rounded."""
-    return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
 
 
 @triton.jit

@@ -18,7 +18,6 @@ from pointproj.ops.backends.triton.tiles import (
     LEAF,
     load_points,
     load_tile,
-    root,
     squared_length,
     store_rows_of_3,
     tile_box,
@@ -29,6 +28,7 @@ from pointproj.ops.backends.triton.weights import (
     by_distance_per_length,
     by_sigma,
     choices,
+    length,
     parameters,
     relative_weights,
     slope_of,
@@ -75,7 +75,8 @@ def position_gradients(
 
 @triton.jit
 def pair_with_leaf(
-    x, y, z, cloud, active, leaf, side, limit, real: tl.constexpr, BATCHED: tl.constexpr
+    x, y, z, cloud, active, leaf, side, limit,
+    real: tl.constexpr, BATCHED: tl.constexpr, KERNEL: tl.constexpr,
 ):  # fmt: skip
     """(TILE, LEAF): which pairs are within the radius, their differences and distances in ``real``."""
     points, _, clouds, padded = side
@@ -86,7 +87,7 @@ def pair_with_leaf(
     hit = (squared <= limit) & active[:, None]
     if BATCHED:
         hit &= cloud[:, None] == tl.load(clouds + at)[None, :]
-    return at, hit, dx.to(real), dy.to(real), dz.to(real), root(squared).to(real)
+    return at, hit, dx.to(real), dy.to(real), dz.to(real), length(squared, KERNEL).to(real)
 
 
 @triton.jit
@@ -154,7 +155,7 @@ def position_kernel(
     leaf, near = first_leaf(boxes, spans, leaves, box, farthest, BATCHED)
     while leaf < END:
         there, hit, dx, dy, dz, distance = pair_with_leaf(
-            x, y, z, cloud, active, leaf, side, farthest, real, BATCHED
+            x, y, z, cloud, active, leaf, side, farthest, real, BATCHED, KERNEL
         )
         if tl.max(hit.to(tl.int32)) > 0:
             row = tl.load(row_of + there)

@@ -26,7 +26,7 @@ from pointproj.ops.backends.triton.radius_gradients import position_gradients
 from pointproj.ops.backends.triton.tiles import (
     is_finite,
     load_points,
-    root,
+    quotient,
     squared_length,
     tile_box,
 )
@@ -52,6 +52,7 @@ from pointproj.ops.backends.triton.weights import (
     can_vanish,
     choices,
     distance_of_one,
+    length,
     parameters,
     relative_weights,
     slope_of,
@@ -175,21 +176,17 @@ def programs(rows: int) -> int:
 
 
 @triton.jit
-def quotient(x, y):
-    """x / y, rounded."""
-    x, y = tl.broadcast(x, y)
-    return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)
-
-
-@triton.jit
-def pair_with_queue(x, y, z, cloud, lists, queue, at, limit, real: tl.constexpr, BATCHED: tl.constexpr):
+def pair_with_queue(
+    x, y, z, cloud, lists, queue, at, limit,
+    real: tl.constexpr, BATCHED: tl.constexpr, KERNEL: tl.constexpr,
+):  # fmt: skip
     """Which pairs are within the radius, and their distances, for points in the queue."""
     px, py, pz = load_points(queue, QUEUE, at)
     squared = squared_length(x[:, None] - px[None, :], y[:, None] - py[None, :], z[:, None] - pz[None, :])
     hit = squared <= limit
     if BATCHED:
         hit &= cloud[:, None] == tl.load(lists + AT_ROWS + QUEUE + at)[None, :]
-    return hit, root(squared).to(real)
+    return hit, length(squared, KERNEL).to(real)
 
 
 @triton.jit
@@ -309,7 +306,7 @@ def sums_kernel(
                             at = (taken & (QUEUE - 1)) + tl.arange(0, STEP)
                             taken += STEP
                             hit, distance = pair_with_queue(
-                                x, y, z, cloud, lists, queue, at, farthest, real, BATCHED
+                                x, y, z, cloud, lists, queue, at, farthest, real, BATCHED, KERNEL
                             )
                             if step == NEAREST:
                                 nearer = tl.min(tl.where(hit, distance, float("inf")), 1)

@@ -62,6 +62,19 @@ def root(x):
 
 
 @triton.jit
+def rounded_root(x):
+    """Square root, rounded."""
+    return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
+
+
+@triton.jit
+def quotient(x, y):
+    """x / y, rounded."""
+    x, y = tl.broadcast(x, y)
+    return x / y if x.dtype == tl.float64 else tl.div_rn(x, y)
+
+
+@triton.jit
 def power(x):
     """2 to the power of x, as the hardware approximates it."""
     if _INTERPRETED or x.dtype == tl.float64:

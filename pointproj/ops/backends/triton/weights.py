@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.tiles import LOG2E, power
+from pointproj.ops.backends.triton.tiles import LOG2E, power, quotient, root, rounded_root, square
 from pointproj.ops.reference import KERNELS, Weighting
 
 EXPONENTIAL = tl.constexpr(KERNELS.index("exponential"))
@@ -36,16 +36,29 @@ def choices(weighting: Weighting) -> tuple[int, bool]:
 
 @triton.jit
 def slope_of(shape, KERNEL: tl.constexpr):
-    """What distances, their squares or logarithms are multiplied with in :func:`relative_weights`."""
+    """What distances, their squares or logarithms are multiplied with in :func:`relative_weights`, or the
+    support.
+    """
     if KERNEL == EXPONENTIAL:
         slope = 1.0 / shape * LOG2E
     elif KERNEL == GAUSSIAN:
         slope = 0.5 / (shape * shape) * LOG2E
-    elif KERNEL == COMPACT:
-        slope = 1.0 / shape
     else:
         slope = shape
     return slope
+
+
+@triton.jit
+def length(squared, KERNEL: tl.constexpr):
+    """Distances; rounded where their being equal to the support decides whether there is a weight at all."""
+    return rounded_root(squared) if KERNEL == COMPACT else root(squared)
+
+
+@triton.jit
+def rest_of_support(distance, support):
+    """1 - (d / support)^2, exactly 0 at the support."""
+    ratio = quotient(distance, support)
+    return 1.0 - square(ratio)
 
 
 @triton.jit
@@ -58,7 +71,7 @@ def relative_weights(nearest, distance, slope, eps, KERNEL: tl.constexpr):
     elif KERNEL == INVERSE_DISTANCE:
         weights = power(tl.log2(tl.maximum(nearest, eps) / tl.maximum(distance, eps)) * slope)
     elif KERNEL == COMPACT:
-        rest = tl.maximum(1.0 - (distance * slope) * (distance * slope), 0.0)
+        rest = tl.maximum(rest_of_support(distance, slope), 0.0)
         weights = rest * rest
     else:
         weights = tl.full(distance.shape, 1.0, distance.dtype)
@@ -98,7 +111,7 @@ def by_distance_per_length(distance, shape, eps, KERNEL: tl.constexpr):
     elif KERNEL == INVERSE_DISTANCE:
         derivative = tl.where(distance > eps, -shape / distance / distance, 0.0)
     elif KERNEL == COMPACT:
-        rest = 1.0 - (distance / shape) * (distance / shape)
+        rest = rest_of_support(distance, shape)
         derivative = tl.where((distance > 0) & (rest > 0), -4.0 / (shape * shape) / rest, 0.0)
     else:
         derivative = tl.zeros_like(distance)
