@@ -29,7 +29,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import DEFAULT, Weighting, nan_where_query_is_not_finite, weights_of
+from pointproj.ops.reference import (
+    DEFAULT,
+    Weighting,
+    compact_rest,
+    nan_where_query_is_not_finite,
+    weights_of,
+)
 
 DIFFERENTIABLE = ("query_points", "reference_points", "features", "sigma")
 
@@ -134,8 +140,8 @@ def log_kernel_derivatives(distances: Tensor, sigma: Tensor, weighting: Weightin
             inverse = torch.where(d > weighting.eps, 1 / d.clamp(min=weighting.eps), 0.0)
             return LogKernel(-weighting.power * inverse, by_d_d=weighting.power * inverse.square())
         case "compact":
-            rest = 1 - (d / weighting.support).square()
-            inverse = torch.where(rest > 0, 1 / torch.where(rest > 0, rest, 1.0), 0.0) / weighting.support**2
+            rest, inside = compact_rest(d, weighting)
+            inverse = torch.where(inside, 1 / rest, 0.0) / weighting.support**2
             return LogKernel(-4 * d * inverse, by_d_d=-4 * inverse - 8 * square * inverse.square())
     return LogKernel(0.0)  # uniform
 

@@ -202,9 +202,16 @@ def log_kernel(
         case "uniform":
             return torch.zeros_like(distances)
         case "compact":
-            rest = 1 - (distances / weighting.support).square()
-            return torch.where(rest > 0, 2 * torch.where(rest > 0, rest, 1.0).log(), -torch.inf)
+            rest, inside = compact_rest(distances, weighting)
+            return torch.where(inside, 2 * rest.log(), -torch.inf)
     raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {weighting.kernel!r}")
+
+
+def compact_rest(distances: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
+    """1 - (d / support)^2, or 1 where the kernel is 0, and where it is not; exactly so at the support."""
+    rest = 1 - (distances / weighting.support).square()
+    inside = (distances < weighting.support) & (rest > 0)
+    return torch.where(inside, rest, 1.0), inside
 
 
 def weights_of(

@@ -61,8 +61,11 @@ def test_a_captured_step_trains_as_an_eager_one(layer: nn.Module, compiled: bool
         for _ in range(3):
             optimizer.zero_grad()
             step()
+            optimizer.step()  # makes its state, which a graph must not make again
     torch.cuda.synchronize()
-    optimizer.zero_grad(set_to_none=False)
+    layer.load_state_dict(state)
+    for value in (value for of_one in optimizer.state.values() for value in of_one.values()):
+        value.zero_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for parameter in layer.parameters():
