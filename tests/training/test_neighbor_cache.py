@@ -47,6 +47,18 @@ def test_rows_that_do_not_exist_are_no_neighbours(where: Where):
     assert_close("four", aggregated[1::2], of_four[1::2])
 
 
+def test_rows_that_do_not_exist_may_come_in_between(where: Where):
+    where.skip_unless("knn")
+    points = by_id("plain").problem(where.device)[:3]
+    known = pointproj.knn(*points[:2], 4, backend=where.backend)[1]
+    known[::2, 1], known[1::3, 2] = -1, -1
+    got, expected = (
+        pointproj.knn_aggregate(*points, 4, backend=backend, neighbor_indices=known)
+        for backend in (where.backend, "torch")
+    )
+    assert_close("aggregated", got, expected)
+
+
 def test_wrong_neighbors_are_refused():
     points = torch.rand(20, 3)
 

@@ -83,17 +83,19 @@ struct NeighborSums {
       const int end = lesser(begin + kQueueLength, k);
       int size = 0;
       lanes.sync();
-      for (int i = begin + lanes.lane(); i < end; i += Lanes::width) {
+      for (int next = begin; next < end; next += Lanes::width) {
+        const int i = next + lanes.lane();
+        const bool exists = i < end && rows[i] >= 0;
+        const unsigned existing = lanes.ballot(exists);
         Sum weight = 0;
-        if (rows[i] >= 0) {
+        if (exists) {
           weight = weighting.weight(distance(rows[i]), anchor);
-          neighbors[i - begin] = {weight, rows[i]};  // those that are missing come last
-          size += 1;
+          neighbors[size + lanes.bits_before(existing)] = {weight, rows[i]};
         }
-        if (writes) weights[first + i] = weight;
+        size += lanes.bit_count(existing);
+        if (writes && i < end) weights[first + i] = weight;
         total += weight;
       }
-      size = lanes.sum(size);
       lanes.sync();
       sums.add(neighbors, size);
     }
