@@ -149,7 +149,10 @@ class _Listed:
         clouds = query // max(1, per_cloud) if dense else None
         self.rows = rows_in_packed(neighbors.indices, features.shape[-2], clouds)
         self.exists = (self.rows >= 0)[:, None]
-        self.query = torch.where(self.rows >= 0, query, self.queries)  # the last row takes unused slots
+        # Unused slots add nothing to any query: to each some, since a GPU adds to one place after the other.
+        slots = torch.arange(self.rows.shape[0], device=query.device)
+        self.rows_of_sums = max(1, self.queries)
+        self.query = torch.where(self.rows >= 0, query, slots % self.rows_of_sums)
         self.radius = neighbors.radius
         self.shape = (*((features.shape[0],) if dense else ()), per_cloud, features.shape[-1])
 
@@ -166,30 +169,32 @@ class _Listed:
         radius = _radius_of_compact(self.radius, kernel)
         if not isinstance(radius, Tensor):
             return radius
-        return torch.nn.functional.pad(radius.reshape(-1), (0, 1), value=1.0)[self.query, None]
+        return radius.reshape(-1)[self.query, None]
 
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (M, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances[:, None], 0.0)
         logits = torch.where(self.exists, log_kernel(distances, sigma, weighting), -torch.inf)
         if weighting.reduce == "mean":
-            largest = self._reduced(logits.detach(), "amax", -torch.inf)
-            logits = logits - _finite(largest)[self.query]
+            logits = logits - _finite(self._largest(logits.detach()))[self.query]
         return logits.exp()
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
-        into = terms.new_zeros(self.queries + 1, terms.shape[1])
+        into = terms.new_zeros(self.rows_of_sums, terms.shape[1])
         return into.index_add(0, self.query, terms)[: self.queries]
 
     def largest(self, terms: Tensor) -> Tensor:
         """The largest of each query's pairs, 0 without one: (Q, C)."""
-        return self._reduced(terms, "amax", 0.0)[: self.queries]
+        largest = self._largest(torch.where(self.exists, terms, -torch.inf))
+        has_pairs = self._largest(self.exists.to(terms.dtype)) > 0
+        return torch.where(has_pairs, largest, 0.0)[: self.queries]
 
-    def _reduced(self, terms: Tensor, reduce: str, nothing: float) -> Tensor:
-        into = terms.new_full((self.queries + 1, terms.shape[1]), nothing)
+    def _largest(self, terms: Tensor) -> Tensor:
+        """The largest of each query's slots, -inf without one."""
+        into = terms.new_full((self.rows_of_sums, terms.shape[1]), -torch.inf)
         at = self.query[:, None].expand_as(terms)
-        return into.scatter_reduce(0, at, terms, reduce, include_self=False)
+        return into.scatter_reduce(0, at, terms, "amax", include_self=False)
 
 
 def _rows_of(values: Tensor, rows: Tensor) -> Tensor:
