@@ -101,6 +101,15 @@ class TestFlops:
             "radius_aggregate_backward": 60 * (2 * 5 + 2 * 5 + 8),
         }
 
+    def test_lists(self):
+        points = self.CASE.problem()[:2]
+
+        def function() -> None:
+            pointproj.radius_neighbors(*points, 0.9, max_neighbors=3, backend="triton")
+            pointproj.radius_neighbors(*points, 0.9, capacity=40, backend="triton")
+
+        assert self._counted(function) == {"radius_search": 18 * 8, "radius_list": 40 * 8}
+
     def test_second_backward(self):
         problem = self.CASE.problem()
 

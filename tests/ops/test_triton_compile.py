@@ -92,6 +92,15 @@ KERNELS = {
     "sums-for-references": (radius_sums.sums_kernel, {**SUMS_WITHIN, "FOR_REFERENCES": True}),
     "positions": (radius_gradients.position_kernel, {**WITHIN, "OF_QUERIES": True}),
     "positions-of-references": (radius_gradients.position_kernel, {**WITHIN, "OF_QUERIES": False}),
+    "neighbors-inverse": (neighbor_sums.aggregate_kernel, {**NEIGHBORS, "KERNEL": 2}),
+    "sums-compact": (
+        radius_sums.sums_kernel,
+        {**SUMS_WITHIN, "FOR_REFERENCES": False, "KERNEL": 4, "MEAN": False},
+    ),
+    "positions-gaussian": (
+        radius_gradients.position_kernel,
+        {**WITHIN, "OF_QUERIES": True, "KERNEL": 1, "MEAN": False},
+    ),
 }
 
 

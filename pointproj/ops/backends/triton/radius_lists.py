@@ -209,7 +209,7 @@ def sort_kernel(
             other_at = other_at + tl.arange(0, STEP)
             other = tl.load(unsorted + other_at, mask=other_at < end, other=FARTHEST_KEY)
             place += tl.sum((other[None, :] < key[:, None]).to(tl.int32), 1)
-        row = (key & (2**32 - 1)).to(tl.int32)
+        row = key.to(tl.int32)  # its lower half
         tl.store(listed + place, row, mask=exists & (place < capacity))
 
 
