@@ -55,7 +55,7 @@ def list_contenders(config: BenchConfig, device_type: str, modes: tuple[str, ...
 def _aggregation(config: BenchConfig, mode: str) -> Iterator[ListContender]:
     """Over a ready list, which is the same from every backend; of plain torch."""
     finders = ["auto"] if config.backends is None else backend_names(config.backends, "radius")
-    for finder in finders[:1]:
+    for finder in sorted(finders, key=lambda name: name == "torch")[:1]:  # torch only if there is no other
         contender = _backend(finder, mode.removeprefix("aggregate_"), None)
         yield dataclasses.replace(contender, name="pointproj", mode=mode, executions=EXECUTIONS)
 
