@@ -153,7 +153,10 @@ def _accumulated(
     ctx, row_splits: Tensor, indices: Tensor, tensors: list, wanted: tuple, grad: Tensor
 ) -> list:
     """The first derivative: each chunk again, its gradients added to those of the whole."""
-    whole = [torch.zeros_like(t) if want else None for t, want in zip(tensors, wanted, strict=True)]
+    whole = [
+        torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32)) if want else None
+        for t, want in zip(tensors, wanted, strict=True)
+    ]
     totals = _unflattened(tuple(whole))
     detached = _unflattened(tuple(None if t is None else t.detach() for t in tensors))
     for chunk, some, queries in _by_chunk(ctx.chunks, row_splits, indices, detached):
@@ -168,7 +171,7 @@ def _accumulated(
         found = iter(torch.autograd.grad(values, asked, upstream, materialize_grads=True))
         parts = _unflattened(tuple(next(found) if want else None for want in wanted))
         _add(totals, parts, chunk, indices[chunk.pairs])
-    return whole
+    return [None if total is None else total.to(t.dtype) for total, t in zip(whole, tensors, strict=True)]
 
 
 def _add(totals: Inputs, parts: Inputs, chunk: Chunk, indices: Tensor) -> None:
@@ -180,7 +183,7 @@ def _add(totals: Inputs, parts: Inputs, chunk: Chunk, indices: Tensor) -> None:
             total[where] += part
     for total, part in ((totals.of_points, parts.of_points), (totals.features, parts.features)):
         if total is not None:
-            total.index_add_(-2, indices, part)
+            total.index_add_(-2, indices, part.to(total.dtype))
     for total, part in zip(totals.parameters, parts.parameters, strict=True):
         if total is not None:
             total += part

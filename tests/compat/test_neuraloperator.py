@@ -115,6 +115,21 @@ def test_transform_can_be_differentiated_twice(few_at_once):
     assert torch.autograd.gradgradcheck(values, (*inputs, *parameters), atol=1e-6)
 
 
+def test_autocast_computes_as_precisely_as_theirs(few_at_once):
+    results = {}
+    for name in ("exact", "theirs", "ours"):
+        module = _transforms(channel_mlp_layers=[8, 12, 9, 4])[name == "ours"].float()
+        function = _points(62, 4, 8, torch.float32).view(2, 31, 4).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=name != "exact"):
+            points = _points(31, 3, 6, torch.float32), _list(), _points(19, 5, 7, torch.float32)
+            values = module(*points, function)
+        leaves = [function, *module.parameters()]
+        results[name] = [values, *torch.autograd.grad(values.sin().sum(), leaves)]
+    for exact, theirs, mine in zip(*results.values(), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert (mine - exact).norm() < 2 * (theirs - exact).norm() + 1e-3 * exact.norm()
+
+
 def test_other_kernels_are_called_as_theirs_are():
     torch.manual_seed(0)
     kernel = nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 4)).double()
