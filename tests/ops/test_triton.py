@@ -19,8 +19,11 @@ from pointproj.ops.registry import load, names
 from tests.oracle import INPUTS, run
 
 ROOT = Path(__file__).parents[2]
-WEIGHTINGS = "all-coincident or lattice and (compact or inverse) or vanish"
 CLOUDS = "plain or no-query or lattice-fp64 or ragged-with"
+LISTS = (
+    "each_query and ragged or no_points and sizes1 or vanish and gaussian"
+    " or lattice and (gaussian-sum or inverse_distance-mean or compact-mean)"
+)
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
@@ -46,12 +49,16 @@ def test_on_a_cpu_every_other_backend_comes_first():
     "tests",
     [
         ["tests/ops/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
-        ["tests/ops/test_neighbor_lists.py", "-k", "triton-cpu and (no_points or each_query-ragged or csr)"],
-        ["tests/ops/test_weightings.py", "-k", f"triton-cpu and ({WEIGHTINGS})"],
+        [
+            "tests/ops/test_neighbor_lists.py",
+            "tests/ops/test_weightings.py",
+            "-k",
+            f"triton-cpu and ({LISTS})",
+        ],
         ["tests/ops/test_triton_kernels.py"],
         ["tests/nn/test_narrow_mlp.py", "-k", "277 or finite or needed"],
     ],
-    ids=["contract", "lists", "weightings", "kernels", "layers"],
+    ids=["contract", "lists", "kernels", "layers"],
 )
 def test_kernels_by_the_interpreter(tests: list[str]):
     """The kernels themselves, on CPU tensors."""
