@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.compat import pointnet2, pytorch3d, scipy, sklearn, torch_geometric
+from pointproj.compat import physicsnemo, pointnet2, pytorch3d, scipy, sklearn, torch_geometric
 from tests.compat.comparison import points
 from tests.ops.test_gpu import waiting_is_an_error
 
@@ -23,7 +23,12 @@ def _padded(x: Tensor, y: Tensor, features: Tensor) -> Tensor:
     return found.dists.sum() + found.knn.sum() + pytorch3d.knn_gather(features[None], found.idx).sum()
 
 
-@pytest.fixture(params=["torch_geometric", "pointnet2", "pytorch3d", "scipy", "sklearn"])
+def _ball(x: Tensor, y: Tensor, features: Tensor) -> Tensor:
+    _, neighbors, distances = physicsnemo.radius_search(x, y, 0.4, 50, return_dists=True, return_points=True)
+    return neighbors.sum() + distances.square().sum()
+
+
+@pytest.fixture(params=["torch_geometric", "pointnet2", "pytorch3d", "physicsnemo", "scipy", "sklearn"])
 def call(request: pytest.FixtureRequest) -> Callable[[torch.device], tuple[Callable, tuple[Tensor, ...]]]:
     """A function of a library and its arguments on a device; trees are built before."""
 
@@ -35,6 +40,7 @@ def call(request: pytest.FixtureRequest) -> Callable[[torch.device], tuple[Calla
             "torch_geometric": lambda x, y, features: torch_geometric.knn_interpolate(features, x, y),
             "pointnet2": _propagated,
             "pytorch3d": _padded,
+            "physicsnemo": _ball,
             "scipy": lambda x, y, features: tree.query(y, 3)[0],
             "sklearn": lambda x, y, features: fitted.kneighbors(y)[0],
         }

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.compat import pointnet2, pyg_lib, pytorch3d, scipy, sklearn, torch_geometric
+from pointproj.compat import (
+    neuraloperator,
+    physicsnemo,
+    pointnet2,
+    pyg_lib,
+    pytorch3d,
+    scipy,
+    sklearn,
+    torch_geometric,
+)
 from tests.compat.comparison import points
 
 pytestmark = pytest.mark.gpu
@@ -42,6 +51,9 @@ CALLS = {
     "pointnet2-ball": lambda x, y, batch: pointnet2.ball_query(R, 8, x[None], y[None]),
     "query": lambda x, y, batch: scipy.cKDTree(x, boxsize=0.7).query(y, 5, distance_upper_bound=R),
     "query_ball_point": lambda x, y, batch: scipy.cKDTree(x).query_ball_point(y, R),
+    "radius_search": lambda x, y, batch: physicsnemo.radius_search(x, y, R, 12, True, True),
+    "radius_search-all": lambda x, y, batch: physicsnemo.radius_search(x[None], y[None], R, None, True, True),
+    "NeighborSearch": lambda x, y, batch: neuraloperator.NeighborSearch(return_norm=True)(x, y, R).values(),
     "kneighbors": lambda x, y, batch: sklearn.NearestNeighbors().fit(x).kneighbors(),
     "radius_neighbors": lambda x, y, batch: sklearn.NearestNeighbors(radius=R).fit(x).radius_neighbors(y),
 }

@@ -189,16 +189,6 @@ def test_the_library_chooses_ours_once_installed(library, installed):
         library.knn(in_five, in_five, 1, implementation="pointproj")
 
 
-def test_layer_compiles_whole():
-    points, queries = _clouds(2)
-    layer = ours.BQWarp(RADIUS, 6)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    leaves = [points.clone().requires_grad_() for _ in range(2)]
-    for leaf, module in zip(leaves, (layer, compiled), strict=True):
-        module(leaf, queries)[1].sin().sum().backward()
-    torch.testing.assert_close(leaves[1].grad, leaves[0].grad)
-
-
 def test_model_gives_the_same_output_and_gradients(library, installed, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model = library.GeoTransolver(
