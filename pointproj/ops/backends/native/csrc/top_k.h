@@ -44,6 +44,9 @@ struct SortedList {
         rows[i] = next_moves ? rows[i - 1] : row;
       }
       moves = next_moves;
+#if !defined(__CUDACC__)
+      if (!moves) return;  // a thread alone can stop where the newcomer stays
+#endif
     }
     if (moves) {
       squared[0] = newcomer;
