@@ -9,21 +9,6 @@
 
 namespace pointproj {
 
-// The largest x with sqrt(x) <= radius, rounded as the reference does; spares every pair a root. Nothing is within a
-// radius that is negative or no number.
-template <class Real>
-POINTPROJ_EVERYWHERE Real largest_square_within(Real radius) {
-  if (!(radius >= Real(0))) return Real(-1);
-  if (!(radius < kInfinity<Real>)) return radius;
-  Real square = radius * radius;
-  while (sqrt(square) > radius) square = nextafter(square, Real(0));
-  while (true) {
-    const Real following = nextafter(square, kInfinity<Real>);
-    if (!(sqrt(following) <= radius)) return square;
-    square = following;
-  }
-}
-
 // One radius for all queries, or one for each.
 template <class Real>
 struct Radii {

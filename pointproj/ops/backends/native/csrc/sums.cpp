@@ -147,18 +147,6 @@ struct NeighborProblem : Problem {
   }
 };
 
-// The largest x with sqrt(x) <= radius, rounded as the reference does; spares every pair a root.
-template <class Real>
-Real largest_square_within(Real radius) {
-  Real square = radius * radius;
-  while (std::sqrt(square) > radius) square = std::nextafter(square, Real(0));
-  while (true) {
-    const Real following = std::nextafter(square, kInfinity<Real>);
-    if (!(std::sqrt(following) <= radius)) return square;
-    square = following;
-  }
-}
-
 // Over all points within a radius.
 struct RadiusProblem : Problem {
   template <class Real, class Weighting>

@@ -1,13 +1,13 @@
-"""Warp's lists within a radius: long lists, long rows, and radii of any size."""
+"""Lists within a radius by kernels: long lists, long rows, and radii of any size."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from pointproj.ops import reference
-from pointproj.ops.backends import warp
 from pointproj.ops.cases import clustered
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.registry import Backend, load
 
 COUNTS = (1, 31, 32, 33, 64, 65, 200)  # on a GPU up to 32 are in registers, others in blocks of 32 in memory
 
@@ -15,6 +15,14 @@ COUNTS = (1, 31, 32, 33, 64, 65, 200)  # on a GPU up to 32 are in registers, oth
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(params=["native", "warp"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    module = load(request.param)
+    if module.unavailable():
+        pytest.skip(module.unavailable())
+    return module
 
 
 def _points(kind: str) -> Tensor:
@@ -27,25 +35,25 @@ def _points(kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["lattice", "clustered", "fp64"])
-def test_long_lists(kind: str, device: str):
+def test_long_lists(kind: str, device: str, backend: Backend):
     points = _points(kind).to(device)
     radius = 1.5 if kind == "lattice" else 0.4
     for queries in (points, points[:77] + 0.01):  # themselves in the order of their cells, and others
-        tables = warp.build_index(points, None, 1, radius)
+        tables = backend.build_index(points, None, 1, radius)
         expected, all_within = reference.radius_search(queries, points, radius, max(COUNTS))
         for k in COUNTS:
-            rows, counts = warp.radius_search(Clouds(queries, None, points, None, 1), tables, radius, k)
+            rows, counts = backend.radius_search(Clouds(queries, None, points, None, 1), tables, radius, k)
             assert torch.equal(rows.long(), expected[:, :k]), k
             assert torch.equal(counts.long(), all_within)
 
 
 @pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 128, 129, 300, 900])
-def test_rows_are_sorted_and_cut(length: int, device: str):
+def test_rows_are_sorted_and_cut(length: int, device: str, backend: Backend):
     """Of three equal rows the capacity cuts the second, or ends with it."""
     points = _points("clustered")[:length].to(device)
     clouds = Clouds(points[:1].expand(3, 3).contiguous(), None, points, None, 1)
     for capacity in (3 * length + 5, 2 * length, length + length // 2, length // 3):
-        row_splits, rows = warp.radius_list(clouds, None, 9.0, capacity)
+        row_splits, rows = backend.radius_list(clouds, None, 9.0, capacity)
         expected = torch.arange(length, device=device).repeat(3)[:capacity]
         assert torch.equal(row_splits, length * torch.arange(4, device=device))
         assert torch.equal(rows[: len(expected)].long(), expected)
@@ -53,25 +61,25 @@ def test_rows_are_sorted_and_cut(length: int, device: str):
 
 
 @pytest.mark.parametrize("radius", [0.0, 1e-30, 1e-6, 0.3, 1e6, 1e30, torch.finfo(torch.float32).max])
-def test_radii_of_any_size(radius: float, device: str):
+def test_radii_of_any_size(radius: float, device: str, backend: Backend):
     """Those that the cells were built for, and beside them others."""
     points = _points("clustered").to(device)
     points[100:110] = points[:10]
     queries = points[:150] + 0.0
     radii = queries.new_full((150,), radius)
     for built_for in (None, 0.3, radii.amax()):
-        tables = None if built_for is None else warp.build_index(points, None, 1, built_for)
-        rows, counts = warp.radius_search(Clouds(queries, None, points, None, 1), tables, radii, 12)
+        tables = None if built_for is None else backend.build_index(points, None, 1, built_for)
+        rows, counts = backend.radius_search(Clouds(queries, None, points, None, 1), tables, radii, 12)
         expected, all_within = reference.radius_search(queries, points, radii, 12)
         assert torch.equal(rows.long(), expected)
         assert torch.equal(counts.long(), all_within)
 
 
 @pytest.mark.gpu
-def test_more_pairs_than_32_bits_count():
+def test_more_pairs_than_32_bits_count(backend: Backend):
     size, beyond = 50_000, 2**31 + 999
     points = torch.full((size, 3), 0.25, device="cuda")
-    row_splits, rows = warp.radius_list(Clouds(points, None, points, None, 1), None, 0.1, beyond)
+    row_splits, rows = backend.radius_list(Clouds(points, None, points, None, 1), None, 0.1, beyond)
     assert torch.equal(row_splits, size * torch.arange(size + 1, device="cuda"))
     for slots in (slice(0, 10), slice(2**31 - 20, 2**31 + 20), slice(beyond - 10, beyond)):
         expected = torch.arange(slots.start, slots.stop, device="cuda") % size
