@@ -9,7 +9,7 @@ from pointproj.ops.cases import clustered
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.registry import Backend, load
 
-COUNTS = (1, 31, 32, 33, 64, 65, 200)  # on a GPU up to 32 are in registers, others in blocks of 32 in memory
+COUNTS = (1, 31, 32, 33, 64, 65, 128, 129, 200)  # on a GPU they are kept in different ways
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -72,6 +72,18 @@ def test_radii_of_any_size(radius: float, device: str, backend: Backend):
         rows, counts = backend.radius_search(Clouds(queries, None, points, None, 1), tables, radii, 12)
         expected, all_within = reference.radius_search(queries, points, radii, 12)
         assert torch.equal(rows.long(), expected)
+        assert torch.equal(counts.long(), all_within)
+
+
+@pytest.mark.gpu
+def test_many_queries(backend: Backend):
+    """Of so many each may have a thread, and of fewer several."""
+    points = _points("fp64")[:100].float().cuda()
+    queries = torch.rand(2**17 + 1, 3, device="cuda")
+    expected, all_within = reference.radius_search(queries, points, 0.4, 20)
+    for k in (5, 12, 20):
+        rows, counts = backend.radius_search(Clouds(queries, None, points, None, 1), None, 0.4, k)
+        assert torch.equal(rows.long(), expected[:, :k])
         assert torch.equal(counts.long(), all_within)
 
 

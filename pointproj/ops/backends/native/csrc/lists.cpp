@@ -12,6 +12,7 @@ namespace {
 
 // So few queries leave a GPU idle unless a warp works on each: of short lists, of longer ones; as in the kNN search.
 constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
+constexpr int kLongestWarpList = 128;  // in the registers of a GPU's warp
 
 // The points of both sides, their hash grids, and the radius of each query or of all.
 struct Problem {
@@ -77,8 +78,12 @@ void search_by_thread(const Device& device, const RadiusSearch<Real>& search) {
 template <class Real>
 void search_in_registers(const Device& device, const RadiusSearch<Real>& search) {
   const int queries = search.queries.batch.rows, k = search.rows.columns;
-  if (device.is_cuda && queries <= (k <= 8 ? kFewQueries : kManyQueries)) {
-    device.each_on_gpu(RadiusSearchByWarp<Real>{search}, queries);
+  if (k > 64) {
+    device.each_on_gpu(RadiusSearchByWarp<Real, 4>{search}, queries);
+  } else if (k > kLongestList) {
+    device.each_on_gpu(RadiusSearchByWarp<Real, 2>{search}, queries);
+  } else if (device.is_cuda && queries <= (k <= 8 ? kFewQueries : kManyQueries)) {
+    device.each_on_gpu(RadiusSearchByWarp<Real, 1>{search}, queries);
   } else if (k <= 8) {
     search_by_thread<8>(device, search);
   } else if (k <= 16) {
@@ -97,7 +102,7 @@ std::tuple<Tensor, Tensor> radius_search(
   const Problem problem(query_points, query_offsets, reference_points, reference_offsets, clouds, reference_grid,
                         radius, radii);
   const int64_t queries = query_points.size(0);
-  const bool in_memory = k > kLongestList;
+  const bool in_memory = k > (problem.device.is_cuda ? kLongestWarpList : kLongestList);
   const Tensor rows = empty_ints({queries, k}, query_points), counts = empty_ints({queries}, query_points);
   if (queries == 0) return {rows, counts};
   const Tensor heap = at::empty({in_memory ? queries * k : 0}, query_points.options());

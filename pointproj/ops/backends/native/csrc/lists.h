@@ -65,7 +65,7 @@ struct RadiusSearch {
   BallQueries<Real> queries;
   Matrix<int> rows;  // (Q, k)
   int* counts;       // (Q,): all within the radius
-  Real* heap;        // (Q, k) if k > kLongestList
+  Real* heap;        // (Q, k) for lists in memory
 
   template <class Lanes, class List>
   POINTPROJ_FN void find(Lanes& lanes, const Point<Real>& query, List&& list) const {
@@ -105,8 +105,8 @@ struct RadiusSearchInMemory {
   }
 };
 
-// A warp a query.
-template <class Real>
+// A warp a query, the list in its registers.
+template <class Real, int kBlocks>
 struct RadiusSearchByWarp {
   using Number = float;
   static constexpr int kLanes = 32;
@@ -115,7 +115,7 @@ struct RadiusSearchByWarp {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    search.find(lanes, search.queries.points.load(at), MergedWarpList<Real>(search.rows.columns));
+    search.find(lanes, search.queries.points.load(at), WarpBlocks<Real, kBlocks>(search.rows.columns));
   }
 };
 

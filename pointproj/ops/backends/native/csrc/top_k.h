@@ -166,34 +166,75 @@ struct WarpList {
   }
 };
 
-// The same for searches that meet many of the k best at once: these are sorted, and both lists are merged.
-template <class Real>
-struct MergedWarpList : WarpList<Real> {
-  static constexpr int kFew = 6;  // go to their places one by one
+// The k best of a whole warp, for searches that meet many of them at once: the i-th in lane i % 32 of block i / 32.
+// Newcomers are sorted, and merged with one block after the other.
+template <class Real, int kBlocks>
+struct WarpBlocks {
+  Real squared[kBlocks];
+  int rows[kBlocks];
+  Real worst = kInfinity<Real>;
+  int k;
 
-  using WarpList<Real>::WarpList;
-
-  template <class Lanes>
-  POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int candidate_row, bool exists) {
-    const bool hit = exists && candidate <= this->worst;
-    if (lanes.bit_count(lanes.ballot(hit)) <= kFew) {
-      WarpList<Real>::insert(lanes, candidate, candidate_row, hit);
-      return;
+  POINTPROJ_FN explicit WarpBlocks(int k) : k(k) {
+    POINTPROJ_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      squared[block] = kInfinity<Real>;
+      rows[block] = kNoRow;
     }
+  }
+  POINTPROJ_FN Real limit() const { return worst; }
+  template <class Lanes>
+  POINTPROJ_FN void write(Lanes& lanes, int, int* to) const {
+    POINTPROJ_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      const int i = block * Lanes::width + lanes.lane();
+      if (i < k) to[i] = row_or_none(rows[block]);
+    }
+  }
+  template <class Lanes>
+  POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int row, bool exists) {
+    static_assert(Lanes::width == 32);
+    const bool hit = exists && candidate <= worst;
+    if (!lanes.any(hit)) return;
     if (!hit) {
       candidate = kInfinity<Real>;
-      candidate_row = kNoRow;
+      row = kNoRow;
     }
-    sort_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, candidate, candidate_row); });
-    // The lesser of the i-th nearest here and the i-th farthest there are the 32 best of all.
+    sort_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, candidate, row); });
+    merge<kBlocks - 1>(lanes, candidate, row);
+    POINTPROJ_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      const Real farthest = lanes.take(squared[block], (k - 1) % Lanes::width);
+      if (block == (k - 1) / Lanes::width) worst = farthest;
+    }
+  }
+  // The nearer half of a block and 32 candidates, both sorted, goes on to the block before, the other half stays; of the
+  // last block it is left out.
+  template <int block, class Lanes>
+  POINTPROJ_FN void merge(Lanes& lanes, Real candidate, int row) {
     const Real other = lanes.exchange(candidate, Lanes::width - 1);
-    const int other_row = lanes.exchange(candidate_row, Lanes::width - 1);
-    if (is_before(other, other_row, this->squared, this->row)) {
-      this->squared = other;
-      this->row = other_row;
+    const int other_row = lanes.exchange(row, Lanes::width - 1);
+    Real kept = squared[block];
+    int kept_row = rows[block];
+    const bool nearer = is_before(other, other_row, kept, kept_row);
+    candidate = nearer ? other : kept;
+    row = nearer ? other_row : kept_row;
+    merge_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, candidate, row); });
+    if constexpr (block + 1 < kBlocks) {
+      if (!nearer) {
+        kept = other;
+        kept_row = other_row;
+      }
+      merge_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, kept, kept_row); });
+      squared[block + 1] = kept;
+      rows[block + 1] = kept_row;
     }
-    merge_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, this->squared, this->row); });
-    this->worst = lanes.take(this->squared, this->k - 1);
+    if constexpr (block > 0) {
+      merge<block - 1>(lanes, candidate, row);
+    } else {
+      squared[0] = candidate;
+      rows[0] = row;
+    }
   }
   template <class Lanes>
   POINTPROJ_FN static void exchange(Lanes& lanes, int mask, Real& squared, int& row) {
