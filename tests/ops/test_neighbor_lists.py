@@ -183,7 +183,7 @@ def test_points_in_the_plane(lists: Callable, where: Where):
         for p in (flat, solid):
             aggregate = pointproj.knn_aggregate if search == "knn" else pointproj.radius_aggregate
             of_dims.append(aggregate(*p[:3], 4 if search == "knn" else 0.3, backend=where.backend))
-        assert torch.equal(*of_dims)
+        assert_close("aggregated", *of_dims)  # on a GPU points of a cell stand in any order, and add up so
 
 
 @pytest.mark.parametrize("box", [None, (2.2, 9.0, torch.inf)], ids=["open", "box"])

@@ -48,7 +48,8 @@ def _compare(inputs: tuple[Tensor, ...], radius: float, **options) -> None:
         assert torch.equal(got.isnan(), expected.isnan())
         size = expected.nan_to_num().norm().clamp(min=torch.finfo(torch.float32).tiny)
         errors = [(t - expected).nan_to_num().norm() / size for t in (got, by_torch)]
-        assert errors[0] < 2e-5 + 3 * errors[1]
+        floor = 2e-5 if expected.numel() > 1 else 2e-4  # the terms of one sum may cancel
+        assert errors[0] < floor + 3 * errors[1]
 
 
 CHANNELS = {"clustered": 25, "sparse": 8, "not-finite": 2, "wide": 25, "small-sigma": 25, "dense": 70}

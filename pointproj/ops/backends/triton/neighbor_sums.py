@@ -17,13 +17,19 @@ from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_aggregation
 from pointproj.ops.backends.triton.matrix_products import channel_block
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
-from pointproj.ops.backends.triton.tiles import is_finite, load_rows_of_3, size_class, store_rows_of_3, tuned
+from pointproj.ops.backends.triton.tiles import (
+    is_finite,
+    load_rows_of_3,
+    rounded_root,
+    size_class,
+    store_rows_of_3,
+    tuned,
+)
 from pointproj.ops.backends.triton.weights import (
     by_distance_per_length,
     by_sigma,
     choices,
     distance_of_one,
-    length,
     parameters,
     relative_weights,
     slope_of,
@@ -127,13 +133,16 @@ def _position_gradients(inputs: dict[str, Any], weights: Tensor, grad: Tensor) -
 
 
 @triton.jit
-def difference(query_points, query, reference_points, row, mask, real: tl.constexpr, KERNEL: tl.constexpr):
-    """Query minus neighbour, and its length. The difference is taken in the positions' dtype."""
+def difference(query_points, query, reference_points, row, mask, real: tl.constexpr):
+    """Query minus neighbour, and its length, rounded: a small sigma magnifies its error.
+
+    The difference is taken in the positions' dtype.
+    """
     at, there = query_points + 3 * query, reference_points + 3 * row
     x = (tl.load(at, mask=mask, other=0.0) - tl.load(there, mask=mask, other=0.0)).to(real)
     y = (tl.load(at + 1, mask=mask, other=0.0) - tl.load(there + 1, mask=mask, other=0.0)).to(real)
     z = (tl.load(at + 2, mask=mask, other=0.0) - tl.load(there + 2, mask=mask, other=0.0)).to(real)
-    return x, y, z, length(x * x + y * y + z * z, KERNEL)
+    return x, y, z, rounded_root(x * x + y * y + z * z)
 
 
 @tuned(CONFIGS, key=["k", "channels", "scale", "KERNEL", "MEAN"])
@@ -152,13 +161,13 @@ def aggregate_kernel(
     nearest = distance_of_one(tl.zeros([TILE], real), KERNEL)
     if MEAN:
         first = tl.load(neighbor_indices + query * k, mask=inside, other=-1).to(tl.int64)
-        _, _, _, nearest = difference(query_points, query, reference_points, first, first >= 0, real, KERNEL)
+        _, _, _, nearest = difference(query_points, query, reference_points, first, first >= 0, real)
     total = tl.zeros([TILE], real)
     sums = tl.zeros([TILE, BLOCK], real)
     for place in range(k):
         row = tl.load(neighbor_indices + query * k + place, mask=inside, other=-1).to(tl.int64)
         exists = row >= 0
-        _, _, _, distance = difference(query_points, query, reference_points, row, exists, real, KERNEL)
+        _, _, _, distance = difference(query_points, query, reference_points, row, exists, real)
         weight = tl.where(exists, relative_weights(nearest, distance, slope, eps, KERNEL), 0.0)
         if tl.program_id(1) == 0:
             tl.store(weights + query * k + place, weight, mask=inside)
@@ -236,7 +245,7 @@ def position_kernel(
         exists = row >= 0
         weight = tl.load(weights + query * k + place, mask=inside, other=0.0)
         product = tl.load(products + query * k + place, mask=inside, other=0.0)
-        x, y, z, distance = difference(query_points, query, reference_points, row, exists, real, KERNEL)
+        x, y, z, distance = difference(query_points, query, reference_points, row, exists, real)
         of_logit = tl.where(exists, weight * (product - mean), 0.0)
         sigma_sum += of_logit * by_sigma(0.0, distance, shape, KERNEL)
         scale = of_logit * by_distance_per_length(distance, shape, eps, KERNEL)
