@@ -19,13 +19,14 @@ ANSWER = f'{{{TIMES}, "error": %s, "before": 1048576, "peak": 3145728}}'
 
 
 def test_every_model_has_rows_with_its_own_search_and_with_ours():
-    rows = models.planned(BenchConfig())
+    rows = models.planned(BenchConfig(), "cpu")
     assert ("gino", "neuraloperator", "eager", 10**4) in rows
     assert ("gino", "pointproj", "eager", 10**6) in rows
     executions = [row[2] for row in rows if row[:2] == ("geotransolver", "pointproj")]
     assert executions == ["eager", "compiled"]
-    assert models.planned(BenchConfig(modes=["knn"])) == models.planned(BenchConfig(workloads=["w1"])) == []
-    assert {row[1] for row in models.planned(BenchConfig(peers=[]))} == {"pointproj"}
+    assert not models.planned(BenchConfig(modes=["knn"]), "cpu")
+    assert not models.planned(BenchConfig(workloads=["w1"]), "cpu")
+    assert {row[1] for row in models.planned(BenchConfig(peers=[]), "cpu")} == {"pointproj"}
 
 
 def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
