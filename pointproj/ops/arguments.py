@@ -8,7 +8,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import KERNELS
+from pointproj.ops.reference import KERNELS, radius_in_range, sigma_range
 
 POSITIONS = (torch.float32, torch.float64)
 FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -118,6 +118,12 @@ def check_radius(radius: float, name: str = "radius") -> None:
         raise ValueError(f"{name} must be positive and finite; got {radius}")
 
 
+def checked_radius(radius: float, dtype: torch.dtype, name: str = "radius") -> float:
+    """:func:`check_radius`, and the number that counts for points of this dtype."""
+    check_radius(radius, name)
+    return radius_in_range(radius, dtype)
+
+
 def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
     """A positive, finite number, or one for each query. Values on a GPU are not read."""
     if not isinstance(radius, Tensor):
@@ -147,8 +153,12 @@ def check_box(
         return
     if isinstance(box, Tensor) or not isinstance(box, Sequence) or len(box) != points.shape[-1]:
         raise TypeError(f"box must be a tuple of {points.shape[-1]} lengths, one for each axis; got {box!r}")
-    if not all(isinstance(x, Real) and x > 0 for x in box):
-        raise ValueError(f"box must hold positive lengths (inf: not periodic along that axis); got {box}")
+    limits = torch.finfo(points.dtype)
+    if not all(isinstance(x, Real) and (limits.tiny <= x <= limits.max or x == math.inf) for x in box):
+        raise ValueError(
+            "box must hold positive lengths (inf: not periodic along that axis), normal numbers of "
+            f"{points.dtype}; got {box}"
+        )
     readable = points.device.type == "cpu" and not torch.compiler.is_compiling()
     if isinstance(radius, Tensor):
         radius = radius.max().item() if readable and radius.numel() else None
@@ -186,8 +196,10 @@ def check_size(name: str, size: int, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}; got {size}")
 
 
-def check_weighting(kernel: str, reduce: str, power: float, eps: float, reductions: tuple[str, ...]) -> None:
-    """Names of a kernel and of a reduction, and the numbers of the inverse distance."""
+def check_weighting(
+    kernel: str, reduce: str, power: float, eps: float, reductions: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    """Names of a kernel and of a reduction, and the numbers of the inverse distance; sums are of ``dtype``."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
     if reduce not in reductions:
@@ -195,8 +207,7 @@ def check_weighting(kernel: str, reduce: str, power: float, eps: float, reductio
     for name, value in (("power", power), ("eps", eps)):
         if not isinstance(value, Real) or isinstance(value, bool):
             raise TypeError(f"{name} must be a number; got {type(value).__name__}")
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite; got {value}")
+        _check_in_range(name, value, torch.finfo(dtype).tiny, torch.finfo(dtype).max, dtype)
 
 
 def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor) -> None:
@@ -253,19 +264,24 @@ def check_reference_weights(weights: Tensor | None, features: Tensor) -> None:
     _check_device("reference_weights", weights, features)
 
 
-def check_sigma(sigma: float | Tensor, query_points: Tensor) -> None:
-    """A positive, finite number, or a tensor of one floating-point element."""
+def check_sigma(sigma: float | Tensor, like: Tensor, dtype: torch.dtype) -> None:
+    """A positive number that sums in ``dtype`` can divide by, or a floating-point tensor of one element."""
     if isinstance(sigma, Tensor):
         if sigma.numel() != 1 or not sigma.is_floating_point():
             raise ValueError(
                 f"sigma must be a number or a floating-point tensor of one element; "
                 f"got {sigma.dtype} of shape {tuple(sigma.shape)}"
             )
-        _check_device("sigma", sigma, query_points)
+        _check_device("sigma", sigma, like)
     elif not isinstance(sigma, Real) or isinstance(sigma, bool):
         raise TypeError(f"sigma must be a number or a tensor of one element; got {type(sigma).__name__}")
-    elif not 0 < sigma < math.inf:
-        raise ValueError(f"sigma must be positive and finite; got {sigma}")
+    else:
+        _check_in_range("sigma", sigma, *sigma_range(dtype), dtype)
+
+
+def sum_dtype(features: torch.dtype, others: torch.dtype) -> torch.dtype:
+    """The dtype that sums run in: the widest of fp32, features, and positions or distances."""
+    return torch.promote_types(torch.promote_types(features, others), torch.float32)
 
 
 def check_offsets(
@@ -301,6 +317,17 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
     _check_device(name, offsets, points)
     if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_offset_values(name, offsets, points.shape[0])
+
+
+def _check_in_range(name: str, value: float, least: float, most: float, dtype: torch.dtype) -> None:
+    """Positive, and neither too small nor too large for sums in a dtype."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite; got {value}")
+    if not least <= value <= most:
+        raise ValueError(
+            f"{name} must be from {least:.3g} to {most:.3g}, as sums run in {dtype}; got {value}: scale the "
+            "points, or give features in float64"
+        )
 
 
 def _check_offset_values(name: str, offsets: Tensor, size: int) -> None:

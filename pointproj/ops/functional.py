@@ -10,7 +10,12 @@ from pointproj.ops import arguments
 from pointproj.ops.clouds import checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import periodic_box
-from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, pair_distances
+from pointproj.ops.reference import (
+    Weighting,
+    nan_where_query_is_not_finite,
+    pair_distances,
+    sigma_in_range,
+)
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -78,7 +83,7 @@ def knn(
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
     if max_radius is not None:
-        arguments.check_radius(max_radius, "max_radius")
+        max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
     arguments.check_box(box, max_radius, reference_points, inside=index is not None)
     periodic = periodic_box(box)
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
@@ -175,13 +180,13 @@ def knn_aggregate(
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     arguments.check_k(k, reference_points)
     if max_radius is not None:
-        arguments.check_radius(max_radius, "max_radius")
+        max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
     elif kernel == "compact":
         raise ValueError(
             'kernel="compact" ends at max_radius, which is missing: give it in units of the points'
         )
-    _check_values(features, reference_points, sigma, reference_weights)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS)
+    dtype = _check_values(features, reference_points, sigma, reference_weights)
+    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, dtype)
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
@@ -192,12 +197,12 @@ def knn_aggregate(
     if max_radius is not None:
         delta = clouds.query_points.detach()[:, None] - clouds.reference_points.detach()[rows.clamp(min=0)]
         rows = _no_farther(rows, delta, max_radius)
-    weighting = Weighting(kernel, reduce, float(power), float(eps), float(max_radius or torch.inf))
+    weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
     def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
         return module.aggregate_neighbors(clouds, values, sigma, rows, weighting)
 
-    aggregated = _aggregated(aggregate, features, query_points.dtype, sigma, reduce, reference_weights)
+    aggregated = _aggregated(aggregate, features, dtype, sigma, reduce, reference_weights)
     return aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -263,41 +268,44 @@ def radius_aggregate(
         As for :func:`knn`.
     """
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
-    arguments.check_radius(radius)
-    _check_values(features, reference_points, sigma, reference_weights)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS)
-    module, tables = choose_backend(backend, float(radius), index, reference_points, clouds)
-    weighting = Weighting(kernel, reduce, float(power), float(eps), float(radius))
+    radius = arguments.checked_radius(radius, query_points.dtype)
+    dtype = _check_values(features, reference_points, sigma, reference_weights)
+    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, dtype)
+    module, tables = choose_backend(backend, radius, index, reference_points, clouds)
+    weighting = Weighting(kernel, reduce, float(power), float(eps), radius)
 
     def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
-        return module.radius_aggregate(clouds, tables, values, sigma, float(radius), weighting)
+        return module.radius_aggregate(clouds, tables, values, sigma, radius, weighting)
 
-    aggregated = _aggregated(aggregate, features, query_points.dtype, sigma, reduce, reference_weights)
+    aggregated = _aggregated(aggregate, features, dtype, sigma, reduce, reference_weights)
     return aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
 def _check_values(
     features: Tensor, reference_points: Tensor, sigma: float | Tensor, reference_weights: Tensor | None
-) -> None:
+) -> torch.dtype:
+    """The dtype that sums run in."""
     arguments.check_features(features, reference_points)
-    arguments.check_sigma(sigma, reference_points)
+    dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
+    arguments.check_sigma(sigma, reference_points, dtype)
     arguments.check_reference_weights(reference_weights, features)
+    return dtype
 
 
 def _aggregated(
     aggregate: Callable[[Tensor, Tensor], Tensor],
     features: Tensor,
-    positions: torch.dtype,
+    dtype: torch.dtype,
     sigma: float | Tensor,
     reduce: str,
     reference_weights: Tensor | None,
 ) -> Tensor:
-    """What ``aggregate(values, sigma)`` makes of packed features, in the features' dtype: (Q, C).
+    """What ``aggregate(values, sigma)``, both of ``dtype``, makes of features, in their own dtype: (Q, C).
 
     Weights of the reference points multiply the features. A mean is then divided by the mean weight: both
     are of one call, with the weights as one more channel.
     """
-    values, sigma = _packed_features(features, positions, sigma)
+    values, sigma = _packed_features(features, dtype, sigma)
     if reference_weights is None:
         return aggregate(values, sigma).to(features.dtype)
     weights = reference_weights.reshape(-1, 1).to(values.dtype)
@@ -308,13 +316,10 @@ def _aggregated(
     return torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0).to(features.dtype)
 
 
-def _packed_features(
-    features: Tensor, positions: torch.dtype, sigma: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    """Features and sigma in the dtype that sums run in: the widest of fp32, features and positions."""
-    dtype = torch.promote_types(torch.promote_types(features.dtype, positions), torch.float32)
+def _packed_features(features: Tensor, dtype: torch.dtype, sigma: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Features and sigma in the dtype that sums run in."""
     if isinstance(sigma, Tensor):
-        sigma = sigma.reshape(()).to(dtype)
+        sigma = sigma_in_range(sigma.reshape(()).to(dtype))
     else:  # filled on the device: a copy from the host would wait for it
         sigma = torch.full((), sigma, dtype=dtype, device=features.device)
     return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma

@@ -130,12 +130,15 @@ class LogKernel(NamedTuple):
 def log_kernel_derivatives(distances: Tensor, sigma: Tensor, weighting: Weighting) -> LogKernel:
     """Derivatives of :func:`pointproj.ops.reference.log_kernel`."""
     d, square = distances, distances.square()
+    # Powers of a small sigma vanish, and 0 / 0 is not what becomes of a distance of 0.
+    once, twice, thrice, four_times = (
+        (1 / sigma).pow(power).clamp(max=torch.finfo(sigma.dtype).max) for power in (1, 2, 3, 4)
+    )
     match weighting.kernel:
         case "exponential":
-            return LogKernel(-1 / sigma, d / sigma**2, 0.0, 1 / sigma**2, -2 * d / sigma**3)
+            return LogKernel(-once, d * twice, 0.0, twice, -2 * d * thrice)
         case "gaussian":
-            of_sigma = 2 * d / sigma**3, -3 * square / sigma**4
-            return LogKernel(-d / sigma**2, square / sigma**3, -1 / sigma**2, *of_sigma)
+            return LogKernel(-d * twice, square * thrice, -twice, 2 * d * thrice, -3 * square * four_times)
         case "inverse_distance":
             inverse = torch.where(d > weighting.eps, 1 / d.clamp(min=weighting.eps), 0.0)
             return LogKernel(-weighting.power * inverse, by_d_d=weighting.power * inverse.square())
@@ -144,6 +147,11 @@ def log_kernel_derivatives(distances: Tensor, sigma: Tensor, weighting: Weightin
             inverse = torch.where(inside, 1 / rest, 0.0) / weighting.support**2
             return LogKernel(-4 * d * inverse, by_d_d=-4 * inverse - 8 * square * inverse.square())
     return LogKernel(0.0)  # uniform
+
+
+def _share(grad_logits: Tensor, derivative: Tensor | float) -> Tensor:
+    """The product, 0 where the logit has no gradient, even if its derivative overflows."""
+    return torch.where(grad_logits != 0, grad_logits * derivative, 0.0)
 
 
 class Block:
@@ -186,10 +194,10 @@ class Block:
         products = self.neighbors.dot(grad, features)
         grad_logits = self.of_neighbors(self.weights * (products - self.mean_over_row(products)))
         logits = self.log_kernel()
-        along = (grad_logits * logits.by_d)[..., None] * self.units
+        along = _share(grad_logits, logits.by_d)[..., None] * self.units
         self.neighbors.scatter(into.features, self.weights, grad)
         self.neighbors.scatter_pairs(into.reference_points, -along)
-        into.sigma.add_((grad_logits * logits.by_sigma).sum())
+        into.sigma.add_(_share(grad_logits, logits.by_sigma).sum())
         return along.sum(1)
 
     def second_backward(

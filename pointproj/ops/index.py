@@ -83,7 +83,7 @@ def build_index(
     if reference_offsets is not None:
         arguments.check_cloud_offsets("reference_offsets", reference_offsets, reference_points)
     if radius is not None:
-        arguments.check_radius(radius)
+        radius = arguments.checked_radius(radius, reference_points.dtype)
     operator = "knn" if radius is None else "radius"
     packed = pack(reference_points, reference_points, reference_offsets, reference_offsets)
     name = choose(backend, reference_points.device.type, operator)

@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.clouds import dense_clouds, rows_in_packed
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, queries_of
-from pointproj.ops.reference import Weighting, log_kernel
+from pointproj.ops.reference import Weighting, log_kernel, sigma_in_range
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -65,8 +65,9 @@ def aggregate(
     """
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
     arguments.check_pair_weights(weights, neighbors.indices, features)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS)
-    arguments.check_sigma(sigma, neighbors.indices)
+    sums = arguments.sum_dtype(features.dtype, neighbors.distances.dtype)
+    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, sums)
+    arguments.check_sigma(sigma, neighbors.indices, sums)
     arguments.check_reference_weights(reference_weights, features)
     pairs = _Padded(neighbors, features) if isinstance(neighbors, Neighbors) else _Listed(neighbors, features)
     dtype = torch.promote_types(features.dtype, torch.float32)
@@ -77,7 +78,7 @@ def aggregate(
         weights = pairs.masked(weights.to(dtype))
     elif reduce != "max":
         if isinstance(sigma, Tensor):
-            sigma = sigma.reshape(()).to(dtype)
+            sigma = sigma_in_range(sigma.reshape(()).to(dtype))
         weighting = Weighting(kernel, reduce, float(power), float(eps), pairs.support(kernel))
         weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting)
     if reference_weights is not None:
@@ -121,9 +122,11 @@ class _Padded:
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (Q, K, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances.reshape(*self.rows.shape, 1), 0.0)
-        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting), -torch.inf)
-        if weighting.reduce == "mean" and logits.shape[1]:
-            logits = logits - _finite(logits.detach().amax(1, keepdim=True))
+        nearest = None
+        if weighting.reduce == "mean" and distances.shape[1]:
+            known = torch.where(self.exists, distances.detach(), torch.inf)
+            nearest = _finite(known.amin(1, keepdim=True))
+        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting, nearest), -torch.inf)
         return logits.exp()
 
     def summed(self, terms: Tensor) -> Tensor:
@@ -174,9 +177,11 @@ class _Listed:
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (M, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances[:, None], 0.0)
-        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting), -torch.inf)
+        nearest = None
         if weighting.reduce == "mean":
-            logits = logits - _finite(self._largest(logits.detach()))[self.query]
+            known = torch.where(self.exists, distances.detach(), torch.inf)
+            nearest = _finite(-self._largest(-known))[self.query]
+        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting, nearest), -torch.inf)
         return logits.exp()
 
     def summed(self, terms: Tensor) -> Tensor:
@@ -204,9 +209,9 @@ def _rows_of(values: Tensor, rows: Tensor) -> Tensor:
     return padded.index_select(0, at.flatten()).view(*rows.shape, values.shape[1])
 
 
-def _finite(logits: Tensor) -> Tensor:
-    """-inf, of queries without weights, as a number that can be subtracted."""
-    return logits.clamp(min=torch.finfo(logits.dtype).min)
+def _finite(nearest: Tensor) -> Tensor:
+    """inf, of queries without neighbours, as a number that can be subtracted."""
+    return torch.where(nearest < torch.inf, nearest, 0.0)
 
 
 def _radius_of_compact(radius: float | Tensor | None, kernel: str) -> float | Tensor:

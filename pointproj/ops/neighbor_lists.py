@@ -12,7 +12,7 @@ from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, rows_in_cloud
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances
+from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances, radius_in_range
 from pointproj.ops.registry import Backend, Tables
 
 
@@ -192,7 +192,7 @@ class _Search:
             radius = radius.detach().reshape(-1).nan_to_num(0.0, most, 0.0).clamp(min=0.0)
             self.radius = radius.repeat_interleave(periodic.images) if periodic else radius.contiguous()
         else:
-            self.radius = float(radius)
+            self.radius = radius_in_range(radius, clouds.query_points.dtype)
 
     def largest(self) -> float | Tensor:
         """The largest radius, for an index."""

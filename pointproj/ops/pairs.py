@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
-from pointproj.ops.reference import Weighting, squared_distances
+from pointproj.ops.reference import Weighting, radius_in_range, squared_distances
 
 PAIRS_AT_ONCE = {
     "cpu": 2**20,
@@ -150,7 +150,7 @@ def largest_squares_within(radius: float | Tensor, query_points: Tensor) -> Tens
 def largest_square_within(radius: float, dtype: torch.dtype) -> float:
     """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
     with _disable_current_modes():  # real numbers, also when somebody is tracing
-        limit = torch.tensor(radius, dtype=dtype)
+        limit = torch.tensor(radius_in_range(radius, dtype), dtype=dtype)
         square = limit * limit
         while square.sqrt() > limit:
             square = torch.nextafter(square, torch.zeros_like(square))

@@ -94,7 +94,8 @@ def radius_aggregate(
     chunks = []
     for query in query_points.split(rows):
         delta = query[:, None] - reference_points
-        is_neighbor = within(query, reference_points, torch.full((), radius, dtype=query.dtype))
+        limit = torch.full((), radius_in_range(radius, query.dtype), dtype=query.dtype)
+        is_neighbor = within(query, reference_points, limit)
         weights = _weights(delta, is_neighbor, sigma, weighting, reference_weights)
         terms = torch.where(is_neighbor[..., None], weights[..., None] * features.to(weights.dtype), 0.0)
         chunks.append(nan_where_query_is_not_finite(terms.sum(1), query))
@@ -125,8 +126,20 @@ def radius_list(
 
 
 def _all_within(query_points: Tensor, reference_points: Tensor, radius: float | Tensor) -> Tensor:
+    if not isinstance(radius, Tensor):
+        radius = radius_in_range(radius, query_points.dtype)
     radii = torch.as_tensor(radius, dtype=query_points.dtype, device=query_points.device)
     return within(query_points, reference_points, radii.expand(len(query_points))[:, None])
+
+
+def radius_in_range(radius: float, dtype: torch.dtype) -> float:
+    """A positive, finite radius among the normal numbers of the points' dtype, which changes no neighbour.
+
+    Two points whose distance overflows are no neighbours. Distances are roots of squares: none is between 0
+    and the root of the least number.
+    """
+    limits = torch.finfo(dtype)
+    return float(min(max(radius, limits.tiny), limits.max))
 
 
 def within(
@@ -188,17 +201,43 @@ def _smallest(squared: Tensor, k: int) -> Tensor:
     return torch.where(squared[:, :k].isfinite(), order[:, :k], -1)
 
 
+def sigma_range(dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the largest sigma: squares of the least and the inverse of the largest are normal."""
+    tiny = torch.finfo(dtype).tiny
+    return math.sqrt(tiny), 1 / tiny
+
+
+def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """A sigma outside of :func:`sigma_range`, also 0 or negative, counts as its end and has the gradient 0.
+
+    At the lower end only the nearest neighbours weigh, in equal parts; at the upper end all weigh the same.
+    Those are the limits, so long as squared distances are normal numbers.
+    """
+    return sigma.clamp(*sigma_range(sigma.dtype))
+
+
 def log_kernel(
-    distances: Float[Tensor, "*pairs"], sigma: float | Tensor, weighting: Weighting
+    distances: Float[Tensor, "*pairs"],
+    sigma: float | Tensor,
+    weighting: Weighting,
+    nearest: Float[Tensor, "*rows"] | None = None,
 ) -> Float[Tensor, "*pairs"]:
-    """Logarithm of the kernel at each distance, -inf where it is 0."""
+    """Logarithm of the kernel at each distance, -inf where it is 0.
+
+    With ``nearest``, of what is relative to the kernel at that distance, so that not all of a row can vanish;
+    the compact kernel is not, it ends at its support.
+    """
     match weighting.kernel:
         case "exponential":
-            return -distances / sigma
+            return -(distances if nearest is None else distances - nearest) / sigma
         case "gaussian":
-            return -distances.square() / (2 * sigma**2)
+            origin = 0.0 if nearest is None else nearest
+            return -(distances - origin) / sigma * (distances + origin) / sigma / 2
         case "inverse_distance":
-            return -weighting.power * distances.clamp(min=weighting.eps).log()
+            far = distances.clamp(min=weighting.eps)
+            if nearest is not None:
+                far = far / nearest.clamp(min=weighting.eps)
+            return -weighting.power * far.log()
         case "uniform":
             return torch.zeros_like(distances)
         case "compact":
@@ -222,10 +261,11 @@ def weights_of(
     reference_weights: Float[Tensor, "*n"] | None,
 ) -> Float[Tensor, "*pairs"]:
     """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
-    logits = torch.where(is_neighbor, log_kernel(distances, sigma, weighting), -torch.inf)
-    if weighting.reduce == "mean":  # relative to the largest, so that they cannot all vanish
-        largest = logits.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-        logits = logits - largest
+    nearest = None
+    if weighting.reduce == "mean" and is_neighbor.shape[-1]:
+        nearest = distances.detach().masked_fill(~is_neighbor, torch.inf).amin(-1, keepdim=True)
+        nearest = nearest.masked_fill(nearest.isinf(), 0.0)
+    logits = torch.where(is_neighbor, log_kernel(distances, sigma, weighting, nearest), -torch.inf)
     weights = torch.where(is_neighbor, logits.exp(), 0.0)
     if reference_weights is not None:
         weights = weights * reference_weights.to(weights.dtype)
@@ -240,4 +280,6 @@ def _weights(
 ) -> Tensor:
     delta = delta.to(torch.promote_types(delta.dtype, torch.float32))
     distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
+    if isinstance(sigma, Tensor):
+        sigma = sigma_in_range(sigma)
     return weights_of(distances, is_neighbor, sigma, weighting, own)

@@ -204,7 +204,7 @@ def make_slabs(
         For :func:`radius_aggregate` with these points.
     """
     arguments.check_points(query_points, reference_points)
-    arguments.check_radius(radius)
+    radius = arguments.checked_radius(radius, reference_points.dtype)
     if query_points.ndim != 2:
         raise ValueError(f"slabs divide one cloud, points (n, 3); got {tuple(query_points.shape)}")
     finite = reference_points.isfinite().all(1)
@@ -219,7 +219,7 @@ def make_slabs(
     own = [torch.nonzero(owner == place).squeeze(1) for place in places]
     queries = _route(own, group)
     back = torch.argsort(queries.rows)
-    return Slabs(float(radius), axis, bounds, queries, _route(near, group), back, group)
+    return Slabs(radius, axis, bounds, queries, _route(near, group), back, group)
 
 
 def _bounds(points: Tensor, group: ProcessGroup | None) -> tuple[int, Tensor, float]:
@@ -257,7 +257,7 @@ def _gathered(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: functional.Index | None) -> None:
-    arguments.check_radius(radius)
+    radius = arguments.checked_radius(radius, query_points.dtype)
     if index is not None:
         raise ValueError("slabs build an index of their own; leave index out")
     if radius > slabs.radius:

@@ -15,6 +15,8 @@ AXIS_BITS = 10  # a dense cell has less than 2 ** AXIS_BITS sub-cells along an a
 FRACTION = 2.0**30  # positions inside a cell, as integers up to here
 BLOCK = 256  # threads that share memory: Warp's own choice
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
+# Below about this distance squares round to 0, or to numbers of few bits: slack for that.
+LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
 
 REALS = {torch.float32: (wp.float32, wp.vec3f), torch.float64: (wp.float64, wp.vec3d)}
 MODULE_OPTIONS = {"fuse_fp": False, "enable_backward": False}  # the reference rounds after every operation

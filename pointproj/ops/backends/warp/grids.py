@@ -11,7 +11,13 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS, ROUNDINGS, cell_functions, subcells_along
+from pointproj.ops.backends.warp.common import (
+    LEAST_DISTANCE,
+    REALS,
+    ROUNDINGS,
+    cell_functions,
+    subcells_along,
+)
 
 
 class CellList(NamedTuple):
@@ -61,7 +67,7 @@ def grids(dtype: torch.dtype) -> Grids:
     real, vec3 = REALS[dtype]
     CellListStruct = cell_list_struct(dtype)
     inverse, axis_cell, low_of, edge_of, _, _ = cell_functions(dtype)
-    unit = torch.finfo(dtype).eps * ROUNDINGS
+    unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
 
     @wp.struct
     class Grid:
@@ -86,7 +92,7 @@ def grids(dtype: torch.dtype) -> Grids:
             grid.outer_high[axis] = cells.frames[cloud, axis + 9]
         grid.base = cells.dims[cloud, 3]
         largest = wp.max(wp.max(wp.abs(grid.outer_low), wp.abs(grid.outer_high)), wp.abs(q))
-        grid.slack = real(unit) * wp.max(largest)
+        grid.slack = real(unit) * wp.max(largest) + real(least)
         return grid
 
     @wp.func

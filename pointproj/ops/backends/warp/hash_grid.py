@@ -15,6 +15,7 @@ from torch import Tensor
 from pointproj.ops.backends.warp.cell_list import stable_ranks
 from pointproj.ops.backends.warp.cell_list_kernels import scatter_kernel
 from pointproj.ops.backends.warp.common import (
+    LEAST_DISTANCE,
     OPTIONS,
     REALS,
     ROUNDINGS,
@@ -156,8 +157,8 @@ def _fill(
 @functools.cache
 def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, _ = REALS[dtype]
-    # Widths whose reciprocals are numbers, too; a radius of 0 gets the least.
-    least, most = 4.0 * torch.finfo(dtype).tiny, torch.finfo(dtype).max / 4.0
+    # Widths whose reciprocals are numbers, too.
+    least, most = LEAST_DISTANCE[dtype], torch.finfo(dtype).max / 4.0
 
     @wp.kernel(**OPTIONS)
     def clear(
@@ -282,7 +283,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     SearchedStruct, State, Data = searched_struct(dtype), visitor.State, visitor.Data
     _, table_of, axis_cell, first_bucket_of, along = table_functions(dtype)
     visit_runs = run_visitor(dtype, lanes, visitor)
-    unit = torch.finfo(dtype).eps * ROUNDINGS
+    unit, least, most = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype], torch.finfo(dtype).max
     count, lane = lanes.count, lanes.lane
 
     @wp.func
@@ -295,7 +296,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     @wp.func
     def search(state: State, q: vec3, searched: SearchedStruct, data: Data, cloud: int, radius: real):
         table = table_of(cloud, searched.batch, searched.first_bucket)
-        slack = real(unit) * (wp.max(wp.abs(q)) + radius)
+        slack = real(unit) * (wp.max(wp.abs(q)) + radius) + real(least)
         width = searched.width[0]
         per_unit = real(1.0) / width
         first = wp.vec3i()
@@ -325,7 +326,8 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
                 across_y = gap(q[1], y, width, slack)
                 across_z = gap(q[2], z, width, slack)
                 across = across_y * across_y + across_z * across_z
-                limit = (radius + slack) * (radius + slack)
+                # A number, so that what is left of it is one: no square of a neighbour's distance overflows.
+                limit = wp.min((radius + slack) * (radius + slack), real(most))
                 x0 = begin_x
                 x1 = begin_x + size[0]
                 if not whole:  # only what the ball touches in this row

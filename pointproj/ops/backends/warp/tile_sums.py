@@ -12,6 +12,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import (
+    LEAST_DISTANCE,
     OPTIONS,
     ROUNDINGS,
     Batch,
@@ -55,7 +56,7 @@ def _tile_search(tile: Tiles, warps: int) -> wp.Function:
     group = lanes(LANES)
     lane, take, ballot = group.lane, group.take, group.ballot
     sum_before, minimum = group.sum_before, group.minimum
-    unit = torch.finfo(torch.float32).eps * ROUNDINGS
+    unit, least = torch.finfo(torch.float32).eps * ROUNDINGS, LEAST_DISTANCE[torch.float32]
 
     @wp.func
     def beside(point: wp.vec4f, low: wp.vec3f, high: wp.vec3f):
@@ -140,7 +141,8 @@ def _tile_search(tile: Tiles, warps: int) -> wp.Function:
             for axis in range(3):
                 low[axis] = minimum(wp.where(active, q[axis], float(wp.inf)))
                 high[axis] = -minimum(wp.where(active, -q[axis], float(wp.inf)))
-            slack = float(unit) * (wp.max(wp.max(wp.abs(low)), wp.max(wp.abs(high))) + radius)
+            largest = wp.max(wp.max(wp.abs(low)), wp.max(wp.abs(high)))
+            slack = float(unit) * (largest + radius) + float(least)
             limit = (radius + slack) * (radius + slack)
             steps = int(wp.min((radius + slack) * per_unit, float(MOST_STEPS))) + 1
             base = take(table.base, chosen)

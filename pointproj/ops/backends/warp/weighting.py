@@ -78,9 +78,13 @@ def _exponential(real: Any) -> WeightFunctions:
 
 
 def _gaussian(real: Any) -> WeightFunctions:
+    # Where powers of sigma vanish or overflow: a number, so that 0 times it is 0, and inf times it inf.
+    limits = torch.finfo(wp.dtype_to_torch(real))
+    least, most = limits.tiny, limits.max
+
     @wp.func
     def rate(unit: real, sigma: real, power: real, limit: real):
-        return real(0.5) * unit / (sigma * sigma)
+        return wp.max(real(least), real(0.5) * unit / (sigma * sigma))
 
     @wp.func
     def level(d: real, limit: real):
@@ -88,7 +92,7 @@ def _gaussian(real: Any) -> WeightFunctions:
 
     @wp.func
     def pull(d: real, rate: real, limit: real):
-        return real(2.0) * rate * d
+        return wp.min(real(most), real(2.0) * rate * d)
 
     @wp.func
     def sigma_share(d: real):
@@ -96,7 +100,7 @@ def _gaussian(real: Any) -> WeightFunctions:
 
     @wp.func
     def sigma_unit(sigma: real):
-        return sigma * sigma * sigma
+        return wp.max(real(least), sigma * sigma * sigma)
 
     return WeightFunctions(rate, level, _without_end(real, level), pull, sigma_share, sigma_unit)
 

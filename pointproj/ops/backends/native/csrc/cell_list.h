@@ -109,7 +109,7 @@ POINTPROJ_FN Real slack_for(const Grid<Real>& grid, const Vec3<Real>& q) {
     largest = greater(largest, greater(fabs(grid.outer_low[axis]), fabs(grid.outer_high[axis])));
     largest = greater(largest, Real(fabs(q[axis])));
   }
-  return kEpsilon<Real> * Real(kRoundingErrors) * largest;
+  return kEpsilon<Real> * Real(kRoundingErrors) * largest + kLeastDistance<Real>;
 }
 
 template <class Real>

@@ -11,9 +11,7 @@ namespace pointproj {
 
 constexpr int kSlotsPerPoint = 4;
 template <class Real>
-constexpr Real kNarrowest = 8 * std::numeric_limits<Real>::min();  // edges of cells
-template <class Real>
-constexpr Real kWidest = std::numeric_limits<Real>::max() / 8;
+constexpr Real kWidest = std::numeric_limits<Real>::max() / 8;  // edge of cells; the narrowest is kLeastDistance
 constexpr double kFarthest = 1 << 28;  // cells from the origin; what is beyond counts as there
 
 POINTPROJ_FN int floor_log2(unsigned x) {
@@ -81,7 +79,7 @@ struct BuildHashGrids {
 
   // Results are right for every width, so long as it and its inverse are finite. A NaN becomes the narrowest.
   POINTPROJ_FN Real cell_width() const {
-    return lesser(greater(kNarrowest<Real>, (largest ? *largest : radius) / Real(cells)), kWidest<Real>);
+    return lesser(greater(kLeastDistance<Real>, (largest ? *largest : radius) / Real(cells)), kWidest<Real>);
   }
 
   template <class Machine>

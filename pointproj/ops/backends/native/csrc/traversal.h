@@ -303,8 +303,9 @@ POINTPROJ_FN void visit_ball(
   const HashTable table = grid.table_of(cloud);
   const Real width = *grid.width, per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
-  const Real slack = kEpsilon<Real> * Real(kRoundingErrors) * (largest + radius);
-  const Real limit = (radius + slack) * (radius + slack);
+  const Real slack = kEpsilon<Real> * Real(kRoundingErrors) * (largest + radius) + kLeastDistance<Real>;
+  // A number, so that what is left of it is one: no neighbour is so far away that the square overflows.
+  const Real limit = lesser((radius + slack) * (radius + slack), kLargest<Real>);
   int first[3], size[3];
   bool wraps = false;  // the ball extends around the table: no row can be left out by its distance
   POINTPROJ_UNROLL

@@ -68,7 +68,7 @@ struct AnyWeighting {
         case Kernel::kExponential:
           return exp((anchor - distance) * per_sigma);
         case Kernel::kGaussian:
-          return exp((anchor - distance) * per_sigma * ((anchor + distance) * per_sigma) / Sum(2));
+          return exp((anchor - distance) * per_sigma * (anchor + distance) * per_sigma / Sum(2));  // never 0 inf
         case Kernel::kInverseDistance:
           return pow(anchor / greater(distance, given.eps), given.power);
         case Kernel::kCompact:
@@ -86,7 +86,7 @@ struct AnyWeighting {
         case Kernel::kExponential:
           return per_sigma;
         case Kernel::kGaussian:
-          return distance * per_sigma * per_sigma;
+          return lesser(distance * per_sigma * per_sigma, kLargest<Sum>);  // times 0 it is 0
         case Kernel::kInverseDistance:
           return distance > given.eps ? given.power / distance : Sum(0);
         case Kernel::kCompact:
