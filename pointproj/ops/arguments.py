@@ -199,7 +199,7 @@ def check_size(name: str, size: int, least: int) -> None:
 def check_weighting(
     kernel: str, reduce: str, power: float, eps: float, reductions: tuple[str, ...], dtype: torch.dtype
 ) -> None:
-    """Names of a kernel and of a reduction, and the numbers of the inverse distance; sums are of ``dtype``."""
+    """Names of a kernel and a reduction, and the numbers of the inverse distance; sums are of ``dtype``."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
     if reduce not in reductions:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from pointproj.ops.bridge.compiler_cache import key_by_version
 from pointproj.ops.bridge.transforms import transformable
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
@@ -86,6 +87,7 @@ def torch_op(
     NotImplementedError
         At the backward call, when a derivative is asked for that was not given here.
     """
+    key_by_version()
     arguments = _Arguments(name, forward, tuple(differentiable), grad_outputs)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:

@@ -27,11 +27,11 @@ from pointproj.ops.backends.triton.tiles import (
 )
 from pointproj.ops.backends.triton.weights import (
     by_distance_per_length,
-    by_sigma,
     choices,
     distance_of_one,
     parameters,
     relative_weights,
+    sigma_shares,
     slope_of,
 )
 from pointproj.ops.bridge.torch_op import Saved
@@ -247,7 +247,7 @@ def position_kernel(
         product = tl.load(products + query * k + place, mask=inside, other=0.0)
         x, y, z, distance = difference(query_points, query, reference_points, row, exists, real)
         of_logit = tl.where(exists, weight * (product - mean), 0.0)
-        sigma_sum += of_logit * by_sigma(0.0, distance, shape, KERNEL)
+        sigma_sum += sigma_shares(of_logit, 0.0, distance, shape, KERNEL)
         scale = of_logit * by_distance_per_length(distance, shape, eps, KERNEL)
         sum_x += scale * x
         sum_y += scale * y

@@ -26,11 +26,11 @@ from pointproj.ops.backends.triton.traversal import first_leaf, next_leaf
 from pointproj.ops.backends.triton.tree import Tree
 from pointproj.ops.backends.triton.weights import (
     by_distance_per_length,
-    by_sigma,
     choices,
     length,
     parameters,
     relative_weights,
+    sigma_shares,
     slope_of,
 )
 from pointproj.ops.reference import Weighting
@@ -164,7 +164,7 @@ def position_kernel(
                 weights = relative_weights(nearest[:, None], distance, slope, eps, KERNEL)
                 of_logit = logit_gradient(weights * inverse[:, None], products, mean[:, None], MEAN)
                 # Of a mean, gradients of a row's logits add up to 0: logits may be relative to the nearest.
-                of_sigma = of_logit * by_sigma(nearest[:, None], distance, shape, KERNEL)
+                of_sigma = sigma_shares(of_logit, nearest[:, None], distance, shape, KERNEL)
                 sigma_sum += tl.sum(tl.where(hit, of_sigma, 0.0), 1)
             else:
                 is_point = row >= 0

@@ -119,12 +119,16 @@ def by_distance_per_length(distance, shape, eps, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def by_sigma(nearest, distance, shape, KERNEL: tl.constexpr):
-    """Derivative of the logits relative to ``nearest`` by sigma."""
+def sigma_shares(of_logit, nearest, distance, shape, KERNEL: tl.constexpr):
+    """Gradients of the logits, which are relative to ``nearest``, times their derivatives by sigma.
+
+    Factor by factor: the inverse of a power of a small sigma may overflow, and 0 times that is 0 here.
+    """
+    inverse = 1.0 / shape
     if KERNEL == EXPONENTIAL:
-        derivative = (distance - nearest) * (1.0 / (shape * shape))
+        shares = of_logit * (distance - nearest) * inverse * inverse
     elif KERNEL == GAUSSIAN:
-        derivative = (distance - nearest) * (distance + nearest) * (1.0 / (shape * shape * shape))
+        shares = of_logit * (distance - nearest) * inverse * (distance + nearest) * inverse * inverse
     else:
-        derivative = tl.zeros_like(distance)
-    return derivative
+        shares = tl.zeros_like(distance)
+    return shares
