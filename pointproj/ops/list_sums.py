@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.clouds import dense_clouds, rows_in_packed
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, queries_of
-from pointproj.ops.reference import Weighting, log_kernel, sigma_in_range
+from pointproj.ops.reference import Weighting, log_kernel, relative_log_kernel, sigma_in_range
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -122,12 +122,12 @@ class _Padded:
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (Q, K, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances.reshape(*self.rows.shape, 1), 0.0)
-        nearest = None
         if weighting.reduce == "mean" and distances.shape[1]:
             known = torch.where(self.exists, distances.detach(), torch.inf)
-            nearest = _finite(known.amin(1, keepdim=True))
-        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting, nearest), -torch.inf)
-        return logits.exp()
+            logits = relative_log_kernel(distances, _finite(known.amin(1, keepdim=True)), sigma, weighting)
+        else:
+            logits = log_kernel(distances, sigma, weighting)
+        return torch.where(self.exists, logits, -torch.inf).exp()
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
@@ -177,12 +177,13 @@ class _Listed:
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (M, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances[:, None], 0.0)
-        nearest = None
         if weighting.reduce == "mean":
             known = torch.where(self.exists, distances.detach(), torch.inf)
             nearest = _finite(-self._largest(-known))[self.query]
-        logits = torch.where(self.exists, log_kernel(distances, sigma, weighting, nearest), -torch.inf)
-        return logits.exp()
+            logits = relative_log_kernel(distances, nearest, sigma, weighting)
+        else:
+            logits = log_kernel(distances, sigma, weighting)
+        return torch.where(self.exists, logits, -torch.inf).exp()
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""

@@ -216,28 +216,33 @@ def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return sigma.clamp(*sigma_range(sigma.dtype))
 
 
-def log_kernel(
+def relative_log_kernel(
     distances: Float[Tensor, "*pairs"],
+    nearest: Float[Tensor, "*rows"],
     sigma: float | Tensor,
     weighting: Weighting,
-    nearest: Float[Tensor, "*rows"] | None = None,
 ) -> Float[Tensor, "*pairs"]:
-    """Logarithm of the kernel at each distance, -inf where it is 0.
+    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish."""
+    largest = log_kernel(nearest, sigma, weighting).detach()
+    logits = log_kernel(distances, sigma, weighting) - largest.clamp(min=torch.finfo(largest.dtype).min)
+    if weighting.kernel != "gaussian":
+        return logits
+    # Where squares of all distances overflow in units of sigma, the nearest alone are left.
+    alone = torch.where(distances > nearest, -torch.inf, 0.0)
+    return torch.where(largest == -torch.inf, alone, logits)
 
-    With ``nearest``, of what is relative to the kernel at that distance, so that not all of a row can vanish;
-    the compact kernel is not, it ends at its support.
-    """
+
+def log_kernel(
+    distances: Float[Tensor, "*pairs"], sigma: float | Tensor, weighting: Weighting
+) -> Float[Tensor, "*pairs"]:
+    """Logarithm of the kernel at each distance, -inf where it is 0."""
     match weighting.kernel:
         case "exponential":
-            return -(distances if nearest is None else distances - nearest) / sigma
+            return -distances / sigma
         case "gaussian":
-            origin = 0.0 if nearest is None else nearest
-            return -(distances - origin) / sigma * (distances + origin) / sigma / 2
+            return -distances.square() / (2 * sigma**2)
         case "inverse_distance":
-            far = distances.clamp(min=weighting.eps)
-            if nearest is not None:
-                far = far / nearest.clamp(min=weighting.eps)
-            return -weighting.power * far.log()
+            return -weighting.power * distances.clamp(min=weighting.eps).log()
         case "uniform":
             return torch.zeros_like(distances)
         case "compact":
@@ -261,12 +266,13 @@ def weights_of(
     reference_weights: Float[Tensor, "*n"] | None,
 ) -> Float[Tensor, "*pairs"]:
     """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
-    nearest = None
     if weighting.reduce == "mean" and is_neighbor.shape[-1]:
         nearest = distances.detach().masked_fill(~is_neighbor, torch.inf).amin(-1, keepdim=True)
         nearest = nearest.masked_fill(nearest.isinf(), 0.0)
-    logits = torch.where(is_neighbor, log_kernel(distances, sigma, weighting, nearest), -torch.inf)
-    weights = torch.where(is_neighbor, logits.exp(), 0.0)
+        logits = relative_log_kernel(distances, nearest, sigma, weighting)
+    else:
+        logits = log_kernel(distances, sigma, weighting)
+    weights = torch.where(is_neighbor, torch.where(is_neighbor, logits, -torch.inf).exp(), 0.0)
     if reference_weights is not None:
         weights = weights * reference_weights.to(weights.dtype)
     if weighting.reduce == "sum":

@@ -73,12 +73,14 @@ def test_sigma_tensors_without_a_meaning(operator: str, sigma: float, kernel: st
 
 
 @operators
-def test_sigma_that_is_nan_gives_nan(operator: str, where: Where):
+@pytest.mark.parametrize("kernel", ["exponential", "gaussian"])
+def test_sigma_that_is_nan_gives_nan(operator: str, kernel: str, where: Where):
     where.skip_unless(operator)
     queries, points, features = _problem(where.device)
     queries[0] += 100  # within the radius of nobody
     sigma = torch.tensor(torch.nan, device=where.device)
-    got = _aggregate(operator, queries, points, features, sigma=sigma, backend=where.backend)
+    options = {"sigma": sigma, "kernel": kernel, "backend": where.backend}
+    got = _aggregate(operator, queries, points, features, **options)
     assert got[1:].isnan().all()
     assert got[0].isnan().all() if operator == "knn" else (got[0] == 0).all()
 
