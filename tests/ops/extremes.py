@@ -122,6 +122,9 @@ def main(device: str) -> int:
         except BackendUnavailable as reason:
             print(f"without {backend}: {reason}")
             continue
+        for dtype in (torch.float32, torch.float64):  # builds kernels, for which there is no limit
+            _, points = next(_clouds(dtype))
+            _check("unit", points, points, 1.0, backend, device)
         for name, case in _cases(backend, device):
             print(name, flush=True)
             signal.alarm(SECONDS)

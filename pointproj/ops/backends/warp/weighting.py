@@ -84,7 +84,8 @@ def _gaussian(real: Any) -> WeightFunctions:
 
     @wp.func
     def rate(unit: real, sigma: real, power: real, limit: real):
-        return wp.max(real(least), real(0.5) * unit / (sigma * sigma))
+        square = sigma * sigma
+        return wp.where(square > real(most), real(least), real(0.5) * unit / square)
 
     @wp.func
     def level(d: real, limit: real):
