@@ -313,7 +313,10 @@ def _aggregated(
     if reduce == "sum":
         return aggregate(values, sigma).to(features.dtype)
     summed, total = aggregate(torch.cat([values, weights], 1), sigma).split([values.shape[1], 1], dim=1)
-    return torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0).to(features.dtype)
+    # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
+    divides = (total != 0) & ~total.isnan()
+    otherwise = torch.where(total == 0, 0.0, torch.nan)
+    return torch.where(divides, summed / torch.where(divides, total, 1.0), otherwise).to(features.dtype)
 
 
 def _packed_features(features: Tensor, dtype: torch.dtype, sigma: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -326,9 +329,13 @@ def _packed_features(features: Tensor, dtype: torch.dtype, sigma: float | Tensor
 
 
 def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
-    """(Q, k) int32 rows of the packed points, -1 for none."""
+    """(Q, k) int32 rows of the packed points, -1 for none; in front one that exists, if any does."""
     rows = rows_in_packed(neighbor_indices, reference_points.shape[-2], dense_clouds(reference_points))
-    return rows.to(torch.int32).reshape(-1, rows.shape[-1]).contiguous()
+    rows = rows.to(torch.int32).reshape(-1, rows.shape[-1])
+    # Backends take weights relative to the first: without it, all could vanish in rounding.
+    first = (rows >= 0).to(torch.int32).argmax(1, keepdim=True)
+    front, rows = rows.gather(1, first), rows.scatter(1, first, rows[:, :1])
+    return torch.cat([front, rows[:, 1:]], 1)
 
 
 def _no_farther(rows: Tensor, delta: Tensor, max_radius: float) -> Tensor:

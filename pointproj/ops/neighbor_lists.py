@@ -55,7 +55,8 @@ class NeighborList(NamedTuple):
     distances : (M,) float tensor
         In the points' dtype, inf in slots that are not used.
     total : () int64 tensor
-        How many pairs there are: where that is more than M, the last ones were left out.
+        How many pairs there are: where that is more than M, the last ones were left out (in a periodic box,
+        any of the last query that has room for some).
     displacements : (M, 3) float tensor or None
         Query point minus reference point, 0 in slots that are not used.
     radius : float, (..., Q) float tensor or None
@@ -141,7 +142,8 @@ def radius_neighbors(
     arguments.check_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
     arguments.check_box(box, radius, reference_points, inside=index is not None)
-    search = _Search(clouds, radius, periodic_box(box), query_points.shape[-1])
+    dims = query_points.shape[-1]
+    search = _Search(clouds, radius, periodic_box(box), dims)
     module, tables = choose_backend(backend, search.largest(), index, reference_points, clouds)
     dense = dense_clouds(reference_points)
     size = reference_points.shape[-2]
@@ -151,7 +153,7 @@ def radius_neighbors(
         distances = nan_where_query_is_not_finite(distances, clouds.query_points)
         shape = *query_points.shape[:-1], int(max_neighbors)
         rows = rows_in_cloud(rows.view(shape), size, dense)
-        delta = search.displacements(delta, rows >= 0).view(*shape, -1) if displacements else None
+        delta = search.displacements(delta, rows >= 0).view(*shape, dims) if displacements else None
         return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
     row_splits, rows, total = search.listed(module, tables, capacity)
     queries = queries_of(row_splits, len(rows))

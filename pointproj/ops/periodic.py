@@ -30,8 +30,8 @@ class PeriodicBox(NamedTuple):
         for x, length in zip(points.unbind(-1), self.lengths, strict=True):
             if math.isfinite(length):
                 moved = x - length * (x / length).floor()
-                # Just below 0 that rounds up to the length itself, which is the same place as 0.
-                x = torch.where((x >= 0) & (x < length), x, torch.where(moved < length, moved, 0.0))
+                # Just below 0 that rounds up to the length itself, which is the same place as 0. NaN remains.
+                x = torch.where((x >= 0) & (x < length), x, torch.where(moved >= length, 0.0, moved))
             columns.append(x)
         return torch.stack(columns, -1)
 

@@ -89,7 +89,8 @@ def test_an_index_gives_the_same(name: str, lists: Callable, where: Where):
 def test_no_points(sizes: tuple[int, int], lists: Callable, where: Where):
     query, points = (torch.rand(n, 3, device=where.device) for n in sizes)
     problem = Problem(query, points, points)
-    nearest = lists(problem, 0.3, max_neighbors=4)
+    nearest = lists(problem, 0.3, max_neighbors=4, displacements=True)
+    assert nearest.displacements.shape == (sizes[0], 4, 3)
     assert nearest.indices.shape == (sizes[0], 4)
     assert (nearest.indices == -1).all()
     assert (nearest.counts == 0).all()
@@ -109,6 +110,21 @@ def test_points_that_are_not_finite(lists: Callable, where: Where):
     assert nearest.counts[3] == 0
     listed = lists(problem._replace(query_points=query, reference_points=points), 0.9, capacity=None)
     assert torch.equal(listed.row_splits.diff(), nearest.counts)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_points_that_are_not_finite_in_a_periodic_box(bad: float, lists: Callable, where: Where):
+    points = torch.tensor([[0.0, 0, 0], [bad, 0, 0]], device=where.device)
+    found = lists(Problem(points, points, points), 0.3, capacity=None, box=(1.0, 1.0, 1.0))
+    assert found.row_splits.tolist() == [0, 1, 1]
+    assert found.indices.tolist() == [0]
+
+
+def test_no_points_in_an_odd_layout(lists: Callable, where: Where):
+    points = torch.rand(5, 3, device=where.device)
+    none = torch.empty(3, 0, device=where.device).T
+    for query, others in ((none, points), (points, none)):
+        assert len(lists(Problem(query, others, others), 0.3, capacity=None).indices) == 0
 
 
 @pytest.mark.parametrize("dims", [2, 3])

@@ -69,6 +69,36 @@ def test_non_finite_queries_are_rows_of_nan_and_touch_nothing_else(operator: str
 
 
 @operators
+def test_weighted_means_of_non_finite_queries_have_second_derivatives(operator: str, where: Where):
+    where.skip_unless(operator)
+    case = by_id("plain")
+    problem = case.problem(where.device)
+    problem.query_points[5] = torch.nan
+    weights = problem.features[:, 0].abs() + 0.1
+    got = derivatives(
+        lambda p, sigma: run(
+            operator, p, case.neighborhood(operator), sigma, reference_weights=weights, backend=where.backend
+        ),
+        problem,
+        probe(problem, case.sigma),
+    )
+    assert got.pop("aggregated")[5].isnan().all()
+    for name, gradient in got.items():
+        assert gradient.isfinite().all(), name
+
+
+def test_given_neighbors_far_away_behind_a_hole(where: Where):
+    """Weights are relative to a neighbour, not to the place in the list where there is none."""
+    where.skip_unless("knn")
+    points = torch.tensor([[0.0, 0, 0], [0, 0, 1]], device=where.device)
+    features = torch.tensor([[1.0], [2.0]], device=where.device)
+    rows = torch.tensor([[-1, 1]], device=where.device)
+    query = torch.full((1, 3), 500.0, device=where.device)
+    options = {"neighbor_indices": rows, "backend": where.backend}
+    assert pointproj.knn_aggregate(query, points, features, 2, sigma=0.1, **options).item() == 2.0
+
+
+@operators
 def test_nan_loss_of_a_non_finite_query_does_not_reach_the_gradients(operator: str, where: Where):
     """A loss over all rows is NaN, and so is its gradient at such a row; it must end there."""
     where.skip_unless(operator)

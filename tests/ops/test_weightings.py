@@ -113,3 +113,14 @@ def test_inverse_distance_interpolates(operator: str, backend: Where):
     problem = Problem(points, points, features)
     aggregated = run(operator, problem, neighborhood, 0.1, kernel="inverse_distance", backend=backend.backend)
     assert_close("aggregated", aggregated, features)
+
+
+@operators
+def test_inverse_distances_below_an_eps_of_more_than_one(operator: str, backend: Where):
+    """A sum is not relative to anything: each weight is eps^-power."""
+    backend.skip_unless(operator)
+    points, features = by_id("plain").problem(backend.device)[1:3]
+    problem = Problem(points[:1], points, features)
+    options = {"kernel": "inverse_distance", "reduce": "sum", "eps": 100.0, "backend": backend.backend}
+    aggregated = run(operator, problem, len(points) if operator == "knn" else 50.0, 0.1, **options)
+    assert_close("aggregated", aggregated * 1e4, features.sum(0, keepdim=True))

@@ -287,6 +287,8 @@ def _where(device: torch.device) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor, dtype: Any) -> Any:
+    if not tensor.numel():  # its strides may be anything, which Warp refuses
+        tensor = tensor.new_empty(tensor.shape)
     # requires_grad=False: Warp would otherwise allocate a gradient, and synchronise the device for it.
     return wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
 

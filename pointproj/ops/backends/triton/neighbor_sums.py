@@ -26,6 +26,7 @@ from pointproj.ops.backends.triton.tiles import (
     tuned,
 )
 from pointproj.ops.backends.triton.weights import (
+    as_anchor,
     by_distance_per_length,
     choices,
     distance_of_one,
@@ -162,6 +163,7 @@ def aggregate_kernel(
     if MEAN:
         first = tl.load(neighbor_indices + query * k, mask=inside, other=-1).to(tl.int64)
         _, _, _, nearest = difference(query_points, query, reference_points, first, first >= 0, real)
+        nearest = as_anchor(nearest, eps, KERNEL)
     total = tl.zeros([TILE], real)
     sums = tl.zeros([TILE, BLOCK], real)
     for place in range(k):

@@ -49,6 +49,7 @@ from pointproj.ops.backends.triton.traversal import (
 )
 from pointproj.ops.backends.triton.tree import Tree
 from pointproj.ops.backends.triton.weights import (
+    as_anchor,
     can_vanish,
     choices,
     distance_of_one,
@@ -310,7 +311,7 @@ def sums_kernel(
                             )
                             if step == NEAREST:
                                 nearer = tl.min(tl.where(hit, distance, float("inf")), 1)
-                                nearest = tl.minimum(nearest, nearer)
+                                nearest = tl.minimum(nearest, as_anchor(nearer, eps, KERNEL))
                             else:
                                 row = tl.load(lists + AT_ROWS + at)
                                 weights = weigh(

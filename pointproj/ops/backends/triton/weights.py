@@ -69,13 +69,21 @@ def relative_weights(nearest, distance, slope, eps, KERNEL: tl.constexpr):
     elif KERNEL == GAUSSIAN:
         weights = power((nearest - distance) * (nearest + distance) * slope)
     elif KERNEL == INVERSE_DISTANCE:
-        weights = power(tl.log2(tl.maximum(nearest, eps) / tl.maximum(distance, eps)) * slope)
+        weights = power(tl.log2(nearest / tl.maximum(distance, eps)) * slope)
     elif KERNEL == COMPACT:
         rest = tl.maximum(rest_of_support(distance, slope), 0.0)
         weights = rest * rest
     else:
         weights = tl.full(distance.shape, 1.0, distance.dtype)
     return weights
+
+
+@triton.jit
+def as_anchor(nearest, eps, KERNEL: tl.constexpr):
+    """A nearest distance as :func:`relative_weights` takes it; :func:`distance_of_one` is taken as it is."""
+    if KERNEL == INVERSE_DISTANCE:
+        nearest = tl.maximum(nearest, eps)
+    return nearest
 
 
 @triton.jit
