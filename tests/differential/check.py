@@ -1,0 +1,259 @@
+"""Runs one call on a backend and compares everything that it returns with the formula."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import pointproj
+from pointproj import NeighborList, Neighbors
+from tests.differential.draw import NAMES, Call, laid_out
+from tests.differential.truth import Formula, Pairs, find_pairs
+from tests.oracle import assert_close
+
+NOISY = 6  # formulas with errors of rounding, where one in plain torch has been lucky
+Outputs = dict[str, Tensor]
+
+
+@dataclass
+class Expected:
+    """What a call must return, and how well plain torch does it."""
+
+    call: Call
+    pairs: Pairs
+    upstream: list[Tensor]
+    directions: dict[str, Tensor]
+    exact: Outputs
+    plain: Outputs
+    noisy: list[Outputs] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, call: Call) -> "Expected":
+        pairs = find_pairs(call)
+        rng = call.generator()
+        outputs = Formula(call, pairs)(call.leaves)
+        kinds = rng.choice(["contiguous", "transposed", "strided", "expanded"], len(outputs))
+        upstream = [
+            laid_out(torch.from_numpy(rng.normal(size=tuple(value.shape))).to(value.dtype), kind)
+            for value, kind in zip(outputs.values(), kinds, strict=True)
+        ]
+        directions = {
+            n: torch.from_numpy(np.asarray(rng.normal(size=tuple(t.shape)))).to(t.dtype)
+            for n, t in call.leaves.items()
+        }
+        made = cls(call, pairs, upstream, directions, {}, {})
+        made.exact = made.derived(Formula(call, pairs), double=True)
+        made.plain = made.derived(Formula(call, pairs))
+        return made
+
+    def derived(self, function: Callable, *, double: bool = False, device: str = "cpu") -> Outputs:
+        return derivatives(function, self.call.leaves, self.upstream, self.directions, double, device)
+
+    def with_noise(self) -> list[Outputs]:
+        """The same after errors of rounding in each step, of the narrowest dtype that it may run in."""
+        if not self.noisy:
+            narrow = [t.dtype for n, t in self.call.leaves.items() if n != "features"]
+            if self.call.reduce == "max":  # of the features themselves, whatever the points are
+                narrow.append(torch.float32)
+            size = 4 * max(torch.finfo(dtype).eps for dtype in narrow)
+            for seed in range(NOISY):
+                formula = Formula(self.call, self.pairs, (seed, size))
+                self.noisy.append(self.derived(formula, double=True))
+        return self.noisy
+
+
+def derivatives(
+    function: Callable[[dict[str, Tensor]], Outputs],
+    inputs: dict[str, Tensor],
+    upstream: list[Tensor],
+    directions: dict[str, Tensor],
+    double: bool,
+    device: str,
+) -> Outputs:
+    """Values, gradients and gradients of the gradients by name, on the CPU."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        return (tensor.double() if double else tensor).detach().to(device)
+
+    leaves = {n: moved(t).requires_grad_() for n, t in inputs.items()}
+    grads = [moved(t).requires_grad_() for t in upstream]
+    values = function(leaves)
+    unused = {"allow_unused": True, "materialize_grads": True}
+    named = dict(values)
+    if any(v.requires_grad for v in values.values()):
+        of = list(leaves.values())
+        first = torch.autograd.grad(list(values.values()), of, grads, create_graph=True, **unused)
+        named |= {f"d_{n}": g for n, g in zip(leaves, first, strict=True)}
+        pairs = [(g, moved(directions[n])) for n, g in zip(leaves, first, strict=True) if g.requires_grad]
+        if pairs:
+            outputs, along = zip(*pairs, strict=True)
+            second = torch.autograd.grad(outputs, [*grads, *of], along, **unused)
+            names = [*(f"grad_{n}" for n in values), *leaves]
+            named |= {f"dd_{n}": g for n, g in zip(names, second, strict=True)}
+    return {n: t.detach().cpu() for n, t in named.items()}
+
+
+class Runner:
+    """One call on a backend and device; lists are compared where they are made."""
+
+    def __init__(self, expected: Expected, backend: str, device: str) -> None:
+        self.call, self.pairs = expected.call, expected.pairs
+        self.device = device
+        self.options: dict = {"backend": backend}
+        if self.call.offsets:
+            names = "query_offsets", "reference_offsets"
+            self.options |= {n: o.to(device) for n, o in zip(names, self.call.offsets, strict=True)}
+        self.lists_differ: list[str] = []
+
+    def __call__(self, leaves: dict[str, Tensor]) -> Outputs:
+        call, points = self.call, [leaves[n] for n in NAMES]
+        options = dict(self.options)
+        if call.index_radius is not ...:
+            made = {n: o for n, o in options.items() if n != "query_offsets"}
+            options["index"] = pointproj.build_index(points[1].detach(), radius=call.index_radius, **made)
+        if call.operator == "knn_aggregate":
+            options |= self.weighting(leaves) | {"max_radius": call.radius}
+            if call.rows:
+                options["neighbor_indices"] = self.given_rows()
+            return {"aggregated": pointproj.knn_aggregate(*points, leaves["features"], call.k, **options)}
+        if call.operator == "radius_aggregate":
+            options |= self.weighting(leaves)
+            aggregated = pointproj.radius_aggregate(*points, leaves["features"], call.radius, **options)
+            return {"aggregated": aggregated}
+        neighbors = self.neighbors(points, options)
+        if call.operator == "aggregate":
+            weighting = self.weighting(leaves)
+            return {"aggregated": pointproj.aggregate(leaves["features"], neighbors, **weighting)}
+        return self.compared(neighbors)
+
+    def weighting(self, leaves: dict[str, Tensor]) -> dict:
+        call = self.call
+        return {
+            "sigma": leaves.get("sigma", call.sigma),
+            "kernel": call.kernel,
+            "reduce": call.reduce,
+            "power": call.power,
+            "eps": call.eps,
+            "reference_weights": leaves.get("reference_weights"),
+        }
+
+    def given_rows(self) -> Tensor:
+        query, points = (self.call.leaves[n] for n in NAMES)
+        rows = self.pairs.lists.view(*query.shape[:-1], self.call.k)
+        rows = in_cloud(rows, points).to(self.call.rows_dtype)
+        return laid_out(rows, "transposed").to(self.device)
+
+    def neighbors(self, points: list[Tensor], options: dict) -> Neighbors | NeighborList:
+        call = self.call
+        options |= {"box": call.box}
+        if call.form == "nearest":
+            distances, rows = pointproj.knn(*points, call.k, max_radius=call.radius, **options)
+            return Neighbors(rows, distances, radius=call.radius)
+        radius = call.radius.to(self.device) if isinstance(call.radius, Tensor) else call.radius
+        options |= {"displacements": True}
+        if call.form == "padded":
+            return pointproj.radius_neighbors(*points, radius, max_neighbors=call.k, **options)
+        capacity = None if call.capacity == "none" else len(self.pairs.lists)
+        return pointproj.radius_neighbors(*points, radius, capacity=capacity, **options)
+
+    def compared(self, found: Neighbors | NeighborList) -> Outputs:
+        """Distances and displacements, 0 in slots without a pair, after a look at all that is exact."""
+        call, pairs = self.call, self.pairs
+        query, points = (call.leaves[n] for n in NAMES)
+        finite = query.reshape(-1, query.shape[-1]).isfinite().all(1)
+        exists = pairs.lists >= 0
+        if call.form == "csr":
+            ends = pairs.counts.cumsum(0)
+            splits = torch.nn.functional.pad(ends, (1, 0)).clamp(max=len(pairs.lists))
+            clouds = torch.zeros_like(pairs.lists)
+            clouds[: len(pairs.query)] = pairs.query // max(1, query.shape[-2])
+            rows = torch.where(exists, pairs.lists - clouds * points.shape[-2], -1)
+            rows = rows if points.ndim == 3 else pairs.lists
+            queries = torch.full_like(pairs.lists, -1)
+            queries[: len(pairs.query)] = pairs.query
+            self.same("row_splits", found.row_splits, splits)
+            self.same("total", found.total, pairs.counts.sum())
+            self.same("query_indices", found.query_indices, queries)
+            absent = torch.full(exists.shape, torch.inf)
+        else:
+            rows = in_cloud(pairs.lists.view(*query.shape[:-1], call.k), points)
+            if call.form == "padded":
+                self.same("counts", found.counts, pairs.counts.view(query.shape[:-1]))
+            absent = torch.where(finite[:, None], torch.inf, torch.nan).expand(exists.shape)
+        self.same("indices", found.indices, rows)
+        missing = found.distances.detach().cpu().reshape(exists.shape)[~exists]
+        if not torch.equal(missing.nan_to_num(nan=-1.0), absent[~exists].to(missing).nan_to_num(nan=-1.0)):
+            self.lists_differ.append("distances of slots without a pair")
+        exists = exists.flatten().to(self.device)
+        outputs = {"distances": torch.where(exists, found.distances.flatten(), 0.0)}
+        if call.operator != "knn":
+            outputs["displacements"] = found.displacements.flatten(0, -2)
+        return outputs
+
+    def same(self, name: str, got: Tensor, expected: Tensor) -> None:
+        got = got.cpu()
+        if got.dtype != torch.int64 or not torch.equal(got, expected):
+            self.lists_differ.append(name)
+
+
+def in_cloud(rows: Tensor, points: Tensor) -> Tensor:
+    """Packed rows of lists (..., Q, k) as rows of each cloud of a dense batch."""
+    if points.ndim == 2:
+        return rows
+    first = torch.arange(len(points))[:, None, None] * points.shape[-2]
+    return torch.where(rows >= 0, rows - first, -1)
+
+
+@dataclass
+class Outcome:
+    """What came of one call on one backend."""
+
+    differences: list[str]
+    compared: int = 0  # tensors
+    beyond: int = 0  # tensors that plain torch cannot compute in their dtype, not compared
+
+
+def check(expected: Expected, backend: str, device: str = "cpu") -> Outcome:
+    """Compare one call on one backend."""
+    runner = Runner(expected, backend, device)
+    try:
+        got = expected.derived(runner, device=device)
+    except Exception as error:
+        return Outcome([f"{type(error).__name__}: {error}"[:300]])
+    outcome = Outcome(list(dict.fromkeys(runner.lists_differ)))
+    if outcome.differences:
+        return outcome
+    for name, value in got.items():
+        if name not in expected.exact:  # no gradient was needed
+            continue
+        outcome.compared += 1
+        _compare(name, value, expected, outcome)
+    missing = expected.exact.keys() - got.keys()
+    outcome.differences += [f"{name}: missing" for name in missing if expected.exact[name].any()]
+    return outcome
+
+
+def _compare(name: str, got: Tensor, expected: Expected, outcome: Outcome) -> None:
+    exact, plain = expected.exact[name], expected.plain[name]
+    if name == "aggregated" and torch.equal(
+        got.isnan(), exact.isnan()
+    ):  # rows of queries that are not finite
+        got, exact, plain = (t.where(~exact.isnan(), 0.0) for t in (got, exact, plain))
+    largest = exact.abs().amax() if exact.numel() else 0.0
+    if not exact.isfinite().all() or largest > torch.finfo(got.dtype).max / 4 or not plain.isfinite().all():
+        outcome.beyond += 1
+        return
+    try:
+        assert_close(name, got, exact, plain)
+        return
+    except AssertionError as error:
+        words = str(error)
+    for noisy in expected.with_noise():
+        try:
+            assert_close(name, got, exact, noisy[name].to(got.dtype).nan_to_num(nan=0.0))
+            return
+        except AssertionError:
+            continue
+    outcome.differences.append(words)
