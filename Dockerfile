@@ -10,7 +10,10 @@ ARG CUDA=12
 
 FROM nvidia/cuda:12.6.3-devel-ubuntu24.04 AS cuda12
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu126
-ENV PIP_EXTRA_INDEX_URL=$TORCH_INDEX
+# Warp's package on PyPI is for CUDA 13; its version is that of constraints.txt.
+ARG WARP=https://github.com/NVIDIA/warp/releases/download/v1.19.0/warp_lang-1.19.0+cu12-py3-none-manylinux_2_28_x86_64.whl
+ENV PIP_EXTRA_INDEX_URL=$TORCH_INDEX \
+    WARP=$WARP
 
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04 AS cuda13
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
@@ -29,7 +32,7 @@ RUN python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /app
 COPY constraints.txt ./
-RUN pip install --no-cache-dir -c constraints.txt torch torchvision
+RUN pip install --no-cache-dir -c constraints.txt torch torchvision ${WARP:+"$WARP"}
 COPY . ./
 RUN pip install --no-cache-dir -c constraints.txt -e ".[${EXTRAS}]"
 ENV TORCH_EXTENSIONS_DIR=/opt/extensions

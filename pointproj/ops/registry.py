@@ -60,6 +60,10 @@ class Backend(Protocol):
         Nothing heavy has been imported before this is asked.
         """
 
+    def unavailable_on(self, device_type: str) -> str | None:
+        """As ``unavailable``, of what only one type of device needs, such as a driver; None by default."""
+        return None
+
     def unbuilt(self) -> str | None:
         """How to build what it is made of, if that has yet to be done, else None (default).
 
@@ -140,6 +144,7 @@ OPTIONAL = {
     "WAITS": Backend.WAITS,
     "EXPORTABLE": Backend.EXPORTABLE,
     "ONE_INDEX": Backend.ONE_INDEX,
+    "unavailable_on": functools.partial(Backend.unavailable_on, None),
     "unbuilt": functools.partial(Backend.unbuilt, None),
     "use_algorithm": functools.partial(Backend.use_algorithm, None),
 }
@@ -240,7 +245,7 @@ def _obstacle(name: str, device_type: str, operator: str) -> str | None:
         return f"has no {operator} operator; use one of {', '.join(able)}"
     if device_type not in backend.RANK:
         return f"does not run on {device_type}; it runs on {', '.join(backend.RANK)}"
-    return backend.unavailable()
+    return backend.unavailable() or backend.unavailable_on(device_type)
 
 
 def choose(name: str, device_type: str, operator: str) -> str:

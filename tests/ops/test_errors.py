@@ -247,6 +247,22 @@ def test_device_that_a_backend_lacks(backend_without_package: str):
         registry.resolve("imaginary", "cuda", "knn")
 
 
+def test_driver_older_than_what_warp_is_built_for(monkeypatch: pytest.MonkeyPatch):
+    """Its packages for CUDA 13 see no GPU behind a driver for CUDA 12."""
+    wp = pytest.importorskip("warp")
+    monkeypatch.setattr(wp, "is_cuda_available", lambda: False)
+    monkeypatch.setattr(wp, "get_cuda_toolkit_version", lambda: (13, 4))
+    monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: (12, 4))
+    registry.resolve.cache_clear()
+    with pytest.raises(pointproj.BackendUnavailable, match=r"for CUDA 13, .* for CUDA 12.4; .* wheel \+cu12"):
+        registry.resolve("warp", "cuda", "knn")
+    name, why = registry.resolve("auto", "cuda", "knn")
+    assert name != "warp"
+    assert "warp: the installed warp-lang is built for CUDA 13" in why
+    assert registry.resolve("warp", "cpu", "knn")[0] == "warp"
+    registry.resolve.cache_clear()
+
+
 def test_backends_says_what_is_usable():
     usable = pointproj.backends()
     assert usable["torch"] is None

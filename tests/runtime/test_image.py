@@ -30,12 +30,18 @@ def test_stages_of_each_cuda(cuda: str):
     stages = needed(read()[1], {"CUDA": cuda})
     assert [stage.name for stage in stages] == [f"cuda{cuda}", "build", None]
     assert f":{cuda}." in stages[0].base
-    (index,) = [i.text for i in stages[0].instructions if i.name == "ARG"]
+    index = next(i.text for i in stages[0].instructions if i.text.startswith("TORCH_INDEX="))
     assert f"/whl/cu{cuda}" in index
     (extras,) = [i.text for i in stages[1].instructions if i.text.startswith("EXTRAS=")]
     names = filled(extras.partition("=")[2], {"CUDA": cuda}).split(",")
     assert f"rapids-cu{cuda}" in names
     assert set(names) <= set(EXTRAS)
+
+
+def test_warp_for_cuda_12_is_of_the_version_that_is_tested():
+    (package,) = [i.text for i in read()[1][0].instructions if i.text.startswith("WARP=")]
+    (version,) = re.findall(r"^warp-lang==(\S+)$", (PROJECT / "constraints.txt").read_text(), flags=re.M)
+    assert package.endswith(f"/v{version}/warp_lang-{version}+cu12-py3-none-manylinux_2_28_x86_64.whl")
 
 
 def test_cuda_12_is_the_default_and_an_a100_the_gpu():

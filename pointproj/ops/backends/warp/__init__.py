@@ -18,6 +18,22 @@ def unavailable() -> str | None:
     return None
 
 
+def unavailable_on(device_type: str) -> str | None:
+    """A build of Warp for CUDA 13 sees no GPU behind a driver for CUDA 12."""
+    if device_type != "cuda":
+        return None
+    from pointproj.ops.bridge.warp_op import wp  # which has silenced it
+
+    built, driver = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
+    if wp.is_cuda_available() or built is None or driver is None:
+        return None
+    return (
+        f"the installed warp-lang is built for CUDA {built[0]}, and this driver is for CUDA "
+        f"{driver[0]}.{driver[1]}; update the driver, or install the wheel +cu{driver[0]} of the same "
+        "version from https://github.com/NVIDIA/warp/releases"
+    )
+
+
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | Tensor | None
 ) -> Tables:
