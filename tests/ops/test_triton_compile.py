@@ -1,5 +1,7 @@
 """The Triton compiler takes the kernels, for GPUs that need not be here; the interpreter takes more."""
 
+from typing import Any
+
 import pytest
 
 triton = pytest.importorskip("triton")
@@ -104,8 +106,8 @@ KERNELS = {
 }
 
 
-def _compiled(name: str, architecture: int, real: str, size: str) -> str:
-    """The assembly of a kernel for one architecture; dtypes of positions and sums, and of sizes."""
+def compiled(name: str, architecture: int, real: str, size: str, warps: int = 2) -> Any:
+    """A kernel as Triton compiles it for one architecture; dtypes of positions and sums, and of sizes."""
     kernel, constants = KERNELS[name]
     kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
     pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32")
@@ -117,7 +119,7 @@ def _compiled(name: str, architecture: int, real: str, size: str) -> str:
     signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=constants)
     target = GPUTarget("cuda", architecture, 32)
-    return triton.compile(source, target=target, options={"num_warps": 2}).asm["ptx"]
+    return triton.compile(source, target=target, options={"num_warps": warps})
 
 
 @pytest.mark.slow
@@ -133,7 +135,7 @@ def _compiled(name: str, architecture: int, real: str, size: str) -> str:
 )
 def test_kernels_compile(architecture: int, real: str, size: str, names: list[str]):
     for name in names:
-        assembly = _compiled(name, architecture, real, size)
+        assembly = compiled(name, architecture, real, size).asm["ptx"]
         assert f".target sm_{architecture}" in assembly, name
         if name.startswith(("search", "lists")):  # distances are rounded after each operation, unlike middles
             assert assembly.count("fma.rn") <= 3, name

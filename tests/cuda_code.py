@@ -1,0 +1,281 @@
+"""Compile every kernel for GPUs that need not be here, and show what each takes of them.
+
+    python -m tests.cuda_code /usr/local/cuda [--arch 80 90] [--of native warp triton]
+
+Prints a table for docs/backends/cuda.md, and ends with an error if a kernel does not compile, needs more than
+a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all: also
+what Warp's and Triton's compilers make, once their assembly is marked as of the toolkit's version.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+REGISTERS = 65_536  # of a multiprocessor of an A100, and of an H100
+SHARED = {80: 164 * 1024, 90: 228 * 1024}  # bytes of a multiprocessor
+SHARED_OF_BLOCK = 48 * 1024  # bytes, without asking for more
+THREADS = 2048  # of a multiprocessor
+BLOCKS = 32  # of a multiprocessor
+RESERVED = 1024  # bytes of shared memory that each block takes besides its own
+
+
+@dataclass(frozen=True)
+class Used:
+    """What one kernel takes."""
+
+    kernel: str  # what the table calls it; several forms may share it
+    registers: int
+    shared: int  # bytes
+    spilled: int  # bytes stored and loaded
+    threads: int  # of a block
+
+    def blocks(self, architecture: int) -> int:
+        """Blocks that a multiprocessor holds at once."""
+        per_warp = -(-self.registers * 32 // 256) * 256
+        warps = -(-self.threads // 32)
+        by_registers = REGISTERS // per_warp // warps
+        by_shared = SHARED[architecture] // (self.shared + RESERVED)
+        return min(by_registers, by_shared, THREADS // (32 * warps), BLOCKS)
+
+
+class Toolkit:
+    """A CUDA toolkit, in a folder with ``bin/nvcc`` and ``bin/ptxas``."""
+
+    def __init__(self, home: Path):
+        self.nvcc, self.ptxas = home / "bin" / "nvcc", home / "bin" / "ptxas"
+        said = subprocess.run([self.ptxas, "--version"], capture_output=True, text=True, check=True).stdout
+        self.version = re.search(r"release (\d+\.\d+)", said)[1]
+
+    def native(self, source: Path, architecture: int, into: Path) -> str:
+        """Assembly of one of ``native``'s sources, with the flags of its build."""
+        from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
+
+        from pointproj.ops.backends.native.build import _cuda_flags
+
+        made = into / f"{source.stem}-{architecture}.ptx"
+        flags = [*COMMON_NVCC_FLAGS, "-std=c++20", *_cuda_flags(()), f"-arch=compute_{architecture}"]
+        subprocess.run([self.nvcc, *flags, "-ptx", "-o", made, source], check=True)
+        return made.read_text(encoding="utf-8")
+
+    def used(self, assembly: str, into: Path) -> Iterator[Used]:
+        """What the assembler says of each kernel; CalledProcessError where it refuses."""
+        target = re.search(r"^\.target (\w+)", assembly, flags=re.M)[1]
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx", dir=into, encoding="utf-8") as file:
+            file.write(re.sub(r"^\.version .*", f".version {self._newest_assembly()}", assembly, flags=re.M))
+            file.flush()
+            made = ["-o", f"{file.name}.cubin"]
+            done = subprocess.run(
+                [self.ptxas, "-v", f"-arch={target}", file.name, *made],
+                capture_output=True,
+                text=True,
+            )
+        if done.returncode:
+            raise RuntimeError(f"ptxas {self.version} refuses what was compiled:\n{done.stderr[-2000:]}")
+        entries = re.split(r"Compiling entry function '", done.stderr)[1:]
+        for entry in entries:
+            name = entry.partition("'")[0]
+            yield Used(
+                kernel=name,
+                registers=_number(r"Used (\d+) registers", entry),
+                shared=_number(r"(\d+) bytes smem", entry),
+                spilled=_number(r"(\d+) bytes spill stores", entry)
+                + _number(r"(\d+) bytes spill loads", entry),
+                threads=_threads(name, assembly),
+            )
+
+    def _newest_assembly(self) -> str:
+        major, minor = map(int, self.version.split("."))
+        return (
+            f"{major - 4}.{minor - (1 if (major, minor) >= (12, 6) else 0)}" if major == 12 else f"9.{minor}"
+        )
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def _threads(name: str, assembly: str) -> int:
+    head = assembly[assembly.index(f".entry {name}(") :].partition("{")[0]
+    most = re.search(r"\.(?:maxntid|reqntid) (\d+)", head)
+    return int(most[1]) if most else 0
+
+
+def native(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
+    """The kernels of all tasks, one name for all forms of a task."""
+    from pointproj.ops.backends.native.build import SOURCES
+
+    def of(source: Path) -> list[Used]:
+        return list(toolkit.used(toolkit.native(source, architecture, into), into))
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(of, sorted(SOURCES.glob("*.cu"))):
+            for used in found:
+                yield replace(used, kernel=_task(used.kernel))
+
+
+def _task(mangled: str) -> str:
+    """``each_kernel<SearchByWarp<float>>`` from the linker's name: ``SearchByWarp, fp32``."""
+    plain = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout
+    task = re.search(r"_kernel<pointproj::(\w+)", plain)
+    name = task[1] if task else plain.strip().partition("(")[0].removeprefix("pointproj::")
+    return f"{name}, {'fp64' if 'double' in plain else 'fp32'}"
+
+
+def warp(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
+    """Warp's kernels, as they are made for a GPU, for 25 channels and seven neighbours."""
+    import warp as wp
+
+    wp.config.log_level = wp.LOG_WARNING
+    for number, (name, threads, kernel) in enumerate(_warp_kernels()):
+        folder = into / f"{number}-{architecture}"
+        wp.compile_aot_module(kernel.module, arch=architecture, module_dir=folder, use_ptx=True)
+        assembly = next(folder.glob("*.ptx")).read_text(encoding="utf-8").rstrip("\0")
+        for used in toolkit.used(assembly, into):
+            if "cuda_kernel_backward" not in used.kernel:
+                yield replace(used, kernel=name, threads=used.threads or threads)
+
+
+def _warp_kernels() -> Iterator[tuple[str, int, object]]:
+    """Name in the table, threads of a block where the kernel names no bound, and kernel."""
+    import torch
+
+    from pointproj.ops.backends.warp import (
+        cell_list_kernels,
+        hash_grid,
+        knn_search,
+        neighbor_lists,
+        neighbor_sums,
+        radius_gradients,
+        radius_sums,
+        scan,
+        tile_sums,
+    )
+    from pointproj.ops.backends.warp.queue import divide
+
+    lanes, usual = 32, 256
+    for channels, warps in ((8, 2), (32, 4)):
+        yield (
+            "sums within a radius",
+            32 * warps,
+            tile_sums.aggregate_tiles(channels, warps, "exponential", "mean"),
+        )
+    for counted in (torch.int32, torch.int64):
+        yield "running sum", usual, scan._kernel(counted)
+    for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):
+        weighting = ("exponential", "mean")
+        for part, kernel in cell_list_kernels.build_kernels(real, lanes)._asdict().items():
+            yield f"cell list, {label}", 64 if part == "bound" else usual, kernel
+        yield f"hash grid, {label}", usual, hash_grid._clear_kernel(real)
+        yield f"hash grid, {label}", usual, hash_grid._place_kernel(real)
+        for stage in {
+            s for count in (1000, 10_000, 10**6) for s in knn_search._stages(count, 7, on_gpu=True)
+        }:
+            yield f"kNN search, {label}", 128, knn_search.search_kernel(real, 7, stage)
+        block = neighbor_lists.BLOCK
+        for few in (True, False):
+            yield f"lists within a radius, {label}", block, neighbor_lists.nearest_kernel(real, lanes, few)
+        yield f"lists within a radius, {label}", block, neighbor_lists.count_kernel(real, lanes)
+        yield f"lists within a radius, {label}", block, neighbor_lists.fill_kernel(real, lanes)
+        division = divide(25, "cuda", most_lanes=8)
+        yield (
+            f"sums over lists, {label}",
+            usual,
+            neighbor_sums.aggregate_kernel(real, real, division, *weighting),
+        )
+        for kernel in neighbor_sums.gradient_kernels(real, lanes):
+            yield f"gradients over lists, {label}", usual, kernel
+        kernel = neighbor_sums.position_gradient_kernel(real, real, *weighting)
+        yield f"gradients over lists, {label}", usual, kernel
+        division = divide(25, "cuda", most_lanes=lanes)
+        kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0])
+        yield f"gradients within a radius, {label}", usual, kernel
+        for from_query in (True, False):
+            kernel = radius_gradients.position_gradient_kernel(
+                real, real, lanes, *weighting, from_query=from_query
+            )
+            yield f"gradients within a radius, {label}", usual, kernel
+    division = divide(25, "cpu", most_lanes=1)
+    real = torch.float64
+    kernel = radius_sums.aggregate_kernel(real, real, division, *weighting)
+    yield "sums within a radius, fp64", usual, kernel
+
+
+def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
+    """Triton's kernels, with the constants of their test and the warps that they are launched with."""
+    from pointproj.ops.backends.triton import radius_gradients, radius_lists, radius_sums
+    from tests.ops.test_triton_compile import KERNELS, compiled
+
+    warps = {"arrange": 8, "search": 1, "search-on": 1, "search-within": 1, "neighbors-aggregate": 4}
+    warps |= dict.fromkeys(("lists-count", "lists-fill"), radius_lists.LAUNCH["num_warps"])
+    warps |= dict.fromkeys(("sums", "sums-for-references"), radius_sums.WARPS)
+    warps |= dict.fromkeys(("positions", "positions-of-references"), radius_gradients.LAUNCH["num_warps"])
+    warps["lists-sort"] = radius_lists.SORT["num_warps"]
+    for name in KERNELS:
+        made = compiled(name, architecture, "fp32", "i32", warps.get(name, 4))
+        for used in toolkit.used(made.asm["ptx"], into):
+            yield replace(used, kernel=name, shared=made.metadata.shared)
+
+
+COMPILED = {"native": native, "warp": warp, "triton": triton}
+
+
+def table(of: str, by_architecture: dict[int, list[Used]]) -> Iterator[str]:
+    """Rows of one backend: a range where the forms of a kernel differ."""
+    yield (
+        f"| {of} | forms | threads | "
+        + " | ".join(f"sm_{a}: registers | shared | spilled | blocks" for a in by_architecture)
+        + " |"
+    )
+    yield "|---" * (3 + 4 * len(by_architecture)) + "|"
+    forms: dict[str, dict[int, list[Used]]] = defaultdict(lambda: defaultdict(list))
+    for architecture, kernels in by_architecture.items():
+        for used in kernels:
+            forms[used.kernel][architecture].append(used)
+    for kernel, made in forms.items():
+        one = next(iter(made.values()))
+        cells = [kernel, str(len(one)), _range(used.threads for used in one)]
+        for architecture in by_architecture:
+            each = made[architecture]
+            cells += [_range(used.registers for used in each), _range(used.shared for used in each)]
+            cells += [_range(used.spilled for used in each)]
+            cells += [_range(used.blocks(architecture) for used in each)]
+        yield "| " + " | ".join(cells) + " |"
+
+
+def _range(numbers: Iterable[int]) -> str:
+    low, *_, high = [(found := sorted(numbers))[0], *found]
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def too_large(used: Used, architecture: int) -> bool:
+    """Whether a launch of this kernel would fail."""
+    return used.shared > SHARED_OF_BLOCK or used.registers > 255 or used.blocks(architecture) < 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("toolkit", type=Path, help="folder of a CUDA toolkit")
+    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
+    parser.add_argument("--of", nargs="+", choices=COMPILED, default=list(COMPILED))
+    given = parser.parse_args()
+    toolkit = Toolkit(given.toolkit)
+    failed = []
+    for backend in given.of:
+        with tempfile.TemporaryDirectory() as folder:
+            made = {a: list(COMPILED[backend](toolkit, a, Path(folder))) for a in given.arch}
+        print(f"\nCUDA {toolkit.version}\n\n" + "\n".join(table(backend, made)), flush=True)
+        failed += [f"sm_{a}: {used}" for a, kernels in made.items() for used in kernels if too_large(used, a)]
+    if failed:
+        sys.exit("does not fit:\n" + "\n".join(failed))
+
+
+if __name__ == "__main__":
+    main()
