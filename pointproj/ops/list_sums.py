@@ -172,7 +172,8 @@ class _Listed:
         radius = _radius_of_compact(self.radius, kernel)
         if not isinstance(radius, Tensor):
             return radius
-        return radius.reshape(-1)[self.query, None]
+        radius = radius.reshape(-1) if self.queries else radius.new_ones(1)  # slots may be there all the same
+        return radius[self.query, None]
 
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (M, 1), for a mean relative to the largest of each query."""

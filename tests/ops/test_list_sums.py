@@ -185,6 +185,12 @@ def test_refusals(options: dict, message: str):
         aggregate(**(arguments | options))
 
 
+def test_slots_without_queries():
+    none, points = torch.rand(0, 3), torch.rand(5, 3)
+    found = radius_neighbors(none, points, torch.rand(0), capacity=4, backend="torch")
+    assert aggregate(points, found, kernel="compact").shape == (0, 3)
+
+
 def test_a_list_is_a_sparse_matrix():
     """Rows ascend, as torch's own sparse matrices demand."""
     problem = by_id("plain").problem()
