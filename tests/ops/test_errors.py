@@ -253,11 +253,12 @@ def test_driver_older_than_what_warp_is_built_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(wp, "is_cuda_available", lambda: False)
     monkeypatch.setattr(wp, "get_cuda_toolkit_version", lambda: (13, 4))
     monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: (12, 4))
+    monkeypatch.setattr(registry, "_fastest_first", lambda device_type: ["warp", "torch"])
     registry.resolve.cache_clear()
     with pytest.raises(pointproj.BackendUnavailable, match=r"for CUDA 13, .* for CUDA 12.4; .* wheel \+cu12"):
         registry.resolve("warp", "cuda", "knn")
     name, why = registry.resolve("auto", "cuda", "knn")
-    assert name != "warp"
+    assert name == "torch"
     assert "warp: the installed warp-lang is built for CUDA 13" in why
     assert registry.resolve("warp", "cpu", "knn")[0] == "warp"
     registry.resolve.cache_clear()
