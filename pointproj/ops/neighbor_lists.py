@@ -167,7 +167,8 @@ def radius_neighbors(
 def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:
     """The query that each slot of a list belongs to; any query for slots that are not used."""
     numbers = torch.arange(slots, device=row_splits.device)
-    queries = torch.searchsorted(row_splits[1:].contiguous(), numbers, right=True)
+    # Not among row_splits[1:]: compiled by torch 2.11 for a GPU, a search loses where a slice begins.
+    queries = torch.searchsorted(row_splits, numbers, right=True) - 1
     return queries.clamp(max=max(0, row_splits.shape[0] - 2))
 
 

@@ -77,9 +77,9 @@ class PeriodicBox(NamedTuple):
 
     def merged_list(self, row_splits: Tensor, rows: Tensor, references: int) -> tuple[Tensor, Tensor]:
         """One row of a list for each query instead of one for each image, in ascending order."""
-        merged = row_splits[:: self.images]
+        merged = row_splits[:: self.images].contiguous()
         slots = torch.arange(len(rows), device=rows.device)
-        query = torch.searchsorted(merged[1:].contiguous(), slots, right=True)
+        query = torch.searchsorted(merged, slots, right=True) - 1
         last = torch.iinfo(torch.int64).max
         keys = torch.where(rows >= 0, query * references + rows, last).sort().values
         return merged, torch.where(keys < last, keys % max(1, references), -1)

@@ -252,6 +252,28 @@ def test_compiled_equals_eager(form: dict, name: str, lists: Callable, where: Wh
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("box", [None, (2.0, 2.0, 2.0)], ids=["open", "box"])
+def test_inductor_on_a_gpu(box: tuple | None, on_gpu: Where):
+    on_gpu.skip_unless("radius")
+    torch._dynamo.reset()
+    problem = by_id("plain").problem("cuda")
+
+    def search(query: Tensor) -> tuple[Tensor, ...]:
+        found = radius_neighbors(
+            query, problem.reference_points, 0.4, capacity=900, box=box, backend=on_gpu.backend
+        )
+        return *found[:3], found.query_indices
+
+    compiled = torch.compile(search, fullgraph=True)(problem.query_points)
+    names = ("row_splits", "indices", "distances", "query_indices")
+    for name, got, expected in zip(names, compiled, search(problem.query_points), strict=True):
+        if name == "distances":
+            assert_close(name, got.nan_to_num(posinf=0.0), expected.nan_to_num(posinf=0.0))
+        else:
+            assert torch.equal(got, expected), name
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 2000}], ids=["padded", "csr"])
 def test_captured_in_a_cuda_graph(form: dict, on_gpu: Where):
     on_gpu.skip_unless("radius")
