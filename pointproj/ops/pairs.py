@@ -80,23 +80,16 @@ def _cloud_ids(offsets: Tensor | None, size: int, clouds: int, device: torch.dev
 
 def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over all points within ``radius``: its inputs hold clouds and radius."""
-    query_points, reference_points = inputs["query_points"], inputs["reference_points"]
-    radius = torch.tensor(inputs["radius"], dtype=query_points.dtype)
-    chunks = pairs_of_clouds(
-        query_points, inputs["query_offsets"], reference_points, inputs["reference_offsets"], inputs["clouds"]
-    )
-    for pairs in chunks:
-        query, reference = query_points[pairs.query], reference_points[pairs.reference]
-        is_neighbor = squared_distances(query, reference).sqrt_() <= radius
-        if pairs.same_cloud is not None:
-            is_neighbor &= pairs.same_cloud
-        block = Block(query, reference, inputs["sigma"], MaskedNeighbors(is_neighbor), weighting_of(inputs))
+    clouds = Clouds(*(inputs[name] for name in Clouds._fields[:-1]), inputs["clouds"])
+    for pairs, _, is_neighbor in masks_within(clouds, inputs["radius"]):
+        points = clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
+        block = Block(*points, inputs["sigma"], MaskedNeighbors(is_neighbor), weighting_of(inputs))
         yield Chunk(pairs.query, pairs.reference, block)
 
 
 def weighting_of(inputs: dict[str, Any]) -> Weighting:
     """The weighting among an operator's inputs."""
-    return Weighting(*(inputs.get(n, d) for n, d in Weighting._field_defaults.items()))
+    return Weighting(*(inputs[name] for name in Weighting._fields))
 
 
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
