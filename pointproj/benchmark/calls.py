@@ -1,11 +1,14 @@
 """What is called in each mode, and how in each execution.
 
-Modes of the operator alone: ``build`` (the index), ``search`` (the k nearest, with a ready index), ``knn``
-(both, through the public function), ``aggregate`` (the forward, index included), ``operator`` (that and the
+Modes of the operator alone: ``build`` (the index), ``search`` (``pointproj.knn`` with a ready index), ``knn``
+(both in one call), ``aggregate`` (the forward, index included), ``operator`` (that and the
 gradient of the features). Modes of the network: ``forward`` and ``step`` (forward, loss, backward, Adam).
 
 Executions: ``eager``; ``compiled``, by torch.compile with fullgraph=True; ``captured``, compiled and then
 replayed as one CUDA graph (``build`` and ``search`` are captured as they are).
+
+Every call returns all that it computes, as the functions of a contender do: a compiled function computes
+nothing that it does not return, so no result is picked or dropped here.
 """
 
 from collections.abc import Callable
@@ -54,7 +57,7 @@ class OperatorCalls:
         self._functions: dict[tuple[str, bool], Callable[[], Any]] = {}
 
     def make(self, mode: str, execution: str) -> Call:
-        """The call to check and time; it returns an index, indices, values, or (values, feature gradient)."""
+        """The call to check and time; it returns an index, Nearest, values, or (values, feature gradient)."""
         call = self._call(mode, compiled=execution != "eager")
         return captured(call, self.device) if execution == "captured" else call
 

@@ -10,6 +10,7 @@ import torch
 from pointproj.benchmark.calls import NetworkCalls, OperatorCalls, calls_for
 from pointproj.benchmark.contenders import Contender
 from pointproj.benchmark.parity import Expected
+from pointproj.benchmark.peer import Nearest
 from pointproj.benchmark.plan import Entry
 from pointproj.benchmark.recorder import Recorder, check_error, collect_only_new_garbage, without_time
 from pointproj.benchmark.results import MISSING, Row
@@ -76,7 +77,7 @@ class _Clouds:
         """The contender's largest error in what the modes rest on; raises WrongResult."""
         errors = []
         if contender.knn is not None and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
-            error = self.expected.neighbors_error(contender.knn(self.problem))
+            error = self._neighbors_error(contender, contender.knn(self.problem))
             errors.append(check_error("neighbours", error, contender.search_tolerance))
         if modes & {"aggregate", "operator", "forward", "step"}:
             calls = OperatorCalls(contender, self.problem)
@@ -84,6 +85,9 @@ class _Clouds:
             error = self.expected.sums_error(*calls.make("operator", "eager")())
             errors.append(check_error("values and feature gradient", error, contender.sums_tolerance))
         return max(errors, default=None)
+
+    def _neighbors_error(self, contender: Contender, found: Nearest) -> float:
+        return self.expected.neighbors_error(found, check_distances=contender.kind == "backend")
 
     def _row(
         self, contender: Contender, calls: OperatorCalls | NetworkCalls, mode: str, execution: str
@@ -100,7 +104,7 @@ class _Clouds:
 
         def error_of(result: Any) -> float | None:
             if mode in ("search", "knn"):
-                return expected.neighbors_error(result)
+                return self._neighbors_error(contender, result)
             if mode == "aggregate":
                 return expected.sums_error(result)
             if mode == "operator":

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, unknown
 from pointproj.benchmark.list_peers import LIST_PEERS
-from pointproj.benchmark.peer import Peer, gather_aggregate
+from pointproj.benchmark.peer import Nearest, Peer, gather_aggregate
 from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.workloads import Workload
 from pointproj.config import ConfigError
 from pointproj.machine import package_version
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import Problem
-from pointproj.ops.registry import BackendUnavailable, Clouds, load, names, resolve, waits
+from pointproj.ops.registry import BackendUnavailable, load, names, resolve, waits
 
 SEED = 0  # of the networks
 HIDDEN = 25
@@ -27,7 +27,11 @@ PEER_SUMS_TOLERANCE = 5e-2  # their neighbours are checked too: of two equally f
 
 @dataclass(frozen=True)
 class Contender:
-    """What the benchmark calls. Functions that a contender lacks are None."""
+    """What the benchmark calls. Functions that a contender lacks are None.
+
+    Each returns all that a user's call returns. What a compiled function leaves out, the compiler does not
+    compute: a time of half the results would be of half the work.
+    """
 
     name: str
     kind: str  # backend | peer
@@ -35,9 +39,9 @@ class Contender:
     modes: tuple[str, ...]
     executions: tuple[str, ...]
     aggregate: Callable[[Problem, Tensor], Tensor]  # problem, its features
-    knn: Callable[[Problem], Tensor] | None  # indices of the k nearest, index built inside
+    knn: Callable[[Problem], Nearest] | None  # index built inside
     build: Callable[[Problem], Any] | None
-    search: Callable[[Problem, Any], Tensor] | None  # the same, with a ready index
+    search: Callable[[Problem, Any], Nearest] | None  # the same, with a ready index
     network: Callable[[], nn.Module]
     search_tolerance: float
     sums_tolerance: float
@@ -98,13 +102,9 @@ def backend_contender(name: str, workload: Workload) -> Contender:
             problem.reference_points, radius=radius, backend=name, reference_offsets=offsets
         )
 
-    def search(problem: Problem, index: Any) -> Tensor:
-        clouds = Clouds(problem.query_points, None, problem.reference_points, None, 1)
-        return load(name).search(clouds, index.tables["knn"], neighborhood)
-
-    def knn(problem: Problem) -> Tensor:
+    def search(problem: Problem, index: Any = None) -> Nearest:
         points = problem.query_points, problem.reference_points
-        return pointproj.knn(*points, neighborhood, backend=name, **problem.offsets)[1]
+        return Nearest(*pointproj.knn(*points, neighborhood, index=index, backend=name, **problem.offsets))
 
     brute_force = name == "torch"  # it has no index to build
     return Contender(
@@ -114,7 +114,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         modes=tuple(m for m in workload.modes if not (brute_force and m in ("build", "search"))),
         executions=EXECUTIONS[:2] if waits(name) else EXECUTIONS,
         aggregate=aggregate,
-        knn=knn if operator == "knn" else None,
+        knn=search if operator == "knn" else None,
         build=build,
         search=search if operator == "knn" else None,
         network=lambda: _projector(workload, name),
@@ -135,8 +135,8 @@ def peer_contender(peer: Peer, workload: Workload) -> Contender:
         rows = peer.search(query, reference, neighborhood)
         return gather_aggregate(query, reference, features, rows, sigma)
 
-    def knn(problem: Problem) -> Tensor:
-        return peer.search(problem.query_points, problem.reference_points, neighborhood)
+    def knn(problem: Problem) -> Nearest:
+        return peer.function(problem.query_points, problem.reference_points, neighborhood)
 
     unknown = {"build", "search"} | (set() if peer.finds_neighbors else {"knn"})
     return Contender(

@@ -66,9 +66,8 @@ class Display:
 
     def lists(self, name: str, asked: Question, checked: int) -> None:
         """A cloud of the workload ``lists`` begins."""
-        within = "" if asked.radius is None else f" within r={asked.radius:g}"
         self.console.print(
-            f"\n[bold]{name}[/bold] {asked.k} nearest{within}, {len(asked.query_points):,} queries, "
+            f"\n[bold]{name}[/bold] {asked.k} nearest within r={asked.radius:g}, "
             f"{len(asked.reference_points):,} points; {checked:,} queries are compared with the reference"
         )
 

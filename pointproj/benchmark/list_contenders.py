@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend, peer_names
@@ -40,12 +38,11 @@ def list_contenders(config: BenchConfig, device_type: str, modes: tuple[str, ...
     for mode in modes:
         if mode not in config.modes:
             continue
-        operator = "knn" if mode == "knn" else "radius"
         if mode in SUMS:
             yield from _aggregation(config, mode)
             continue
-        for name in backend_names(config.backends, operator):
-            yield _backend(name, mode, missing_backend(name, device_type, operator))
+        for name in backend_names(config.backends, "radius"):
+            yield _backend(name, mode, missing_backend(name, device_type, "radius"))
         chosen = peer_names(config.peers)
         for peer in LIST_PEERS:
             if peer.mode == mode and peer.name in chosen and device_type in peer.devices:
@@ -92,10 +89,6 @@ def _csr(asked: Question, backend: str) -> pointproj.NeighborList:
     return pointproj.radius_neighbors(*points, asked.radius, capacity=asked.capacity, backend=backend)
 
 
-def _knn(asked: Question, backend: str) -> tuple[Tensor, Tensor]:
-    return pointproj.knn(asked.query_points, asked.reference_points, asked.k, backend=backend)
-
-
 def _read_padded(found: pointproj.Neighbors) -> Pairs:
     return padded_pairs(found.indices, found.indices >= 0, found.distances, found.counts)
 
@@ -106,9 +99,4 @@ def _read_csr(found: pointproj.NeighborList) -> Pairs:
     return Pairs(found.query_indices[used], found.indices[used], found.distances[used], counts)
 
 
-def _read_knn(found: tuple[Tensor, Tensor]) -> Pairs:
-    distances, indices = found
-    return padded_pairs(indices, indices >= 0, distances)
-
-
-_OURS = {"padded": (_padded, _read_padded), "csr": (_csr, _read_csr), "knn": (_knn, _read_knn)}
+_OURS = {"padded": (_padded, _read_padded), "csr": (_csr, _read_csr)}

@@ -37,12 +37,12 @@ class ExpectedPairs:
         self,
         found: Pairs,
         *,
-        radius: float | None,
+        radius: float,
         most: int | None,
         nearest: bool = True,
         itself: bool = True,
     ) -> float:
-        """The largest error of a distance, relative to the radius, or for kNN to the k-th distance.
+        """The largest error of a distance, relative to the radius.
 
         Distances that were returned are compared with those of the indices, and if the nearest had to be
         found, distances of the indices with those of the nearest. Otherwise any within the radius will do.
@@ -51,7 +51,7 @@ class ExpectedPairs:
         ----------
         found : Pairs
             Of all queries.
-        radius : float or None
+        radius : float
         most : int or None
             The most neighbours that were asked for; None: all within the radius.
         nearest : bool
@@ -66,8 +66,7 @@ class ExpectedPairs:
             its count is wrong.
         """
         exact = self._exact(itself)
-        limit = torch.inf if radius is None else radius
-        fewest, largest = ((exact <= limit * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
+        fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
         if found.counts is not None and _outside(found.counts[self.rows], fewest, largest):
             return WRONG
         place = torch.full((self.queries,), -1, device=exact.device)
@@ -83,14 +82,12 @@ class ExpectedPairs:
         if repeated or _outside(row.bincount(minlength=len(self.rows)), fewest, largest):
             return WRONG
         got = exact[row, index]
-        kth = exact.topk(most, largest=False).values if most is not None else None
-        scale = torch.full_like(exact[:, 0], radius) if radius is not None else kth[:, -1]
-        errors = [((got - limit) / scale[row]).clamp(min=0.0)]
+        errors = [(got - radius).clamp(min=0.0)]
         if found.distances is not None:
-            errors.append((found.distances[checked].double() - got).abs() / scale[row])
-        if nearest and kth is not None:
-            errors.append(_from_nearest(row, got, kth) / scale[row.sort().values])
-        worst = torch.cat(errors)
+            errors.append((found.distances[checked].double() - got).abs())
+        if nearest and most is not None:
+            errors.append(_from_nearest(row, got, exact.topk(most, largest=False).values))
+        worst = torch.cat(errors) / radius
         return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
 
     def _exact(self, itself: bool) -> Tensor:

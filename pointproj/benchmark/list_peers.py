@@ -4,7 +4,6 @@ They return different things under the same name, so each says what its result l
 :class:`Pairs`. Adding a peer means adding a function.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,12 +23,12 @@ MOST_IN_RADIUS = 256  # neighbours per query where a library must be told how ma
 
 
 class Question(NamedTuple):
-    """What is asked of a library: the k nearest (within a radius, if there is one), or all within it."""
+    """What is asked of a library: the k nearest within a radius, or all within it."""
 
     query_points: Tensor  # (Q, 3)
     reference_points: Tensor  # (N, 3), the same tensor where a cloud is searched within itself
     k: int
-    radius: float | None
+    radius: float
     capacity: int  # pairs that there is room for
 
 
@@ -50,8 +49,8 @@ class ListPeer:
     ----------
     name : str
         As in the results.
-    mode : {"padded", "csr", "knn"}
-        What it is asked for: the k nearest within the radius, all within the radius, or the k nearest.
+    mode : {"padded", "csr"}
+        What it is asked for: the k nearest within the radius, or all within it.
     function : callable
         Takes a :class:`Question`; what is timed.
     read : callable
@@ -115,12 +114,6 @@ def _found_below(found: tuple[Tensor, Tensor, int]) -> Pairs:
     return padded_pairs(indices, indices < count, distances)
 
 
-def _all_found(found: tuple[Tensor, Tensor]) -> Pairs:
-    """Pairs of (indices, distances) without empty slots."""
-    indices, distances = found
-    return padded_pairs(indices, torch.ones_like(indices, dtype=torch.bool), distances)
-
-
 def _read_physicsnemo(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
     """Slots that are not used hold index 0 as well, but the origin as its point."""
     indices, points, distances = found
@@ -159,16 +152,6 @@ def physicsnemo_csr(asked: Question) -> tuple[Tensor, ...]:
     return radius_search(asked.reference_points, asked.query_points, asked.radius, return_dists=True)
 
 
-@list_peer("PhysicsNeMo", "knn", _all_found, **PHYSICSNEMO, devices=BOTH)
-def physicsnemo_knn(asked: Question) -> tuple[Tensor, Tensor]:
-    """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
-    from physicsnemo.nn.functional import knn
-
-    with contextlib.suppress(ImportError):
-        import cuml.neighbors  # noqa: F401 - PhysicsNeMo uses it without importing it
-    return knn(asked.reference_points, asked.query_points, asked.k)
-
-
 def _edges(found: Tensor) -> Pairs:
     return Pairs(found[0], found[1])
 
@@ -195,14 +178,6 @@ def torch_cluster_padded(asked: Question) -> Tensor:
 def torch_cluster_csr(asked: Question) -> Tensor:
     """The same with more neighbours allowed."""
     return torch_cluster_padded(asked._replace(k=MOST_IN_RADIUS))
-
-
-@list_peer("torch-cluster", "knn", _edges, **TORCH_CLUSTER, devices=BOTH, returns="pairs; no distances")
-def torch_cluster_knn(asked: Question) -> Tensor:
-    """A tree on the CPU, all pairs on CUDA."""
-    import torch_cluster
-
-    return torch_cluster.knn(asked.reference_points, asked.query_points, asked.k)
 
 
 def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
@@ -245,54 +220,14 @@ def nvalchemiops_csr(asked: Question) -> tuple[Tensor, ...]:
     return neighbor_list(asked.query_points, asked.radius, return_neighbor_list=True, **options)
 
 
-@list_peer("cuML", "knn", _all_found, imports=("cuml", "cupy", "rmm"), distribution="cuml-cu13")
-def cuml_knn(asked: Question) -> tuple[Tensor, Tensor]:
-    """NearestNeighbors with its defaults."""
-    import cupy
-    from cuml.neighbors import NearestNeighbors
-
-    model = NearestNeighbors(n_neighbors=asked.k, output_type="cupy")
-    model.fit(cupy.from_dlpack(asked.reference_points))
-    distances, indices = model.kneighbors(cupy.from_dlpack(asked.query_points))
-    return torch.from_dlpack(indices), torch.from_dlpack(distances)
-
-
-@list_peer("jz-tree", "knn", _all_found, imports=("jztree",), distribution="jztree")
-def jztree_knn(asked: Question) -> tuple[Tensor, Tensor]:
-    """Jitted; 32-bit indices."""
-    import jztree
-    from jax import dlpack
-
-    points, queries = (dlpack.from_dlpack(t) for t in (asked.reference_points, asked.query_points))
-    distances, indices = jztree.knn.knn.jit(points, asked.k, part_query=queries)
-    indices.block_until_ready()
-    return torch.from_dlpack(indices), torch.from_dlpack(distances)
-
-
-@list_peer(
-    "torchbvh",
-    "knn",
-    lambda found: _all_found((found[0], found[1].sqrt())),
-    imports=("torchbvh",),
-    distribution="torchbvh",
-    returns="squared distances; k is 4, 8 or 16",
-)
-def torchbvh_knn(asked: Question) -> tuple[Tensor, Tensor]:
-    """Build the tree and query it."""
-    import torchbvh
-
-    with torchbvh.BVH(asked.reference_points) as tree:
-        return tree.knn(asked.query_points, asked.k)
-
-
 @list_peer("scipy cKDTree", "padded", _found_below, **SCIPY, devices=("cpu",), returns="no counts")
 def scipy_padded(asked: Question) -> tuple[Tensor, Tensor, int]:
     """Build the tree and query it on all cores."""
     from scipy.spatial import cKDTree
 
-    bound = {"distance_upper_bound": torch.inf if asked.radius is None else asked.radius}
     tree = cKDTree(asked.reference_points.numpy())
-    distances, indices = tree.query(asked.query_points.numpy(), asked.k, workers=-1, **bound)
+    within = {"distance_upper_bound": asked.radius, "workers": -1}
+    distances, indices = tree.query(asked.query_points.numpy(), asked.k, **within)
     return torch.from_numpy(distances), torch.from_numpy(indices), len(asked.reference_points)
 
 
@@ -313,12 +248,6 @@ def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(found[column].copy()) for column in "ijv")
 
 
-@list_peer("scipy cKDTree", "knn", _found_below, **SCIPY, devices=("cpu",))
-def scipy_knn(asked: Question) -> tuple[Tensor, Tensor, int]:
-    """The same without a radius."""
-    return scipy_padded(asked)
-
-
 def _pykdtree(asked: Question) -> tuple[Tensor, Tensor, int]:
     from pykdtree.kdtree import KDTree
 
@@ -329,4 +258,3 @@ def _pykdtree(asked: Question) -> tuple[Tensor, Tensor, int]:
 
 PYKDTREE = {"imports": ("pykdtree.kdtree",), "distribution": "pykdtree", "devices": ("cpu",)}
 list_peer("pykdtree", "padded", _found_below, **PYKDTREE, returns="no counts")(_pykdtree)
-list_peer("pykdtree", "knn", _found_below, **PYKDTREE)(_pykdtree)

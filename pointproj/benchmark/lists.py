@@ -1,7 +1,7 @@
 """The workload ``lists``: neighbours as tensors, the way other libraries pass them around.
 
 Modes: ``padded`` (the K nearest within a radius, with distances and counts), ``csr`` (all within it, one
-query's after the other's), ``knn`` (distances and indices), and ``aggregate_padded`` and ``aggregate_csr``
+query's after the other's), and ``aggregate_padded`` and ``aggregate_csr``
 (features aggregated over a ready list, with their gradient). Everything that a call returns is used: in a
 compiled call it is an output.
 """
@@ -28,18 +28,15 @@ from pointproj.benchmark.recorder import Recorder, collect_only_new_garbage
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import surface, uniform
 from pointproj.ops import reference
-from pointproj.ops.cases import Case, grid_in_gaussian, itself
+from pointproj.ops.cases import Case, itself
 
 SIZES = {"cuda": (10**5,), "cpu": (10**4, 10**5)}
-W1_LIKE = "lists_w1"  # the others are searched within a radius
 CLOUDS = {
     "lists_uniform": lambda size: itself(uniform(size)),
     "lists_surface": lambda size: itself(surface(size)),
-    W1_LIKE: lambda size: grid_in_gaussian(30, size),
 }
 EAGER_ONLY = ("lists_surface",)  # unless the config names executions: compiling all takes minutes
 K = 32  # the most neighbours within the radius
-W1_K = 8  # torchbvh has no 7
 CAPACITY = 40  # pairs per query that csr has room for
 CHANNELS = 25
 SIGMA = 0.1
@@ -63,8 +60,7 @@ def planned(config: BenchConfig, device_type: str) -> list[Planned]:
     rows = []
     for size in sorted(config.sizes or SIZES[device_type]):
         for workload in CLOUDS:
-            modes = ("knn",) if workload == W1_LIKE else ("padded", "csr", *SUMS)
-            for contender in list_contenders(config, device_type, modes):
+            for contender in list_contenders(config, device_type, ("padded", "csr", *SUMS)):
                 if config.gpu_memory == "rmm":
                     contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")
                 runs = [e for e in wanted if e in contender.executions]
@@ -102,11 +98,8 @@ class ListCloud:
     def __init__(self, recorder: Recorder, workload: str, size: int) -> None:
         self.recorder, self.workload = recorder, workload
         case = Case(workload, CLOUDS[workload](size), radius=None, channels=CHANNELS)
-        queries, points, features, *_ = case.problem(recorder.device)
-        if workload == W1_LIKE:
-            self.asked = Question(queries, points, W1_K, None, 0)
-        else:  # one tensor, not two
-            self.asked = Question(points, points, K, radius_of(points), CAPACITY * size)
+        _, points, features, *_ = case.problem(recorder.device)
+        self.asked = Question(points, points, K, radius_of(points), CAPACITY * size)  # one tensor, not two
         self.pairs = ExpectedPairs(self.asked)
         self.features = features.requires_grad_()
         generator = torch.Generator().manual_seed(SEED)
@@ -172,8 +165,7 @@ class ListCloud:
     def _refuse_if_slow(self, contender: ListContender, execution: str) -> None:
         """Raise if a call would take too long, as smaller clouds or, for brute force, fewer queries say."""
         asked = self.asked
-        if self.workload != W1_LIKE:  # there the number of queries is the same for all sizes
-            self.recorder.projection.check_growth(self._blank(contender, execution))
+        self.recorder.projection.check_growth(self._blank(contender, execution))
         queries = len(asked.query_points)
         few = max(1, PILOT_PAIRS[self.recorder.device.type] // len(asked.reference_points))
         if not contender.brute_force or queries <= 8 * few:
@@ -193,7 +185,7 @@ class ListCloud:
         asked, mode = self.asked, contender.mode
         return Row(
             workload=self.workload,
-            operator="knn" if mode == "knn" else "radius",
+            operator="radius",
             contender=contender.name,
             kind=contender.kind,
             mode=mode,

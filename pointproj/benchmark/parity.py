@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pointproj.benchmark.contenders import PeerNetwork
+from pointproj.benchmark.peer import Nearest
 from pointproj.benchmark.workloads import Workload
 from pointproj.ops import reference
 from pointproj.ops.cases import Problem
@@ -41,21 +42,29 @@ class Expected:
         """How many queries are compared with the reference."""
         return sum(len(rows) for rows in self.rows)
 
-    def neighbors_error(self, found: Tensor) -> float:
+    def neighbors_error(self, found: Nearest, *, check_distances: bool) -> float:
         """The largest error of a neighbour's distance, relative to the distance of the k-th neighbour.
 
         Parameters
         ----------
-        found : (Q, k) int64 tensor
-            Indices of reference points, in any order. One that is out of range or twice in a row gives inf.
+        found : Nearest
+            With indices in any order. One that is out of range or twice in a row gives inf.
+        check_distances : bool
+            Whether the distances that were returned have to be those of the indices; other libraries return
+            squared ones, or none.
         """
+        indices = found.indices
         rows = self.rows[0].to(self.device)
         query, points = self.problem.query_points[rows], self.problem.reference_points
         exact = reference.knn_search(query, points, self.workload.neighborhood)
-        expected, got = (_distances(query, points, of) for of in (exact, found[rows]))
-        if (found[rows].sort(dim=1).values.diff(dim=1) == 0).any():
+        expected, got = (_distances(query, points, of) for of in (exact, indices[rows].long()))
+        if (indices[rows].sort(dim=1).values.diff(dim=1) == 0).any():
             return float("inf")  # one neighbour twice
-        return ((got - expected).abs() / expected[:, -1:]).max().item()
+        errors = [(got - expected).abs() / expected[:, -1:]]
+        if check_distances:
+            returned = found.distances[rows].double().sort(dim=1).values
+            errors.append((returned - got).abs() / expected[:, -1:])
+        return torch.cat(errors).nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
 
     def sums_error(self, values: Tensor, gradient: Tensor | None = None) -> float:
         """The larger error of aggregated features and of the features' gradient, relative in norm.

@@ -1,20 +1,28 @@
 """What a peer is: another library that does the same work; :mod:`pointproj.benchmark.peers` has them.
 
-A peer finds either the indices of the k nearest reference points, from which plain torch gathers and weighs,
-or the aggregated features themselves. A peer's package is imported when the peer is asked whether it can run,
-not before.
+A peer finds either the k nearest reference points, from which plain torch gathers and weighs, or the
+aggregated features themselves. A peer's package is imported when the peer is asked whether it can run, not
+before.
 """
 
 import functools
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.runtime.errors import first_line
+
+
+class Nearest(NamedTuple):
+    """The k nearest of every query, as a library returns them: in its own integers, perhaps squared."""
+
+    distances: Float[Tensor, "q k"] | None
+    indices: Int[Tensor, "q k"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Peer:
     operator : str
         "knn" or "radius".
     function : callable
-        Takes query points (Q, 3), reference points (N, 3) and k, gives indices (Q, k). If not
+        Takes query points (Q, 3), reference points (N, 3) and k, gives :class:`Nearest`. If not
         ``finds_neighbors``, it takes both, features (N, C), k or radius, and sigma, and gives (Q, C).
     imports : tuple of str
         The modules that it needs.
@@ -47,7 +55,7 @@ class Peer:
 
     name: str
     operator: str
-    function: Callable[..., Tensor]
+    function: Callable[..., "Tensor | Nearest"]
     imports: tuple[str, ...]
     distribution: str
     devices: tuple[str, ...] = ("cuda",)
@@ -65,7 +73,7 @@ class Peer:
         """Indices of the k nearest; torch.compile calls it as an operator that it does not look into."""
         if torch.compiler.is_compiling():
             return torch.ops.pointproj_benchmark.peer_search(query_points, reference_points, k, self.name)
-        return self.function(query_points, reference_points, k)
+        return self.function(query_points, reference_points, k).indices.long()
 
     def missing(self) -> str | None:
         """None if it can be imported, else one line with the reason."""
@@ -97,7 +105,7 @@ def import_failure(module: str) -> str | None:
 def peer(name: str, operator: str, *imports: str, **properties: object) -> Callable[[Callable], Callable]:
     """Add the decorated function to :data:`PEERS`, with the properties of :class:`Peer`."""
 
-    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def register(function: Callable) -> Callable:
         PEERS.append(Peer(name, operator, function, imports, **properties))
         return function
 
@@ -120,7 +128,7 @@ def gather_aggregate(
 @torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
 def _peer_search(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
     chosen = next(known for known in PEERS if known.name == name and known.finds_neighbors)
-    return chosen.function(query_points, reference_points, k).contiguous()
+    return chosen.function(query_points, reference_points, k).indices.long().contiguous()
 
 
 @_peer_search.register_fake

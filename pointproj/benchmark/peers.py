@@ -6,7 +6,7 @@ import os
 import torch
 from torch import Tensor
 
-from pointproj.benchmark.peer import PEERS, peer
+from pointproj.benchmark.peer import PEERS, Nearest, peer
 
 __all__ = ["PEERS", "prepare_environment"]
 
@@ -51,13 +51,14 @@ def tutorial_radius(
 
 
 @peer("PhysicsNeMo", "knn", "physicsnemo.nn.functional", distribution="nvidia-physicsnemo", devices=BOTH)
-def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     from physicsnemo.nn.functional import knn
 
     with contextlib.suppress(ImportError):
         import cuml.neighbors  # noqa: F401 - PhysicsNeMo uses it without importing it
-    return knn(reference, query, k)[0].long()
+    indices, distances = knn(reference, query, k)
+    return Nearest(distances, indices)
 
 
 @peer(
@@ -80,28 +81,27 @@ def physicsnemo_radius(
 
 
 @peer("cuML", "knn", "cuml", "cupy", "rmm", distribution="cuml-cu13")
-def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     import cupy
     from cuml.neighbors import NearestNeighbors
 
     found = NearestNeighbors(n_neighbors=k, output_type="cupy").fit(cupy.from_dlpack(reference.detach()))
-    rows = found.kneighbors(cupy.from_dlpack(query.detach()), return_distance=False)
-    return torch.from_dlpack(rows).long()
+    return Nearest(*map(torch.from_dlpack, found.kneighbors(cupy.from_dlpack(query.detach()))))
 
 
 @peer("cupyx KDTree", "knn", "cupyx.scipy.spatial", distribution="cupy-cuda13x")
-def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree, query it."""
     import cupy
     from cupyx.scipy.spatial import KDTree
 
     tree = KDTree(cupy.from_dlpack(reference.detach()))
-    return torch.from_dlpack(tree.query(cupy.from_dlpack(query.detach()), k)[1]).long()
+    return Nearest(*map(torch.from_dlpack, tree.query(cupy.from_dlpack(query.detach()), k)))
 
 
 @peer("jz-tree", "knn", "jztree", distribution="jztree")
-def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
     import jztree
     from jax import dlpack
@@ -109,26 +109,28 @@ def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
     points = dlpack.from_dlpack(reference.detach())
     same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
     queries = None if same else dlpack.from_dlpack(query.detach())
-    rows = jztree.knn.knn.jit(points, k, part_query=queries)[1]
-    return torch.from_dlpack(rows.block_until_ready()).long()
+    distances, indices = jztree.knn.knn.jit(points, k, part_query=queries)
+    indices.block_until_ready()
+    return Nearest(torch.from_dlpack(distances), torch.from_dlpack(indices))
 
 
 @peer("torchbvh", "knn", "torchbvh", distribution="torchbvh")
-def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
-    """Build the tree and query it; it has k of 4, 8 and 16, so for another k more are found."""
+def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+    """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
     import torchbvh
 
     found = next(able for able in (4, 8, 16) if able >= k)
     with torchbvh.BVH(reference.detach()) as tree:
-        return tree.knn(query.detach(), found)[0][:, :k]
+        indices, squared = tree.knn(query.detach(), found)
+    return Nearest(squared[:, :k], indices[:, :k])
 
 
 @peer("torch-cluster", "knn", "torch_cluster", distribution="torch-cluster", brute_force=True)
-def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
-    """One brute-force kernel."""
+def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+    """One brute-force kernel, without distances."""
     import torch_cluster
 
-    return torch_cluster.knn(reference, query, k)[1].view(-1, k)
+    return Nearest(None, torch_cluster.knn(reference, query, k)[1].view(-1, k))
 
 
 @peer(
@@ -150,9 +152,9 @@ def torch_cluster_radius(
 
 
 @peer("KeOps", "knn", "pykeops.torch", distribution="pykeops", devices=BOTH, brute_force=True)
-def keops_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
-    """A lazy matrix of squared distances, reduced to the k smallest."""
-    return _keops_squared(query, reference).argKmin(k, dim=1)
+def keops_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+    """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
+    return Nearest(*_keops_squared(query, reference).Kmin_argKmin(k, dim=1))
 
 
 @peer(
@@ -182,12 +184,12 @@ def _keops_squared(query: Tensor, reference: Tensor):
 
 
 @peer("scipy cKDTree", "knn", "scipy.spatial", distribution="scipy", devices=("cpu",))
-def scipy_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+def scipy_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree and query it on all cores."""
     from scipy.spatial import cKDTree
 
-    rows = cKDTree(reference.detach().numpy()).query(query.detach().numpy(), k, workers=-1)[1]
-    return torch.from_numpy(rows).long().view(-1, k)
+    found = cKDTree(reference.detach().numpy()).query(query.detach().numpy(), k, workers=-1)
+    return Nearest(*(torch.from_numpy(part).view(-1, k) for part in found))
 
 
 @peer(
@@ -220,12 +222,12 @@ class _SparseProduct(torch.autograd.Function):
 
 
 @peer("pykdtree", "knn", "pykdtree.kdtree", distribution="pykdtree", devices=("cpu",))
-def pykdtree_knn(query: Tensor, reference: Tensor, k: int) -> Tensor:
+def pykdtree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree and query it, on the threads that OpenMP gives."""
     from pykdtree.kdtree import KDTree
 
-    rows = KDTree(reference.detach().numpy()).query(query.detach().numpy(), k)[1]
-    return torch.from_numpy(rows.astype("int64")).view(-1, k)
+    distances, indices = KDTree(reference.detach().numpy()).query(query.detach().numpy(), k)
+    return Nearest(*(torch.from_numpy(part).view(-1, k) for part in (distances, indices.astype("int64"))))
 
 
 def _aggregate_pairs(

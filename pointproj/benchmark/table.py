@@ -33,8 +33,8 @@ SCALING = {
     "scaling_clustered": "clustered",
     "scaling_surface": "surface",
 }
-LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_w1": "W1"}
-FORMS = {"padded": "{k} nearest", "csr": "all", "knn": "kNN, k = {k}"}
+LISTS = {"lists_uniform": "uniform", "lists_surface": "surface"}
+FORMS = {"padded": "{k} nearest", "csr": "all"}
 SUMS = {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
 EXECUTION_ORDER = ("captured", "compiled", "eager")
 

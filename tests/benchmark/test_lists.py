@@ -13,13 +13,12 @@ from pointproj.benchmark.list_parity import ExpectedPairs
 from pointproj.benchmark.list_peers import LIST_PEERS, ListPeer, Pairs, Question, padded_pairs
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row
 from pointproj.benchmark.run import run
-from pointproj.ops.cases import grid_in_gaussian, itself
+from pointproj.ops.cases import itself
 from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")
 SMALL = {
     "lists_uniform": lambda size: itself(lists.uniform(size)),
-    "lists_w1": lambda size: grid_in_gaussian(5, size),
 }
 
 
@@ -65,18 +64,14 @@ class TestRun:
             ("lists_uniform", "scipy cKDTree", "csr", OK),
             ("lists_uniform", "pointproj", "aggregate_padded", OK),
             ("lists_uniform", "pointproj", "aggregate_csr", OK),
-            ("lists_w1", "torch", "knn", OK),
-            ("lists_w1", "scipy cKDTree", "knn", OK),
         ], [r.note for r in rows]
         assert all(r.parity_error < 1e-5 and r.p50_ms > 0 for r in rows)
         assert [(r.operator, r.queries, r.k, r.channels) for r in rows[::2]] == [
             ("radius", 200, 32, 1),
             ("radius", 200, None, 1),
             ("radius", 200, 32, 25),
-            ("knn", 125, 8, 1),
         ]
         assert rows[0].radius == rows[5].radius > 0
-        assert rows[6].radius is None
         assert [r.note for r in rows[:2]] == ["", "no counts"]
 
     def test_wrong_list_gets_no_time(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
@@ -129,8 +124,6 @@ class TestParity:
     def test_peers_agree_with_the_reference(self, asked: Question, peer: ListPeer):
         if peer.missing():
             pytest.skip(peer.missing())
-        if peer.mode == "knn":
-            asked = asked._replace(radius=None)
         found = peer.read(peer.function(asked))
         most = None if peer.mode == "csr" else asked.k
         within = {"radius": asked.radius, "most": most}
@@ -183,7 +176,6 @@ class TestParity:
 class TestTable:
     def rows(self) -> list[Row]:
         uniform = {"workload": "lists_uniform", "operator": "radius", "radius": 0.08, "queries": 10**5}
-        w1 = row(workload="lists_w1", mode="knn", k=8, execution="eager", p50_ms=0.3, channels=1)
         return [
             row(**uniform, mode="padded", k=32, execution="eager", p50_ms=0.45),
             row(**uniform, mode="padded", k=32, p50_ms=0.2),
@@ -196,15 +188,14 @@ class TestTable:
             row(
                 **uniform, mode="aggregate_csr", k=None, execution="eager", contender="pointproj", p50_ms=1.5
             ),
-            w1,
         ]
 
     def test_lists_and_what_they_are(self):
         text = table.tables(self.rows())
-        assert "|  | uniform 10^5, 32 nearest | uniform 10^5, all | W1 10^5, kNN, k = 8 |" in text
-        assert "| **warp**, captured | 0.2 |  |  |" in text
-        assert "| **warp**, eager | 0.45 | 0.6 | 0.3 |" in text
-        assert "| PhysicsNeMo, eager | 9 |  |  |" in text
+        assert "|  | uniform 10^5, 32 nearest | uniform 10^5, all |" in text
+        assert "| **warp**, captured | 0.2 |  |" in text
+        assert "| **warp**, eager | 0.45 | 0.6 |" in text
+        assert "| PhysicsNeMo, eager | 9 |  |" in text
         assert "|  | uniform 10^5, CSR |" in text
         assert "| **pointproj**, eager | 1.5 |" in text
         assert "- PhysicsNeMo, 32 nearest: the first met" in text

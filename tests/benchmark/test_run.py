@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from pointproj import knn
 from pointproj.benchmark import import_time, interop, peers, plan
 from pointproj.benchmark.calls import OperatorCalls
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_contender, peer_contender
+from pointproj.benchmark.contenders import backend_contender, missing_backend, peer_contender
 from pointproj.benchmark.parity import Expected, relative_error
-from pointproj.benchmark.peer import Peer
+from pointproj.benchmark.peer import Nearest, Peer
 from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.recorder import collect_only_new_garbage
@@ -22,6 +24,7 @@ from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import measure, percentiles
 from pointproj.benchmark.workloads import Workload
 from pointproj.ops.cases import Case, gaussian
+from pointproj.ops.registry import names
 from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")
@@ -71,7 +74,9 @@ class TestRun:
     def test_wrong_result_gets_no_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
         right = peer_named("scipy cKDTree")
         wrong = dataclasses.replace(
-            right, name="wrong", function=lambda q, r, k: right.function(q, r, k + 1)[:, 1:]
+            right,
+            name="wrong",
+            function=lambda q, r, k: Nearest(None, right.function(q, r, k + 1).indices[:, 1:]),
         )
         monkeypatch.setattr(plan, "PEERS", [wrong])
         monkeypatch.setattr(peers, "PEERS", [wrong])
@@ -136,6 +141,33 @@ class TestRun:
         assert all(r.parity_error < 1e-6 for r in rows)
 
 
+class TestCalls:
+    """What a call does not return, a compiler does not compute: times would be of less than users get."""
+
+    @pytest.mark.parametrize("backend", names())
+    @pytest.mark.parametrize("mode", ["knn", "search"])
+    def test_compiled_and_eager_calls_return_both_distances_and_indices(self, backend: str, mode: str):
+        if missing_backend(backend, "cpu", "knn") or (backend == "torch" and mode == "search"):
+            pytest.skip("not on this machine")
+        problem = KNN.problem(CPU)
+        calls = OperatorCalls(backend_contender(backend, KNN), problem)
+        expected = knn(problem.query_points, problem.reference_points, 5, backend="torch")
+        for execution in ("eager", "compiled"):
+            distances, indices = calls.make(mode, execution)()
+            torch.testing.assert_close(distances, expected[0], rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(indices, expected[1], rtol=0, atol=0)
+
+    @pytest.mark.parametrize(
+        "peer", [p for p in PEERS if p.finds_neighbors and "cpu" in p.devices], ids=lambda p: p.name
+    )
+    def test_peers_return_what_they_find(self, peer: Peer):
+        if peer.missing():
+            pytest.skip(peer.missing())
+        problem = KNN.problem(CPU)
+        found = peer_contender(peer, KNN).knn(problem)
+        assert found.indices.shape == found.distances.shape == (60, 5)
+
+
 class TestParity:
     @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
     def test_backends_and_peers_agree_with_the_reference(self, workload: Workload):
@@ -163,14 +195,24 @@ class TestParity:
     def test_neighbours_may_tie_but_not_repeat_or_be_absent(self):
         problem = KNN.problem(CPU)
         expected = Expected(KNN, problem)
-        rows = backend_contender("torch", KNN).knn(problem)
-        assert expected.neighbors_error(rows.flip(1)) == 0.0  # in any order
-        repeated = rows.clone()
+        distances, indices = backend_contender("torch", KNN).knn(problem)
+
+        def error(indices: Tensor, distances: Tensor | None = None) -> float:
+            found = Nearest(distances, indices)
+            return expected.neighbors_error(found, check_distances=distances is not None)
+
+        assert error(indices.flip(1)) == 0.0  # in any order
+        repeated = indices.clone()
         repeated[3, 1] = repeated[3, 0]
-        assert expected.neighbors_error(repeated) == float("inf")
-        absent = rows.clone()
+        assert error(repeated) == float("inf")
+        absent = indices.clone()
         absent[3, 1] = -1
-        assert expected.neighbors_error(absent) == float("inf")
+        assert error(absent) == float("inf")
+        assert error(indices, distances) < 1e-6
+        farther = distances.clone()
+        farther[3, 4] *= 1.01
+        assert error(indices, farther) == pytest.approx(0.01, rel=1e-3)
+        assert error(indices, distances * float("nan")) == float("inf")
 
     def test_only_checked_queries_send_a_gradient_to_the_check(self):
         workload = Workload(
