@@ -1,6 +1,5 @@
 """Estimate what a call costs before it is made: brute force on large clouds can take hours or all memory."""
 
-import os
 import time
 
 import torch
@@ -10,6 +9,7 @@ from pointproj.benchmark.contenders import Contender
 from pointproj.benchmark.results import OK, OUT_OF_MINUTES, Row
 from pointproj.benchmark.workloads import Workload
 from pointproj.ops.cases import Problem
+from pointproj.runtime.memory import free_bytes
 
 PILOT_PAIRS = {"cuda": 2**27, "cpu": 2**22}
 GIB = 2**30
@@ -48,7 +48,7 @@ class Projection:
         self.check_clock()
         pairs = sum(len(q) * len(r) for q, r in problem.ranges())
         if self.device.type == "cpu" and contender.bytes_per_pair:
-            needed, free = contender.bytes_per_pair * pairs, _free_bytes()
+            needed, free = contender.bytes_per_pair * pairs, free_bytes("cpu")
             if needed > free:
                 raise Unaffordable(f"would need about {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free")
         pilot = PILOT_PAIRS[self.device.type]
@@ -102,7 +102,3 @@ def _seconds(workload: Workload, contender: Contender, problem: Problem, device:
 
 def _family(row: Row) -> tuple:
     return row.workload, row.contender, row.mode, row.execution
-
-
-def _free_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -97,7 +97,13 @@ class DataConfig:
         0, "`data=mixed` only: variants of each real training mesh with cutouts in its surface", least=0
     )
     cache: str = value("data/cache", "folder of prepared samples, by content and settings")
-    workers: int = value(0, "processes that sample batches ahead", least=0, most=1024)
+    sampler: str = value(
+        "auto",
+        "who draws the points of training shapes: the `device`, on which they stay, or the `loader` on the "
+        "host; `auto`: the device on CUDA, where the shapes fit",
+        choices=("auto", "device", "loader"),
+    )
+    workers: int = value(0, "processes of the loader that sample batches ahead", least=0, most=1024)
 
 
 @dataclass

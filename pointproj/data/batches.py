@@ -1,7 +1,7 @@
 """Batches of shapes: their order, how processes share them, and how samples are stacked."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ def batches(
     start: int = 0,
     workers: int = 0,
     processes: Processes = ALONE,
+    draw: Callable[[Sequence[tuple[int, int]]], dict[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
 
@@ -46,6 +47,9 @@ def batches(
     processes : Processes
         Each gets its own part of batches that are ``processes.count`` times as large. Where the last one is
         too small for all, the others get a shape of it again, with the share 0.
+    draw : callable, optional
+        Makes a batch of the (epoch, index) of its shapes, here and without workers; by default the samples
+        of ``dataset`` are stacked.
 
     Yields
     ------
@@ -65,7 +69,9 @@ def batches(
     )
     ahead, behind = itertools.tee(parts)
     chunks, shares = (chunk for chunk, _ in ahead), (share for _, share in behind)
-    if workers == 0:
+    if draw is not None:
+        stacked = map(draw, chunks)
+    elif workers == 0:
         stacked = (collate([dataset[index] for index in chunk]) for chunk in chunks)
     else:
         stacked = DataLoader(

@@ -1,8 +1,11 @@
 """Shapes to sample, and sets of them that are read from the cache when needed, in bounded memory."""
 
+import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -15,6 +18,7 @@ from pointproj.data.preparation import pool_seed
 from pointproj.geometry.sampling import PointSource, SurfaceSampler, pool_points
 
 KEPT_BYTES = 2**28  # of shapes that a process keeps in memory, those sampled last
+READ_TOGETHER = 64  # shapes, by :meth:`StoredShapes.read`
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,29 @@ class StoredShapes(Sequence[Shape]):
             _, (_, size) = self._kept.popitem(last=False)
             self._bytes -= size
         return shape
+
+    def read(self, entries: Iterable[Entry]) -> Iterator[Shape]:
+        """Read shapes once, in threads; none stays in memory here.
+
+        Parameters
+        ----------
+        entries : iterable of Entry
+            Of this cache.
+
+        Yields
+        ------
+        Shape
+            In the order of the entries.
+
+        Raises
+        ------
+        DataError
+            As for a single one.
+        """
+        entries = iter(entries)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            while some := [*islice(entries, READ_TOGETHER)]:
+                yield from (shape for shape, _ in threads.map(self._load, some))
 
     def _load(self, entry: Entry) -> tuple[Shape, int]:
         arrays = self.cache.load(entry.key)

@@ -44,6 +44,13 @@ class SurfaceSampler:
     faces : int array, shape (F, 3)
         At least one face must have area.
 
+    Attributes
+    ----------
+    summed_areas : float64 array, shape (F,)
+        Area of all faces up to each.
+    last_face : int
+        The last one with area.
+
     Raises
     ------
     ValueError
@@ -58,7 +65,7 @@ class SurfaceSampler:
         self.summed_areas = np.cumsum(areas)
         if not areas.any():
             raise ValueError(f"expected a face with area; none of the {len(faces)} faces has one")
-        self._last_face = int(np.flatnonzero(areas)[-1])
+        self.last_face = int(np.flatnonzero(areas)[-1])
 
     def draw(
         self, count: int, generator: np.random.Generator
@@ -83,7 +90,7 @@ class SurfaceSampler:
         where, across, along = generator.random((3, count))
         chosen = np.searchsorted(self.summed_areas, where * self.summed_areas[-1], side="right")
         # Rounding can push the product onto the total, one past the last face.
-        chosen = np.minimum(chosen, self._last_face)
+        chosen = np.minimum(chosen, self.last_face)
         origin, first, second = _corners(self.vertices, self.faces[chosen])
         across = np.sqrt(across)
         points = origin + (across * (1 - along))[:, None] * first + (across * along)[:, None] * second

@@ -121,6 +121,13 @@ def allocated_bytes(device: torch.device | str) -> int:
     return statistics(device).get("allocated_bytes", 0)
 
 
+def free_bytes(device: torch.device | str) -> int:
+    """Return the memory that nobody uses now, in bytes: of a GPU, or of the host."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def statistics(device: torch.device | str) -> dict[str, Any]:
     """Return the allocator of the device's memory and its counts since :func:`reset_peak`, for the report.
 

@@ -1,5 +1,6 @@
 """Batches of a run's data on the device, changed at random for training."""
 
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +11,16 @@ from pointproj.config import TARGETS, Config
 from pointproj.data.augmentation import augment
 from pointproj.data.batches import batches
 from pointproj.data.dataset import PreparedData, ShapeDataset
+from pointproj.data.device_sampler import DrawBatch, SamplerUnavailable, device_sampler
 from pointproj.data.transfer import prefetch_to_device
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
+from pointproj.runtime.memory import free_bytes
 from pointproj.training.neighbor_cache import NeighborCache
 from pointproj.training.networks import with_features
 from pointproj.training.resume import Position
+
+log = logging.getLogger(__name__)
 
 
 class BatchLoader:
@@ -37,6 +42,13 @@ class BatchLoader:
     shapes_a_step : int
         Of all processes together.
     steps_per_epoch : int
+    sampler : {"device", "loader"}
+        Who draws the points of training shapes: see ``data.sampler``.
+
+    Raises
+    ------
+    SamplerUnavailable
+        With ``data.sampler=device``, if batches cannot be drawn on the device.
     """
 
     def __init__(
@@ -53,6 +65,8 @@ class BatchLoader:
         self.processes = processes
         kept = config.projector.kept_neighbors
         self._neighbors = None if kept is None else NeighborCache(kept, backend)
+        self._draws = _device_samplers(config, data, device, processes)
+        self.sampler = "device" if self._draws else "loader"
         self.shapes_a_step = config.training.batch_size * processes.count
         self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
 
@@ -86,16 +100,18 @@ class BatchLoader:
         """Copy a batch to the device, with what the network is shown of its clouds."""
         return with_features(to_device(batch, self.device), self.config.projector.normals)
 
-    def _as_they_are(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
+    def _as_they_are(self, dataset: ShapeDataset, **order: Any) -> Iterator[dict[str, Any]]:
         for batch in self._batches(dataset, **order):
             yield with_features(batch, self.config.projector.normals)
 
-    def _batches(self, dataset: ShapeDataset, **order: int) -> Iterator[dict[str, Any]]:
+    def _batches(self, dataset: ShapeDataset, **order: Any) -> Iterator[dict[str, Any]]:
         """On the device, without what the network is shown: augmentation comes before that."""
-        size, workers = self.config.training.batch_size, self.config.data.workers
-        return prefetch_to_device(
-            batches(dataset, size, workers=workers, processes=self.processes, **order), self.device
-        )
+        draw = self._draws.get(id(dataset))
+        order |= {"workers": self.config.data.workers, "draw": draw, "processes": self.processes}
+        made = batches(dataset, self.config.training.batch_size, **order)
+        if draw is not None:
+            return (to_device(batch, self.device) for batch in made)
+        return prefetch_to_device(made, self.device)
 
     def _with_neighbors(self, batch: dict[str, Any]) -> dict[str, Any]:
         return batch if self._neighbors is None else self._neighbors(batch)
@@ -107,3 +123,31 @@ class BatchLoader:
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, config.augmentation, seed=seed, distances=distances)
         return with_features(changed, config.projector.normals)
+
+
+def _device_samplers(
+    config: Config, data: PreparedData, device: torch.device, processes: Processes
+) -> dict[int, DrawBatch]:
+    """What draws the batches of each dataset, by its id, on the device; nothing where the loader does."""
+    wanted = config.data.sampler
+    if wanted == "loader" or (wanted == "auto" and device.type != "cuda"):
+        return {}
+    most_bytes = free_bytes(device) // 4
+    if device.type == "cpu":
+        most_bytes //= processes.on_this_machine
+    draws, reason = {}, None
+    try:
+        for dataset in {id(dataset): dataset for dataset in (data.train, data.test)}.values():
+            draws[id(dataset)] = device_sampler(dataset, device, most_bytes)
+    except SamplerUnavailable as error:
+        reason = str(error)
+    reasons = [*filter(None, processes.gather(reason))]  # all processes do the same
+    if not reasons:
+        log.info("sampler   device: shapes stay on %s, and batches are drawn there", device)
+        return draws
+    if wanted == "device":
+        raise SamplerUnavailable(
+            f"data.sampler=device: {reasons[0]}; write data.sampler=loader data.workers=8"
+        )
+    log.warning("sampler   loader, with data.workers=%d: %s", config.data.workers, reasons[0])
+    return {}

@@ -318,6 +318,7 @@ class Training:
             return
         state = {
             "processes": self.processes.count,
+            "sampler": self.loader.sampler,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step.state_dict(),
@@ -335,6 +336,9 @@ class Training:
         best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
         if self.processes.is_first and best.exists() and best.resolve() != own.resolve():
             shutil.copyfile(best, own)
+        drew = content.get("sampler", self.loader.sampler)
+        if drew != self.loader.sampler:
+            log.warning("so far the %s drew the points; from here on other points are drawn", drew)
         nothing_left = ": nothing is left to train" if position.epoch >= self.config.training.epochs else ""
         log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
 

@@ -1,0 +1,200 @@
+"""Batches made on the device: shapes are copied there once, and all that a step draws is drawn there.
+
+So nothing is read, sampled or copied by the host while a network trains, and no processes sample ahead. The
+host launches a few kernels for a batch and waits for none of them: the device works on the step before.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pointproj.data.batches import collate
+from pointproj.data.dataset import ShapeDataset
+from pointproj.data.shapes import Entry, Shape, StoredShapes
+from pointproj.data.surface_draws import Surfaces, draw_from_pools, draw_on_surfaces
+from pointproj.runtime.devices import to_device
+
+DrawBatch = Callable[[Sequence[tuple[int, int]]], dict[str, Any]]  # (epoch, index) of each shape -> batch
+
+COPIED_TOGETHER = 64  # shapes
+MOST_ENTRIES = 2**31  # of a table: Warp counts in int32
+
+
+class SamplerUnavailable(RuntimeError):  # noqa: N818 - says what happened
+    """No batches can be drawn on the device; the message says why."""
+
+
+def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
+    """Copy shapes to the device, and return what draws batches there.
+
+    Parameters
+    ----------
+    dataset : ShapeDataset
+    device : torch.device
+    most_bytes : int
+        That the shapes may take of its memory.
+
+    Returns
+    -------
+    callable
+        Takes (epoch, index) of each shape of a batch; returns what :func:`pointproj.data.batches.collate`
+        does, with ``query_points``, on the device. Points of meshes are not those that ``dataset`` draws, but
+        fixed by the same (seed, epoch, shape), and distributed equally. What is the same in every epoch
+        (``resample=False``) is that of ``dataset``.
+
+    Raises
+    ------
+    SamplerUnavailable
+        If the shapes take more memory, or are not meshes of the cache.
+    """
+    if not dataset.resample:
+        return KeptSamples(dataset, device, most_bytes)
+    if not isinstance(dataset.shapes, StoredShapes):
+        raise SamplerUnavailable("its shapes are not meshes from the cache")
+    return SurfaceBatches(dataset, device, most_bytes)
+
+
+class KeptSamples:
+    """Samples that are the same in every epoch, each copied to the device when it is first needed.
+
+    Parameters
+    ----------
+    dataset, device, most_bytes
+        As for :func:`device_sampler`.
+
+    Raises
+    ------
+    SamplerUnavailable
+    """
+
+    def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
+        queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
+        _require(4 * len(dataset) * (6 * dataset.points + queries), most_bytes)
+        self._dataset = dataset
+        self._device = device
+        self._query_points = dataset.query_points.to(device)
+        self._kept: dict[int, dict[str, Any]] = {}  # by index
+
+    def __call__(self, chunk: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Return the samples of a batch."""
+        return {"query_points": self._query_points, **collate([self._sample(index) for _, index in chunk])}
+
+    def _sample(self, index: int) -> dict[str, Any]:
+        if index not in self._kept:
+            self._kept[index] = to_device(self._dataset[index], self._device)
+        return self._kept[index]
+
+
+class SurfaceBatches:
+    """Meshes on the device, with targets and pools; their points are drawn anew in every epoch.
+
+    Parameters
+    ----------
+    dataset, device, most_bytes
+        As for :func:`device_sampler`; a mesh that occurs several times is there once.
+
+    Raises
+    ------
+    SamplerUnavailable
+    """
+
+    def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
+        self._dataset = dataset
+        self._device = device
+        entries: list[Entry] = dataset.shapes.entries
+        first = {entry.key: entry for entry in reversed(entries)}
+        rows = {key: row for row, key in enumerate(first)}
+        self._entries = entries
+        self._rows = [rows[entry.key] for entry in entries]
+        shapes = dataset.shapes.read(first.values())
+        tables = _tables(shapes, bool(dataset.queries), device, most_bytes)
+        self._surfaces = Surfaces(*(tables.pop(name) for name in Surfaces._fields))
+        self._tables = tables
+        self._query_points = dataset.query_points.to(device)
+
+    def __call__(self, chunk: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Draw a batch."""
+        entries = [self._entries[index] for _, index in chunk]
+        numbers = [
+            (self._rows[index], entry.identity % 2**64, epoch)
+            for entry, (epoch, index) in zip(entries, chunk, strict=True)
+        ]
+        drawn = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64))
+        drawn = to_device({"drawn": drawn}, self._device)["drawn"]
+        dataset = self._dataset
+        points, normals = draw_on_surfaces(self._surfaces, drawn, dataset.seed, dataset.points)
+        return {
+            "reference_points": points,
+            "normals": normals,
+            **self._queries(drawn),
+            "name": [entry.name for entry in entries],
+            "class_name": [entry.class_name for entry in entries],
+            "identity": [entry.identity for entry in entries],
+        }
+
+    def _queries(self, drawn: Tensor) -> dict[str, Tensor]:
+        tables, dataset = self._tables, self._dataset
+        if not dataset.queries:
+            target = tables["target"].index_select(0, drawn[:, 0])
+            return {"query_points": self._query_points, "target": target}
+        pool = tables["pool_points"], tables["pool_values"]
+        query_points, target = draw_from_pools(*pool, drawn, dataset.seed, dataset.queries)
+        return {"query_points": query_points, "target": target}
+
+
+def _tables(
+    shapes: Iterable[Shape], random_queries: bool, device: torch.device, most_bytes: int
+) -> dict[str, Tensor]:
+    """Return what steps read of the shapes, one after the other: what :class:`Surfaces` names, and targets.
+
+    Raises
+    ------
+    SamplerUnavailable
+    """
+    parts: list[dict[str, Tensor]] = []
+    group: list[dict[str, Tensor]] = []
+    taken, vertices, faces = 0, 0, 0
+    for shape in shapes:
+        group.append(_rows_of(shape, vertices, faces, random_queries))
+        vertices += len(group[-1]["vertices"])
+        faces += len(group[-1]["faces"])
+        taken += sum(rows.nbytes for rows in group[-1].values())
+        _require(taken, most_bytes)
+        if len(group) == COPIED_TOGETHER:
+            parts.append(to_device(_joined(group), device))
+            group = []
+    if group:
+        parts.append(to_device(_joined(group), device))
+    tables = _joined(parts)
+    if max(table.numel() for table in tables.values()) >= MOST_ENTRIES:
+        raise SamplerUnavailable(f"a table of all shapes would have more than {MOST_ENTRIES:,} entries")
+    return tables
+
+
+def _rows_of(shape: Shape, vertices: int, faces: int, random_queries: bool) -> dict[str, Tensor]:
+    """Rows of the tables for one shape, after so many vertices and faces."""
+    surface = shape.source
+    first_and_last = {"first_face": faces, "last_face": faces + surface.last_face}
+    rows = {
+        "vertices": torch.from_numpy(surface.vertices),
+        "faces": torch.from_numpy(surface.faces).int() + vertices,
+        "summed_areas": torch.from_numpy(surface.summed_areas),
+        **{name: torch.tensor([face], dtype=torch.int32) for name, face in first_and_last.items()},
+    }
+    if random_queries:
+        return {**rows, "pool_points": shape.pool_points[None], "pool_values": shape.pool_values[None]}
+    return {**rows, "target": shape.target[None]}
+
+
+def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _require(needed: int, most_bytes: int) -> None:
+    if needed > most_bytes:
+        raise SamplerUnavailable(
+            f"the shapes take more than {most_bytes / 2**30:.3g} GiB of memory, a quarter of what is free"
+        )

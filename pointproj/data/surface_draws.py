@@ -1,0 +1,232 @@
+"""Points drawn on many surfaces at once, and queries out of pools, by one Warp kernel each, on any device.
+
+The distribution is that of :meth:`pointproj.geometry.sampling.SurfaceSampler.draw`. The random numbers are
+those of Philox-4x32 with ten rounds (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011): the
+seed is its key, and number of the point, epoch and shape are its counter. So a point depends on these alone,
+not on the batch that it is in, and no state has to be kept for a run that is resumed.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import warp as wp
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.ops.bridge.warp_op import warp_op
+
+OPTIONS = {"module": "unique", "module_options": {"enable_backward": False}}
+
+ROUNDS = 10
+MULTIPLIER_0, MULTIPLIER_1 = wp.constant(wp.uint64(0xD2511F53)), wp.constant(wp.uint64(0xCD9E8D57))
+INCREMENT_0, INCREMENT_1 = wp.constant(wp.uint32(0x9E3779B9)), wp.constant(wp.uint32(0xBB67AE85))
+HALF = wp.constant(wp.uint64(32))
+UNIT = wp.constant(wp.float64(2.0**-32))
+FOR_QUERIES = wp.constant(
+    wp.uint32(1 << 31)
+)  # of the counter's first word: queries have numbers of their own
+
+Words = wp.types.vector(length=4, dtype=wp.uint32)
+
+
+class Surfaces(NamedTuple):
+    """Triangles of all shapes, one shape after the other; passed to the kernel as :class:`SurfacesStruct`."""
+
+    vertices: Float[Tensor, "V 3"]  # float64
+    faces: Int[Tensor, "F 3"]  # int32, rows of vertices
+    summed_areas: Float[Tensor, " F"]  # float64, begins anew with each shape
+    first_face: Int[Tensor, " S"]  # int32
+    last_face: Int[Tensor, " S"]  # int32, the last with area
+
+
+@wp.struct
+class SurfacesStruct:
+    """:class:`Surfaces` inside a kernel."""
+
+    vertices: wp.array(dtype=wp.vec3d)
+    faces: wp.array(dtype=wp.vec3i)
+    summed_areas: wp.array(dtype=wp.float64)
+    first_face: wp.array(dtype=wp.int32)
+    last_face: wp.array(dtype=wp.int32)
+
+
+def draw_on_surfaces(
+    surfaces: Surfaces, drawn: Int[Tensor, "B 3"], seed: int, count: int
+) -> tuple[Float[Tensor, "B n 3"], Float[Tensor, "B n 3"]]:
+    """Draw points from shapes, uniformly by area.
+
+    Parameters
+    ----------
+    surfaces : Surfaces
+    drawn : (B, 3) int64 tensor
+        Of each cloud: number of its shape, the shape's identity, epoch.
+    seed : int
+    count : int
+        Points a cloud.
+
+    Returns
+    -------
+    points, normals : (B, count, 3) float32 tensors
+        Unit normals of the faces.
+    """
+    return _points(*surfaces, drawn, seed, count)
+
+
+def draw_from_pools(
+    points: Float[Tensor, "S P 3"],
+    values: Float[Tensor, "S P"],
+    drawn: Int[Tensor, "B 3"],
+    seed: int,
+    count: int,
+) -> tuple[Float[Tensor, "B q 3"], Float[Tensor, "B q"]]:
+    """Draw query points and their targets, each as likely as any other of the shape's pool.
+
+    Parameters
+    ----------
+    points, values : float32 tensors
+        The pools.
+    drawn, seed, count
+        As for :func:`draw_on_surfaces`.
+
+    Returns
+    -------
+    query_points, target : (B, count, 3) and (B, count) float32 tensors
+    """
+    return _queries(points, values, drawn, seed, count)
+
+
+@wp.func
+def random_words(counter: Words, key_0: wp.uint32, key_1: wp.uint32) -> Words:
+    """Four random words for a counter and a key."""
+    for _ in range(ROUNDS):
+        product_0 = MULTIPLIER_0 * wp.uint64(counter[0])
+        product_1 = MULTIPLIER_1 * wp.uint64(counter[2])
+        counter = Words(
+            wp.uint32(product_1 >> HALF) ^ counter[1] ^ key_0,
+            wp.uint32(product_1),
+            wp.uint32(product_0 >> HALF) ^ counter[3] ^ key_1,
+            wp.uint32(product_0),
+        )
+        key_0 += INCREMENT_0
+        key_1 += INCREMENT_1
+    return counter
+
+
+@wp.func
+def words_of(number: wp.uint32, identity: wp.int64, epoch: wp.int64, seed: wp.int64) -> Words:
+    """Random words of a point or a query."""
+    shape = wp.uint64(identity)
+    key = wp.uint64(seed)
+    counter = Words(number, wp.uint32(epoch), wp.uint32(shape), wp.uint32(shape >> HALF))
+    return random_words(counter, wp.uint32(key), wp.uint32(key >> HALF))
+
+
+@wp.func
+def fraction(word: wp.uint32) -> wp.float64:
+    """A number in [0, 1)."""
+    return wp.float64(word) * UNIT
+
+
+@wp.func
+def face_at(surfaces: SurfacesStruct, shape: int, where: wp.float64) -> int:
+    """Face below ``where`` of a shape's area: the first whose summed area is larger."""
+    low = surfaces.first_face[shape]
+    high = surfaces.last_face[shape]
+    sought = where * surfaces.summed_areas[high]
+    while low < high:
+        middle = low + (high - low) / 2
+        if surfaces.summed_areas[middle] > sought:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@wp.kernel(**OPTIONS)
+def points_kernel(
+    surfaces: SurfacesStruct,
+    drawn: wp.array2d(dtype=wp.int64),
+    seed: wp.int64,
+    points: wp.array2d(dtype=wp.vec3f),
+    normals: wp.array2d(dtype=wp.vec3f),
+):
+    """One thread a point; launched over (B, n)."""
+    cloud, number = wp.tid()
+    words = words_of(wp.uint32(number), drawn[cloud, 1], drawn[cloud, 2], seed)
+    where = fraction(words[0]) + fraction(words[1]) * UNIT
+    face = surfaces.faces[face_at(surfaces, wp.int32(drawn[cloud, 0]), where)]
+    origin = surfaces.vertices[face[0]]
+    first = surfaces.vertices[face[1]] - origin
+    second = surfaces.vertices[face[2]] - origin
+    across = wp.sqrt(fraction(words[2]))
+    along = fraction(words[3])
+    point = origin + (across * (wp.float64(1.0) - along)) * first + (across * along) * second
+    points[cloud, number] = wp.vec3f(point)
+    normals[cloud, number] = wp.vec3f(wp.normalize(wp.cross(first, second)))
+
+
+@wp.kernel(**OPTIONS)
+def queries_kernel(
+    pool_points: wp.array2d(dtype=wp.vec3f),
+    pool_values: wp.array2d(dtype=wp.float32),
+    drawn: wp.array2d(dtype=wp.int64),
+    seed: wp.int64,
+    query_points: wp.array2d(dtype=wp.vec3f),
+    target: wp.array2d(dtype=wp.float32),
+):
+    """One thread a query; launched over (B, q)."""
+    cloud, number = wp.tid()
+    words = words_of(FOR_QUERIES | wp.uint32(number), drawn[cloud, 1], drawn[cloud, 2], seed)
+    shape = wp.int32(drawn[cloud, 0])
+    size = wp.uint64(pool_values.shape[1])
+    chosen = wp.int32((wp.uint64(words[0]) * size) >> HALF)
+    query_points[cloud, number] = pool_points[shape, chosen]
+    target[cloud, number] = pool_values[shape, chosen]
+
+
+def _clouds(drawn: Tensor, count: int, *names: str) -> dict[str, tuple[Sequence[int], torch.dtype]]:
+    return {name: ((len(drawn), count, 3), torch.float32) for name in names}
+
+
+@warp_op(
+    "pointproj::draw_on_surfaces",
+    outputs=lambda vertices, faces, summed_areas, first_face, last_face, drawn, seed, count: _clouds(
+        drawn, count, "points", "normals"
+    ),
+)
+def _points(
+    launch,
+    vertices: Tensor,
+    faces: Tensor,
+    summed_areas: Tensor,
+    first_face: Tensor,
+    last_face: Tensor,
+    drawn: Tensor,
+    seed: int,
+    count: int,
+    points: Tensor,
+    normals: Tensor,
+):
+    surfaces = Surfaces(vertices, faces, summed_areas, first_face, last_face)
+    launch(points_kernel, (len(drawn), count), surfaces, drawn, seed, points, normals)
+
+
+@warp_op(
+    "pointproj::draw_from_pools",
+    outputs=lambda pool_points, pool_values, drawn, seed, count: {
+        **_clouds(drawn, count, "query_points"),
+        "target": ((len(drawn), count), torch.float32),
+    },
+)
+def _queries(
+    launch,
+    pool_points: Tensor,
+    pool_values: Tensor,
+    drawn: Tensor,
+    seed: int,
+    count: int,
+    query_points: Tensor,
+    target: Tensor,
+):
+    launch(queries_kernel, (len(drawn), count), pool_points, pool_values, drawn, seed, query_points, target)

@@ -1,0 +1,107 @@
+"""Runs whose points are drawn on the device: resumed and divided as those of the loader are."""
+
+import json
+import logging
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pointproj.data.device_sampler import SamplerUnavailable
+from pointproj.data.furniture import write_furniture
+from pointproj.runtime.distributed import ALONE
+from pointproj.runtime.run_folder import RunFolder
+from pointproj.training import checkpoint, loader, loop
+from pointproj.training.loop import train
+from tests.processes import run_together
+from tests.training.test_loop import small_config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("device-sampler")
+    write_furniture(root / "meshes", ["dresser", "sofa"], train=3, test=1)
+    return root
+
+
+@pytest.fixture
+def config(folder):
+    return device_config(folder)
+
+
+def device_config(folder):
+    made = small_config()
+    made.data.name, made.data.root, made.data.cache = (
+        "modelnet10",
+        str(folder / "meshes"),
+        str(folder / "cache"),
+    )
+    made.data.sampler, made.data.queries, made.data.pool = "device", 40, 200
+    made.augmentation.rotate, made.augmentation.noise = "any", 0.01
+    made.training.pictures = 0
+    return made
+
+
+def weights(run):
+    return checkpoint.load(run.path / "last.pt")["model"]
+
+
+def losses(run):
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
+
+
+@pytest.mark.parametrize("stop_after", [2, 5])
+def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, stop_after):
+    whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
+    train(config, whole)
+    plain_step, taken = loop.TrainingStep.__call__, []
+
+    def stopping_step(step, batch):
+        plain_step(step, batch)
+        taken.append(1)
+        if len(taken) == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop.TrainingStep, "__call__", stopping_step)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run)
+    monkeypatch.setattr(loop.TrainingStep, "__call__", plain_step)
+    config.resume = str(run.path)
+    train(config, run)
+    assert losses(run) == losses(whole)
+    assert len(losses(whole)) == 12
+    expected = weights(whole)
+    assert all(torch.equal(weights(run)[name], expected[name]) for name in expected)
+
+
+def test_the_loader_is_named_where_the_shapes_do_not_fit(config, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(loader, "free_bytes", lambda device: 4000)
+    with pytest.raises(SamplerUnavailable, match=r"data\.sampler=device.*quarter.*data\.sampler=loader"):
+        train(config, RunFolder(tmp_path / "refused"))
+    assert not (tmp_path / "refused" / "metrics.jsonl").exists()
+    config.data.sampler = "auto"
+    data, gpu = loop.prepare(config), SimpleNamespace(type="cuda")
+    with caplog.at_level(logging.INFO):
+        assert loader._device_samplers(config, data, gpu, ALONE) == {}
+    assert "sampler   loader, with data.workers=0: the shapes take more than" in caplog.text
+    assert loader._device_samplers(config, data, torch.device("cpu"), ALONE) == {}
+
+
+def two_processes_train(processes, folder, runs):
+    config = device_config(folder)
+    config.augmentation.rotate, config.augmentation.noise = "none", 0.0
+    train(config, RunFolder(runs, writes=processes.is_first))
+
+
+def test_two_processes_train_what_one_does_on_batches_twice_as_large(config, folder, tmp_path):
+    config.augmentation.rotate, config.augmentation.noise = "none", 0.0
+    config.training.batch_size = 4
+    alone = RunFolder(tmp_path / "alone")
+    train(config, alone)
+    run_together(two_processes_train, folder, tmp_path / "together")
+    together = losses(RunFolder(tmp_path / "together"))
+    assert together == pytest.approx(losses(alone), rel=1e-5)
+    assert len(together) == 8
