@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_search
+from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.tiles import (
     END,
@@ -77,7 +77,8 @@ def find(
     mode = radii_mode(radii) if within else EVERYWHERE.value
     for first in range(0, k, LARGEST_LIST):
         wanted = min(k - first, LARGEST_LIST)
-        wrap_triton(search_kernel)[lambda meta: (triton.cdiv(count, meta["TILE"]),)](
+        launch(
+            search_kernel, lambda meta: (triton.cdiv(count, meta["TILE"]),),
             *queries.side(), *references.side(), references.boxes, references.spans, references.keys,
             references.frame, reference_points, found, counts, radii, count, k, size_class(count),
             first, wanted, triton.next_power_of_2(wanted), bits, clouds != 1, mode,

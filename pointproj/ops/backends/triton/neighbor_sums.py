@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_aggregation
+from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.matrix_products import channel_block
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.tiles import (
@@ -22,6 +22,7 @@ from pointproj.ops.backends.triton.tiles import (
     load_rows_of_3,
     rounded_root,
     size_class,
+    squared_length,
     store_rows_of_3,
     tuned,
 )
@@ -84,7 +85,8 @@ def _forward(
     aggregated = features.new_empty(queries, channels)
     weights = features.new_empty(queries, k)
     blocks = triton.cdiv(channels, block)
-    wrap_triton(aggregate_kernel)[lambda meta: (triton.cdiv(queries, meta["TILE"]), blocks)](
+    launch(
+        aggregate_kernel, lambda meta: (triton.cdiv(queries, meta["TILE"]), blocks),
         query_points, reference_points, features, *parameters(weighting, sigma), neighbor_indices,
         aggregated, weights, queries, k, channels, size_class(queries), *choices(weighting), block,
     )  # fmt: skip
@@ -110,9 +112,10 @@ def _feature_gradient(neighbor_indices: Tensor, weights: Tensor, grad: Tensor, f
     channels = features.shape[1]
     block = channel_block(channels)
     d_features = torch.zeros_like(features)
-    wrap_triton(feature_kernel)[(triton.cdiv(queries, FEATURE_TILE), triton.cdiv(channels, block))](
-        neighbor_indices, weights, grad, d_features, queries, k, channels, block, FEATURE_TILE
-    )
+    launch(
+        feature_kernel, (triton.cdiv(queries, FEATURE_TILE), triton.cdiv(channels, block)),
+        neighbor_indices, weights, grad, d_features, queries, k, channels, block, FEATURE_TILE,
+    )  # fmt: skip
     return d_features
 
 
@@ -124,7 +127,8 @@ def _position_gradients(inputs: dict[str, Any], weights: Tensor, grad: Tensor) -
     d_reference = features.new_zeros(inputs["reference_points"].shape)
     d_sigma = features.new_empty(queries)
     weighting = weighting_of(inputs)
-    wrap_triton(position_kernel)[(triton.cdiv(queries, POSITION_TILE),)](
+    launch(
+        position_kernel, (triton.cdiv(queries, POSITION_TILE),),
         inputs["query_points"], inputs["reference_points"], features,
         *parameters(weighting, inputs["sigma"]), neighbor_indices,
         weights, grad, torch.empty_like(weights), d_query, d_reference, d_sigma,
@@ -135,15 +139,17 @@ def _position_gradients(inputs: dict[str, Any], weights: Tensor, grad: Tensor) -
 
 @triton.jit
 def difference(query_points, query, reference_points, row, mask, real: tl.constexpr):
-    """Query minus neighbour, and its length, rounded: a small sigma magnifies its error.
+    """Query minus neighbour, and its length, rounded after each operation; a small sigma magnifies errors.
 
-    The difference is taken in the positions' dtype.
+    The compiler may compute a value twice, for threads that hold it in another order, and would fuse
+    operations differently: a weight would then not be the one that the total was made of. The difference is
+    taken in the positions' dtype.
     """
     at, there = query_points + 3 * query, reference_points + 3 * row
     x = (tl.load(at, mask=mask, other=0.0) - tl.load(there, mask=mask, other=0.0)).to(real)
     y = (tl.load(at + 1, mask=mask, other=0.0) - tl.load(there + 1, mask=mask, other=0.0)).to(real)
     z = (tl.load(at + 2, mask=mask, other=0.0) - tl.load(there + 2, mask=mask, other=0.0)).to(real)
-    return x, y, z, rounded_root(x * x + y * y + z * z)
+    return x, y, z, rounded_root(squared_length(x, y, z))
 
 
 @tuned(CONFIGS, key=["k", "channels", "scale", "KERNEL", "MEAN"])

@@ -10,8 +10,8 @@ No row of the benchmark asks for these gradients; without this kernel they would
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
+from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.matrix_products import add_product, channel_block, load_rows
 from pointproj.ops.backends.triton.tiles import (
     END,
@@ -65,7 +65,8 @@ def position_gradients(
         sides["reference_points"] = (references, queries, reference_points)
     for name, (own, others, points) in sides.items():
         made[name] = features.new_empty(points.shape)
-        wrap_triton(position_kernel)[(triton.cdiv(points.shape[0], LAUNCH["TILE"]),)](
+        launch(
+            position_kernel, (triton.cdiv(points.shape[0], LAUNCH["TILE"]),),
             *own.side(), points.shape[0], *others.side(), others.boxes, others.spans, *values,
             *parameters(weighting, sigma), limit, means, made[name], d_sigma, channels,
             name == "query_points", clouds != 1, *choices(weighting), channel_block(channels), **LAUNCH,

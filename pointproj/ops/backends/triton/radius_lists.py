@@ -10,11 +10,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_list, count_search
 from pointproj.ops.backends.triton.knn_search import find, largest_square_within, radii_mode
+from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.tiles import is_finite, squared_length, tile_box
 from pointproj.ops.backends.triton.traversal import (
@@ -104,9 +104,10 @@ def _list_body(
     unsorted = row_splits.new_empty(capacity + reference_points.shape[0])
     _visit(queries, references, count, radii, clouds, unsorted, row_splits)
     rows = counts.new_empty(capacity)
-    wrap_triton(sort_kernel)[(triton.cdiv(unsorted.shape[0], SORT["BLOCK"]),)](
-        unsorted, row_splits, rows, count, capacity, unsorted.shape[0], **SORT
-    )
+    launch(
+        sort_kernel, (triton.cdiv(unsorted.shape[0], SORT["BLOCK"]),),
+        unsorted, row_splits, rows, count, capacity, unsorted.shape[0], **SORT,
+    )  # fmt: skip
     return row_splits, rows
 
 
@@ -124,7 +125,8 @@ def _visit(
     programs = min(tiles, MOST_PROGRAMS)
     lists = queries.rows.new_empty(programs, LISTS.value)
     begins = queries.rows if row_splits is None else row_splits  # kernels take a tensor
-    wrap_triton(list_kernel)[(programs,)](
+    launch(
+        list_kernel, (programs,),
         *queries.side(), count, *references.side(), references.boxes, references.spans,
         radii, begins, made, made.shape[0], lists,
         row_splits is not None, clouds != 1, radii_mode(radii), **LAUNCH,

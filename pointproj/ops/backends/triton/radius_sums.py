@@ -16,10 +16,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
 from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_aggregation
+from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.matrix_products import add_product, channel_block, load_rows
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.radius_gradients import position_gradients
@@ -164,7 +164,8 @@ def _sum(
     grid = programs(count), triton.cdiv(channels, block)
     lists = own.rows.new_empty(grid[0] * grid[1], LISTS.value)
     queues = own.points.new_empty(grid[0] * grid[1], 3 * QUEUE.value)
-    wrap_triton(sums_kernel)[grid](
+    launch(
+        sums_kernel, grid,
         *own.side(), count, *others.side(), others.boxes, others.spans, values,
         *parameters(weighting, sigma), limit, softmax, summed, lists, queues, channels,
         for_references, clouds != 1, *choices(weighting), block, TILE, STEP, num_warps=WARPS,

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
+from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.operators import kernel_op
 from pointproj.ops.backends.triton.tiles import END, FANOUT, GROUP, LEAF, is_finite, load_rows_of_3
 from pointproj.ops.clouds import Clouds
@@ -112,16 +112,18 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int, key: torch
         offsets = tree.frame if offsets is None else offsets  # kernels take a tensor
         arguments.append((points, offsets, layout))
         parts = points.new_empty(6, PARTS)
-        wrap_triton(bound_kernel)[(PARTS,)](points, parts, rows, PARTS, BLOCK)
-        wrap_triton(encode_kernel)[(triton.cdiv(rows, ENCODED),)](
+        launch(bound_kernel, (PARTS,), points, parts, rows, PARTS, BLOCK)
+        launch(
+            encode_kernel, (triton.cdiv(rows, ENCODED),),
             points, offsets, parts, tree.frame, keys, begins[side], rows, clouds,
             side, bits, layout, PARTS, ENCODED,
         )  # fmt: skip
     keys, order = keys.sort(stable=True)
     for begin, tree, (points, offsets, layout) in zip(begins, trees, arguments, strict=False):
-        wrap_triton(arrange_kernel)[(tree.rows.shape[0] // GROUP.value,)](
-            points, offsets, order, keys, begin, *tree[:6], points.shape[0], clouds, layout, num_warps=8
-        )
+        launch(
+            arrange_kernel, (tree.rows.shape[0] // GROUP.value,),
+            points, offsets, order, keys, begin, *tree[:6], points.shape[0], clouds, layout, num_warps=8,
+        )  # fmt: skip
     return tuple(made)
 
 

@@ -1,0 +1,98 @@
+"""How kernels are launched: directly in eager calls, and so that torch can trace them everywhere else.
+
+Triton's own launch binds arguments by name, tunes, and looks a kernel up by all it knows of them: 20 to 60 us
+of host time, more than most of these kernels take. Here what Triton returned is kept by what it compiles a
+kernel anew for: dtypes, constants, and whether numbers are 1, multiples of 16 or wide. Pointers that are not
+aligned to 16 bytes, which only views given by callers have, take Triton's own way.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import wrap_triton
+from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
+
+from pointproj.ops.backends.triton.tiles import INTERPRETED
+
+Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
+ALIGNMENT = 16  # of pointers and numbers, in what Triton tells apart
+
+
+def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
+    """Launch a kernel, tuned or not.
+
+    Parameters
+    ----------
+    kernel : triton.JITFunction or Autotuner
+        At module level: what is compiled of it is kept for good.
+    grid : tuple of int or callable
+        How many programs there are; a callable gets the constants that are not among ``args``.
+    *args : tensor, int, bool
+        In the order of the kernel's parameters, all but those that are tuned or options.
+    **options : int
+        Constants by name, and ``num_warps``.
+    """
+    if torch._C._len_torch_dispatch_stack() > 0:  # a tracer looks on
+        wrap_triton(kernel)[grid](*args, **options)
+    elif INTERPRETED:
+        kernel[grid](*args, **options)
+    else:
+        _in_eager_mode(kernel).launch(grid, args, options)
+
+
+class _Kernel:
+    """A kernel's compiled forms."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.is_tuned = isinstance(kernel, Autotuner)
+        parameters = (kernel.fn if self.is_tuned else kernel).params
+        tuned_for = kernel.keys if self.is_tuned else ()
+        self.names = [p.name for p in parameters]
+        self.by_value = [p.is_constexpr or p.name in tuned_for for p in parameters]
+        self.forms: dict[tuple, tuple[Any, dict[str, Any], list[Any]]] = {}
+
+    def launch(self, grid: Grid, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        device = driver.active.get_current_device()
+        key, values, addresses = [device, *options.values()], [], 0
+        for arg, by_value in zip(args, self.by_value, strict=False):
+            if isinstance(arg, Tensor):
+                address = arg.data_ptr()
+                addresses |= address
+                values.append(address)
+                key.append(arg.dtype)
+            else:
+                values.append(arg)
+                key.append(arg if by_value else _kind_of(arg))
+        form = self.forms.get(tuple(key))
+        if form is None or addresses % ALIGNMENT:
+            compiled = self.kernel[grid](*args, **options)
+            if addresses % ALIGNMENT == 0:
+                self.forms[tuple(key)] = compiled, *self._constants(len(args), options)
+            return
+        compiled, constants, others = form
+        programs = (*(grid(constants) if callable(grid) else grid), 1, 1)[:3]
+        compiled[programs](*values, *others, stream=driver.active.get_current_stream(device))
+
+    def _constants(self, given: int, options: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """The constants that are not among the arguments: by name, and in the kernel's order."""
+        constants = {**options, **(self.kernel.best_config.kwargs if self.is_tuned else {})}
+        return constants, [constants[name] for name in self.names[given:]]
+
+
+_kernels: dict[int, _Kernel] = {}
+
+
+def _in_eager_mode(kernel: Any) -> _Kernel:
+    known = _kernels.get(id(kernel))
+    if known is None:
+        known = _kernels[id(kernel)] = _Kernel(kernel)
+    return known
+
+
+def _kind_of(number: int) -> tuple[bool, bool, bool]:
+    """What Triton tells apart among numbers that are not constants."""
+    return number == 1, number % ALIGNMENT == 0, number >= 2**31
