@@ -11,6 +11,7 @@ from torch import Tensor
 from pointproj.ops.reference import KERNELS, radius_in_range, sigma_range
 
 POSITIONS = (torch.float32, torch.float64)
+INDICES = (torch.int32, torch.int64)
 FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -83,11 +84,17 @@ def check_k(k: int, reference_points: Tensor) -> None:
         )
 
 
+def check_index_dtype(index_dtype: torch.dtype) -> None:
+    """int32 or int64."""
+    if index_dtype not in INDICES:
+        raise ValueError(f"index_dtype must be torch.int32 or torch.int64; got {index_dtype!r}")
+
+
 def check_neighbor_indices(
     neighbor_indices: Tensor, query_points: Tensor, reference_points: Tensor, k: int
 ) -> None:
     """A row of k integers for each query point. Values on a GPU are not read."""
-    if not isinstance(neighbor_indices, Tensor) or neighbor_indices.dtype not in (torch.int32, torch.int64):
+    if not isinstance(neighbor_indices, Tensor) or neighbor_indices.dtype not in INDICES:
         got = getattr(neighbor_indices, "dtype", type(neighbor_indices).__name__)
         raise TypeError(
             f"neighbor_indices must be an int32 or int64 tensor, as pointproj.knn gives; got {got}"
@@ -221,7 +228,7 @@ def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor
         got = getattr(features, "dtype", type(features).__name__)
         raise TypeError(f"features must be a float16, bfloat16, float32 or float64 tensor; got {got}")
     indices = neighbors.indices
-    if indices.dtype not in (torch.int32, torch.int64):
+    if indices.dtype not in INDICES:
         raise TypeError(f"neighbors.indices must be int32 or int64; got {indices.dtype}")
     if features.ndim not in (2, 3) or features.shape[-1] < 1:
         raise ValueError(f"features must have shape (n, c) or (batch, n, c); got {tuple(features.shape)}")
@@ -309,7 +316,7 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
     """Where each of several packed clouds begins: an int tensor from 0 to the number of points."""
     if points.ndim != 2:
         raise ValueError(f"offsets go with packed points (n, 3); got {tuple(points.shape)}")
-    if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
+    if not isinstance(offsets, Tensor) or offsets.dtype not in INDICES:
         got = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
         raise TypeError(f"{name} must be an int32 or int64 tensor; got {got}")
     if offsets.ndim != 1 or offsets.shape[0] < 2:

@@ -91,7 +91,9 @@ def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None) -> T
 
 def rows_in_cloud(rows: Tensor, references: int, clouds: Tensor | None) -> Tensor:
     """The inverse of :func:`rows_in_packed`."""
-    return rows if clouds is None else torch.where(rows >= 0, rows - clouds * references, -1)
+    if clouds is None:
+        return rows
+    return torch.where(rows >= 0, rows - (clouds * references).to(rows.dtype), -1)
 
 
 def dense_clouds(points: Tensor) -> Tensor | None:

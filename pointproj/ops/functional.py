@@ -7,15 +7,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
+from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
+from pointproj.ops.distances import with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
-from pointproj.ops.periodic import periodic_box
+from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.reference import (
     Weighting,
     nan_where_query_is_not_finite,
     pair_distances,
+    rounded_length,
     sigma_in_range,
 )
+from pointproj.ops.registry import Backend, Tables
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -29,6 +32,7 @@ def knn(
     *,
     max_radius: float | None = None,
     box: Sequence[float] | None = None,
+    index_dtype: torch.dtype = torch.int64,
     index: Index | None = None,
     backend: str = "auto",
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
@@ -50,6 +54,8 @@ def knn(
         Lengths of a periodic box, one for each coordinate, inf for an axis that is not periodic. Distances
         are then to the nearest copy of each reference point. With an index, reference points must lie in
         the box, from 0 to its lengths; otherwise all points may lie anywhere.
+    index_dtype : torch.dtype
+        Of the indices: torch.int64, or torch.int32 for half the memory.
     index : Index, optional
         From :func:`pointproj.build_index` on the same reference points. None: it is built in this call.
     backend : str
@@ -65,7 +71,7 @@ def knn(
     distances : (..., Q, k) float tensor
         In the dtype and units of the points, nearest first. Differentiable in both sets of points, with
         subgradient 0 at distance 0.
-    neighbor_indices : (..., Q, k) int64 tensor
+    neighbor_indices : (..., Q, k) int64 or int32 tensor
         Rows of ``reference_points`` (within the cloud for dense batches, of the packed tensor for ragged
         ones). Equal distances: the lower index first.
 
@@ -86,20 +92,17 @@ def knn(
         max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
     arguments.check_box(box, max_radius, reference_points, inside=index is not None)
     periodic = periodic_box(box)
+    arguments.check_index_dtype(index_dtype)
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
     if periodic is None:
-        rows = module.search(clouds.detached(), tables, int(k)).long()
+        distances, rows = module.nearest(clouds.detached(), tables, int(k), index_dtype)
+        distances = with_gradient(distances, rows, clouds)
+        if max_radius is not None:
+            farther = distances.detach() > _limit(max_radius, distances)
+            rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
     else:
-        images = periodic.clouds(clouds.detached())
-        rows = periodic.merged(module.search(images, tables, int(k)).long(), images, int(k))
-    delta = clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)]
-    if periodic is not None:
-        delta = periodic.minimum_image(delta)
-    distances = pair_distances(delta, rows >= 0)
-    if max_radius is not None:
-        rows = _no_farther(rows, delta, max_radius)
-        distances = distances.masked_fill(rows < 0, torch.inf)
-    distances = nan_where_query_is_not_finite(distances, clouds.query_points)
+        distances, rows = _nearest_in_box(module, clouds, tables, int(k), periodic, max_radius)
+        rows = rows.to(index_dtype)
     shape = *query_points.shape[:-1], k
     rows = rows_in_cloud(rows.view(shape), reference_points.shape[-2], dense_clouds(reference_points))
     return distances.view(shape), rows
@@ -281,6 +284,24 @@ def radius_aggregate(
     return aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
+def _nearest_in_box(
+    module: Backend,
+    clouds: Clouds,
+    tables: Tables | None,
+    k: int,
+    periodic: PeriodicBox,
+    max_radius: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Distances to the nearest copies, and their packed rows, int64."""
+    images = periodic.clouds(clouds.detached())
+    rows = periodic.merged(module.search(images, tables, k).long(), images, k)
+    delta = periodic.minimum_image(clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)])
+    if max_radius is not None:
+        rows = _no_farther(rows, delta, max_radius)
+    distances = pair_distances(delta, rows >= 0)
+    return nan_where_query_is_not_finite(distances, clouds.query_points), rows
+
+
 def _check_values(
     features: Tensor, reference_points: Tensor, sigma: float | Tensor, reference_weights: Tensor | None
 ) -> torch.dtype:
@@ -339,8 +360,10 @@ def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
 
 
 def _no_farther(rows: Tensor, delta: Tensor, max_radius: float) -> Tensor:
-    """Rows (Q, k) without those whose difference (Q, k, 3) is longer, rounded as the reference does."""
-    dx, dy, dz = delta.detach().unbind(-1)
-    distances = (dx * dx + dy * dy + dz * dz).sqrt()
-    limit = torch.full((), max_radius, dtype=delta.dtype, device=delta.device)
-    return torch.where(distances <= limit, rows, -1)
+    """Rows (Q, k) without those whose difference (Q, k, 3) is longer."""
+    distances = rounded_length(delta.detach())
+    return torch.where(distances <= _limit(max_radius, distances), rows, -1)
+
+
+def _limit(radius: float, distances: Tensor) -> Tensor:
+    return torch.full((), radius, dtype=distances.dtype, device=distances.device)

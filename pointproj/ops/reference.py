@@ -169,12 +169,18 @@ def length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     return safe_sqrt(delta.square().sum(-1))
 
 
+def rounded_length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
+    """The root of :func:`squared_distances`, to the last bit, of differences that are known."""
+    x, y, z = delta.square().unbind(-1)
+    return (x + y + z).sqrt()
+
+
 def pair_distances(
     delta: Float[Tensor, "*pairs dims"], is_neighbor: Bool[Tensor, "*pairs"]
 ) -> Float[Tensor, "*pairs"]:
     """Lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
     if not delta.requires_grad:  # the same in fewer passes
-        return torch.linalg.vector_norm(delta, dim=-1).masked_fill(~is_neighbor, torch.inf)
+        return rounded_length(delta).masked_fill(~is_neighbor, torch.inf)
     return torch.where(is_neighbor, length(torch.where(is_neighbor[..., None], delta, 0.0)), torch.inf)
 
 

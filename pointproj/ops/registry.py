@@ -10,13 +10,16 @@ import functools
 import importlib
 import logging
 import pkgutil
+from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import backends as backends_package
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.distances import distances_of
 from pointproj.ops.reference import Weighting
 
 log = logging.getLogger(__name__)
@@ -97,6 +100,17 @@ class Backend(Protocol):
         ``tables`` are what ``build_index`` made for this search, or None: then it builds what it needs.
         """
 
+    def nearest(
+        self, clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
+        """Distances and packed rows of the k nearest; by default made from ``search``.
+
+        The points are detached. Distances are in their dtype, sqrt(dx * dx + dy * dy + dz * dz) with every
+        operation rounded to nearest, as the reference does; inf where a neighbour is missing, NaN in the
+        rows of queries that are not finite. Rows are as from ``search``, in ``index_dtype`` (int32 or
+        int64). Both are new tensors, which the caller returns as they are.
+        """
+
     def aggregate_neighbors(
         self,
         clouds: Clouds,
@@ -158,6 +172,18 @@ def names() -> tuple[str, ...]:
     )
 
 
+def _nearest_by(module: Backend) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The default of ``nearest``."""
+
+    def nearest(
+        clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        rows = module.search(clouds, tables, k)
+        return distances_of(clouds, rows), rows.to(index_dtype)
+
+    return nearest
+
+
 def load(name: str) -> Backend:
     """Import the module of backend ``name``, and give it the defaults of what it leaves out."""
     if name not in names():
@@ -165,6 +191,7 @@ def load(name: str) -> Backend:
     module = importlib.import_module(f"{backends_package.__name__}.{name}")
     for part, default in OPTIONAL.items():
         vars(module).setdefault(part, default)
+    vars(module).setdefault("nearest", _nearest_by(module))
     return module
 
 

@@ -41,7 +41,8 @@ class NeighborCache:
         if any(shape not in self._of_shape for shape in batch["identity"]):
             reference_points = batch["reference_points"]
             query_points = batch["query_points"].expand(len(reference_points), -1, -1)
-            rows = knn(query_points, reference_points, self.k, backend=self.backend)[1].to(torch.int32)
+            points = query_points, reference_points
+            _, rows = knn(*points, self.k, index_dtype=torch.int32, backend=self.backend)
             for shape, its_rows in zip(batch["identity"], rows, strict=True):
                 self._of_shape[shape] = its_rows.clone()
         return {**batch, "neighbor_indices": torch.stack([self._of_shape[n] for n in batch["identity"]])}

@@ -212,6 +212,12 @@ def test_build_index_refuses_a_radius(changes: dict[str, Any], error: type[Excep
         pointproj.build_index(POINTS, **changes)
 
 
+@pytest.mark.parametrize("index_dtype", [torch.int16, torch.float32, int])
+def test_knn_refuses_other_index_dtypes(index_dtype: object):
+    with pytest.raises(ValueError, match=r"must be torch.int32 or torch.int64; got .*(int16|float32|int)"):
+        pointproj.knn(QUERY, QUERY, 2, index_dtype=index_dtype)
+
+
 def test_build_index_refuses_points():
     with pytest.raises(ValueError, match=r"reference_points must have shape .*; got \(9, 4\)"):
         pointproj.build_index(FEATURES)

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.bridge.torch_op import Spec, torch_op
+from pointproj.ops.bridge.transforms import is_transforming
 
 ANNOTATIONS = {
     "Tensor": Tensor,
@@ -31,7 +32,7 @@ class CppOp:
         self.operator = operator
 
     def __call__(self, *args: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
+        if is_transforming():
             return self.transformed(*args)
         return self.operator(*args)
 

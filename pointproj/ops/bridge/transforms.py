@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+
+def is_transforming() -> bool:
+    """Whether an operator is called under a transform, or where derivatives are carried forward."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
 
 
 def transformable(operator: Any, save: Callable, chain: Callable, push: Callable) -> Any:
@@ -87,7 +95,7 @@ class TransformableOp(CustomOpDef):
     transformed: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
+        if is_transforming():
             names = (argument.name for argument in self._opoverload._schema.arguments[len(args) :])
             return self.transformed(*args, *(kwargs[name] for name in names))
         return super().__call__(*args, **kwargs)

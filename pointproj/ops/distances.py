@@ -1,0 +1,116 @@
+"""Distances of neighbours that were searched: what a search must return, and their derivatives.
+
+With unit vectors n_ij = (p_i - q_j) / d_ij (0 where d_ij = 0 or there is no neighbour), the first backward of
+d_ij = |p_i - q_j| for an upstream gradient g_ij is
+
+    d p_i = sum_j g_ij n_ij          d q_j = -sum_i g_ij n_ij
+
+and that of <both, (u, v)>, with r_ij = u_i - v_j,
+
+    d g_ij = r_ij . n_ij             d (p_i - q_j) = g_ij (r_ij - (r_ij . n_ij) n_ij) / d_ij
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.ops.bridge.torch_op import Saved, torch_op
+from pointproj.ops.bridge.transforms import is_transforming
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.reference import nan_where_query_is_not_finite, rounded_length
+
+VALUES_AT_ONCE = 2**26  # what the differences of a chunk of neighbours may take
+
+
+def distances_of(clouds: Clouds, rows: Int[Tensor, "q k"]) -> Float[Tensor, "q k"]:
+    """Distances to packed rows, rounded as the reference does; inf for row -1, NaN for a query not finite."""
+    delta = clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)]
+    distances = rounded_length(delta).masked_fill(rows < 0, torch.inf)
+    return nan_where_query_is_not_finite(distances, clouds.query_points)
+
+
+def with_gradient(
+    distances: Float[Tensor, "q k"], rows: Int[Tensor, "q k"], clouds: Clouds
+) -> Float[Tensor, "q k"]:
+    """The same distances, differentiable twice in the points if these can get a gradient."""
+    points = clouds.query_points, clouds.reference_points
+    needed = torch.is_grad_enabled() and any(p.requires_grad for p in points)
+    return _distances(*points, distances, rows) if needed or is_transforming() else distances
+
+
+class _Chunk(NamedTuple):
+    """Some queries and their neighbours."""
+
+    query: slice
+    indices: Tensor  # (m, k), in range also where there is no neighbour
+    apart: Tensor  # (m, k): neighbours at a distance above 0, the others have no gradient
+    lengths: Tensor  # (m, k), 1 where not apart
+    units: Tensor  # (m, k, 3), 0 where not apart
+
+    def of_pairs(self, per_query: Tensor, per_reference: Tensor) -> Tensor:
+        """Differences (m, k, 3) of values of the points, 0 where not apart."""
+        relative = per_query[self.query, None] - per_reference[self.indices]
+        return torch.where(self.apart[..., None], relative, 0.0)
+
+    def scatter(self, per_pair: Tensor, into: tuple[Tensor, Tensor]) -> None:
+        """Write gradients of the differences to the queries, and add them to the reference points."""
+        into[0][self.query] = per_pair.sum(1)
+        into[1].index_add_(0, self.indices.flatten(), per_pair.flatten(0, 1), alpha=-1)
+
+
+def _chunks(inputs: dict[str, Tensor]) -> Iterator[_Chunk]:
+    query_points, reference_points, rows = (inputs[n] for n in ("query_points", "reference_points", "rows"))
+    size = max(1, VALUES_AT_ONCE // (3 * rows.shape[1]))
+    for first in range(0, len(rows), size):
+        query = slice(first, first + size)
+        indices = rows[query].clamp(min=0)
+        delta = query_points[query, None] - reference_points[indices]
+        squared = torch.where(rows[query] >= 0, delta.square().sum(-1), 0.0)
+        apart = squared > 0
+        lengths = torch.where(apart, squared, 1.0).sqrt()
+        units = torch.where(apart[..., None], delta / lengths[..., None], 0.0)
+        yield _Chunk(query, indices, apart, lengths, units)
+
+
+def _forward(
+    query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor
+) -> tuple[Tensor]:
+    return (distances.clone(),)  # they are known; an operator does not return what it was given
+
+
+def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
+    made = _zeros(saved)
+    for chunk in _chunks(saved.inputs):
+        along = torch.where(chunk.apart, grads[0][chunk.query], 0.0)[..., None] * chunk.units
+        chunk.scatter(along, made)
+    return tuple(m if need else None for m, need in zip(made, needs.values(), strict=True))
+
+
+def _second_backward(
+    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
+) -> tuple[Tensor, ...]:
+    by_grad, made = torch.empty_like(grads[0]), _zeros(saved)
+    for chunk in _chunks(saved.inputs):
+        relative = chunk.of_pairs(*directions)
+        radial = (relative * chunk.units).sum(-1)
+        by_grad[chunk.query] = radial
+        across = (relative - radial[..., None] * chunk.units) / chunk.lengths[..., None]
+        chunk.scatter(torch.where(chunk.apart, grads[0][chunk.query], 0.0)[..., None] * across, made)
+    return by_grad, *made
+
+
+def _zeros(saved: Saved) -> tuple[Tensor, Tensor]:
+    return tuple(torch.zeros_like(saved.inputs[n]) for n in ("query_points", "reference_points"))
+
+
+_distances = torch_op(
+    "pointproj::distances",
+    _forward,
+    lambda query_points, reference_points, distances, rows: ((distances.shape, distances.dtype),),
+    differentiable=("query_points", "reference_points"),
+    backward=_backward,
+    second_backward=_second_backward,
+)
