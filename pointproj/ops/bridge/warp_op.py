@@ -12,110 +12,18 @@ alone; conversions copy nothing and never allocate a gradient (which would synch
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import warp as wp
 from torch import Tensor
-from warp._src.codegen import Struct
 
 from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
+from pointproj.ops.bridge.warp_launch import Launch, has_gradient
 
 wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
 
 ADJOINT = "adjoint"  # backward=ADJOINT: Warp's own reverse mode of the forward's kernels
-
-
-class Launched(NamedTuple):
-    """One kernel launch, as it can be run again in reverse."""
-
-    kernel: wp.Kernel
-    dim: int | Sequence[int]
-    args: tuple
-    block_dim: int
-
-
-class Launch:
-    """Launches kernels on torch's current stream, with torch tensors as arguments.
-
-    A tensor becomes the array that the kernel's annotation asks for, without a copy: ``(N, 3)`` for an
-    array of ``vec3``, None for an array that is absent. For a ``wp.struct`` any object serves that has its
-    fields as attributes, such as a named tuple; it is converted once, however many launches share it.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.launched: list[Launched] = []
-        self._structs: dict[tuple[int, int], tuple[Any, Any, _Struct]] = {}
-
-    def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
-        """Launch ``kernel`` over ``dim`` threads."""
-        self.launched.append(Launched(kernel, dim, args, block_dim))
-        wp.launch(
-            kernel,
-            dim,
-            inputs=self._converted(kernel, args),
-            block_dim=block_dim,
-            record_tape=False,
-            **_where(self.device),
-        )
-
-    def reverse(self, gradients: "_Gradients") -> None:
-        """Run the adjoint of everything launched so far, last first, adding to ``gradients``."""
-        for kernel, dim, args, block_dim in reversed(self.launched):
-            grads = [gradients.of(a) if _has_gradient(a) else None for a in args]
-            wp.launch(
-                kernel,
-                dim,
-                inputs=self._converted(kernel, args),
-                adj_inputs=self._converted(kernel, grads),
-                adjoint=True,
-                block_dim=block_dim,
-                record_tape=False,
-                **_where(self.device),
-            )
-
-    def _converted(self, kernel: wp.Kernel, args: Sequence[Any]) -> list[Any]:
-        """Arguments as Warp's own ctypes, which it passes on as they are."""
-        return [self._argument(a, v.type) for a, v in zip(args, kernel.adj.args, strict=True)]
-
-    def _argument(self, value: Any, kind: Any) -> Any:
-        if isinstance(value, Tensor):
-            return _array(value, kind.dtype)
-        if isinstance(kind, Struct) and value is not None:
-            return self._struct(value, kind)
-        return value
-
-    def _struct(self, value: Any, kind: Any) -> "_Struct":
-        """``value`` as the struct ``kind``, from the last time where it is the same object."""
-        key = (id(value), id(kind))
-        if key not in self._structs:
-            made, references = kind.ctype(), []  # what is referred to must live as long as the struct
-            for name, variable in kind.vars.items():
-                field = getattr(value, name)
-                if isinstance(field, Tensor):
-                    array = _array(field, variable.type.dtype)
-                    references.append(array)
-                    setattr(made, name, array)
-                elif isinstance(variable.type, Struct):
-                    inner = self._struct(field, variable.type)
-                    references.append(inner)
-                    setattr(made, name, inner.made)
-                elif field is not None:
-                    setattr(made, name, field)
-            self._structs[key] = (value, kind, _Struct(made, references))  # no other object gets these ids
-        return self._structs[key][2]
-
-
-class _Struct:
-    """A filled struct, as Warp takes it for an argument."""
-
-    def __init__(self, made: Any, references: list[Any]):
-        self.made = made
-        self.references = references
-
-    def __ctype__(self) -> Any:
-        return self.made
 
 
 def warp_op(
@@ -197,6 +105,7 @@ class _Bridge:
         if any(p.kind is p.VAR_KEYWORD for p in inputs.values()):
             inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.inputs = parameters[: len(inputs)]
+        self.tensor = next(p.name for p in self.inputs if p.annotation in (Tensor, "Tensor"))  # always there
         self.output_names = self.names[len(inputs) :]
         if self.names[: len(inputs)] != list(inputs):
             raise TypeError(
@@ -218,7 +127,7 @@ class _Bridge:
         return forward
 
     def run(self, inputs: dict[str, Any]) -> tuple[Launch, tuple[Tensor, ...]]:
-        device = _device(inputs)
+        device = inputs[self.tensor].device
         specs = self.outputs(**inputs)
         if list(specs) != self.output_names:
             raise TypeError(f"{self.launcher.__name__} fills {self.output_names}; declared are {list(specs)}")
@@ -241,14 +150,18 @@ class _Bridge:
         return tuple(gradients.of(inputs[n]) if needs[n] else None for n in self.differentiable)
 
     def first(self, launcher: Callable[..., None]) -> Callable:
+        fill = self._filler(launcher)
+
         def backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
             made = {f"d_{n}": _empty_like(saved.inputs[n]) if needs[n] else None for n in self.differentiable}
-            self._fill(launcher, saved, grads, made)
+            fill(saved, grads, made)
             return tuple(made.values())
 
         return backward
 
     def second(self, launcher: Callable[..., None]) -> Callable:
+        fill = self._filler(launcher)
+
         def second_backward(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
             made = {
                 f"d_grad_{n}": torch.empty_like(g) for n, g in zip(self.output_names, grads, strict=False)
@@ -256,41 +169,25 @@ class _Bridge:
             made |= {f"d_{n}": _empty_like(saved.inputs[n]) for n in self.differentiable}
             present = zip(self.differentiable, directions, strict=True)
             known = {f"direction_{n}": None if saved.inputs[n] is None else d for n, d in present}
-            self._fill(launcher, saved, grads, made | known)
+            fill(saved, grads, made | known)
             return tuple(made.values())
 
         return second_backward
 
-    def _fill(self, launcher: Callable, saved: Saved, grads: tuple, others: dict[str, Any]) -> None:
-        known = {"launch": Launch(_device(saved.inputs)), **saved.inputs, **others}
-        known |= dict(zip(self.output_names, saved.outputs, strict=True))
-        known |= {f"grad_{n}": g for n, g in zip(self.output_names, grads, strict=False)}
+    def _filler(self, launcher: Callable) -> Callable[[Saved, tuple, dict[str, Any]], None]:
+        """Calls a launcher with those of all values that its arguments name."""
         parameters = inspect.signature(launcher).parameters.values()
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            known = {p.name: known[p.name] for p in parameters}
-        launcher(**known)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        names = [p.name for p in parameters]
+        grad_names = [f"grad_{name}" for name in self.output_names]
 
+        def fill(saved: Saved, grads: tuple, others: dict[str, Any]) -> None:
+            known = {"launch": Launch(saved.inputs[self.tensor].device), **saved.inputs, **others}
+            known.update(zip(self.output_names, saved.outputs, strict=True))
+            known.update(zip(grad_names, grads, strict=False))
+            launcher(**(known if takes_all else {name: known[name] for name in names}))
 
-_streams: dict[tuple[int, int], wp.Stream] = {}
-
-
-def _where(device: torch.device) -> dict[str, Any]:
-    """Where a launch goes: torch's current stream, or the CPU."""
-    if device.type != "cuda":
-        return {"device": "cpu"}
-    stream = torch.cuda.current_stream(device)
-    key = (stream.device_index, stream.cuda_stream)
-    if key not in _streams:
-        wp.init()  # before the first launch nothing has
-        _streams[key] = wp.stream_from_torch(stream)
-    return {"stream": _streams[key]}
-
-
-def _array(tensor: Tensor, dtype: Any) -> Any:
-    if not tensor.numel():  # its strides may be anything, which Warp refuses
-        tensor = tensor.new_empty(tensor.shape)
-    # requires_grad=False: Warp would otherwise allocate a gradient, and synchronise the device for it.
-    return wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+        return fill
 
 
 class _Gradients:
@@ -316,7 +213,7 @@ def _with_memory_of_their_own(inputs: dict[str, Any]) -> dict[str, Any]:
     taken: set[int] = set()
     owned = dict(inputs)
     for name, value in inputs.items():
-        if not _has_gradient(value):
+        if not has_gradient(value):
             continue
         memory = value.untyped_storage()
         whole = value.is_contiguous() and memory.nbytes() == value.nbytes
@@ -326,13 +223,5 @@ def _with_memory_of_their_own(inputs: dict[str, Any]) -> dict[str, Any]:
     return owned
 
 
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
 def _empty_like(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _device(inputs: dict[str, Any]) -> torch.device:
-    return next(v.device for v in inputs.values() if isinstance(v, Tensor))

@@ -1,0 +1,273 @@
+"""Launches of Warp kernels with torch tensors as arguments, fast enough to call operators eagerly.
+
+``wp.launch`` spends most of its time on arguments: an object for each array, one for each struct, and checks
+of both. Here Warp records the launch of a kernel once; from then on the arguments are written straight into
+the memory that the kernel takes its parameters from. A test holds that memory to what Warp itself writes.
+"""
+
+import ctypes
+import functools
+import math
+import struct
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+from warp._src.codegen import Struct
+
+MOST_SIZES = 64  # that a recorded launch remembers
+
+
+class Launched(NamedTuple):
+    """One kernel launch, as it can be run again in reverse."""
+
+    kernel: wp.Kernel
+    dim: tuple[int, ...]
+    args: tuple
+    block_dim: int
+
+
+class Launch:
+    """Launches kernels on torch's current stream, with torch tensors as arguments.
+
+    A tensor becomes the array that the kernel's annotation asks for, without a copy: ``(N, 3)`` for an
+    array of ``vec3``, None for an array that is absent. For a ``wp.struct`` any object serves that has its
+    fields as attributes, such as a named tuple; it is converted once, however many launches share it.
+    """
+
+    def __init__(self, device: torch.device):
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.launched: list[Launched] = []
+        self._stream = current_stream(device) if device.type == "cuda" else None
+        self._recorded = _of_thread.recorded[device]
+        self._structs: dict[tuple[int, int], tuple[Any, bytes]] = {}
+
+    def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
+        """Launch ``kernel`` over ``dim`` threads."""
+        dim = (dim,) if isinstance(dim, int) else tuple(dim)
+        self.launched.append(Launched(kernel, dim, args, block_dim))
+        if 0 not in dim:
+            self._replay(kernel, dim, block_dim, False, layout_of(kernel).flat(args, self._structs))
+
+    def reverse(self, gradients: Any) -> None:
+        """Run the adjoint of everything launched so far, last first, adding to ``gradients.of(tensor)``."""
+        for kernel, dim, args, block_dim in reversed(self.launched):
+            if 0 in dim:
+                continue
+            grads = [gradients.of(a) if has_gradient(a) else None for a in args]
+            layout = layout_of(kernel)
+            values = layout.flat(args, self._structs), layout.flat(grads, self._structs)
+            self._replay(kernel, dim, block_dim, True, *values)
+
+    def _replay(self, kernel: wp.Kernel, dim: tuple[int, ...], block_dim: int, *rest: Any) -> None:
+        """``rest``: whether it is the adjoint, and the values of each of its blocks of parameters."""
+        adjoint, *blocks = rest
+        key = kernel, block_dim, adjoint
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            recorded = self._recorded[key] = Recorded(kernel, dim, block_dim, adjoint, self._stream)
+        recorded.launch(dim, blocks, self._stream)
+
+
+class Recorded:
+    """The launch of one kernel on one device, with memory for its parameters; for one thread alone."""
+
+    def __init__(
+        self, kernel: wp.Kernel, dim: tuple[int, ...], block_dim: int, adjoint: bool, stream: wp.Stream | None
+    ):
+        self.layout = layout_of(kernel)
+        on_gpu = {"stream": stream, "block_dim": block_dim}
+        self.command = wp.launch(
+            kernel,
+            dim,
+            inputs=[_blank(a.type) for a in kernel.adj.args],
+            adj_inputs=[None] * len(kernel.adj.args) if adjoint else [],
+            adjoint=adjoint,
+            record_cmd=True,
+            **({"device": "cpu", "block_dim": 1} if stream is None else on_gpu),
+        )
+        self.memory = [ctypes.create_string_buffer(self.layout.size) for _ in range(1 + adjoint)]
+        self.function = self.command.hooks.backward if adjoint else self.command.hooks.forward
+        self.bounds = {dim: self.command.bounds}
+        self.dim = dim
+        if stream is not None:
+            starts = [ctypes.addressof(m) + offset for m in self.memory for offset in self.layout.offsets]
+            for i, start in enumerate(starts):
+                self.command.params_addr[1 + i] = start
+
+    def launch(self, dim: tuple[int, ...], blocks: Sequence[list], stream: wp.Stream | None) -> None:
+        if dim != self.dim:
+            self.resize(dim)
+        for memory, values in zip(self.memory, blocks, strict=True):
+            self.layout.format.pack_into(memory, 0, *values)
+        if stream is None:
+            self.function(ctypes.byref(self.command.bounds), *self.memory)
+        else:
+            self.command.launch(stream)
+
+    def resize(self, dim: tuple[int, ...]) -> None:
+        if dim not in self.bounds:
+            if len(self.bounds) >= MOST_SIZES:
+                self.bounds.clear()
+            self.command.set_dim(dim)
+            self.bounds[dim] = self.command.bounds
+        self.command.bounds = self.bounds[dim]
+        if self.command.params_addr is not None:
+            self.command.params_addr[0] = ctypes.addressof(self.command.bounds)
+        self.dim = dim
+
+
+class _OfThread(threading.local):
+    """What must not be shared: while a kernel is launched on a CPU, other threads run."""
+
+    def __init__(self) -> None:
+        self.recorded: defaultdict[torch.device, dict] = defaultdict(dict)
+
+
+_of_thread = _OfThread()
+
+
+class Layout:
+    """How values become a kernel's parameters, or the fields of a struct: as a C compiler lays them out."""
+
+    def __init__(self, kinds: Sequence[Any]):
+        self.fields = [_field(kind) for kind in kinds]
+        named = [(f"_{i}", field.ctype) for i, field in enumerate(self.fields)]
+        block = type("Block", (ctypes.Structure,), {"_fields_": named})
+        self.size = ctypes.sizeof(block)
+        self.offsets = [getattr(block, name).offset for name, _ in named]
+        self.format = struct.Struct(_padded(self.offsets, [f.format for f in self.fields], self.size))
+
+    def flat(self, values: Sequence[Any], structs: dict) -> list:
+        """The values as ``format`` packs them; ``structs`` holds those packed before."""
+        flat = []
+        for field, value in zip(self.fields, values, strict=True):
+            flat += field.flat(value, structs)
+        return flat
+
+
+@functools.cache
+def layout_of(kernel: wp.Kernel) -> Layout:
+    return Layout([a.type for a in kernel.adj.args])
+
+
+class _ArrayField:
+    def __init__(self, kind: wp.array):
+        self.kind, self.ndim = kind, kind.ndim
+        self.inner = tuple(getattr(kind.dtype, "_shape_", ()))
+        self.inner_strides = tuple(math.prod(self.inner[axis + 1 :]) for axis in range(len(self.inner)))
+        scalar = getattr(kind.dtype, "_wp_scalar_type_", kind.dtype)
+        self.dtype, self.itemsize = wp.dtype_to_torch(scalar), ctypes.sizeof(scalar._type_)
+        self.dims = self.ndim + len(self.inner)
+        self.ctype = type(kind.__ctype__())
+        offsets = [getattr(self.ctype, name).offset for name in ("data", "shape", "strides", "ndim")]
+        formats = ["Q", f"{self.ndim}i", f"{self.ndim}i", "H"]
+        self.format = _padded(offsets, formats, ctypes.sizeof(self.ctype))
+        self.absent = (0,) * (1 + 2 * self.ndim) + (self.ndim,)
+
+    def flat(self, value: Tensor | None, _: dict) -> tuple:
+        if value is None:
+            return self.absent
+        shape, strides, ndim, size = value.shape, value.stride(), self.ndim, self.itemsize
+        fits = value.dtype == self.dtype and len(shape) == self.dims
+        if not fits or (self.inner and (shape[ndim:], strides[ndim:]) != (self.inner, self.inner_strides)):
+            shape, strides = self.unusual(value)
+        if ndim == 1:
+            return value.data_ptr(), shape[0], strides[0] * size, 1
+        return value.data_ptr(), *shape[:ndim], *[s * size for s in strides[:ndim]], ndim
+
+    def unusual(self, value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of a number as an array, or of an empty tensor, whose strides may be anything."""
+        shape = value.shape or (1,)
+        if value.dtype != self.dtype or len(shape) != self.dims or shape[self.ndim :] != self.inner:
+            raise TypeError(f"{self.kind} cannot be a {value.dtype} tensor of shape {tuple(value.shape)}")
+        if value.numel() > 1 and self.inner:
+            raise TypeError(f"{self.kind} needs tensors that are dense along their last dimensions")
+        return shape, (1,) * len(shape)
+
+
+class _StructField:
+    def __init__(self, kind: Struct):
+        self.ctype, self.kind = kind.ctype, kind
+        self.layout = Layout([variable.type for variable in kind.vars.values()])
+        self.format = f"{self.layout.size}s"
+        names = list(kind.vars)
+        self.values = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
+
+    def flat(self, value: Any, structs: dict) -> tuple[bytes]:
+        """``value`` packed, from the last time where it is the same object."""
+        key = id(value), id(self)
+        known = structs.get(key)
+        if known is None:
+            packed = self.layout.format.pack(*self.layout.flat(self.values(value), structs))
+            known = structs[key] = value, packed  # which keeps it alive, so that no other object gets its id
+        return known[1:]
+
+
+class _ScalarField:
+    def __init__(self, kind: Any):
+        self.ctype = kind._type_
+        self.format = self.ctype._type_
+
+    def flat(self, value: Any, _: dict) -> tuple:
+        return (self.ctype(value or 0).value,)  # None: the gradient of a number
+
+
+class _VectorField:
+    def __init__(self, kind: Any):
+        self.ctype = kind
+        self.format = f"{ctypes.sizeof(kind)}s"
+
+    def flat(self, value: Any, _: dict) -> tuple[bytes]:
+        return (bytes(value if isinstance(value, self.ctype) else self.ctype(*value)),)
+
+
+@functools.cache
+def _field(kind: Any) -> Any:
+    """How the values of a kernel's argument, or of a struct's variable, are packed."""
+    if isinstance(kind, wp.array):
+        return _ArrayField(kind)
+    if isinstance(kind, Struct):
+        return _StructField(kind)
+    if issubclass(kind, ctypes.Array):
+        return _VectorField(kind)
+    return _ScalarField(kind)
+
+
+def _padded(offsets: Sequence[int], formats: Sequence[str], size: int) -> str:
+    """A format of the module ``struct`` that has each part where it should be."""
+    made, at = "@", 0
+    for offset, part in zip(offsets, formats, strict=True):
+        made += f"{offset - at}x{part.removeprefix('@')}"
+        at = struct.calcsize(made)
+    return f"{made}{size - at}x"
+
+
+def _blank(kind: Any) -> Any:
+    """Any value that Warp takes for an argument when it records a launch."""
+    if isinstance(kind, wp.array):
+        return None
+    return kind() if isinstance(kind, Struct) or issubclass(kind, ctypes.Array) else 0
+
+
+def has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+_streams: dict[tuple[int, int], wp.Stream] = {}
+
+
+def current_stream(device: torch.device) -> wp.Stream:
+    """torch's current stream on a GPU, as Warp takes it."""
+    # What torch's own generated code calls: torch.cuda.current_stream makes an object each time.
+    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+    if key not in _streams:
+        wp.init()  # before the first launch nothing has
+        _streams[key] = wp.stream_from_torch(torch.cuda.current_stream(device))
+    return _streams[key]
