@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import torch
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
@@ -32,9 +33,13 @@ def build_index(
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    from pointproj.ops.backends.triton.knn_search import search
+    return nearest(clouds, tables, k, torch.int32)[1]
 
-    return search(clouds, *_trees(clouds, tables), k)
+
+def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.triton.knn_search import nearest
+
+    return nearest(clouds, *_trees(clouds, tables), k, index_dtype)
 
 
 def aggregate_neighbors(

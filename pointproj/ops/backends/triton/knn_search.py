@@ -30,6 +30,7 @@ from pointproj.ops.backends.triton.tiles import (
 from pointproj.ops.backends.triton.top_k import empty_lists, insert, precedes, store_lists
 from pointproj.ops.backends.triton.tree import Tree, key_bits, key_of
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.distances import distances_of
 
 LARGEST_LIST = 32  # neighbours found in one search; more take several, each beyond the last
 
@@ -39,9 +40,11 @@ TO_ONE_RADIUS = tl.constexpr(1)
 TO_OWN_RADII = tl.constexpr(2)
 
 
-def search(clouds: Clouds, queries: Tree, references: Tree | tuple, k: int) -> Tensor:
-    """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    return _search(*clouds, list(queries), list(references), k)
+def nearest(
+    clouds: Clouds, queries: Tree, references: Tree | tuple, k: int, index_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Distances and packed rows, ``(Q, k)``, nearest first, inf and -1 where there are fewer."""
+    return _search(*clouds, list(queries), list(references), index_dtype, k)
 
 
 def _body(
@@ -52,14 +55,17 @@ def _body(
     clouds: int,
     query_tree: list[Tensor],
     reference_tree: list[Tensor],
+    index_dtype: torch.dtype,
     k: int,
-) -> tuple[Tensor]:
+) -> tuple[Tensor, Tensor]:
     if not runs_kernels(query_points):
         of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        return (plain.search(of_clouds, (), k).to(torch.int32),)
-    found = query_points.new_empty(query_points.shape[0], k, dtype=torch.int32)
-    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found)
-    return (found,)
+        rows = plain.search(of_clouds, (), k)
+        return distances_of(of_clouds, rows), rows.to(index_dtype)
+    distances = query_points.new_empty(query_points.shape[0], k)
+    found = query_points.new_empty(query_points.shape[0], k, dtype=index_dtype)
+    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found, distances=distances)
+    return distances, found
 
 
 def find(
@@ -69,8 +75,12 @@ def find(
     clouds: int,
     found: Tensor,
     within: tuple[Tensor, Tensor] | None = None,
+    distances: Tensor | None = None,
 ) -> None:
-    """Rows of the nearest into ``found`` (Q, k); ``within`` are radii, (1,) or (Q,), and counts to fill."""
+    """Rows of the nearest into ``found`` (Q, k), and perhaps their ``distances``.
+
+    ``within`` are radii, (1,) or (Q,), and counts to fill.
+    """
     count, k = found.shape
     bits = key_bits(references.keys.dtype, clouds)
     radii, counts = within or (reference_points, queries.rows)  # kernels take a tensor
@@ -80,8 +90,9 @@ def find(
         launch(
             search_kernel, lambda meta: (triton.cdiv(count, meta["TILE"]),),
             *queries.side(), *references.side(), references.boxes, references.spans, references.keys,
-            references.frame, reference_points, found, counts, radii, count, k, size_class(count),
-            first, wanted, triton.next_power_of_2(wanted), bits, clouds != 1, mode,
+            references.frame, reference_points, found, reference_points if distances is None else distances,
+            counts, radii, count, k, size_class(count), first, wanted, triton.next_power_of_2(wanted), bits,
+            clouds != 1, mode, distances is not None,
         )  # fmt: skip
 
 
@@ -170,9 +181,9 @@ CONFIGS = [triton.Config({"TILE": tile}, num_warps=1) for tile in (4, 8, 16, 32)
 def search_kernel(
     queries, query_rows, query_clouds, queries_padded,
     points, row_of, cloud_of, padded, boxes, spans, keys, frame, points_as_given,
-    found, counts, radii, query_count, k, scale,
+    found, distances, counts, radii, query_count, k, scale,
     FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
-    BATCHED: tl.constexpr, RADII: tl.constexpr, TILE: tl.constexpr,
+    BATCHED: tl.constexpr, RADII: tl.constexpr, DISTANCES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries visits leaf after leaf, near ones first, until the boxes are too far away."""
     real: tl.constexpr = points.dtype.element_ty
@@ -183,11 +194,12 @@ def search_kernel(
     query = tl.load(query_rows + at, mask=exists, other=0).to(tl.int64)
     box = tile_box(x, y, z, cloud, active)
 
+    missing = tl.where(active, float("inf"), float("nan")).to(real)
     # What earlier searches found ends at this distance and row.
     done = tl.full([TILE], -float("inf"), real)
     done_row = tl.full([TILE], -1, tl.int32)
     if FIRST > 0:
-        done_row = tl.load(found + query * k + FIRST - 1, mask=active, other=-1)
+        done_row = tl.load(found + query * k + FIRST - 1, mask=active, other=-1).to(tl.int32)
         active &= done_row >= 0
         last_x, last_y, last_z = load_rows_of_3(points_as_given, done_row, active, 0.0)
         done = squared_length(x - last_x, y - last_y, z - last_z)
@@ -237,14 +249,17 @@ def search_kernel(
                 bound = search_bound(best, active, farthest, COUNTS)
     if COUNTS:
         tl.store(counts + query, within, mask=exists)
-    store_lists(best, best_rows, found, query, k, active, exists, FIRST, K, SLOTS, TILE)
+    store_lists(
+        best, best_rows, found, distances, missing, query, k, active, exists, FIRST, K, SLOTS, TILE, DISTANCES
+    )
 
 
 _search = kernel_op(
     "pointproj::triton_search",
     _body,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, k: (
-        ((query_points.shape[0], k), torch.int32),
+    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, index_dtype, k: (
+        ((query_points.shape[0], k), query_points.dtype),
+        ((query_points.shape[0], k), index_dtype),
     ),
 )
 count_search("triton_search")

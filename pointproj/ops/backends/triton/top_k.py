@@ -6,7 +6,7 @@ Of equal distances the lower row is nearer. SLOTS is k rounded up to a power of 
 import triton
 import triton.language as tl
 
-from pointproj.ops.backends.triton.tiles import END
+from pointproj.ops.backends.triton.tiles import END, rounded_root
 
 
 @triton.jit
@@ -52,10 +52,13 @@ def insert(squared, rows, best, best_rows):
 
 @triton.jit
 def store_lists(
-    best, best_rows, found, query, k, active, exists, FIRST: tl.constexpr, K: tl.constexpr,
-    SLOTS: tl.constexpr, TILE: tl.constexpr,
+    best, best_rows, found, distances, missing, query, k, active, exists, FIRST: tl.constexpr,
+    K: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr, DISTANCES: tl.constexpr,
 ):  # fmt: skip
-    """Write rows, nearest first, to places from ``FIRST`` of ``found`` (Q, k)."""
+    """Write rows, nearest first, to places from ``FIRST`` of ``found`` (Q, k), and perhaps their distances.
+
+    ``missing`` is the distance of what each query did not find.
+    """
     slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
     best = tl.where(slot < K, best, float("inf"))
     for place in range(K):
@@ -63,4 +66,8 @@ def store_lists(
         row = tl.min(tl.where(best == nearest[None, :], best_rows, END), 0)
         best = tl.where((best == nearest[None, :]) & (best_rows == row[None, :]), float("inf"), best)
         there = active & (nearest < float("inf"))
-        tl.store(found + query * k + FIRST + place, tl.where(there, row, -1), mask=exists)
+        at = query * k + FIRST + place
+        tl.store(found + at, tl.where(there, row, -1).to(found.dtype.element_ty), mask=exists)
+        if DISTANCES:
+            distance = tl.where(there, rounded_root(nearest), missing)
+            tl.store(distances + at, distance, mask=exists)
