@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
+from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.bridge.torch_op import Saved
 
@@ -58,7 +58,7 @@ def _forward(
     count = rows.shape[0]
     result = rows.new_empty(count, weight_3.shape[0])
     widths = _widths(*parameters)
-    wrap_triton(forward_kernel)[(triton.cdiv(count, TILE),)](rows, *parameters, result, count, *widths, TILE)
+    launch(forward_kernel, (triton.cdiv(count, TILE),), rows, *parameters, result, count, *widths, TILE)
     return (result,)
 
 
@@ -71,13 +71,11 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     d_rows = torch.empty_like(rows) if needs["rows"] else rows.new_empty(0)
     partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
     widths = _widths(*parameters)
-    wrap_triton(backward_kernel)[(PROGRAMS,)](
-        rows, *parameters, grad, d_rows, partial, count, *widths, needs["rows"], PROGRAMS, TILE
-    )
+    others = *widths, needs["rows"], PROGRAMS, TILE
+    launch(backward_kernel, (PROGRAMS,), rows, *parameters, grad, d_rows, partial, count, *others)
     made = [torch.empty_like(p) for p in parameters]
-    wrap_triton(sum_kernel)[(triton.cdiv(partial.shape[1], SUMMED),)](
-        partial, *made, *widths[:3], PROGRAMS, SUMMED
-    )
+    programs = triton.cdiv(partial.shape[1], SUMMED)
+    launch(sum_kernel, (programs,), partial, *made, *widths[:3], PROGRAMS, SUMMED)
     return d_rows if needs["rows"] else None, *made
 
 
