@@ -193,16 +193,20 @@ def knn_aggregate(
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
-    if neighbor_indices is None:
+    if neighbor_indices is not None:
+        rows = _packed_rows(neighbor_indices, reference_points)
+    elif max_radius is not None:
         rows = module.search(clouds.detached(), tables, int(k))
     else:
-        rows = _packed_rows(neighbor_indices, reference_points)
+        rows = None
     if max_radius is not None:
         delta = clouds.query_points.detach()[:, None] - clouds.reference_points.detach()[rows.clamp(min=0)]
         rows = _no_farther(rows, delta, max_radius)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
     def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
+        if rows is None:
+            return module.knn_aggregate(clouds, tables, values, sigma, int(k), weighting)
         return module.aggregate_neighbors(clouds, values, sigma, rows, weighting)
 
     aggregated = _aggregated(aggregate, features, dtype, sigma, reduce, reference_weights)

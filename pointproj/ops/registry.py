@@ -124,6 +124,17 @@ class Backend(Protocol):
         Differentiable twice in both sets of points, features and sigma.
         """
 
+    def knn_aggregate(
+        self,
+        clouds: Clouds,
+        tables: Tables | None,
+        features: Float[Tensor, "n c"],
+        sigma: Float[Tensor, ""],
+        k: int,
+        weighting: Weighting,
+    ) -> Float[Tensor, "q c"]:
+        """Both at once; by default ``search``, then ``aggregate_neighbors``."""
+
     def radius_aggregate(
         self,
         clouds: Clouds,
@@ -184,6 +195,18 @@ def _nearest_by(module: Backend) -> Callable[..., tuple[Tensor, Tensor]]:
     return nearest
 
 
+def _knn_aggregate_by(module: Backend) -> Callable[..., Tensor]:
+    """The default of ``knn_aggregate``."""
+
+    def knn_aggregate(
+        clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
+    ) -> Tensor:
+        rows = module.search(clouds.detached(), tables, k)
+        return module.aggregate_neighbors(clouds, features, sigma, rows, weighting)
+
+    return knn_aggregate
+
+
 def load(name: str) -> Backend:
     """Import the module of backend ``name``, and give it the defaults of what it leaves out."""
     if name not in names():
@@ -192,6 +215,7 @@ def load(name: str) -> Backend:
     for part, default in OPTIONAL.items():
         vars(module).setdefault(part, default)
     vars(module).setdefault("nearest", _nearest_by(module))
+    vars(module).setdefault("knn_aggregate", _knn_aggregate_by(module))
     return module
 
 

@@ -19,6 +19,7 @@ ANNOTATIONS = {
     "List[Tensor]": list[Tensor],
     "int": int,
     "float": float,
+    "bool": bool,
     "str": str,
 }
 
@@ -36,8 +37,8 @@ class CppOp:
             return self.transformed(*args)
         return self.operator(*args)
 
-    def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
-        torch.library.register_autograd(self.operator, backward, setup_context=setup_context)
+    def register_autograd(self, *_: Any, **__: Any) -> None:
+        """Nothing is left to do: the extension has registered each operator with autograd."""
 
 
 def cpp_op(
@@ -81,6 +82,29 @@ def cpp_op(
         register=_register,
         **derivatives,
     )
+
+
+def whole_call(name: str, in_parts: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of the extension that calls others, which alone are known to compiler and autograd.
+
+    Parameters
+    ----------
+    name : str
+        As for :func:`cpp_op`.
+    in_parts : Callable
+        The same by the other operators, for transforms of ``torch.func``.
+
+    Returns
+    -------
+    Callable
+        The operator.
+    """
+    operator = _operator(name)
+
+    def call(*args: Any) -> Any:
+        return in_parts(*args) if is_transforming() else operator(*args)
+
+    return call
 
 
 def _operator(name: str) -> OpOverload:

@@ -1,5 +1,6 @@
 """A C++ and CUDA extension over a cell list, on all cores of a CPU and on CUDA; built on first use."""
 
+import torch
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
@@ -44,6 +45,20 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return operators.search(*points, list(tables), k)
 
 
+def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.native import operators
+
+    return operators.nearest(*clouds, list(tables or ()), k, index_dtype == torch.int64)
+
+
+def knn_aggregate(
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
+) -> Tensor:
+    from pointproj.ops.backends.native import operators
+
+    return operators.knn_aggregate(*clouds, list(tables or ()), features, sigma, k, *weighting)
+
+
 def aggregate_neighbors(
     clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
 ) -> Tensor:
@@ -63,16 +78,7 @@ def radius_aggregate(
 ) -> Tensor:
     from pointproj.ops.backends.native import operators
 
-    points = clouds.detached()
-    if tables is None:
-        made = operators.build_hash_grids(*points, radius)
-        query_grid, tables = made[:3], made[3:]
-    else:
-        query_grid = operators.build_hash_grid(
-            points.query_points, points.query_offsets, points.count, radius, None
-        )
-    grids = list(query_grid), list(tables)
-    return operators.radius_sums(*clouds, *grids, features, sigma, radius, *weighting)[0]
+    return operators.radius_aggregate(*clouds, list(tables or ()), features, sigma, radius, *weighting)
 
 
 def radius_search(

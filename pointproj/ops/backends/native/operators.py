@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.cpp_op import cpp_op
+from pointproj.ops.bridge.cpp_op import cpp_op, whole_call
 from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.ops.pairs import chunks_within, listed_chunks
@@ -44,6 +44,11 @@ def _hash_grid(points: Tensor, clouds: int) -> tuple[Spec, ...]:
     return width, start, _sorted_points(points)
 
 
+def _nearest(call: SimpleNamespace) -> tuple[Spec, ...]:
+    shape = call.query_points.shape[0], call.k
+    return (shape, call.query_points.dtype), (shape, torch.int64 if call.long_rows else torch.int32)
+
+
 def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
     """The sums, and ``saved`` numbers of each query for the backward."""
     queries, dtype = call.query_points.shape[0], call.features.dtype
@@ -68,6 +73,7 @@ build_hash_grids = cpp_op(  # of queries and of reference points
     lambda call: _hash_grid(call.query_points, call.clouds) + _hash_grid(call.reference_points, call.clouds),
 )
 search = cpp_op("native_search", lambda call: (((call.query_points.shape[0], call.k), torch.int32),))
+search_with_distances = cpp_op("native_search_with_distances", _nearest)
 neighbor_sums = cpp_op(
     "native_neighbor_sums",
     lambda call: _sums(call, saved=call.neighbor_indices.shape[1]),
@@ -84,3 +90,65 @@ radius_sums = cpp_op(
         directions, grads[0], saved.inputs, chunks_within
     ),
 )
+
+
+def _nearest_in_parts(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cell_list: list[Tensor],
+    k: int,
+    long_rows: bool,
+) -> tuple[Tensor, Tensor]:
+    tables = cell_list or build_cell_list(reference_points, reference_offsets, clouds)
+    return search_with_distances(
+        query_points, query_offsets, reference_points, clouds, list(tables), k, long_rows
+    )
+
+
+def _knn_aggregate_in_parts(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cell_list: list[Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    k: int,
+    *weighting: str | float,
+) -> Tensor:
+    tables = cell_list or build_cell_list(reference_points.detach(), reference_offsets, clouds)
+    points = query_points.detach(), query_offsets, reference_points.detach(), clouds
+    rows = search(*points, list(tables), k)
+    return neighbor_sums(query_points, reference_points, features, sigma, rows, *weighting)[0]
+
+
+def _radius_aggregate_in_parts(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    reference_grid: list[Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    *weighting: str | float,
+) -> Tensor:
+    points = query_points, query_offsets, reference_points, reference_offsets, clouds
+    queries, references = query_points.detach(), reference_points.detach()
+    if reference_grid:
+        query_grid = build_hash_grid(queries, query_offsets, clouds, radius, None)
+    else:
+        made = build_hash_grids(queries, query_offsets, references, reference_offsets, clouds, radius)
+        query_grid, reference_grid = made[:3], made[3:]
+    grids = list(query_grid), list(reference_grid)
+    return radius_sums(*points, *grids, features, sigma, radius, *weighting)[0]
+
+
+nearest = whole_call("native_nearest", _nearest_in_parts)
+knn_aggregate = whole_call("native_knn_aggregate", _knn_aggregate_in_parts)
+radius_aggregate = whole_call("native_radius_aggregate", _radius_aggregate_in_parts)

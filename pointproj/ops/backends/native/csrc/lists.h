@@ -72,7 +72,8 @@ struct RadiusSearch {
     const int found = queries.each_within(lanes, query, [&](int, Real squared, int row, bool hit) {
       list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
     });
-    list.write(lanes, rows.columns, rows[query.row]);
+    int* to = rows[query.row];
+    list.write(lanes, rows.columns, [&](int place, Real, int row) { to[place] = row_or_none(row); });
     if (lanes.lane() == 0) counts[query.row] = found;
   }
 };

@@ -1,4 +1,4 @@
-// The torch operator that searches the k nearest: it checks, allocates, and chooses kernels.
+// The torch operators that search the k nearest: they check, allocate, and choose kernels.
 #include "search.h"
 
 #include "tensors.h"
@@ -25,7 +25,7 @@ void search_by_thread(const Device& device, const Search<Real>& search) {
 
 template <class Real>
 void search_in_registers(const Device& device, const Search<Real>& search, const Postponed& again) {
-  const int queries = search.queries.rows, k = search.rows.columns;
+  const int queries = search.queries.rows, k = search.nearest.k;
   const bool short_list = k <= kShortestList;
   if (device.is_cuda && queries <= (short_list ? kFewQueries : kManyQueries)) {
     device.each_on_gpu(SearchByWarp<Real>{search}, queries);
@@ -48,23 +48,40 @@ void search_in_registers(const Device& device, const Search<Real>& search, const
   device.each_on_gpu(SearchPostponedByWarp<Real>{last, warps}, warps);
 }
 
-Tensor search(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
-              int64_t clouds, TensorList cell_list, int64_t k) {
+// What a search is to write; a tensor that is not wanted is undefined.
+struct Results {
+  Tensor distances, rows;
+};
+
+template <class Real>
+Nearest<Real> view_results(const Results& results, int64_t k) {
+  const bool is_long = results.rows.scalar_type() == at::kLong;
+  return {static_cast<int>(k), is_long ? nullptr : data<int>(results.rows),
+          is_long ? data<int64_t>(results.rows) : nullptr,
+          results.distances.defined() ? data<Real>(results.distances) : nullptr};
+}
+
+void fill(const Results& results, const Tensor& query_points, const OptionalTensor& query_offsets,
+          const Tensor& reference_points, int64_t clouds, TensorList cell_list, int64_t k) {
   check_pair(query_points, reference_points);
   const Batch queries = batch_of(query_points, query_offsets, clouds);
   TORCH_CHECK(k >= 1 && k <= reference_points.size(0), "k must be from 1 to the number of reference points, ",
               reference_points.size(0), "; got ", k);
   check_cell_list(cell_list, reference_points, clouds);
+  if (queries.rows == 0) return;
   const Device device(query_points);
   const bool in_memory = k > kLongestList, postpones = device.is_cuda && !in_memory;
-  const Tensor rows = empty_ints({queries.rows, k}, query_points);
-  if (queries.rows == 0) return rows;
-  const Tensor heap = at::empty({in_memory ? queries.rows * k : 0}, query_points.options());
+  const auto in_heaps = [&](const Tensor& result, at::ScalarType dtype) {
+    if (!in_memory || (result.defined() && result.scalar_type() == dtype)) return result;
+    return at::empty({queries.rows, k}, query_points.options().dtype(dtype));
+  };
+  const Tensor heap = in_heaps(results.distances, query_points.scalar_type());
+  const Tensor heap_rows = in_heaps(results.rows, at::kInt);
   // Queries that the first kernel postpones, and the second; how many these are.
-  const Tensor postponed = empty_ints({postpones ? 2 * static_cast<int64_t>(queries.rows) + 2 : 0}, query_points);
-  int* const first = data<int>(postponed);
-  int* const again = first + queries.rows;
-  int* const counts = again + queries.rows;
+  const Tensor postponed = postpones ? empty_ints({2 * static_cast<int64_t>(queries.rows) + 2}, query_points) : Tensor();
+  int* const first = postpones ? data<int>(postponed) : nullptr;
+  int* const again = first + (postpones ? queries.rows : 0);
+  int* const counts = again + (postpones ? queries.rows : 0);
   if (postpones) device.clear(counts, 2);
   const bool itself = query_points.const_data_ptr() == reference_points.const_data_ptr() &&
                       query_points.size(0) == reference_points.size(0);
@@ -74,22 +91,40 @@ Tensor search(const Tensor& query_points, const OptionalTensor& query_offsets, c
                               queries,
                               view_cell_list<Real>(cell_list, reference_points, clouds),
                               itself,
-                              matrix<int>(rows),
-                              data<Real>(heap),
+                              view_results<Real>(results, k),
+                              {in_memory ? data<Real>(heap) : nullptr, in_memory ? data<int>(heap_rows) : nullptr},
                               {first, counts}};
     if (in_memory) return device.each(SearchInMemory<Real>{search}, queries.rows);
     search_in_registers(device, search, Postponed{again, counts + 1});
   });
+}
+
+Tensor search(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
+              int64_t clouds, TensorList cell_list, int64_t k) {
+  const Tensor rows = empty_ints({query_points.size(0), k}, query_points);
+  fill({Tensor(), rows}, query_points, query_offsets, reference_points, clouds, cell_list, k);
   return rows;
+}
+
+std::tuple<Tensor, Tensor> search_with_distances(
+    const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points, int64_t clouds,
+    TensorList cell_list, int64_t k, bool long_rows) {
+  const std::array<int64_t, 2> shape = {query_points.size(0), k};
+  const Tensor distances = at::empty(shape, query_points.options());
+  const Tensor rows = at::empty(shape, query_points.options().dtype(long_rows ? at::kLong : at::kInt));
+  fill({distances, rows}, query_points, query_offsets, reference_points, clouds, cell_list, k);
+  return {distances, rows};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(pointproj, library) {
-  define(library,
-         "native_search(Tensor query_points, Tensor? query_offsets, Tensor reference_points, SymInt clouds, "
-         "Tensor[] cell_list, SymInt k) -> Tensor",
-         TORCH_FN(search));
+  const std::string arguments =
+      "(Tensor query_points, Tensor? query_offsets, Tensor reference_points, SymInt clouds, Tensor[] cell_list, "
+      "SymInt k";
+  define(library, "native_search" + arguments + ") -> Tensor", TORCH_FN(search));
+  define(library, "native_search_with_distances" + arguments + ", bool long_rows) -> (Tensor, Tensor)",
+         TORCH_FN(search_with_distances));
 }
 
 }  // namespace pointproj

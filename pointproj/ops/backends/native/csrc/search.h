@@ -34,15 +34,37 @@ struct Postponed {
   }
 };
 
+// The results of a search: rows as int or int64_t, and distances if they are wanted.
+template <class Real>
+struct Nearest {
+  int k;
+  int* rows;           // (Q, k), or null
+  int64_t* long_rows;  // (Q, k), or null
+  Real* distances;     // (Q, k), or null
+
+  POINTPROJ_FN void put(int64_t at, Real squared, int row) const {
+    if (rows) rows[at] = row_or_none(row);
+    if (long_rows) long_rows[at] = row_or_none(row);
+    if (distances) distances[at] = sqrt(squared);
+  }
+};
+
+// Lists in memory, where k is larger than kLongestList. They may be where the results go.
+template <class Real>
+struct Heaps {
+  Real* squared;  // (Q, k)
+  int* rows;      // (Q, k)
+};
+
 // What a search reads and writes.
 template <class Real>
 struct Search {
   const Real* query_points;  // (Q, 3)
   Batch queries;
   CellList<Real> cells;
-  bool itself;       // the queries are the searched points: in the order of the cells threads share what they read
-  Matrix<int> rows;  // (Q, k)
-  Real* heap;        // (Q, k) if k > kLongestList
+  bool itself;  // the queries are the searched points: in the order of the cells threads share what they read
+  Nearest<Real> nearest;
+  Heaps<Real> heaps;
   Postponed postponed;
 
   POINTPROJ_FN int query_at(int item) const { return itself ? cells.points.load(item).row : item; }
@@ -53,9 +75,14 @@ struct Search {
     Vec3<Real> q = load_position(query_points, query);
     const bool searches = is_finite(q);
     if (!searches) q = {{0, 0, 0}};
-    NearestVisitor<Real, std::remove_reference_t<List>> visitor{list, rows.columns};
+    NearestVisitor<Real, std::remove_reference_t<List>> visitor{list, nearest.k};
     const bool complete = visit_shells<levels>(cells, queries.cloud_of(query), q, searches, lanes, visitor);
-    if (lanes.any(complete)) list.write(lanes, rows.columns, rows[query]);
+    if (lanes.any(complete)) {
+      const int64_t first = static_cast<int64_t>(query) * nearest.k;
+      list.write(lanes, nearest.k, [&](int place, Real squared, int row) {
+        nearest.put(first + place, searches ? squared : kNan<Real>, row);
+      });
+    }
     return complete;
   }
 };
@@ -71,7 +98,7 @@ struct SearchByThread {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
     const int query = search.query_at(item);
-    const bool found = search.template find<levels>(lanes, SortedList<Real, kLength>(search.rows.columns), query);
+    const bool found = search.template find<levels>(lanes, SortedList<Real, kLength>(search.nearest.k), query);
     if (!found) search.postponed.add(lanes, query);
   }
 };
@@ -85,9 +112,10 @@ struct SearchInMemory {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    const int query = search.query_at(item), k = search.rows.columns;
-    Real* squared = search.heap + static_cast<int64_t>(query) * k;
-    search.template find<Levels::kBoth>(lanes, Heap<Real>(squared, search.rows[query], k), query);
+    const int query = search.query_at(item), k = search.nearest.k;
+    const int64_t first = static_cast<int64_t>(query) * k;
+    const Heap<Real> heap(search.heaps.squared + first, search.heaps.rows + first, k);
+    search.template find<Levels::kBoth>(lanes, Heap<Real>(heap), query);
   }
 };
 
@@ -102,7 +130,7 @@ struct SearchByWarp {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
     const int query = search.query_at(item);
-    const bool found = search.template find<Levels::kOne>(lanes, WarpList<Real>(search.rows.columns), query);
+    const bool found = search.template find<Levels::kOne>(lanes, WarpList<Real>(search.nearest.k), query);
     if (!found) search.postponed.add(lanes, query);
   }
 };
@@ -121,7 +149,7 @@ struct SearchPostponedByThread {
   POINTPROJ_FN void operator()(Lanes& lanes, int thread) const {
     for (int item = thread; item < *search.postponed.count; item += threads) {
       const int query = search.postponed.queries[item];
-      SortedList<Real, kShortestList> list(search.rows.columns);
+      SortedList<Real, kShortestList> list(search.nearest.k);
       lanes.limit_budget();
       if (!search.template find<Levels::kBoth>(lanes, list, query)) again.add(lanes, query);
     }
@@ -140,7 +168,7 @@ struct SearchPostponedByWarp {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int warp) const {
     for (int item = warp; item < *search.postponed.count; item += warps) {
-      WarpList<Real> list(search.rows.columns);
+      WarpList<Real> list(search.nearest.k);
       search.template find<Levels::kBoth>(lanes, list, search.postponed.queries[item]);
     }
   }

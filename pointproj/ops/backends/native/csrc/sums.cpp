@@ -8,6 +8,7 @@
 
 #include <string_view>
 
+#include "autograd.h"
 #include "neighbor_sums.h"
 #include "radius_sums.h"
 #include "tensors.h"
@@ -83,6 +84,9 @@ struct Problem {
 
 // Over rows of neighbours that are given.
 struct NeighborProblem : Problem {
+  static constexpr const char* kName = "native_neighbor_sums";
+  static constexpr std::array<int, 4> kDifferentiable = {0, 1, 2, 3};
+
   template <class Real, class Weighting>
   using Neighbors = ListedNeighbors<Real, Weighting>;
   template <class Real, class Weighting>
@@ -149,6 +153,9 @@ struct NeighborProblem : Problem {
 
 // Over all points within a radius.
 struct RadiusProblem : Problem {
+  static constexpr const char* kName = "native_radius_sums";
+  static constexpr std::array<int, 4> kDifferentiable = {0, 2, 7, 8};
+
   template <class Real, class Weighting>
   using Neighbors = RadiusNeighbors<Real, Weighting>;
   template <class Real, class Weighting>
@@ -281,13 +288,15 @@ struct Operator {
     return {of_queries ? d_queries : empty_if(false, d_queries), d_references, d_features, d_sigma};
   }
 
-  static void define(torch::Library& library, const std::string& name, const std::string& arguments) {
+  static void define(torch::Library& library, const std::string& arguments) {
+    const std::string name = Problem::kName;
     const std::string inputs = arguments + ", str kernel, str reduce, float power, float eps, float support";
-    pointproj::define(library, name + "(" + inputs + ") -> (Tensor, Tensor)", TORCH_FN(forward));
+    pointproj::define(library, name + "(" + inputs + ") -> (Tensor, Tensor)", TORCH_FN(forward), Gradient::kOwn);
     pointproj::define(library,
                       name + "_backward(Tensor grad_0, bool[4] needs, " + inputs +
                           ", Tensor output_0, Tensor output_1) -> (Tensor, Tensor, Tensor, Tensor)",
-                      TORCH_FN(backward));
+                      TORCH_FN(backward), Gradient::kOwn);
+    Autograd<Problem, Arguments..., std::string_view, std::string_view, double, double, double>::register_in(library);
   }
 };
 
@@ -298,10 +307,10 @@ using OptionalT = const OptionalTensor&;
 
 TORCH_LIBRARY_FRAGMENT(pointproj, library) {
   Operator<NeighborProblem, T, T, T, T, T>::define(
-      library, "native_neighbor_sums",
+      library,
       "Tensor query_points, Tensor reference_points, Tensor features, Tensor sigma, Tensor neighbor_indices");
   Operator<RadiusProblem, T, OptionalT, T, OptionalT, int64_t, TensorList, TensorList, T, T, double>::define(
-      library, "native_radius_sums",
+      library,
       "Tensor query_points, Tensor? query_offsets, Tensor reference_points, Tensor? reference_offsets, SymInt clouds, "
       "Tensor[] query_grid, Tensor[] reference_grid, Tensor features, Tensor sigma, float radius");
 }

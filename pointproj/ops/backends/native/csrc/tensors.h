@@ -28,14 +28,20 @@ constexpr int64_t kLargestInt = 0x7fffffff;
 
 // ---- registration
 
+// An operator that has a gradient registers with autograd too; all others make what is constant to it.
+enum class Gradient { kNone, kOwn };
+
 template <class Function>
-void define(torch::Library& library, const std::string& schema, Function function) {
+void define(torch::Library& library, const std::string& schema, Function function,
+            Gradient gradient = Gradient::kNone) {
   const std::string name = schema.substr(0, schema.find('('));
   library.def(schema.c_str());
   library.impl(name.c_str(), c10::DispatchKey::CPU, function);
 #ifdef POINTPROJ_CUDA
   library.impl(name.c_str(), c10::DispatchKey::CUDA, function);
 #endif
+  if (gradient == Gradient::kOwn) return;
+  library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
 }
 
 // ---- where

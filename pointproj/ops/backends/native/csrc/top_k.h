@@ -1,7 +1,7 @@
 // How a search keeps the k nearest, exactly, ties by the lower row.
 //
 // One candidate a lane: insert(lanes, squared distance, row, exists). limit() is the k-th squared distance so far,
-// write(lanes, k, rows) ends the search.
+// write(lanes, k, put) ends the search: put(place, squared distance, row), the row kNoRow where there are fewer than k.
 #pragma once
 
 #include "row_sort.h"
@@ -53,16 +53,16 @@ struct SortedList {
       rows[0] = row;
     }
   }
-  template <class Lanes>
-  POINTPROJ_FN void write(Lanes&, int k, int* to) {
+  template <class Lanes, class Put>
+  POINTPROJ_FN void write(Lanes&, int k, Put put) const {
     POINTPROJ_UNROLL
     for (int i = 0; i < kLength; ++i) {
-      if (i >= kLength - k) to[i - (kLength - k)] = row_or_none(rows[i]);
+      if (i >= kLength - k) put(i - (kLength - k), squared[i], rows[i]);
     }
   }
 };
 
-// Any number of neighbours: a heap in memory, in the output rows, its farthest neighbour on top.
+// Any number of neighbours: a heap in memory, its farthest neighbour on top. It may be where the results go.
 template <class Real>
 struct Heap {
   Real* squared;
@@ -109,8 +109,8 @@ struct Heap {
     rows[at] = row;
   }
   // Heap sort: take the farthest off the top, fill the rows from behind.
-  template <class Lanes>
-  POINTPROJ_FN void write(Lanes&, int, int*) {
+  template <class Lanes, class Put>
+  POINTPROJ_FN void write(Lanes&, int, Put put) {
     for (int last = size - 1; last > 0; --last) {
       const Real farthest = squared[0];
       const int row = rows[0];
@@ -118,7 +118,7 @@ struct Heap {
       squared[last] = farthest;
       rows[last] = row;
     }
-    for (int i = size; i < most; ++i) rows[i] = -1;
+    for (int i = 0; i < most; ++i) put(i, i < size ? squared[i] : kInfinity<Real>, i < size ? rows[i] : kNoRow);
   }
 };
 
@@ -132,9 +132,9 @@ struct WarpList {
 
   POINTPROJ_FN explicit WarpList(int k) : k(k) {}
   POINTPROJ_FN Real limit() const { return worst; }
-  template <class Lanes>
-  POINTPROJ_FN void write(Lanes& lanes, int, int* to) const {
-    if (lanes.lane() < k) to[lanes.lane()] = row_or_none(row);
+  template <class Lanes, class Put>
+  POINTPROJ_FN void write(Lanes& lanes, int, Put put) const {
+    if (lanes.lane() < k) put(lanes.lane(), squared, row);
   }
   // The best of the candidates goes to its place, until the best left is too far.
   template <class Lanes>
@@ -183,12 +183,12 @@ struct WarpBlocks {
     }
   }
   POINTPROJ_FN Real limit() const { return worst; }
-  template <class Lanes>
-  POINTPROJ_FN void write(Lanes& lanes, int, int* to) const {
+  template <class Lanes, class Put>
+  POINTPROJ_FN void write(Lanes& lanes, int, Put put) const {
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       const int i = block * Lanes::width + lanes.lane();
-      if (i < k) to[i] = row_or_none(rows[block]);
+      if (i < k) put(i, squared[block], rows[block]);
     }
   }
   template <class Lanes>
