@@ -156,8 +156,11 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         radius_gradients,
         radius_sums,
         scan,
+        sparse_sums,
+        tile_gradients,
         tile_sums,
     )
+    from pointproj.ops.backends.warp.gradient_tiles import Gathered
     from pointproj.ops.backends.warp.queue import divide
 
     lanes, usual = 32, 256
@@ -166,6 +169,18 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             "sums within a radius",
             32 * warps,
             tile_sums.aggregate_tiles(channels, warps, "exponential", "mean"),
+        )
+        for gathered in (Gathered(True, False, True), Gathered(False, True, True)):
+            yield (
+                "gradients within a radius, by tiles",
+                32 * warps,
+                tile_gradients.gradient_tiles_kernel(channels, warps, "exponential", "mean", gathered),
+            )
+        division = sparse_sums.sparse_division(channels)
+        yield (
+            "sums within a radius, of sparse tiles",
+            usual,
+            sparse_sums.sparse_kernel(division, "exponential", "mean"),
         )
     for counted in (torch.int32, torch.int64):
         yield "running sum", usual, scan._kernel(counted)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import pointproj
+from pointproj.ops.backends.warp import tile_sums
 from pointproj.ops.cases import clustered
 from pointproj.ops.reference import KERNELS
 
@@ -61,6 +62,14 @@ def test_sums_of_many_tiles(kind: str, channels: int, device: str):
     features = torch.randn(len(points), channels, generator=torch.Generator().manual_seed(1))
     inputs = tuple(t.to(device) for t in (queries, points, features, torch.tensor(sigma)))
     _compare(inputs, radius)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "channels"), CHANNELS.items())
+def test_sparse_tiles_are_left_to_lanes(kind: str, channels: int, monkeypatch: pytest.MonkeyPatch):
+    """As of many points; in ``sparse`` all tiles are, in ``clustered`` some."""
+    monkeypatch.setattr(tile_sums, "MANY", 1)
+    test_sums_of_many_tiles(kind, channels, "cuda")
 
 
 @pytest.mark.gpu

@@ -56,6 +56,22 @@ class SearchedGrid(NamedTuple):
     batch: Batch
 
 
+class Side(NamedTuple):
+    """Queries or references, and where they stand in their hash grid."""
+
+    points: Tensor  # as given
+    searched: SearchedGrid
+    first_sorted: int  # among the sorted points of the grid
+
+    @property
+    def batch(self) -> Batch:
+        return self.searched.batch
+
+    def in_order(self) -> Tensor:
+        """The points sorted by cell."""
+        return self.searched.points[self.first_sorted : self.first_sorted + self.batch.rows]
+
+
 def build_hash_grid(
     points: Tensor,
     offsets: Tensor | None,

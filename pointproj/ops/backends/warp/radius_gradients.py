@@ -13,6 +13,7 @@ from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import weight_functions
 
+TILE = 32  # points of a tile
 FEATURE_BOUNDS = (BLOCK, 4)  # so many blocks at a time: latency is what this gradient waits for
 POSITION_BOUNDS = (BLOCK, 3)
 
@@ -83,11 +84,15 @@ def feature_gradient_kernel(
         batch: BatchStruct,
         searched: SearchedStruct,
         problem: ProblemStruct,
+        sparse: wp.array(dtype=wp.int32),
         d_features: wp.array2d(dtype=real),
     ):
         # In the order of the cells: threads side by side then read the same rows.
         first, _ = wp.tid()
-        point = load_point(reference_points, item(first) / searches)
+        at = item(first) / searches
+        if sparse and sparse[at / TILE] == 0:
+            return
+        point = load_point(reference_points, at)
         p = vec3(point[0], point[1], point[2])
         reference = row_of(point)
         cloud = cloud_of(reference, batch)
@@ -171,11 +176,12 @@ def position_gradient_kernel(
     """Gradient of the query points and of sigma, or that of the reference points.
 
     Each is gathered over the pairs of its own points, in the dtype ``sums``, at least as wide as that of the
-    positions, by ``count`` lanes a point. ``from_query`` says whether the points are queries, and those near
-    them references.
+    positions, by ``count`` lanes a point; with ``sparse``, for those alone whose tile is. ``from_query`` says
+    whether the points are queries, and those near them references.
     """
-    _, vec3 = REALS[positions]
+    place, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
+    load_point, _, row_of = packed_point(positions)
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
     visitor = _pair_visitor(positions, sums, kernel, reduce, from_query)
     rate_of, *_, sigma_unit = weight_functions(kernel, sums)
@@ -189,11 +195,17 @@ def position_gradient_kernel(
         batch: BatchStruct,
         searched: SearchedStruct,
         problem: ProblemStruct,
+        sorted_points: wp.array2d(dtype=place),
+        sparse: wp.array(dtype=wp.int32),
         d_points: wp.array(dtype=wide3),
         d_sigma: wp.array(dtype=real),
     ):
         first, _ = wp.tid()
         own = item(first)
+        if sparse:
+            if sparse[own / TILE] == 0:
+                return
+            own = row_of(load_point(sorted_points, own))
         p = own_points[own]
         cloud = cloud_of(own, batch)
         state = State()

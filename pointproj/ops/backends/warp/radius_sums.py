@@ -6,8 +6,7 @@ that no two threads ever add to one place.
 """
 
 import functools
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import warp as wp
@@ -16,6 +15,7 @@ from torch import Tensor
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, BatchStruct, cloud_of, packed_point
 from pointproj.ops.backends.warp.hash_grid import (
     SearchedGrid,
+    Side,
     ball_search,
     bucket_count,
     build_hash_grid,
@@ -23,7 +23,7 @@ from pointproj.ops.backends.warp.hash_grid import (
 )
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, divide, row_sum
-from pointproj.ops.backends.warp.radius_gradients import feature_gradient_kernel, position_gradient_kernel
+from pointproj.ops.backends.warp.radius_backward import Wanted, ball_backward, tile_backward
 from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct, radius_problem
 from pointproj.ops.backends.warp.tile_sums import launch_tiles
 from pointproj.ops.backends.warp.traversal import Visitor
@@ -62,21 +62,6 @@ def radius_aggregate(
     return _aggregate(*clouds, tables, both, features, sigma, radius, *weighting)[0]
 
 
-class Side(NamedTuple):
-    """Queries or references, and where they stand in their hash grid."""
-
-    searched: SearchedGrid
-    first_sorted: int  # among the sorted points of the grid
-
-    @property
-    def batch(self) -> Batch:
-        return self.searched.batch
-
-    def in_order(self) -> Tensor:
-        """The points sorted by cell."""
-        return self.searched.points[self.first_sorted : self.first_sorted + self.batch.rows]
-
-
 def _sides(clouds: Clouds, grids: list[Tensor], both: bool) -> tuple[Side, Side]:
     """Queries and references; ``grids`` are one of ``both``, or the references' and then the queries'."""
     queries = Batch(clouds.query_offsets, clouds.query_points.shape[0], clouds.count)
@@ -85,8 +70,8 @@ def _sides(clouds: Clouds, grids: list[Tensor], both: bool) -> tuple[Side, Side]
         (bucket_count(references.rows, clouds.count), references.rows) if both else (0, 0)
     )
     return (
-        Side(SearchedGrid(*grids[-3:], first_bucket, queries), first_sorted),
-        Side(SearchedGrid(*grids[:3], 0, references), 0),
+        Side(clouds.query_points, SearchedGrid(*grids[-3:], first_bucket, queries), first_sorted),
+        Side(clouds.reference_points, SearchedGrid(*grids[:3], 0, references), 0),
     )
 
 
@@ -123,30 +108,11 @@ def _backward(
     weighting = weighting_of(values)
     results = aggregated, softmax, grad_aggregated
     problem = radius_problem(query_points, features, sigma, radius, weighting, *results)
-    dtypes = (query_points.dtype, features.dtype)
-    if d_features is not None:
-        division = divide(features.shape[1], features.device.type, most_lanes=32)
-        shape = (references.batch.rows * division.searches, division.lanes)
-        own = (references.in_order(), references.batch)
-        kernel = feature_gradient_kernel(*dtypes, division, weighting.kernel)
-        launch(kernel, shape, *own, queries.searched, problem, d_features)
-    if d_query_points is None and d_reference_points is None and d_sigma is None:
-        return
-    lane_count = 1 if features.device.type == "cpu" else 32
-    kernel = partial(position_gradient_kernel, *dtypes, lane_count, weighting.kernel, weighting.reduce)
-    if d_query_points is not None or d_sigma is not None:
-        shape, made = (queries.batch.rows, lane_count), features.new_empty(query_points.shape)
-        own, of_sigma = (query_points, queries.batch), features.new_empty(queries.batch.rows)
-        launch(kernel(from_query=True), shape, *own, references.searched, problem, made, of_sigma)
-        if d_query_points is not None:
-            d_query_points.copy_(made)
-        if d_sigma is not None:
-            d_sigma.copy_(of_sigma.sum())
-    if d_reference_points is not None:
-        shape, made = (references.batch.rows, lane_count), features.new_empty(reference_points.shape)
-        own = (reference_points, references.batch)
-        launch(kernel(from_query=False), shape, *own, queries.searched, problem, made, None)
-        d_reference_points.copy_(made)
+    wanted = Wanted(d_query_points, d_reference_points, d_features, d_sigma)
+    if features.is_cuda and features.dtype == torch.float32:  # then positions are, too
+        tile_backward(launch, queries, references, problem, weighting, wanted)
+    else:
+        ball_backward(launch, queries, references, problem, weighting, wanted)
 
 
 def _second_backward(launch: Launch, **values: Any) -> None:

@@ -23,12 +23,15 @@ from pointproj.ops.backends.warp.common import (
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct, table_functions
 from pointproj.ops.backends.warp.lanes import bit_count, lanes, lowest_bit
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
-from pointproj.ops.backends.warp.tiles import LANES, MOST_DECAY, Tiles, tile_shape, tiles
+from pointproj.ops.backends.warp.sparse_sums import launch_sparse
+from pointproj.ops.backends.warp.tiles import LANES, MOST_DECAY, SumTask, Tiles, sum_tiles, tile_shape
 from pointproj.ops.backends.warp.traversal import base_at, bits_up_to_lane, line_up, starts
 from pointproj.ops.backends.warp.weighting import WITHOUT_END, is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
 
 MOST_STEPS = 2.0**20  # cells on each side: more than any table has along an axis
+SPARSE = 16  # so many points' searches take a tile longer than all its points apart
+MANY = 2**18  # so many points, and sparse tiles are left to a second kernel; of fewer they take little time
 WARPS_AT_HAND = 16  # of a processor: registers count for more than warps
 
 
@@ -42,17 +45,17 @@ def quotient(x: int, by: int) -> int:
     ...
 
 
-def _tile_search(tile: Tiles, warps: int) -> wp.Function:
-    """``search(state, seeking, ...) -> state``: the sums of each lane's point, or its nearest point.
+def tile_search(tile: Tiles, warps: int) -> wp.Function:
+    """``search(state, q, cloud, searched, problem, task) -> state``: what a tile does for each lane's point.
 
-    All lanes of a block call it with the same ``seeking`` and ``chunk``; a lane without a point has a ``q``
+    All lanes of a block call it with the same ``task``; a lane without a point has a ``q``
     that is not finite.
     """
     SearchedStruct = searched_struct(torch.float32)
     ProblemStruct = problem_struct(torch.float32, torch.float32)
     _, table_of, axis_cell, first_bucket_of, along = table_functions(torch.float32)
     load_point, _, _ = packed_point(torch.float32)
-    State, reserve, push, flush = tile.State, tile.reserve, tile.push, tile.flush
+    State, Task, reserve, push, flush = tile
     group = lanes(LANES)
     lane, take, ballot = group.lane, group.take, group.ballot
     sum_before, minimum = group.sum_before, group.minimum
@@ -111,14 +114,11 @@ def _tile_search(tile: Tiles, warps: int) -> wp.Function:
     @wp.func
     def search(
         state: State,
-        seeking: bool,
-        careful: bool,
         q: wp.vec3f,
         cloud: int,
         searched: SearchedStruct,
         problem: ProblemStruct,
-        decay: float,  # of the logarithm of a weight, to the base of 2
-        chunk: int,
+        task: Task,
     ):
         queue = reserve()
         radius = problem.radius
@@ -174,24 +174,64 @@ def _tile_search(tile: Tiles, warps: int) -> wp.Function:
                         near = beside(point, low, high) <= limit
                     full = number >= found or waiting + bit_count(ballot(near)) > LANES
                     ready = wp.where(full, waiting, 0)
-                    state = flush(
-                        state,
-                        queue,
-                        ready,
-                        seeking,
-                        careful,
-                        q,
-                        own_square,
-                        decay,
-                        problem.limit,
-                        problem.features,
-                        chunk,
-                    )
+                    state = flush(state, queue, ready, q, own_square, task)
                     waiting = push(queue, waiting - ready, near, point)
                 tiles_before += found
         return state
 
     return search
+
+
+@functools.cache
+def sparse_function() -> wp.Function:
+    """``is_sparse(q, cloud, searched, problem)``: whether a tile's points have few neighbours in common.
+
+    All lanes call it. What a tile searches grows with the cells between its first and its last point in each
+    row; apart from each other its points would search ``LANES`` times as much as one.
+    """
+    SearchedStruct = searched_struct(torch.float32)
+    ProblemStruct = problem_struct(torch.float32, torch.float32)
+    _, table_of, axis_cell, first_bucket_of, along = table_functions(torch.float32)
+    group = lanes(LANES)
+    take, ballot, minimum = group.take, group.ballot, group.minimum
+
+    @wp.func
+    def is_sparse(q: wp.vec3f, cloud: int, searched: SearchedStruct, problem: ProblemStruct):
+        table = table_of(cloud, searched.batch, searched.first_bucket)
+        per_unit = float(1.0) / searched.width[0]
+        x = along(table, axis_cell(q[0], per_unit))
+        row = first_bucket_of(table, axis_cell(q[1], per_unit), axis_cell(q[2], per_unit))
+        of_one = 2 * int(wp.min(problem.radius * per_unit, float(MOST_STEPS))) + 3
+        there = wp.isfinite(q)
+        todo = ballot(there)
+        cells = float(0.0)
+        while todo != 0:
+            chosen_row = take(row, lowest_bit(todo))
+            active = there and row == chosen_row
+            todo = todo & ~ballot(active)
+            first = minimum(wp.where(active, x, 1 << 30))
+            last = -minimum(wp.where(active, -x, 0))
+            cells += float(last - first + of_one)
+        return cells > float(SPARSE) * float(of_one)
+
+    return is_sparse
+
+
+def is_careful(kernel: str) -> wp.Function:
+    """``careful(problem, decay)``: whether weights may vanish, or be too large, next to any other."""
+    ProblemStruct = problem_struct(torch.float32, torch.float32)
+    _, level_of, *_ = weight_functions(kernel, torch.float32)
+    decays, most = kernel in WITHOUT_END, MOST_DECAY / math.log(2.0)
+
+    @wp.func
+    def careful(problem: ProblemStruct, decay: float):
+        far = bool(False)
+        if wp.static(decays):
+            levels = level_of(problem.radius, problem.limit) - level_of(float(0.0), problem.limit)
+            far = not (levels * decay <= float(most))
+        return far
+
+    return careful
 
 
 def launch_tiles(
@@ -205,6 +245,8 @@ def launch_tiles(
 ) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``, all in float32.
 
+    Of many points, tiles that are sparse are left to :mod:`pointproj.ops.backends.warp.sparse_sums`.
+
     For W2 at radius 0.1 and 0.25 the kernel takes 22 and 52 us, where a warp a query took 32 and 67; among
     10^6 uniform points with 32 neighbours 1.3 to 1.5 ms instead of 2.8.
     """
@@ -212,7 +254,18 @@ def launch_tiles(
     compiled = aggregate_tiles(shape.channels, shape.warps, kernel, reduce)
     block = LANES * shape.warps
     size = -(-batch.rows // LANES) * shape.searches, block
-    launch(compiled, size, shape.searches, sorted_queries, batch, searched, problem, block_dim=block)
+    sparse = sparse_tiles(sorted_queries)
+    launch(compiled, size, shape.searches, sorted_queries, batch, searched, problem, sparse, block_dim=block)
+    if sparse is not None:
+        launch_sparse(launch, sorted_queries, batch, searched, problem, sparse, kernel, reduce)
+
+
+def sparse_tiles(sorted_points: Tensor) -> Tensor | None:
+    """Where the kernel of tiles says, for each, whether it has left it; None if there are few."""
+    rows = sorted_points.shape[0]
+    if rows < MANY:
+        return None
+    return torch.empty(-(-rows // LANES), dtype=torch.int32, device=sorted_points.device)
 
 
 @functools.cache
@@ -221,13 +274,13 @@ def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.K
     SearchedStruct = searched_struct(torch.float32)
     ProblemStruct = problem_struct(torch.float32, torch.float32)
     load_point, _, row_of = packed_point(torch.float32)
-    tile = tiles(channels, warps, kernel, reduce)
+    is_sparse = sparse_function()
+    tile, least_of_block, write_rows = sum_tiles(channels, warps, kernel, reduce)
     State, reserve = tile.State, tile.reserve
-    least_of_block, write_rows = tile.least_of_block, tile.write_rows
-    search = _tile_search(tile, warps)
+    search = tile_search(tile, warps)
     lane = lanes(LANES).lane
-    rate_of, level_of, *_ = weight_functions(kernel, torch.float32)
-    decays, relative = kernel in WITHOUT_END, is_relative(kernel, reduce)
+    rate_of, *_ = weight_functions(kernel, torch.float32)
+    careful, relative = is_careful(kernel), is_relative(kernel, reduce)
     unit = 1.0 / math.log(2.0)
 
     @wp.kernel(**OPTIONS, launch_bounds=(LANES * warps, WARPS_AT_HAND // warps))
@@ -237,9 +290,13 @@ def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.K
         batch: BatchStruct,
         searched: SearchedStruct,
         problem: ProblemStruct,
+        sparse: wp.array(dtype=wp.int32),
     ):
         block, _ = wp.tid()
-        chunk = block % searches
+        task = SumTask()
+        task.chunk = block % searches
+        task.values = problem.features
+        task.limit = problem.limit
         at = block / searches * LANES + lane()
         q = wp.vec3f(float(wp.nan))
         query = int(-1)
@@ -248,26 +305,28 @@ def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.K
             q = wp.vec3f(point[0], point[1], point[2])
             query = row_of(point)
         cloud = cloud_of(wp.max(query, 0), batch)
-        decay = rate_of(float(unit), problem.sigma[0], problem.power, problem.limit)
+        task.decay = rate_of(float(unit), problem.sigma[0], problem.power, problem.limit)
+        if sparse:
+            leaves = is_sparse(q, cloud, searched, problem)
+            sparse[block / searches] = wp.where(leaves, 1, 0)
+            if leaves:
+                return
         # Weights of a mean are relative to a neighbour: the first that a warp meets, where they cannot
         # vanish or grow too large then, else the nearest. So one weight is 1, and its features every bit.
         state = State()
         if wp.static(relative):
             state[channels + 1] = float(wp.inf)
         base = float(wp.inf)
-        careful = bool(False)
-        if wp.static(decays):
-            levels = level_of(problem.radius, problem.limit) - level_of(float(0.0), problem.limit)
-            careful = not (levels * decay <= float(MOST_DECAY * unit))
-        passes = wp.where(wp.static(relative) and careful, 2, 1)
+        task.careful = careful(problem, task.decay)
+        passes = wp.where(wp.static(relative) and task.careful, 2, 1)
         for step in range(passes):
-            seeking = step + 1 < passes
-            state = search(state, seeking, careful, q, cloud, searched, problem, decay, chunk)
+            task.seeking = step + 1 < passes
+            state = search(state, q, cloud, searched, problem, task)
             base = least_of_block(state, reserve())
-            if seeking:
+            if task.seeking:
                 state[channels + 1] = base
         finite = wp.isfinite(q)
         aggregated, softmax = problem.aggregated, problem.softmax
-        write_rows(state, reserve(), base, decay, query, finite, chunk, aggregated, softmax)
+        write_rows(state, reserve(), base, task.decay, query, finite, task.chunk, aggregated, softmax)
 
     return aggregate

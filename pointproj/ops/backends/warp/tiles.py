@@ -37,26 +37,26 @@ def tile_shape(rows: int, channels: int) -> TileShape:
 class Tiles(NamedTuple):
     """Functions that all lanes of a warp, or of a block, call together."""
 
-    State: Any  # sums of the channels, total weight, and the level that weights are relative to
+    State: Any  # what a lane adds up for its point
+    Task: Any  # struct that says what to do, the same in all lanes
     reserve: wp.Function  # () -> address of this warp's queue of candidates
     push: wp.Function  # (address, size, exists, point) -> size; every lane may bring one
-    flush: wp.Function  # (state, address, size, ...) -> state with all that wait
-    least_of_block: wp.Function  # (state, address) -> smallest of all warps' last number in the state
-    write_rows: wp.Function  # (state, address, that, ...): from all warps' sums, relative to that level
+    flush: wp.Function  # (state, address, size, q, largest_square, task) -> state with all that wait
 
 
-_TYPE = """
+TYPE = """
     struct alignas(16) Tile {{
         float point[32][4];  // the last is the bits of the row
         float number[32];  // of the lanes' points
-        float values[{channels} * 33];
+        float values[{columns} * 33];
+        {saved}
     }};
 """
 _RESERVE = """
     __shared__ Tile all_tiles[{warps}];
     return reinterpret_cast<unsigned long long>(all_tiles + threadIdx.x / 32);
 """
-_OWN = """
+OWN = """
     Tile& own = *reinterpret_cast<Tile*>(address);
     const int lane = threadIdx.x & 31;
 """
@@ -70,21 +70,22 @@ _PUSH = """
 """
 # Rows come from memory several at a time, a lane for each channel, or in vain; the list ends in points that
 # are nowhere, with any row. Levels are rounded as they should be where a fast decay magnifies their error.
-_FLUSH = """
+STAGE = """
     if (size == 0) return state;
     __syncwarp();
     int row = 0;
     if (lane < size) {{
         row = __float_as_int(own.point[lane][3]);
+        {save}
     }} else {{
         own.point[lane][0] = NAN;
     }}
-    const int column = lane % {per_row}, last = values.shape[1] - 1;
-    const int channel = chunk * {channels} + column < last ? chunk * {channels} + column : last;
+    const int column = lane % {per_row}, last = task.values.shape[1] - 1;
+    const int channel = task.chunk * {channels} + column < last ? task.chunk * {channels} + column : last;
     const unsigned long long begin =
-        reinterpret_cast<unsigned long long>(values.data + static_cast<size_t>(row) * values.shape[1]);
+        reinterpret_cast<unsigned long long>(task.values.data + static_cast<size_t>(row) * (last + 1));
     #pragma unroll 1
-    for (int first = 0; first < size && !seeking; first += {staged}) {{
+    for (int first = 0; first < size && {staging}; first += {staged}) {{
         float value[{steps}];
         #pragma unroll
         for (int step = 0; step < {steps}; ++step) {{
@@ -99,8 +100,10 @@ _FLUSH = """
         }}
     }}
     __syncwarp();
+"""
+ADD_ALL = """
     {seek}
-    if (careful) {{
+    if (task.careful) {{
         {add_carefully}
     }} else {{
         {add}
@@ -109,7 +112,7 @@ _FLUSH = """
     return state;
 """
 _SEEK = """
-    if (seeking) {{
+    if (task.seeking) {{
         #pragma unroll 2
         for (int i = 0; i < size; ++i) {{
             const float* from = own.point[i];
@@ -120,6 +123,7 @@ _SEEK = """
         return state;
     }}
 """
+NUMBERS = "const float decay = task.decay, limit = task.limit;"
 # What is not within the radius must be left out, not weighted with 0: it may be infinite.
 _ADD = """
     #pragma unroll 1
@@ -149,13 +153,13 @@ _ADD = """
     }}
 """
 # With the rounding of the reference, which decides who is a neighbour.
-_DISTANCE = """
+DISTANCE = """
             const float4 p = *reinterpret_cast<const float4*>(from);
             const float dx = q[0] - p.x, dy = q[1] - p.y, dz = q[2] - p.z;
             const float square = dx * dx + dy * dy + dz * dz;
             {level}"""
 _BASE_AT_FIRST = "if (within[j] && {base} == INFINITY) {base} = level;"
-_FOUR = "struct alignas(16) Four {{ float x[4]; }};"
+FOUR = "struct alignas(16) Four {{ float x[4]; }};"
 _LEAST_OF_BLOCK = """
     own.number[lane] = {base};
     __syncthreads();
@@ -183,7 +187,7 @@ _ADD_UP = """
     const Tile* all = &own - threadIdx.x / 32;
 """
 # Of each row, one channel a lane.
-_WRITE_ROWS = """
+WRITE_ROWS = """
     const int channel = chunk * {channels} + lane;
     #pragma unroll 1
     for (int i = threadIdx.x / 32; i < 32; i += {warps}) {{
@@ -211,63 +215,85 @@ _SCALES = {"mean": "float scale = 0; if (total > 0) scale = 1 / total;", "sum": 
 AHEAD = 2  # candidates whose weights are on their way
 
 
-@functools.cache
-def tiles(channels: int, warps: int, kernel: str, reduce: str) -> Tiles:
-    """For ``channels`` and ``warps`` that share 32 points."""
-    State = wp.types.vector(length=channels + 2, dtype=wp.float32)
-    matrix = wp.array2d(dtype=wp.float32)
+def tile_names(channels: int, warps: int) -> dict[str, Any]:
+    """What snippets for ``channels`` and ``warps`` that share 32 points have in common."""
     per_row = 1 << (channels - 1).bit_length()
     rows = LANES // per_row  # that all lanes load at once
     steps = min(8, per_row)
+    shape = {"channels": channels, "columns": channels, "warps": warps, "ahead": AHEAD}
+    loads = {"per_row": per_row, "rows": rows, "steps": steps, "staged": steps * rows}
+    return {**shape, **loads, "saved": "", "save": "", "staging": "true"}
+
+
+def queue_functions(names: dict[str, Any]) -> tuple[wp.Function, wp.Function]:
+    """``reserve`` and ``push`` of :class:`Tiles`."""
+
+    @wp.func_native((TYPE + _RESERVE).format(**names))
+    def reserve() -> wp.uint64: ...
+
+    @wp.func_native((TYPE + OWN + _PUSH).format(**names))
+    def push(address: wp.uint64, size: int, exists: bool, point: wp.vec4f) -> int: ...
+
+    return reserve, push
+
+
+@wp.struct
+class SumTask:
+    """How weighted rows are summed up."""
+
+    seeking: bool  # whether it is only the nearest that is looked for
+    careful: bool  # whether levels are rounded as in the functions of weightings
+    decay: wp.float32  # of the logarithm of a weight, to the base of 2
+    limit: wp.float32
+    values: wp.array2d(dtype=wp.float32)
+    chunk: int
+
+
+class SumTiles(NamedTuple):
+    """Tiles for weighted sums of rows.
+
+    The state holds sums of the channels, total weight, and the level that weights are relative to.
+    """
+
+    tiles: Tiles
+    least_of_block: wp.Function  # (state, address) -> smallest of all warps' last number in the state
+    write_rows: wp.Function  # (state, address, that, ...): from all warps' sums, relative to that level
+
+
+@functools.cache
+def sum_tiles(channels: int, warps: int, kernel: str, reduce: str) -> SumTiles:
+    """For ``channels`` and ``warps`` that share 32 points."""
+    State = wp.types.vector(length=channels + 2, dtype=wp.float32)
+    matrix = wp.array2d(dtype=wp.float32)
     names = {
+        **tile_names(channels, warps),
         "base": f"state[{channels + 1}]",
         "rescale": EXP.format(to="rescale"),
         "scale": _SCALES[reduce],
-        "channels": channels,
-        "warps": warps,
-        "ahead": AHEAD,
-        "per_row": per_row,
-        "rows": rows,
-        "steps": steps,
-        "staged": steps * rows,
+        "staging": "!task.seeking",
     }
     level, quick_level, weight = TILE_WEIGHTS[kernel]
     relative = is_relative(kernel, reduce)
     names["base_at_first"] = _BASE_AT_FIRST.format(**names) if relative else ""
     names["weight"] = weight.format(**names)
-    names["distance"] = _DISTANCE.format(level=level)
+    names["distance"] = DISTANCE.format(level=level)
     names["seek"] = _SEEK.format(**names) if relative else ""
     names["add_carefully"] = _ADD.format(**names)
-    names["add"] = _ADD.format(**{**names, "distance": _DISTANCE.format(level=quick_level)})
+    names["add"] = _ADD.format(**{**names, "distance": DISTANCE.format(level=quick_level)})
+    reserve, push = queue_functions(names)
 
     def snippet(*parts: str) -> str:
         return "".join(parts).format(**names)
 
-    @wp.func_native(snippet(_TYPE, _RESERVE))
-    def reserve() -> wp.uint64: ...
-
-    @wp.func_native(snippet(_TYPE, _OWN, _PUSH))
-    def push(address: wp.uint64, size: int, exists: bool, point: wp.vec4f) -> int: ...
-
-    @wp.func_native(snippet(_TYPE, _FOUR, _OWN, _FLUSH))
+    @wp.func_native(snippet(TYPE, FOUR, OWN, NUMBERS, STAGE, ADD_ALL))
     def flush(
-        state: State,
-        address: wp.uint64,
-        size: int,
-        seeking: bool,
-        careful: bool,
-        q: wp.vec3f,
-        largest_square: wp.float32,
-        decay: wp.float32,
-        limit: wp.float32,
-        values: matrix,
-        chunk: int,
+        state: State, address: wp.uint64, size: int, q: wp.vec3f, largest_square: wp.float32, task: SumTask
     ) -> State: ...
 
-    @wp.func_native(snippet(_TYPE, _OWN, _LEAST_OF_BLOCK))
+    @wp.func_native(snippet(TYPE, OWN, _LEAST_OF_BLOCK))
     def least_of_block(state: State, address: wp.uint64) -> wp.float32: ...
 
-    @wp.func_native(snippet(_TYPE, _OWN, _RESCALE, _ADD_UP, _INVERSE, _WRITE_ROWS))
+    @wp.func_native(snippet(TYPE, OWN, _RESCALE, _ADD_UP, _INVERSE, WRITE_ROWS))
     def write_rows(
         state: State,
         address: wp.uint64,
@@ -280,4 +306,4 @@ def tiles(channels: int, warps: int, kernel: str, reduce: str) -> Tiles:
         softmax: matrix,
     ): ...
 
-    return Tiles(State, reserve, push, flush, least_of_block, write_rows)
+    return SumTiles(Tiles(State, SumTask, reserve, push, flush), least_of_block, write_rows)

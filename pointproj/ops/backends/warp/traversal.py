@@ -75,17 +75,26 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     """``visit_runs(state, q, points, data, begin, count) -> state``: every lane brings a run of sorted
     points.
 
-    For one lane, or all 32 of a warp.
+    All 32 lanes of a warp share the points of all runs; fewer lanes go through their runs side by side.
     """
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     width, lane, take, sum_before = lanes.count, lanes.lane, lanes.take, lanes.sum_before
+    ballot = lanes.ballot
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
             state = visit(state, q, data, points, at, True)
+        return state
+
+    @wp.func
+    def visit_own_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
+        i = int(0)
+        while ballot(i < count) != 0:
+            state = visit(state, q, data, points, begin + i, i < count)
+            i += 1
         return state
 
     @wp.func
@@ -102,4 +111,6 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
             state = visit(state, q, data, points, at, candidate < candidates)
         return state
 
-    return visit_run if width == 1 else visit_runs
+    if width == 1:
+        return visit_run
+    return visit_runs if width == 32 else visit_own_runs

@@ -1,0 +1,158 @@
+"""Sums within a radius for points on a GPU that have few neighbours in common: some lanes work on each.
+
+What :mod:`pointproj.ops.backends.warp.tile_sums` leaves.
+"""
+
+import functools
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.backends.warp.common import (
+    BLOCK,
+    OPTIONS,
+    REALS,
+    Batch,
+    BatchStruct,
+    cloud_of,
+    packed_point,
+)
+from pointproj.ops.backends.warp.hash_grid import SearchedGrid, ball_search, searched_struct
+from pointproj.ops.backends.warp.lanes import lanes
+from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
+from pointproj.ops.backends.warp.radius_gradients import TILE
+from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, neighbor_distance, problem_struct
+from pointproj.ops.backends.warp.traversal import Visitor
+from pointproj.ops.backends.warp.weighting import is_relative, weight_functions
+from pointproj.ops.bridge.warp_op import Launch
+
+SPARSE_LANES = 8
+SPARSE_BOUNDS = (BLOCK, 4)
+
+
+def sparse_division(channels: int) -> Division:
+    """How the channels of one point are divided up among few lanes."""
+    of_lane = min(4, -(-channels // SPARSE_LANES))
+    return Division(SPARSE_LANES, of_lane, -(-channels // (SPARSE_LANES * of_lane)))
+
+
+def launch_sparse(
+    launch: Launch,
+    sorted_queries: Tensor,
+    batch: Batch,
+    searched: SearchedGrid,
+    problem: RadiusProblem,
+    sparse: Tensor,
+    kernel: str,
+    reduce: str,
+) -> None:
+    """Fill the rows of ``problem.aggregated`` and ``problem.softmax`` whose tile is sparse."""
+    division = sparse_division(problem.features.shape[1])
+    compiled = sparse_kernel(division, kernel, reduce)
+    shape = (batch.rows * division.searches, division.lanes)
+    launch(compiled, shape, sorted_queries, batch, searched, problem, sparse)
+
+
+@functools.cache
+def sparse_kernel(division: Division, kernel: str, reduce: str) -> wp.Kernel:
+    """Running softmax, or sum, over the reference points near a query."""
+    positions = sums = torch.float32
+    place, vec3 = REALS[positions]
+    sorted_points = wp.array2d(dtype=place)
+    real, _ = REALS[sums]
+    count, channels, searches = division
+    SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
+    distance = neighbor_distance(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    Channels, channel_of, _ = row_sum(sums, count, channels)
+    capacity, reserve, push, number_at, _, set_number, flush_rows = row_queue(sums, count, channels)
+    group = lanes(count)
+    item, lane, minimum, total_of = group.item, group.lane, group.minimum, group.total
+    rate_of, level_of, relative_weight, *_ = weight_functions(kernel, sums)
+    relative = is_relative(kernel, reduce)
+
+    @wp.struct
+    class State:
+        chunk: int
+        rate: real  # at which weights decay
+        base: real  # level of the nearest neighbour so far, if weights are relative to it
+        total: real  # of this lane's weights
+        sums: Channels
+        queued: int  # references whose distance waits in the queue
+
+    @wp.func
+    def flush(state: State, problem: ProblemStruct):
+        """Add up the references that wait."""
+        queue = reserve()
+        if wp.static(relative):
+            least = real(wp.inf)
+            for i in range(lane(), state.queued, count):
+                least = wp.min(least, level_of(number_at(queue, i), problem.limit))
+            least = minimum(least)
+            if least < state.base:
+                rescale = wp.exp((least - state.base) * state.rate)
+                state.total *= rescale
+                state.sums *= rescale
+                state.base = least
+        for i in range(lane(), state.queued, count):
+            weight = relative_weight(state.base, number_at(queue, i), state.rate, problem.limit)
+            state.total += weight
+            set_number(queue, i, weight)
+        state.sums = flush_rows(state.sums, problem.features, state.chunk, queue, state.queued)
+        state.queued = 0
+        return state
+
+    @wp.func
+    def visit(state: State, q: vec3, problem: ProblemStruct, points: sorted_points, at: int, exists: bool):
+        far = real(-1.0)
+        reference = int(0)
+        if exists:
+            point = load_point(points, at)
+            far = distance(problem, q, point)
+            reference = row_of(point)
+        state.queued = push(reserve(), state.queued, far >= real(0.0), far, reference)
+        if state.queued > capacity - count:
+            state = flush(state, problem)
+        return state
+
+    search = ball_search(positions, group, Visitor(State, ProblemStruct, visit))
+
+    @wp.kernel(**OPTIONS, launch_bounds=SPARSE_BOUNDS)
+    def aggregate_sparse(
+        sorted_queries: wp.array2d(dtype=place),
+        batch: BatchStruct,
+        searched: SearchedStruct,
+        problem: ProblemStruct,
+        sparse: wp.array(dtype=wp.int32),
+    ):
+        first, _ = wp.tid()
+        at = item(first) / searches
+        if sparse[at / TILE] == 0:
+            return
+        point = load_point(sorted_queries, at)
+        q = vec3(point[0], point[1], point[2])
+        query = row_of(point)
+        state = State()
+        state.chunk = item(first) % searches
+        state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
+        if wp.static(relative):
+            state.base = real(wp.inf)
+        if wp.isfinite(q):
+            state = search(state, q, searched, problem, cloud_of(query, batch), problem.radius)
+            state = flush(state, problem)
+        total = total_of(state.total)
+        inverse = real(1.0)
+        if wp.static(reduce == "mean"):
+            inverse = wp.where(total > real(0.0), real(1.0) / total, real(0.0))
+        if not wp.isfinite(q):
+            inverse = real(wp.nan)
+        for i in range(channels):
+            channel = channel_of(state.chunk, i)
+            if channel < problem.features.shape[1]:
+                problem.aggregated[query, channel] = state.sums[i] * inverse
+        if state.chunk == 0 and lane() == 0:
+            problem.softmax[query, 0] = state.base
+            problem.softmax[query, 1] = inverse
+
+    return aggregate_sparse
