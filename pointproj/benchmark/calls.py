@@ -1,8 +1,9 @@
 """What is called in each mode, and how in each execution.
 
 Modes of the operator alone: ``build`` (the index), ``search`` (``pointproj.knn`` with a ready index), ``knn``
-(both in one call), ``aggregate`` (the forward, index included), ``operator`` (that and the
-gradient of the features). Modes of the network: ``forward`` and ``step`` (forward, loss, backward, Adam).
+(both in one call), ``aggregate`` (the forward, index included), ``operator`` (that and the gradient of the
+features), ``gradients`` (that and all gradients: of features, both sets of points, and sigma). Modes of the
+network: ``forward`` and ``step`` (forward, loss, backward, Adam).
 
 Executions: ``eager``; ``compiled``, by torch.compile with fullgraph=True; ``captured``, compiled and then
 replayed as one CUDA graph (``build`` and ``search`` are captured as they are).
@@ -52,6 +53,9 @@ class OperatorCalls:
         self.problem = problem
         self.device = problem.query_points.device
         self.features = problem.features.detach().clone().requires_grad_()
+        points = (points.detach().clone().requires_grad_() for points in problem[:2])
+        self.points = problem._replace(**dict(zip(problem._fields[:2], points, strict=True)))
+        self.sigma = torch.tensor(contender.sigma, device=self.device, requires_grad=True)
         shape = (*problem.query_points.shape[:-1], problem.features.shape[-1])
         self.upstream = torch.empty(shape, dtype=self.features.dtype, device=self.device)
         self._functions: dict[tuple[str, bool], Callable[[], Any]] = {}
@@ -74,6 +78,15 @@ class OperatorCalls:
         aggregate = self._function("aggregate", contender.aggregate, compiled)
         if mode == "aggregate":
             return lambda: aggregate(problem, problem.features)
+
+        if mode == "gradients":
+            leaves = self.features, *self.points[:2], self.sigma
+
+            def gradients() -> tuple[Tensor, ...]:
+                values = aggregate(self.points, self.features, self.sigma)
+                return values.detach(), *torch.autograd.grad(values, leaves, self.upstream)
+
+            return gradients
 
         def operator() -> tuple[Tensor, Tensor]:
             values = aggregate(problem, self.features)

@@ -14,7 +14,7 @@ from pointproj.benchmark.peer import Nearest
 from pointproj.benchmark.plan import Entry
 from pointproj.benchmark.recorder import Recorder, check_error, collect_only_new_garbage, without_time
 from pointproj.benchmark.results import MISSING, Row
-from pointproj.benchmark.workloads import NETWORK, Workload
+from pointproj.benchmark.workloads import NETWORK, SUMS, Workload
 from pointproj.runtime.errors import first_line
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ def measure_workload(recorder: Recorder, workload: Workload, planned: list[Entry
         log.error("%s is left out, its clouds cannot be made: %s", workload.name, first_line(failure))
         return
     recorder.display.workload(workload, clouds.problem, clouds.expected.checked_queries)
+    recorder.mark(f"{workload.name}, clouds of {clouds.problem.reference_points.shape[:-1].numel():,} points")
     for entry in planned:
         if entry.missing:
             blank = clouds.blank(entry.contender, "-", "-")
@@ -66,6 +67,7 @@ class _Clouds:
             return
         if error is not None:
             self.recorder.display.agrees(contender.name, error)
+        self.recorder.mark(f"{self.workload.name}, {contender.name}, comparison with the reference")
         made: dict[bool, OperatorCalls | NetworkCalls] = {}
         for mode, execution in measurements:
             of_network = mode in NETWORK
@@ -79,7 +81,7 @@ class _Clouds:
         if contender.knn is not None and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
             error = self._neighbors_error(contender, contender.knn(self.problem))
             errors.append(check_error("neighbours", error, contender.search_tolerance))
-        if modes & {"aggregate", "operator", "forward", "step"}:
+        if modes & {*SUMS, *NETWORK}:
             calls = OperatorCalls(contender, self.problem)
             self.expected.fill_upstream(calls.upstream, checked_only=True)
             error = self.expected.sums_error(*calls.make("operator", "eager")())
@@ -98,7 +100,7 @@ class _Clouds:
 
         def make() -> Callable[[], Any]:
             self.recorder.projection.check_growth(blank)
-            if mode == "operator":
+            if mode in ("operator", "gradients"):
                 expected.fill_upstream(calls.upstream, checked_only=True)
             return calls.make(mode, execution)
 
@@ -107,7 +109,7 @@ class _Clouds:
                 return self._neighbors_error(contender, result)
             if mode == "aggregate":
                 return expected.sums_error(result)
-            if mode == "operator":
+            if mode in ("operator", "gradients"):
                 error = expected.sums_error(*result)
                 expected.fill_upstream(calls.upstream, checked_only=False)
                 return error
@@ -118,7 +120,7 @@ class _Clouds:
                 return expected.network_error(step.forward(calls.batch), step.model)
             return None
 
-        row = self.recorder.measured(blank, make, error_of, allowed)
+        row = self.recorder.measured(blank, make, error_of, allowed, host=self.workload.host)
         self.recorder.projection.learn(row)
         return row
 

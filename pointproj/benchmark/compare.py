@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from pointproj.benchmark.results import OK, Row, read_rows, require_one_commit, select
+from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
 from pointproj.benchmark.table import markdown
 
 ALLOWED = 1.03  # a row with a larger ratio is slower
@@ -36,10 +36,10 @@ def report(before: list[Row], after: list[Row]) -> str:
     Raises
     ------
     ValueError
-        If a list has rows of several commits on one device, or no row has a time in both.
+        If the rows of a list are not of one run, or no row has a time in both.
     """
-    require_one_commit(before)
-    require_one_commit(after)
+    require_one_run(before)
+    require_one_run(after)
     old, new = ({row.measurement: row for row in select(rows, status=OK)} for rows in (before, after))
     pairs = [Pair(row, new[key], new[key].p50_ms / row.p50_ms) for key, row in old.items() if key in new]
     if not pairs:

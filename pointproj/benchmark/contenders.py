@@ -38,7 +38,8 @@ class Contender:
     package: str
     modes: tuple[str, ...]
     executions: tuple[str, ...]
-    aggregate: Callable[[Problem, Tensor], Tensor]  # problem, its features
+    aggregate: Callable[..., Tensor]  # problem, its features, and where gradients go to it sigma
+    sigma: float
     knn: Callable[[Problem], Nearest] | None  # index built inside
     build: Callable[[Problem], Any] | None
     search: Callable[[Problem, Any], Nearest] | None  # the same, with a ready index
@@ -92,7 +93,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
     function = pointproj.knn_aggregate if operator == "knn" else pointproj.radius_aggregate
     radius = None if operator == "knn" else neighborhood
 
-    def aggregate(problem: Problem, features: Tensor) -> Tensor:
+    def aggregate(problem: Problem, features: Tensor, sigma: Tensor | float = sigma) -> Tensor:
         points = problem.query_points, problem.reference_points
         return function(*points, features, neighborhood, sigma=sigma, backend=name, **problem.offsets)
 
@@ -114,6 +115,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         modes=tuple(m for m in workload.modes if not (brute_force and m in ("build", "search"))),
         executions=EXECUTIONS[:2] if waits(name) else EXECUTIONS,
         aggregate=aggregate,
+        sigma=sigma,
         knn=search if operator == "knn" else None,
         build=build,
         search=search if operator == "knn" else None,
@@ -138,7 +140,7 @@ def peer_contender(peer: Peer, workload: Workload) -> Contender:
     def knn(problem: Problem) -> Nearest:
         return peer.function(problem.query_points, problem.reference_points, neighborhood)
 
-    unknown = {"build", "search"} | (set() if peer.finds_neighbors else {"knn"})
+    unknown = {"build", "search", "gradients"} | (set() if peer.finds_neighbors else {"knn"})
     return Contender(
         name=peer.name,
         kind="peer",
@@ -148,6 +150,7 @@ def peer_contender(peer: Peer, workload: Workload) -> Contender:
         aggregate=lambda problem, features: aggregate_points(
             problem.query_points, problem.reference_points, features
         ),
+        sigma=sigma,
         knn=knn if peer.finds_neighbors else None,
         build=None,
         search=None,

@@ -1,5 +1,6 @@
 """What a run shows: one line per row, and on a terminal also what is being measured."""
 
+import time
 from collections import Counter
 from types import TracebackType
 
@@ -11,6 +12,7 @@ from pointproj.benchmark.results import MISSING, OK, WRONG, Row
 from pointproj.benchmark.workloads import Workload
 from pointproj.ops.cases import Problem
 
+MOST_NAMED = 25  # rows that took long
 COLOURS = {OK: "default", WRONG: "red", MISSING: "dim"}
 
 
@@ -26,7 +28,7 @@ class Display:
     def __init__(self, *, shown: bool = True) -> None:
         self.console = Console(highlight=False, soft_wrap=True, quiet=not shown)
         self._status = self.console.status("")
-        self._done, self._expected = 0, 0
+        self._done, self._expected, self._started = 0, 0, time.monotonic()
 
     def __enter__(self) -> "Display":
         if self.console.is_terminal:
@@ -48,6 +50,7 @@ class Display:
     def expect(self, rows: int) -> None:
         """How many rows there will be."""
         self._expected = rows
+        self._started = time.monotonic()
 
     def preparing(self, name: str) -> None:
         """A workload's clouds are being made."""
@@ -84,7 +87,8 @@ class Display:
         """A row has been measured."""
         self._done += 1
         count = f"[{self._done}/{self._expected}]"
-        line = f"{count:>10} {row.contender:16} {row.mode:16} {row.execution:9}"
+        seconds = f"{time.monotonic() - self._started:.0f} s"
+        line = f"{count:>10} {seconds:>6} {row.contender:16} {row.mode:16} {row.execution:9}"
         if row.status == OK:
             error = "" if row.parity_error is None else f"  error {row.parity_error:.1e}"
             spread = f"{row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
@@ -94,7 +98,20 @@ class Display:
             line += f" {row.status}: {row.note}"
         self.console.print(escape(line), style=COLOURS.get(row.status, "yellow"))
 
-    def footer(self, rows: list[Row]) -> None:
-        """How many rows have which status."""
+    def footer(self, rows: list[Row], spent: list[tuple[str, float]], allowed: float) -> None:
+        """How many rows have which status, and where the time of the run went."""
         counts = Counter(row.status for row in rows)
-        self.console.print("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()))
+        total = sum(seconds for _, seconds in spent)
+        self.console.print(
+            f"\n{', '.join(f'{count} {status}' for status, count in counts.items())}; {total:.0f} s in all"
+        )
+        of_workloads: Counter[str] = Counter()
+        for what, seconds in spent:
+            of_workloads[what.partition(",")[0]] += seconds
+        parts = (f"{name} {seconds:.0f} s" for name, seconds in of_workloads.most_common())
+        self.console.print(escape(", ".join(parts)))
+        slow = sorted((item for item in spent if item[1] > allowed), key=lambda item: -item[1])
+        if slow:
+            self.console.print(f"longer than row_s={allowed:g}:")
+        for what, seconds in slow[:MOST_NAMED]:
+            self.console.print(escape(f"{seconds:8.1f} s  {what}"))

@@ -77,6 +77,7 @@ def measure(recorder: Recorder, rows: list[Planned]) -> None:
     for (workload, size), of_cloud in itertools.groupby(rows, key=lambda row: row[:2]):
         recorder.display.preparing(workload)
         cloud = ListCloud(recorder, workload, size)
+        recorder.mark(f"{workload}, clouds of {size:,} points")
         for contender, of_contender in itertools.groupby(of_cloud, key=lambda row: row.contender):
             with collect_only_new_garbage():
                 cloud.measure(contender, [row.execution for row in of_contender])

@@ -66,23 +66,24 @@ class Expected:
             errors.append((returned - got).abs() / expected[:, -1:])
         return torch.cat(errors).nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
 
-    def sums_error(self, values: Tensor, gradient: Tensor | None = None) -> float:
-        """The larger error of aggregated features and of the features' gradient, relative in norm.
+    def sums_error(self, values: Tensor, *gradients: Tensor) -> float:
+        """The largest error of aggregated features and of gradients, relative in norm.
 
         Parameters
         ----------
         values : (..., C) tensor
             Of all queries.
-        gradient : tensor, optional
-            Of the shape of the features; for the upstream gradient of :meth:`fill_upstream`.
+        *gradients : tensors
+            Of the features; then of query points, reference points and sigma. For the upstream gradient of
+            :meth:`fill_upstream`.
         """
         if self._values is None:
-            self._values, self._gradient = self._by_reference()
+            self._values, self._gradients = self._by_reference()
         rows = torch.cat(self.rows).to(self.device)
-        error = relative_error(values.flatten(0, -2)[rows], self._values)
-        if gradient is None:
-            return error
-        return max(error, relative_error(gradient.flatten(0, -2), self._gradient))
+        errors = [relative_error(values.flatten(0, -2)[rows], self._values)]
+        for got, expected in zip(gradients, self._gradients, strict=False):
+            errors.append(relative_error(got.view(expected.shape), expected))
+        return max(errors)
 
     def network_error(self, prediction: Tensor, model: torch.nn.Module) -> float:
         """The error of a prediction, relative in norm.
@@ -109,25 +110,32 @@ class Expected:
             numbers *= keep.view(*numbers.shape[:-1], 1)
         upstream.copy_(numbers)
 
-    def _by_reference(self) -> tuple[Tensor, Tensor]:
+    def _by_reference(self) -> tuple[Tensor, list[Tensor]]:
         query, points, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
         upstream = torch.empty(len(query), features.shape[1], dtype=features.dtype, device=self.device)
         self.fill_upstream(upstream, checked_only=True)
-        values, gradient = [], torch.zeros_like(features)
+        sigma = torch.tensor(self.workload.case.sigma, dtype=points.dtype, device=self.device)
+        values, gradients = [], [torch.zeros_like(of) for of in (features, query, points, sigma)]
         for rows, (_, cloud) in zip(self.rows, self.problem.ranges(), strict=True):
             span = slice(cloud.start, cloud.stop)
-            leaf = features[span].detach().requires_grad_()
             pairs = PAIRS_WITH_GRADIENT[self.device.type]
             for some in rows.to(self.device).split(max(1, pairs // max(1, len(cloud)))):
-                value = self._reference(query[some], points[span], leaf)
-                gradient[span] += torch.autograd.grad(value, leaf, upstream[some])[0]
+                places = span, some, span, ...
+                parts = zip((features, query, points, sigma), places, strict=True)
+                leaves = [of[place].detach().requires_grad_() for of, place in parts]
+                value = self._reference(leaves[1], leaves[2], leaves[0], leaves[3])
+                found = torch.autograd.grad(value, leaves, upstream[some])
+                for gradient, place, part in zip(gradients, places, found, strict=True):
+                    gradient[place] += part
                 values.append(value.detach())
-        return torch.cat(values), gradient
+        return torch.cat(values), gradients
 
-    def _reference(self, query: Tensor, points: Tensor, features: Tensor) -> Tensor:
+    def _reference(
+        self, query: Tensor, points: Tensor, features: Tensor, sigma: Tensor | float | None = None
+    ) -> Tensor:
         of = self.workload
         aggregate = reference.knn_aggregate if of.operator == "knn" else reference.radius_aggregate
-        return aggregate(query, points, features, of.neighborhood, of.case.sigma)
+        return aggregate(query, points, features, of.neighborhood, of.case.sigma if sigma is None else sigma)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -92,6 +92,19 @@ def _contenders(
             yield peer_contender(peer, workload), peer.missing()
 
 
+def _is_read(contender: Contender, workload: Workload, mode: str, execution: str) -> bool:
+    """Whether a row says what no other one says; those that do not are left out unless the config names them.
+
+    The forward alone is compiled as in the operator and in the step. Where most of the time is the device's,
+    a compiled or captured call takes as long as an eager one; the tutorial compiles its networks.
+    """
+    if contender.kind == "peer" or "captured" not in contender.executions:
+        return execution == "eager" or mode in NETWORK
+    if contender.brute_force:
+        return execution == "eager" and workload.name != "host_w1" and mode != "gradients"
+    return execution != "compiled" or mode not in ("aggregate", "forward")
+
+
 def _measurements(
     contender: Contender, config: BenchConfig, workload: Workload, device_type: str
 ) -> Iterator[tuple[str, str]]:
@@ -103,6 +116,8 @@ def _measurements(
             # The compiler does not look into a peer's search: only the network around it gains anything.
             nothing_to_compile = mode in NOT_COMPILED or (contender.kind == "peer" and mode not in NETWORK)
             if execution == "compiled" and nothing_to_compile:
+                continue
+            if config.execution is None and not _is_read(contender, workload, mode, execution):
                 continue
             if execution in wanted and execution in contender.executions:
                 yield mode, execution

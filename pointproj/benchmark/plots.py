@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from pointproj.benchmark.results import OK, Row, fastest, read_rows, require_one_commit, select
+from pointproj.benchmark.results import OK, Row, fastest, read_rows, require_one_run, select
 from pointproj.benchmark.table import NAMED, SCALING
 
 MODES = {"operator": "operator, forward and feature gradient", "step": "whole training step"}
@@ -41,10 +41,10 @@ def draw(path: Path) -> list[Path]:
     Raises
     ------
     ValueError
-        If the rows of one device were measured at several commits.
+        If the rows are not of one run.
     """
     rows = select(read_rows(path), status=OK)
-    require_one_commit(rows)
+    require_one_run(rows)
     colours = _colours(rows)
     pictures = {"scaling": _scaling, "workloads": _workloads, "memory": _memory}
     drawn = []

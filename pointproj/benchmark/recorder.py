@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.display import Display
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.results import FAILED, SKIPPED, WRONG, ResultsFile, Row
-from pointproj.benchmark.timing import Timing, measure
+from pointproj.benchmark.timing import Timing, measure, measure_host
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.memory import allocated_bytes, empty_cache, peak_bytes, reset_peak
 
@@ -58,12 +59,21 @@ class Recorder:
         self.display = display
         self.projection = Projection(config, device)
         self.rows: list[Row] = []
+        self.spent: list[tuple[str, float]] = []  # seconds of each row and of what was made for several
+        self._last_mark = time.monotonic()
 
     def add(self, row: Row) -> None:
         """Keep a row and show it."""
         self.rows.append(row)
         self.file.add(row)
         self.display.row(row)
+        self.mark(f"{row.workload}, {row.contender}, {row.mode}, {row.execution}, {row.references:,} points")
+
+    def mark(self, what: str) -> None:
+        """Note that the time since the last mark was spent for this."""
+        now = time.monotonic()
+        self.spent.append((what, now - self._last_mark))
+        self._last_mark = now
 
     def measured(
         self,
@@ -72,6 +82,8 @@ class Recorder:
         error_of: Callable[[Any], float | None],
         allowed: float,
         repetitions: int | None = None,
+        *,
+        host: bool = False,
     ) -> Row:
         """Check and time a call. What it raises becomes a row without a time.
 
@@ -87,6 +99,8 @@ class Recorder:
             The largest error that is accepted.
         repetitions : int, optional
             As in :func:`~pointproj.benchmark.timing.measure`.
+        host : bool
+            Whether the host's time to issue the call is asked for.
 
         Returns
         -------
@@ -105,7 +119,10 @@ class Recorder:
             del result
             if error is not None:
                 check_error(f"{blank.mode} {blank.execution}", error, allowed)
-            timing = measure(call, self.device, self.config.budget_s, repetitions)
+            if host:
+                timing = measure_host(call, self.device, self.config.budget_s)
+            else:
+                timing = measure(call, self.device, self.config.budget_s, repetitions)
         except Exception as reason:
             return without_time(blank, reason)
         return dataclasses.replace(with_time(blank, timing), peak_mib=peak / MIB, parity_error=error)

@@ -17,7 +17,10 @@ OUT_OF_MINUTES = "minutes="  # how the note of a row begins that was not measure
 
 @dataclass(frozen=True)
 class Row:
-    """One result. Times are milliseconds per call; None (empty in the file) is unknown or not applicable."""
+    """One result. Times are milliseconds per call; None (empty in the file) is unknown or not applicable.
+
+    ``date`` is when the run was started, the same in all its rows.
+    """
 
     workload: str
     operator: str  # knn | radius | saxpy | import
@@ -65,15 +68,16 @@ class Row:
 
 
 COLUMNS = tuple(column.name for column in dataclasses.fields(Row))
+_REMEDY = "Measure again with 'python bench.py', which starts a new file for each run."
 _INTEGERS = ("queries", "references", "clouds", "k", "channels", "repetitions")
 _REALS = ("radius", "p20_ms", "p50_ms", "p80_ms", "peak_mib", "parity_error")
 
 
 class ResultsFile:
-    """A CSV file of one commit that is complete after every row, so that an interrupted run keeps its rows.
+    """A CSV file of one run that is complete after every row, so that an interrupted run keeps its rows.
 
-    Rows of the same commit stay in the file unless they are measured again. Rows of another commit do not:
-    the file is renamed to ``FILE.old`` when the first row of this commit arrives.
+    If there are rows of another run, the file is renamed to ``FILE.old`` when the first row of this one
+    arrives: a commit, and on a GPU even another hour of the same machine, would make them differ.
 
     Parameters
     ----------
@@ -97,44 +101,48 @@ class ResultsFile:
         """Keep ``row``, in place of an older one of the same measurement."""
         if not self._writes:
             return
-        if commits_of(self._rows.values()) not in ([], [row.commit]):
-            self._start_anew(row.commit)
+        if runs_of(self._rows.values()) not in ([], [(row.commit, row.date)]):
+            self._start_anew(row)
         self._rows.pop(row.key, None)
         self._rows[row.key] = row
         write_rows(self.path, self._rows.values())
 
-    def _start_anew(self, commit: str) -> None:
-        others = ", ".join(commits_of(self._rows.values()))
+    def _start_anew(self, row: Row) -> None:
         old = self.path.with_name(f"{self.path.name}.old")
         log.warning(
-            "%s has results of commit %s, this run is of %s: a new file is started, the old one is now %s",
-            *(self.path, others, commit, old),
+            "%s has results of %s, this run is of %s: a new file is started, the old one is now %s",
+            *(self.path, _said(runs_of(self._rows.values())), _said(runs_of([row])), old),
         )
         os.replace(self.path, old)
         self._rows = {}
 
 
-def commits_of(rows: Iterable[Row]) -> list[str]:
-    """The commits that rows were measured at, oldest row first."""
-    return list(dict.fromkeys(row.commit for row in sorted(rows, key=lambda row: row.date)))
+def runs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """(commit, when it was started) of the runs that rows are of, oldest first."""
+    return sorted({(row.commit, row.date) for row in rows}, key=lambda run: run[1])
 
 
-def require_one_commit(rows: Iterable[Row]) -> None:
-    """Refuse to show rows of several commits beside each other.
+def require_one_run(rows: Iterable[Row]) -> None:
+    """Refuse to show rows beside each other that are not of one commit, and on each device of one run.
 
     Raises
     ------
     ValueError
-        If the rows of one device were measured at several commits.
+        With what was found instead.
     """
     rows = list(rows)
     for device in dict.fromkeys(row.device for row in rows):
-        commits = commits_of(row for row in rows if row.device == device)
-        if len(commits) > 1:
-            raise ValueError(
-                f"{device}: expected results of one commit, got those of {', '.join(commits)}. "
-                "Measure again with 'python bench.py': it starts a new file for a new commit."
-            )
+        runs = runs_of(row for row in rows if row.device == device)
+        if len(runs) > 1:
+            raise ValueError(f"{device}: expected results of one run, got those of {_said(runs)}. {_REMEDY}")
+    if len({row.commit for row in rows}) > 1:
+        found = {row.device: row.commit for row in rows}
+        listed = ", ".join(f"{commit} ({device})" for device, commit in found.items())
+        raise ValueError(f"expected results of one commit, got those of {listed}. {_REMEDY}")
+
+
+def _said(runs: list[tuple[str, str]]) -> str:
+    return ", ".join(f"commit {commit} at {date}" for commit, date in runs)
 
 
 def select(rows: Iterable[Row], **wanted: object) -> list[Row]:

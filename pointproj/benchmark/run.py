@@ -1,8 +1,12 @@
 """The run: plan the rows, then measure workload after workload."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
 import torch
 
-from pointproj.benchmark import import_time, interop, large, lists, models
+from pointproj.benchmark import import_time, interop, large, lists, models, start
 from pointproj.benchmark.clouds import measure_workload
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_names, peer_names
@@ -19,7 +23,10 @@ from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.memory import configure_allocator
 
-OTHER_WORKLOADS = (lists, interop, large, models, import_time)  # each plans and measures its own rows
+OTHER_WORKLOADS = {  # each plans and measures its own rows
+    **{"lists": lists, "interop": interop, "large": large, "gino": models, "geotransolver": models},
+    **{"import": import_time, "start": start},
+}
 
 
 def run(config: BenchConfig) -> list[Row]:
@@ -50,6 +57,7 @@ def run(config: BenchConfig) -> list[Row]:
     if not processes.alone and config.workloads != ["large"]:
         raise ConfigError("several processes measure one workload together: write workloads=[large]")
     machine = {**machine_columns(device), "device": _device_names(device, processes)}
+    machine["date"] = config.started or machine["date"]
     file = ResultsFile(config.output or _default_output(machine), writes=processes.is_first)
     with Display(shown=processes.is_first) as display:
         recorder = Recorder(config, device, machine, file, display)
@@ -58,19 +66,26 @@ def run(config: BenchConfig) -> list[Row]:
 
 
 def _measure(recorder: Recorder) -> None:
-    config, device_type, display = recorder.config, recorder.device.type, recorder.display
+    config, display = recorder.config, recorder.display
     display.header(recorder.machine, str(recorder.file.path))
-    planned = [(w, [*entries(config, w, device_type)]) for w in workloads(config, device_type)]
-    others = [(workload, workload.planned(config, device_type)) for workload in OTHER_WORKLOADS]
-    rows = [entry.rows for _, of in planned for entry in of] + [len(of) for _, of in others]
-    display.expect(sum(rows))
-    for workload, of in planned:
-        if of:
-            measure_workload(recorder, workload, of)
-    for workload, of in others:
-        if of:
-            workload.measure(recorder, of)
-    display.footer(recorder.rows)
+    parts = [part for name in config.workloads for part in _parts(recorder, name)]
+    display.expect(sum(rows for rows, _ in parts))
+    for rows, measure in parts:
+        if rows:
+            measure()
+    display.footer(recorder.rows, recorder.spent, config.row_s)
+
+
+def _parts(recorder: Recorder, name: str) -> Iterator[tuple[int, Callable[[], None]]]:
+    """How many rows each part of a named workload has, and what measures it."""
+    config, device_type = replace(recorder.config, workloads=[name]), recorder.device.type
+    if name in OTHER_WORKLOADS:
+        other = OTHER_WORKLOADS[name]
+        planned = other.planned(config, device_type)
+        yield len(planned), partial(other.measure, recorder, planned)
+    for workload in workloads(config, device_type):
+        of = [*entries(config, workload, device_type)]
+        yield sum(entry.rows for entry in of), partial(measure_workload, recorder, workload, of)
 
 
 def _device_names(device: torch.device, processes: Processes) -> str:

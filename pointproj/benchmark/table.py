@@ -14,10 +14,9 @@ from pointproj.benchmark.results import (
     OUT_OF_MINUTES,
     SKIPPED,
     Row,
-    commits_of,
     fastest,
     read_rows,
-    require_one_commit,
+    require_one_run,
     select,
 )
 from pointproj.benchmark.tutorial import LINES
@@ -45,14 +44,14 @@ def page(rows: list[Row]) -> str:
     Raises
     ------
     ValueError
-        If the rows of one device were measured at several commits.
+        If the rows are not of one commit, or those of one device not of one run.
     """
     return f"{HEAD}\n{tables(rows)}\n"
 
 
 def tables(rows: list[Row]) -> str:
     """Markdown for all rows, device after device, GPUs first; errors as in :func:`page`."""
-    require_one_commit(rows)
+    require_one_run(rows)
     devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))
     parts = (_device(select(rows, device=device)) for device in devices)
     return "\n\n".join(text for part in parts for text in part)
@@ -64,11 +63,10 @@ def _device(rows: list[Row]) -> Iterator[str]:
     filled = [name for name in made if len(made[name]) > 2]  # more than the head
     if not filled:
         return
-    newest = max(rows, key=lambda row: row.date)
+    newest = rows[-1]
     versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
     known = [version for version in versions if not version.endswith(" ")]
-    commit = commits_of(rows)[0]
-    yield f"**{newest.device}** ({', '.join(known)}; commit {commit}, {newest.date[:10]})"
+    yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:10]})"
     for name in filled:
         yield f"{name}:\n\n" + "\n".join(made[name])
     yield from _absent(rows)

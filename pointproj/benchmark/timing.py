@@ -18,6 +18,7 @@ FASTEST_CALL_S = 1e-7  # no call is faster: the clock's resolution is too coarse
 MOST_SAMPLES = 500
 LONG_CALL_S = 0.5  # of longer calls only the second one is timed
 FEWEST_SAMPLES = 3
+ISSUED_IN_A_ROW = 5  # calls without waiting between them; so many that none waits for room in the queue
 
 
 class Timing(NamedTuple):
@@ -64,6 +65,33 @@ def measure(
         calls = _calls_per_sample(estimate)
     samples = min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S))))
     return percentiles(sample(function, device, calls, max(FEWEST_SAMPLES, samples)), calls)
+
+
+def measure_host(function: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
+    """Time that the host takes to issue a call, without waiting for the device; on a CPU that of the call.
+
+    Parameters
+    ----------
+    function : callable
+        It has run before at least once.
+    device : torch.device
+    budget_s : float
+        Seconds that the repetitions take, approximately.
+
+    Returns
+    -------
+    Timing
+    """
+    if device.type != "cuda":
+        return measure(function, device, budget_s)
+    seconds: list[float] = []
+    while len(seconds) < FEWEST_SAMPLES or (
+        len(seconds) < MOST_SAMPLES and sum(seconds) * ISSUED_IN_A_ROW < budget_s
+    ):
+        torch.cuda.synchronize(device)
+        seconds += _sample_on_host(function, device, ISSUED_IN_A_ROW, 1)
+    torch.cuda.synchronize(device)
+    return percentiles(seconds, ISSUED_IN_A_ROW)
 
 
 def _calls_per_sample(estimate: float) -> int:

@@ -21,6 +21,7 @@ ELEMENTS = {"cuda": 3 * 10**8, "cpu": 10**7}
 SELF_K = 8
 
 SEARCH = ("build", "search", "knn")
+SUMS = ("aggregate", "operator", "gradients")
 NETWORK = ("forward", "step")
 UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; compiling all takes minutes
 GRID = 30**3
@@ -37,6 +38,7 @@ class Workload:
     modes: tuple[str, ...]
     single: bool = True  # one cloud; peers are measured on no others
     executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
+    host: bool = False  # whether the time that the host takes to issue a call is asked for
 
     @property
     def neighborhood(self) -> float:
@@ -52,6 +54,9 @@ class Workload:
         return Problem(*_moved(problem, device))
 
 
+Family = Callable[[BenchConfig, str], Iterable[Workload]]
+
+
 def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     """The workloads of this module that a config names, in the order of the results.
 
@@ -65,41 +70,53 @@ def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     ------
     Workload
     """
-    sizes = sorted(config.sizes or SIZES[device_type])
     for name in config.workloads:
-        yield from _FAMILIES[name](sizes) if name in _FAMILIES else ()
+        yield from _FAMILIES[name](config, device_type) if name in _FAMILIES else ()
 
 
-def _scaling(sizes: list[int]) -> Iterator[Workload]:
+def _single(name: str, case: Case, operator: str) -> Family:
+    modes = SEARCH if operator == "knn" else ()
+    return lambda *_: [Workload(name, case, operator, (*modes, *SUMS, *NETWORK))]
+
+
+def _host(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
+    settings = {"modes": ("aggregate", "operator", "step"), "single": False, "executions": ("eager",)}
+    for operator in ("knn", "radius"):
+        yield Workload("host_64", few, operator, host=True, **settings)
+    if device_type == "cuda":  # elsewhere the host does the work itself
+        yield Workload("host_w1", W1, "knn", host=True, **settings)
+
+
+def _scaling(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    sizes = sorted(config.sizes or SIZES[device_type])
     for kind, points in (("uniform", uniform), ("clustered", clustered), ("surface", surface)):
-        for size in sizes:
+        for size in sizes if config.sizes or kind == "uniform" else sizes[-1:]:
             case = Case(f"scaling_{kind}", itself(points(size)), k=SELF_K, radius=None, channels=1)
-            yield Workload(case.id, case, "knn", SEARCH, executions=UNCOMPILED)
+            yield Workload(case.id, case, "knn", ("knn",), executions=UNCOMPILED)
 
 
-def _batches(sizes: list[int]) -> Iterator[Workload]:
+def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     shared = {"k": 7, "radius": 0.1, "channels": 25}
     dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
     totals = (sum(column) for column in zip(*RAGGED, strict=True))
     ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
     for case in (dense, ragged):
         for operator in ("knn", "radius"):
-            modes = ("aggregate", "operator")
-            yield Workload(case.id, case, operator, modes, single=False, executions=UNCOMPILED)
+            yield Workload(case.id, case, operator, ("operator",), single=False, executions=UNCOMPILED)
 
 
-def _memory(sizes: list[int]) -> Iterator[Workload]:
+def _memory(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     for size in MEMORY_SIZES:
         case = Case("memory", grid_in_gaussian(30, size), k=W1.k, radius=None, channels=W1.channels)
         yield Workload(case.id, case, "knn", ("step",), executions=("eager",))
 
 
 _FAMILIES = {
-    "w1": lambda sizes: [Workload("w1", W1, "knn", (*SEARCH, "aggregate", "operator", *NETWORK))],
-    "w2": lambda sizes: [Workload("w2", W2, "radius", ("build", "aggregate", "operator", *NETWORK))],
-    "w2_wide": lambda sizes: [
-        Workload("w2_wide", W2_WIDE, "radius", ("build", "aggregate", "operator", *NETWORK))
-    ],
+    "w1": _single("w1", W1, "knn"),
+    "w2": _single("w2", W2, "radius"),
+    "w2_wide": _single("w2_wide", W2_WIDE, "radius"),
+    "host": _host,
     "scaling": _scaling,
     "batches": _batches,
     "memory": _memory,

@@ -42,14 +42,16 @@ class MLP(nn.Sequential):
 
     def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
         """Apply the layers to each row."""
-        if not self._runs_as_one_kernel(rows):
-            return super().forward(rows)
-        from pointproj.nn.narrow_mlp import narrow_mlp
+        # As a matrix: around a view the compiler would keep masks, and on a CPU it writes them slowly.
+        matrix = rows.reshape(-1, rows.shape[-1])
+        if self._runs_as_one_kernel(rows):
+            from pointproj.nn.narrow_mlp import narrow_mlp
 
-        parameters = [
-            tensor for layer in (self[0], self[2], self[4]) for tensor in (layer.weight, layer.bias)
-        ]
-        result = narrow_mlp(rows.reshape(-1, rows.shape[-1]).contiguous(), parameters)
+            layers = self[0], self[2], self[4]
+            parameters = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+            result = narrow_mlp(matrix.contiguous(), parameters)
+        else:
+            result = super().forward(matrix)
         return result.view(*rows.shape[:-1], result.shape[-1])
 
     def _runs_as_one_kernel(self, rows: Tensor) -> bool:

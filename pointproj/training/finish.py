@@ -45,6 +45,7 @@ def finish(training: "Training") -> dict[str, Any]:
         **compared,
         "best": position.best,
         "ms_per_step": training.pace.ms_per_step,
+        "first_step_ended": training.first_step_ended,
         **timed,
         "peak_memory_bytes": peak_bytes(training.device),
         "memory": statistics(training.device),

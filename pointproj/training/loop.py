@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
@@ -166,6 +167,7 @@ class Training:
         self.position = Position()
         self.divergence = DivergenceCheck(config, run.path)
         self.pace = Pace()
+        self.first_step_ended: float | None = None  # seconds since the epoch, of this process
         self.pending: Callable[[], None] | None = None  # acts on the status that was requested
         untrained = untrained_predictor(config.target.name, backend, normals=bool(config.projector.normals))
         self.baseline = self.evaluate(untrained)
@@ -215,8 +217,7 @@ class Training:
                         if stop_together(stop.made is not None):
                             self._stop(stop)
                     self._read_status()
-                    if self.device.type == "cuda":
-                        torch.cuda.synchronize(self.device)  # steps still under way belong to this time
+                    self._wait_for_device()  # steps still under way belong to this time
                 self._check_finite()
                 position.epoch, position.step_in_epoch = position.epoch + 1, 0
                 is_last = position.epoch == config.training.epochs
@@ -224,6 +225,10 @@ class Training:
                     self._validate()
                 if position.epoch % config.training.checkpoint_every == 0 or is_last:
                     self._save(checkpoint.LAST)
+
+    def _wait_for_device(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _profiled_functions(self) -> list[Callable[..., Any]]:
         """Where the time of a step is spent in Python."""
@@ -240,6 +245,9 @@ class Training:
         lr = learning_rate(config.optimizer, position.step, self.total_steps)
         set_learning_rate(self.optimizer, lr)
         self.step(batch)
+        if self.first_step_ended is None:
+            self._wait_for_device()
+            self.first_step_ended = time.time()
         self._read_status()  # of an earlier step: the device runs this one meanwhile
         profiler.step()
         self.pace.count(self.loader.shapes_of_step(position.step_in_epoch))

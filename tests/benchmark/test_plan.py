@@ -51,6 +51,36 @@ class TestPlan:
         assert chosen() == (("knn", "eager"),)
         assert chosen(execution=["compiled"]) == (("knn", "compiled"),)
 
+    def test_rows_that_say_nothing_new_are_left_out_unless_named(self):
+        def chosen(name: str, **of):
+            config = BenchConfig(workloads=["w1"], **{"backends": [], "peers": [], **of})
+            (entry,) = plan.entries(config, next(workloads.workloads(config, "cuda")), "cuda")
+            assert entry.contender.name == name
+            return entry.measurements
+
+        ours = chosen("warp", backends=["warp"])
+        for mode in ("knn", "operator", "gradients", "step"):
+            assert [execution for of, execution in ours if of == mode] == ["eager", "compiled", "captured"]
+        for mode in ("build", "search", "aggregate", "forward"):
+            assert [execution for of, execution in ours if of == mode] == ["eager", "captured"]
+        assert {execution for _, execution in chosen("torch", backends=["torch"])} == {"eager"}
+        named = chosen("torch", backends=["torch"], execution=["compiled"])
+        assert ("aggregate", "compiled") in named
+        of_peer = chosen("tutorial torch", peers=["tutorial torch"])
+        assert {mode for mode, execution in of_peer if execution == "compiled"} == {"forward", "step"}
+
+    def test_the_hosts_time_is_asked_of_eager_calls(self):
+        config = BenchConfig(workloads=["host"], backends=["warp", "torch"], peers=[])
+        made = [*workloads.workloads(config, "cuda")]
+        assert [(w.name, w.operator, w.host) for w in made] == [
+            ("host_64", "knn", True),
+            ("host_64", "radius", True),
+            ("host_w1", "knn", True),
+        ]
+        assert [w.name for w in workloads.workloads(config, "cpu")] == ["host_64", "host_64"]
+        rows = [(e.contender.name, *m) for e in plan.entries(config, made[2], "cuda") for m in e.measurements]
+        assert rows == [("warp", mode, "eager") for mode in ("aggregate", "operator", "step")]
+
     def test_unknown_names_say_what_there_is(self):
         with pytest.raises(ConfigError, match="got wrap; did you mean warp"):
             [*plan.entries(BenchConfig(backends=["wrap"]), KNN, "cpu")]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pointproj import machine
-from pointproj.benchmark.results import COLUMNS, SKIPPED, ResultsFile, read_rows
+from pointproj.benchmark.results import COLUMNS, SKIPPED, ResultsFile, read_rows, require_one_run
 from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")
@@ -22,29 +22,38 @@ def test_rows_survive_the_file(tmp_path: Path):
     assert [*tmp_path.rglob("*")] == [tmp_path / "new", tmp_path / "new" / "r.csv"]
 
 
-def test_measuring_again_replaces_a_row_and_keeps_the_others(tmp_path: Path):
+def test_processes_of_one_run_share_a_file(tmp_path: Path):
     first = ResultsFile(tmp_path / "r.csv")
     first.add(row())
     first.add(row(mode="forward", p50_ms=0.1))
-    ResultsFile(tmp_path / "r.csv").add(row(p50_ms=0.2, date="2026-02-03T00:00:00+00:00"))
+    ResultsFile(tmp_path / "r.csv").add(row(p50_ms=0.2))
     kept = {r.mode: r.p50_ms for r in read_rows(tmp_path / "r.csv")}
     assert kept == {"forward": 0.1, "step": 0.2}
 
 
-def test_another_commit_starts_a_new_file_and_keeps_the_old_one(tmp_path: Path, caplog):
+@pytest.mark.parametrize("change", [{"commit": "def"}, {"date": "2026-02-03T00:00:00+00:00"}], ids=str)
+def test_another_commit_or_run_starts_a_new_file_and_keeps_the_old_one(
+    change: dict[str, str], tmp_path: Path, caplog
+):
     first = ResultsFile(tmp_path / "r.csv")
     first.add(row())
     first.add(row(mode="forward"))
     second = ResultsFile(tmp_path / "r.csv")
-    second.add(row(mode="forward", commit="def"))
-    second.add(row(mode="knn", commit="def"))
-    assert [(r.mode, r.commit) for r in read_rows(tmp_path / "r.csv")] == [
-        ("forward", "def"),
-        ("knn", "def"),
-    ]
+    second.add(row(mode="forward", **change))
+    second.add(row(mode="knn", **change))
+    assert read_rows(tmp_path / "r.csv") == [row(mode="forward", **change), row(mode="knn", **change)]
     assert read_rows(tmp_path / "r.csv.old") == [row(), row(mode="forward")]
     (line,) = caplog.messages
-    assert "r.csv has results of commit abc, this run is of def: a new file is started" in line
+    assert "r.csv has results of commit abc at 2026-01-02" in line
+    assert "a new file is started" in line
+
+
+def test_rows_of_several_runs_are_not_shown_beside_each_other():
+    require_one_run([row(), row(mode="knn"), row(device="another GPU", date="2026-02-03T00:00:00+00:00")])
+    with pytest.raises(ValueError, match="NVIDIA H200: expected results of one run, got those of commit abc"):
+        require_one_run([row(), row(mode="knn", date="2026-02-03T00:00:00+00:00")])
+    with pytest.raises(ValueError, match=r"of one commit, .* abc .*H200.* def \(another GPU\)"):
+        require_one_run([row(), row(commit="def", device="another GPU")])
 
 
 def test_new_results_do_not_change_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -182,6 +182,21 @@ class TestParity:
             error = expected.sums_error(*calls.make("operator", "eager")())
             assert error < 1e-5, contender.name
 
+    @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
+    @pytest.mark.parametrize("backend", names())
+    def test_all_gradients_agree_with_the_reference(self, workload: Workload, backend: str):
+        if missing_backend(backend, "cpu", workload.operator):
+            pytest.skip("not on this machine")
+        problem = workload.problem(CPU)
+        expected = Expected(workload, problem)
+        calls = OperatorCalls(backend_contender(backend, workload), problem)
+        expected.fill_upstream(calls.upstream, checked_only=True)
+        values, *gradients = calls.make("gradients", "eager")()
+        assert expected.sums_error(values, *gradients) < 1e-5
+        for place, name in enumerate(("features", "query_points", "reference_points", "sigma")):
+            changed = [g * 1.01 if i == place else g for i, g in enumerate(gradients)]
+            assert expected.sums_error(values, *changed) == pytest.approx(0.01, rel=1e-2), name
+
     def test_error_is_that_of_the_changed_value_or_gradient(self):
         problem = KNN.problem(CPU)
         expected = Expected(KNN, problem)
