@@ -11,7 +11,7 @@ from torch import Tensor
 from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_search
 from pointproj.ops.backends.triton.launch import launch
-from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
+from pointproj.ops.backends.triton.over_trees import tree_op
 from pointproj.ops.backends.triton.tiles import (
     END,
     FANOUT,
@@ -47,32 +47,24 @@ def nearest(
     return _search(*clouds, list(queries), list(references), index_dtype, k)
 
 
-def _body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    query_tree: list[Tensor],
-    reference_tree: list[Tensor],
-    index_dtype: torch.dtype,
-    k: int,
+def _by_kernels(
+    clouds: Clouds, queries: Tree, references: Tree, index_dtype: torch.dtype, k: int
 ) -> tuple[Tensor, Tensor]:
-    if not runs_kernels(query_points):
-        of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        rows = plain.search(of_clouds, (), k)
-        return distances_of(of_clouds, rows), rows.to(index_dtype)
-    distances = query_points.new_empty(query_points.shape[0], k)
-    found = query_points.new_empty(query_points.shape[0], k, dtype=index_dtype)
-    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found, distances=distances)
+    distances = clouds.query_points.new_empty(clouds.query_points.shape[0], k)
+    found = torch.empty_like(distances, dtype=index_dtype)
+    find(clouds, queries, references, found, distances=distances)
     return distances, found
 
 
+def _by_torch(clouds: Clouds, index_dtype: torch.dtype, k: int) -> tuple[Tensor, Tensor]:
+    rows = plain.search(clouds, (), k)
+    return distances_of(clouds, rows), rows.to(index_dtype)
+
+
 def find(
+    clouds: Clouds,
     queries: Tree,
     references: Tree,
-    reference_points: Tensor,
-    clouds: int,
     found: Tensor,
     within: tuple[Tensor, Tensor] | None = None,
     distances: Tensor | None = None,
@@ -82,17 +74,18 @@ def find(
     ``within`` are radii, (1,) or (Q,), and counts to fill.
     """
     count, k = found.shape
-    bits = key_bits(references.keys.dtype, clouds)
-    radii, counts = within or (reference_points, queries.rows)  # kernels take a tensor
+    bits = key_bits(references.keys.dtype, clouds.count)
+    points = clouds.reference_points
+    radii, counts = within or (points, queries.rows)  # kernels take a tensor
     mode = radii_mode(radii) if within else EVERYWHERE.value
     for first in range(0, k, LARGEST_LIST):
         wanted = min(k - first, LARGEST_LIST)
         launch(
             search_kernel, lambda meta: (triton.cdiv(count, meta["TILE"]),),
             *queries.side(), *references.side(), references.boxes, references.spans, references.keys,
-            references.frame, reference_points, found, reference_points if distances is None else distances,
+            references.frame, points, found, points if distances is None else distances,
             counts, radii, count, k, size_class(count), first, wanted, triton.next_power_of_2(wanted), bits,
-            clouds != 1, mode, distances is not None,
+            clouds.count != 1, mode, distances is not None,
         )  # fmt: skip
 
 
@@ -254,12 +247,13 @@ def search_kernel(
     )
 
 
-_search = kernel_op(
+_search = tree_op(
     "pointproj::triton_search",
-    _body,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, index_dtype, k: (
-        ((query_points.shape[0], k), query_points.dtype),
-        ((query_points.shape[0], k), index_dtype),
+    _by_kernels,
+    _by_torch,
+    lambda clouds, index_dtype, k: (
+        ((clouds.query_points.shape[0], k), clouds.query_points.dtype),
+        ((clouds.query_points.shape[0], k), index_dtype),
     ),
 )
 count_search("triton_search")

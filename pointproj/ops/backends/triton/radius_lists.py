@@ -15,7 +15,7 @@ from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_list, count_search
 from pointproj.ops.backends.triton.knn_search import find, largest_square_within, radii_mode
 from pointproj.ops.backends.triton.launch import launch
-from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
+from pointproj.ops.backends.triton.over_trees import tree_op
 from pointproj.ops.backends.triton.tiles import is_finite, squared_length, tile_box
 from pointproj.ops.backends.triton.traversal import (
     AT_LEAVES,
@@ -59,50 +59,29 @@ def radius_list(
     return _list(*clouds, list(queries), list(references), radii, capacity)
 
 
-def _search_body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    query_tree: list[Tensor],
-    reference_tree: list[Tensor],
-    radii: Tensor,
-    k: int,
+def _nearest_by_kernels(
+    clouds: Clouds, queries: Tree, references: Tree, radii: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    if not runs_kernels(query_points):
-        of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        found, counts = plain.radius_search(of_clouds, None, radii, k)
-        return found.to(torch.int32), counts.to(torch.int32)
-    found = query_points.new_empty(query_points.shape[0], k, dtype=torch.int32)
-    counts = found.new_empty(query_points.shape[0])
-    find(Tree(*query_tree), Tree(*reference_tree), reference_points, clouds, found, (radii, counts))
+    found = queries.rows.new_empty(clouds.query_points.shape[0], k)
+    counts = found.new_empty(found.shape[0])
+    find(clouds, queries, references, found, (radii, counts))
     return found, counts
 
 
-def _list_body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    query_tree: list[Tensor],
-    reference_tree: list[Tensor],
-    radii: Tensor,
-    capacity: int,
+def _nearest_by_torch(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return tuple(made.to(torch.int32) for made in plain.radius_search(clouds, None, radii, k))
+
+
+def _list_by_kernels(
+    clouds: Clouds, queries: Tree, references: Tree, radii: Tensor, capacity: int
 ) -> tuple[Tensor, Tensor]:
-    if not runs_kernels(query_points):
-        of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        row_splits, rows = plain.radius_list(of_clouds, None, radii, capacity)
-        return row_splits, rows.to(torch.int32)
-    queries, references = Tree(*query_tree), Tree(*reference_tree)
-    count = query_points.shape[0]
+    count = clouds.query_points.shape[0]
     counts = queries.rows.new_zeros(count + 1)
-    _visit(queries, references, count, radii, clouds, counts)
+    _visit(clouds, queries, references, radii, counts)
     row_splits = counts.cumsum(0, dtype=torch.int64)
     # The list that the capacity cuts is whole as long as it is not sorted.
-    unsorted = row_splits.new_empty(capacity + reference_points.shape[0])
-    _visit(queries, references, count, radii, clouds, unsorted, row_splits)
+    unsorted = row_splits.new_empty(capacity + clouds.reference_points.shape[0])
+    _visit(clouds, queries, references, radii, unsorted, row_splits)
     rows = counts.new_empty(capacity)
     launch(
         sort_kernel, (triton.cdiv(unsorted.shape[0], SORT["BLOCK"]),),
@@ -111,16 +90,21 @@ def _list_body(
     return row_splits, rows
 
 
+def _list_by_torch(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    row_splits, rows = plain.radius_list(clouds, None, radii, capacity)
+    return row_splits, rows.to(torch.int32)
+
+
 def _visit(
+    clouds: Clouds,
     queries: Tree,
     references: Tree,
-    count: int,
     radii: Tensor,
-    clouds: int,
     made: Tensor,
     row_splits: Tensor | None = None,
 ) -> None:
     """Count the neighbours of query i into ``made[i + 1]``, or list them there from ``row_splits[i]`` on."""
+    count = clouds.query_points.shape[0]
     tiles = triton.cdiv(count, LAUNCH["TILE"]) if isinstance(count, int) else MOST_PROGRAMS
     programs = min(tiles, MOST_PROGRAMS)
     lists = queries.rows.new_empty(programs, LISTS.value)
@@ -129,7 +113,7 @@ def _visit(
         list_kernel, (programs,),
         *queries.side(), count, *references.side(), references.boxes, references.spans,
         radii, begins, made, made.shape[0], lists,
-        row_splits is not None, clouds != 1, radii_mode(radii), **LAUNCH,
+        row_splits is not None, clouds.count != 1, radii_mode(radii), **LAUNCH,
     )  # fmt: skip
 
 
@@ -215,20 +199,22 @@ def sort_kernel(
         tl.store(listed + place, row, mask=exists & (place < capacity))
 
 
-_search = kernel_op(
+_search = tree_op(
     "pointproj::triton_radius_search",
-    _search_body,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, radii, k: (
-        ((query_points.shape[0], k), torch.int32),
-        ((query_points.shape[0],), torch.int32),
+    _nearest_by_kernels,
+    _nearest_by_torch,
+    lambda clouds, radii, k: (
+        ((clouds.query_points.shape[0], k), torch.int32),
+        ((clouds.query_points.shape[0],), torch.int32),
     ),
 )
 count_search("triton_radius_search")
-_list = kernel_op(
+_list = tree_op(
     "pointproj::triton_radius_list",
-    _list_body,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, radii, capacity: (
-        ((query_points.shape[0] + 1,), torch.int64),
+    _list_by_kernels,
+    _list_by_torch,
+    lambda clouds, radii, capacity: (
+        ((clouds.query_points.shape[0] + 1,), torch.int64),
         ((capacity,), torch.int32),
     ),
 )

@@ -10,8 +10,6 @@ Where no weight can vanish so, it is the distance at which the kernel is 1, by d
 query's nearest neighbour, which takes a pass of its own.
 """
 
-import inspect
-
 import torch
 import triton
 import triton.language as tl
@@ -21,7 +19,8 @@ from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_aggregation
 from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.matrix_products import add_product, channel_block, load_rows
-from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
+from pointproj.ops.backends.triton.operators import runs_kernels
+from pointproj.ops.backends.triton.over_trees import input_names, tree_op
 from pointproj.ops.backends.triton.radius_gradients import position_gradients
 from pointproj.ops.backends.triton.tiles import (
     is_finite,
@@ -91,14 +90,10 @@ def radius_aggregate(
     return _aggregate(*clouds, list(queries), list(references), features, sigma, radius, *weighting)[0]
 
 
-def _forward(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    query_tree: list[Tensor],
-    reference_tree: list[Tensor],
+def _by_kernels(
+    clouds: Clouds,
+    queries: Tree,
+    references: Tree,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -109,17 +104,19 @@ def _forward(
     support: float,
 ) -> tuple[Tensor, Tensor]:
     """Aggregated features, and of each query the nearest distance and 1 / total weight relative to it."""
-    weighting = Weighting(kernel, reduce, power, eps, support)
-    if not runs_kernels(query_points):
-        of_clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-        aggregated = plain.radius_aggregate(of_clouds, None, features, sigma, radius, weighting)
-        return aggregated, features.new_empty(0, 2)
-    aggregated = features.new_empty(query_points.shape[0], features.shape[1])
-    softmax = features.new_empty(query_points.shape[0], 2)
-    sides = Tree(*query_tree), Tree(*reference_tree)
-    limit = _limit(radius, query_points)
-    _sum(*sides, features, sigma, limit, softmax, aggregated, clouds, False, weighting)
+    count = clouds.query_points.shape[0]
+    aggregated = features.new_empty(count, features.shape[1])
+    softmax = features.new_empty(count, 2)
+    limit, weighting = _limit(radius, clouds.query_points), Weighting(kernel, reduce, power, eps, support)
+    _sum(queries, references, features, sigma, limit, softmax, aggregated, clouds.count, False, weighting)
     return aggregated, softmax
+
+
+def _by_torch(
+    clouds: Clouds, features: Tensor, sigma: Tensor, radius: float, *weighting: str | float
+) -> tuple[Tensor, Tensor]:
+    aggregated = plain.radius_aggregate(clouds, None, features, sigma, radius, Weighting(*weighting))
+    return aggregated, features.new_empty(0, 2)
 
 
 def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
@@ -331,15 +328,16 @@ def sums_kernel(
         tl.store(summed + row[:, None] * channels + channel[None, :], sums, mask=out)
 
 
-_aggregate = kernel_op(
+_aggregate = tree_op(
     "pointproj::triton_radius_aggregate",
-    _forward,
-    lambda query_points, qo, reference_points, ro, clouds, query_tree, reference_tree, features, *others: (
-        ((query_points.shape[0], features.shape[1]), features.dtype),
-        ((query_points.shape[0] if runs_kernels(query_points) else 0, 2), features.dtype),
+    _by_kernels,
+    _by_torch,
+    lambda clouds, features, *others: (
+        ((clouds.query_points.shape[0], features.shape[1]), features.dtype),
+        ((clouds.query_points.shape[0] if runs_kernels(clouds.query_points) else 0, 2), features.dtype),
     ),
     differentiable=DIFFERENTIABLE,
     backward=_backward,
     second_backward=second_backward_over(chunks_within),
 )
-count_aggregation("triton_radius_aggregate", list(inspect.signature(_forward).parameters))
+count_aggregation("triton_radius_aggregate", input_names(_by_kernels))
