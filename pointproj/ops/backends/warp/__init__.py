@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import torch
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
@@ -50,9 +51,13 @@ def build_index(
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     from pointproj.ops.backends.warp import knn_search
 
-    if tables is None:
-        tables = build_index(clouds.reference_points, clouds.reference_offsets, clouds.count, None)
     return knn_search.search(clouds, tables, k)
+
+
+def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    from pointproj.ops.backends.warp import knn_search
+
+    return knn_search.nearest(clouds, tables, k, index_dtype)
 
 
 def aggregate_neighbors(

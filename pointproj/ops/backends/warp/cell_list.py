@@ -39,6 +39,14 @@ def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> Cell
     return CellList(*_build(points, offsets, clouds))
 
 
+def new_cell_list(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:
+    """The same for an operator that builds its own."""
+    specs = _specs(points, clouds).values()
+    cells = CellList(*(torch.empty(shape, dtype=dtype, device=points.device) for shape, dtype in specs))
+    _fill(launch, points, offsets, clouds, cells)
+    return cells
+
+
 def _specs(points: Tensor, clouds: int, **_: Any) -> dict:
     rows, dtype = points.shape[0], points.dtype
     cells = cells_per_two_points(points) * rows // 2 + clouds
@@ -84,6 +92,11 @@ def _build(
     sorted_points: Tensor,
 ) -> None:
     cells = CellList(frames, dims, subgrid, subframes, subdims, start, sorted_points)
+    _fill(launch, points, offsets, clouds, cells)
+
+
+def _fill(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int, cells: CellList) -> None:
+    _, dims, subgrid, _, subdims, start, sorted_points = cells
     batch = Batch(offsets, points.shape[0], clouds)
     kernels = build_kernels(points.dtype, 32 if points.is_cuda else 1)
     rows, subgrids, sizes = points.shape[0], subdims.shape[0], start.shape[0] - 1

@@ -7,6 +7,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.backends.warp.cell_list import new_cell_list
 from pointproj.ops.backends.warp.common import (
     MODULE_OPTIONS,
     REALS,
@@ -19,7 +20,7 @@ from pointproj.ops.backends.warp.grids import CellList, cell_list_struct
 from pointproj.ops.backends.warp.lanes import lanes, lowest_bit
 from pointproj.ops.backends.warp.scan import dense_cells_before
 from pointproj.ops.backends.warp.shells import shell_search
-from pointproj.ops.backends.warp.top_k import across_lanes, in_memory, in_registers, top_k_struct
+from pointproj.ops.backends.warp.top_k import TopK, across_lanes, in_memory, in_registers, top_k_struct
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.registry import Tables
@@ -34,16 +35,24 @@ BUDGET = 256  # rows of cells that a thread looks at in and around dense cells b
 UNFINISHED = -2  # in place of the first neighbour
 
 
-def search(clouds: Clouds, cells: Tables, k: int) -> Tensor:
+def search(clouds: Clouds, cells: Tables | None, k: int) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
-    return _search(*points, list(cells), k)[0]
+    return _search(*clouds, list(cells or ()), k, False, False)[0]
 
 
-def _specs(query_points: Tensor, k: int, **_: Any) -> dict:
-    shape = (query_points.shape[0], k)
-    heap = shape if k > LARGEST_LIST else (0, k)
-    return {"rows": (shape, torch.int32), "heap": (heap, query_points.dtype)}
+def nearest(clouds: Clouds, cells: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Their distances and rows, as :meth:`pointproj.ops.registry.Backend.nearest`."""
+    rows, distances = _search(*clouds, list(cells or ()), k, index_dtype == torch.int64, True)
+    return distances, rows
+
+
+def _specs(query_points: Tensor, k: int, long_rows: bool, with_distances: bool, **_: Any) -> dict:
+    count = query_points.shape[0]
+    needed = with_distances or k > LARGEST_LIST  # long lists wait in there
+    return {
+        "rows": ((count, k), torch.int64 if long_rows else torch.int32),
+        "distances": ((count if needed else 0, k), query_points.dtype),
+    }
 
 
 class Queries(NamedTuple):
@@ -54,34 +63,33 @@ class Queries(NamedTuple):
     itself: bool  # whether they are the points of the cell list
 
 
-class TopK(NamedTuple):
-    """Where the neighbours go: :func:`pointproj.ops.backends.warp.top_k.top_k_struct`."""
-
-    rows: Tensor
-    heap: Tensor
-
-
 @warp_op("pointproj::warp_search", outputs=_specs)
 def _search(
     launch: Launch,
     query_points: Tensor,
     query_offsets: Tensor | None,
     reference_points: Tensor,
+    reference_offsets: Tensor | None,
     clouds: int,
     cells: list[Tensor],
     k: int,
+    long_rows: bool,
+    with_distances: bool,
     *,
     rows: Tensor,
-    heap: Tensor,
+    distances: Tensor,
 ) -> None:
+    """Without a cell list it builds its own: that spares the call of another operator."""
     listed = k <= LARGEST_LIST
     count = rows.shape[0]
+    if not cells:
+        cells = new_cell_list(launch, reference_points, reference_offsets, clouds)
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and count == reference_points.shape[0]
     queries = Queries(query_points, Batch(query_offsets, count, clouds), itself)
-    cell_list, found = CellList(*cells), TopK(rows, heap)
+    cell_list, found = CellList(*cells), TopK(rows, distances)
     for stage in _stages(count, k, query_points.is_cuda):
-        kernel = search_kernel(query_points.dtype, k if listed else None, stage)
+        kernel = search_kernel(query_points.dtype, k if listed else None, stage, rows.dtype)
         shape = (-(-count // stage.each), stage.width)
         launch(kernel, shape, queries, cell_list, stage.each, found, block_dim=128)
 
@@ -121,15 +129,16 @@ def _stages(queries: int, k: int, on_gpu: bool) -> tuple[Stage, ...]:
 
 
 @functools.cache
-def search_kernel(dtype: torch.dtype, k: int | None, stage: Stage) -> wp.Kernel:
+def search_kernel(dtype: torch.dtype, k: int | None, stage: Stage, indices: torch.dtype) -> wp.Kernel:
     """The kernel of a stage. With k None the neighbours wait in memory, else in registers."""
     width, _, into_dense_cells, budget, blocks = stage
     real, vec3 = REALS[dtype]
-    CellListStruct, TopKStruct = cell_list_struct(dtype), top_k_struct(dtype)
+    CellListStruct, TopKStruct = cell_list_struct(dtype), top_k_struct(dtype, indices)
     if k is None:
-        visitor, begin, finish = in_memory(dtype, LARGEST_LIST)
+        visitor, begin, finish = in_memory(dtype, LARGEST_LIST, indices)
     else:
-        visitor, begin, finish = in_registers(dtype, k) if width == 1 else across_lanes(dtype, k)
+        visitor, begin, finish = (in_registers if width == 1 else across_lanes)(dtype, k, indices)
+    integer = wp.dtype_from_torch(indices)
     load_point, _, row_of = packed_point(dtype)
     search_cells = shell_search(dtype, lanes(width), visitor, into_dense_cells, budget)
     group = lanes(width)
@@ -150,9 +159,9 @@ def search_kernel(dtype: torch.dtype, k: int | None, stage: Stage) -> wp.Kernel:
             state = search_cells(state, q, cells, found, cloud)
         if state.gave_up:
             if lane() == 0:
-                found.rows[query, 0] = UNFINISHED
+                found.rows[query, 0] = integer(UNFINISHED)
         else:
-            finish(state, query, found)
+            finish(state, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
 
     @wp.kernel(
         module="unique",
@@ -171,7 +180,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, stage: Stage) -> wp.Kernel:
         if there and queries.itself:
             query = row_of(load_point(cells.points, query))
         if wp.static(into_dense_cells):
-            waiting = ballot(there and found.rows[query, 0] == UNFINISHED)
+            waiting = ballot(there and found.rows[query, 0] == integer(UNFINISHED))
             while waiting != 0:
                 search_one(take(query, lowest_bit(waiting)), queries, cells, found)
                 waiting = waiting & (waiting - 1)

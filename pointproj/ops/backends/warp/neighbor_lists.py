@@ -22,7 +22,7 @@ from pointproj.ops.backends.warp.hash_grid import (
 )
 from pointproj.ops.backends.warp.lane_sort import sort_rows
 from pointproj.ops.backends.warp.lanes import Lanes, lanes
-from pointproj.ops.backends.warp.top_k import squared_distance_function, top_k_struct
+from pointproj.ops.backends.warp.top_k import TopK, squared_distance_function, top_k_struct
 from pointproj.ops.backends.warp.top_k_within import LANES, in_blocks, in_heap, in_lanes
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -108,13 +108,6 @@ def _problem(
         radius_and_limits = 0.0, 0.0, radii, largest_squares_within(radii, query_points)
     balls = Balls(query_points, Batch(query_offsets, count, clouds), itself, *radius_and_limits)
     return balls, SearchedGrid(*grid, 0, Batch(reference_offsets, references, clouds))
-
-
-class TopK(NamedTuple):
-    """Where the nearest go: :func:`pointproj.ops.backends.warp.top_k.top_k_struct`."""
-
-    rows: Tensor
-    heap: Tensor
 
 
 def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
@@ -260,7 +253,8 @@ def _ball(dtype: torch.dtype, group: Lanes, visitor: Visitor) -> Ball:
 @functools.cache
 def nearest_kernel(dtype: torch.dtype, width: int, few: bool) -> wp.Kernel:
     """The nearest within the radius, by ``width`` lanes a query; ``few``: not more than lanes of a warp."""
-    SearchedStruct, BallsStruct, TopKStruct = searched_struct(dtype), balls_struct(dtype), top_k_struct(dtype)
+    SearchedStruct, BallsStruct = searched_struct(dtype), balls_struct(dtype)
+    TopKStruct = top_k_struct(dtype, torch.int32)
     maker = in_heap if width == 1 else in_lanes if few else in_blocks
     visitor, begin, finish = maker(dtype)
     group = lanes(width)

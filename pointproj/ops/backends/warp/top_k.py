@@ -1,14 +1,16 @@
 """How a search keeps the k nearest of the points that it meets, ties by the lower index.
 
 Each maker returns a :class:`~pointproj.ops.backends.warp.traversal.Visitor`, ``begin(query, data) -> state``
-and ``finish(state, query, data)``, which writes the neighbours' rows, nearest first.
+and ``finish(state, query, data, missing)``, which writes the neighbours' rows and distances, nearest first;
+``missing`` is the distance where there is none.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
+from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS, packed_point
 from pointproj.ops.backends.warp.lanes import bit_count, lanes
@@ -17,17 +19,36 @@ from pointproj.ops.backends.warp.traversal import Visitor
 NO_ROW = 2**31 - 1  # after every row there can be
 
 
+class TopK(NamedTuple):
+    """Where the neighbours of each query go; in kernels :func:`top_k_struct`."""
+
+    rows: Tensor  # (Q, k) int32 or int64
+    distances: Tensor  # (Q, k), or (0, k): not wanted. While :func:`in_memory` searches, a heap of squares
+
+
 @functools.cache
-def top_k_struct(dtype: torch.dtype) -> Any:
-    """Where the neighbours of each query go, and the heap of :func:`in_memory`."""
+def top_k_struct(dtype: torch.dtype, indices: torch.dtype) -> Any:
+    """:class:`TopK` inside a kernel."""
     real, _ = REALS[dtype]
+    integer = wp.dtype_from_torch(indices)
 
     @wp.struct
     class TopKStruct:
-        rows: wp.array2d(dtype=wp.int32)
-        heap: wp.array2d(dtype=real)
+        rows: wp.array2d(dtype=integer)
+        distances: wp.array2d(dtype=real)
 
     return TopKStruct
+
+
+@functools.cache
+def _distance_of(dtype: torch.dtype) -> wp.Function:
+    real, _ = REALS[dtype]
+
+    @wp.func
+    def distance_of(squared: real, row: int, missing: real):
+        return wp.where(row < 0, missing, wp.sqrt(squared))
+
+    return distance_of
 
 
 @functools.cache
@@ -58,11 +79,15 @@ def _comes_before(dtype: torch.dtype) -> wp.Function:
     return comes_before
 
 
-def in_registers(dtype: torch.dtype, k: int) -> tuple:
+def in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
     """Up to a few dozen neighbours: a thread keeps them sorted."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
-    Data = top_k_struct(dtype)
+    Data, integer, distance_of = (
+        top_k_struct(dtype, indices),
+        wp.dtype_from_torch(indices),
+        _distance_of(dtype),
+    )
     squared_distance = squared_distance_function(dtype)
     comes_before = _comes_before(dtype)
     load_point, _, row_of = packed_point(dtype)
@@ -108,18 +133,25 @@ def in_registers(dtype: torch.dtype, k: int) -> tuple:
         return state
 
     @wp.func
-    def finish(state: State, query: int, data: Data):
+    def finish(state: State, query: int, data: Data, missing: real):
         for i in range(k):
-            data.rows[query, i] = state.rows[i]
+            data.rows[query, i] = integer(state.rows[i])
+        if data.distances.shape[0] > 0:
+            for i in range(k):
+                data.distances[query, i] = distance_of(state.squared[i], state.rows[i], missing)
 
     return Visitor(State, Data, visit, bound, k), begin, finish
 
 
-def across_lanes(dtype: torch.dtype, k: int) -> tuple:
+def across_lanes(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
     """The same for the 32 lanes of a warp: lane i keeps the i-th nearest."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
-    Data = top_k_struct(dtype)
+    Data, integer, distance_of = (
+        top_k_struct(dtype, indices),
+        wp.dtype_from_torch(indices),
+        _distance_of(dtype),
+    )
     squared_distance = squared_distance_function(dtype)
     load_point, _, row_of = packed_point(dtype)
     group = lanes(32)
@@ -173,18 +205,25 @@ def across_lanes(dtype: torch.dtype, k: int) -> tuple:
         return state
 
     @wp.func
-    def finish(state: State, query: int, data: Data):
+    def finish(state: State, query: int, data: Data, missing: real):
         if lane() < k:
-            data.rows[query, lane()] = wp.where(state.row == NO_ROW, -1, state.row)
+            row = wp.where(state.row == NO_ROW, -1, state.row)
+            data.rows[query, lane()] = integer(row)
+            if data.distances.shape[0] > 0:
+                data.distances[query, lane()] = distance_of(state.squared, row, missing)
 
     return Visitor(State, Data, visit, bound, k), begin, finish
 
 
-def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
+def in_memory(dtype: torch.dtype, wanted: int, indices: torch.dtype) -> tuple:
     """Any number of neighbours: a heap in the output rows, its farthest neighbour on top."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
-    Data = top_k_struct(dtype)
+    Data, integer, distance_of = (
+        top_k_struct(dtype, indices),
+        wp.dtype_from_torch(indices),
+        _distance_of(dtype),
+    )
     squared_distance = squared_distance_function(dtype)
     load_point, _, row_of = packed_point(dtype)
 
@@ -197,15 +236,15 @@ def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
     @wp.func
     def begin(query: int, data: Data):
         for i in range(data.rows.shape[1]):
-            data.rows[query, i] = -1
-            data.heap[query, i] = real(wp.inf)
+            data.rows[query, i] = integer(-1)
+            data.distances[query, i] = real(wp.inf)
         state = State()
         state.query = query
         return state
 
     @wp.func
     def bound(state: State, data: Data):
-        return data.heap[state.query, 0]
+        return data.distances[state.query, 0]
 
     @wp.func
     def is_after(squared: real, row: int, other: real, other_row: int):
@@ -220,43 +259,43 @@ def in_memory(dtype: torch.dtype, wanted: int) -> tuple:
         child = int(1)
         while child < size:
             if child + 1 < size and is_after(
-                data.heap[query, child + 1],
-                data.rows[query, child + 1],
-                data.heap[query, child],
-                data.rows[query, child],
+                data.distances[query, child + 1],
+                int(data.rows[query, child + 1]),
+                data.distances[query, child],
+                int(data.rows[query, child]),
             ):
                 child += 1
-            if is_after(data.heap[query, child], data.rows[query, child], squared, row):
-                data.heap[query, at] = data.heap[query, child]
+            if is_after(data.distances[query, child], int(data.rows[query, child]), squared, row):
+                data.distances[query, at] = data.distances[query, child]
                 data.rows[query, at] = data.rows[query, child]
                 at = child
                 child = 2 * at + 1
             else:
                 child = size
-        data.heap[query, at] = squared
-        data.rows[query, at] = row
+        data.distances[query, at] = squared
+        data.rows[query, at] = integer(row)
 
     @wp.func
     def visit(state: State, q: vec3, data: Data, points: sorted_points, at: int, exists: bool):
         query = state.query
         point = load_point(points, at)
         squared = squared_distance(q, point)
-        if squared <= data.heap[query, 0] and squared < real(wp.inf):
+        if squared <= data.distances[query, 0] and squared < real(wp.inf):
             row = row_of(point)
-            if is_after(data.heap[query, 0], data.rows[query, 0], squared, row):
+            if is_after(data.distances[query, 0], int(data.rows[query, 0]), squared, row):
                 sink(data, query, data.rows.shape[1], squared, row)
         return state
 
     @wp.func
-    def finish(state: State, query: int, data: Data):
+    def finish(state: State, query: int, data: Data, missing: real):
         """Heap sort: take the farthest off the top, fill the rows from behind."""
         last = data.rows.shape[1] - 1
-        while last > 0:
-            squared = data.heap[query, 0]
-            row = data.rows[query, 0]
-            sink(data, query, last, data.heap[query, last], data.rows[query, last])
-            data.heap[query, last] = squared
-            data.rows[query, last] = row
+        while last >= 0:
+            squared = data.distances[query, 0]
+            row = int(data.rows[query, 0])
+            sink(data, query, last, data.distances[query, last], int(data.rows[query, last]))
+            data.distances[query, last] = distance_of(squared, row, missing)
+            data.rows[query, last] = integer(row)
             last -= 1
 
     return Visitor(State, Data, visit, bound, wanted), begin, finish

@@ -28,10 +28,10 @@ def in_heap(dtype: torch.dtype) -> tuple:
     """Any number of neighbours, for one lane: the heap of a search for the nearest."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
-    Data = top_k_struct(dtype)
+    Data = top_k_struct(dtype, torch.int32)
     squared_distance = squared_distance_function(dtype)
     load_point, _, _ = packed_point(dtype)
-    heap, begin_heap, finish_heap = in_memory(dtype, 1)
+    heap, begin_heap, finish_heap = in_memory(dtype, 1, torch.int32)
     visit_nearest = heap.visit
 
     @wp.struct
@@ -56,7 +56,7 @@ def in_heap(dtype: torch.dtype) -> tuple:
 
     @wp.func
     def finish(state: State, query: int, data: Data):
-        finish_heap(state.nearest, query, data)
+        finish_heap(state.nearest, query, data, real(wp.inf))
 
     return Visitor(State, Data, visit), begin, finish
 
@@ -64,7 +64,7 @@ def in_heap(dtype: torch.dtype) -> tuple:
 def in_lanes(dtype: torch.dtype) -> tuple:
     """Up to 32 neighbours: lane i of a warp keeps the i-th nearest."""
     real, _ = REALS[dtype]
-    Data = top_k_struct(dtype)
+    Data = top_k_struct(dtype, torch.int32)
     pairs = pair_sort(dtype)
     row_of, comes_before = pairs.row_of, pairs.comes_before
     sort_descending, merge = pairs.sort_descending, pairs.merge
@@ -100,7 +100,7 @@ def in_lanes(dtype: torch.dtype) -> tuple:
 def in_blocks(dtype: torch.dtype) -> tuple:
     """Any number of neighbours: a list in memory, of which a warp merges 32 at a time, from its end."""
     real, _ = REALS[dtype]
-    Data = top_k_struct(dtype)
+    Data = top_k_struct(dtype, torch.int32)
     pairs = pair_sort(dtype)
     pair_of, row_of, comes_before = pairs.pair, pairs.row_of, pairs.comes_before
     sort_descending, merge = pairs.sort_descending, pairs.merge
@@ -167,7 +167,7 @@ def _queued(dtype: torch.dtype, State: Any, add: wp.Function, write: wp.Function
     """Visitor, begin and finish for a list that takes up to 32 sorted neighbours at a time."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
-    Data = top_k_struct(dtype)
+    Data = top_k_struct(dtype, torch.int32)
     squared_distance = squared_distance_function(dtype)
     load_point, _, row_of = packed_point(dtype)
     pair_of = pair_sort(dtype).pair
