@@ -22,6 +22,7 @@ from torch import Tensor
 from pointproj.config import Config
 from pointproj.runtime import tensor_file
 from pointproj.runtime.devices import to_host
+from pointproj.training.optimizers import GuardedAdam
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ class FiniteGuard:
 
     Parameters
     ----------
-    optimizer : Optimizer
-        A fused one: those read a flag on the device and leave weights and moments alone where it is set.
+    optimizer : GuardedAdam
+        Its flag and its count are set here.
 
     Attributes
     ----------
@@ -49,13 +50,13 @@ class FiniteGuard:
         Whether its few operations on scalars are compiled: one launch each time instead of several.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        device = optimizer.param_groups[0]["params"][0].device
+    def __init__(self, optimizer: GuardedAdam) -> None:
+        device = optimizer.count.device
         self.compiled = False
-        self._skipped = torch.zeros((), device=device)
+        self._optimizer = optimizer
+        self._found = torch.zeros((), device=device)  # not 0 where a gradient is not finite
         self._history = torch.zeros((), dtype=torch.int64, device=device)  # a bit a step, the last is lowest
         self._one = torch.ones((), device=device)
-        optimizer.grad_scale, optimizer.found_inf = None, self._skipped
 
     def __call__(
         self,
@@ -75,11 +76,12 @@ class FiniteGuard:
         loss_sum : () float tensor
             Gets the loss added.
         """
-        flag, count = (_compiled(_flag), _compiled(_count)) if self.compiled else (_flag, _count)
-        flag(loss if gradient_norm is None else loss + gradient_norm, self._skipped)
         if gradient_norm is None:
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._skipped, self._one)
-        count(loss, self._skipped, self._history, loss_sum)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
+        decide = _compiled(_decide) if self.compiled else _decide
+        optimizer = self._optimizer
+        summed = loss if gradient_norm is None else loss + gradient_norm
+        decide(loss, summed, self._found, optimizer.skipped, optimizer.count, self._history, loss_sum)
 
     def take_history(self) -> Int[Tensor, ""]:
         """Return what :meth:`skipped` reads, on its way to the host, and begin a new history."""
@@ -97,17 +99,20 @@ class FiniteGuard:
         return [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
 
 
-def _flag(value: Float[Tensor, ""], skipped: Float[Tensor, ""]) -> None:
-    skipped.copy_(~value.isfinite())
-
-
-def _count(
+def _decide(
     loss: Float[Tensor, ""],
+    summed: Float[Tensor, ""],
+    found: Float[Tensor, ""],
     skipped: Float[Tensor, ""],
+    count: Float[Tensor, ""],
     history: Int[Tensor, ""],
     loss_sum: Float[Tensor, ""],
 ) -> None:
-    bad = skipped != 0
+    """Set the flag and what follows from it; one kernel when compiled."""
+    bad = ~summed.isfinite() | (found != 0)
+    skipped.copy_(bad)
+    found.zero_()
+    count.add_(~bad)
     history.mul_(2).add_(bad)
     loss_sum.add_(torch.where(bad, 0.0, loss))
 

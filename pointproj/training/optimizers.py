@@ -1,9 +1,11 @@
 """Optimizer and learning-rate schedule, chosen from the config."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.config import OptimizerConfig
@@ -25,19 +27,90 @@ def build_optimizer(
 
     Returns
     -------
-    torch.optim.Adam or torch.optim.AdamW
+    GuardedAdam
     """
     parameters = list(parameters)
     lr = torch.tensor(settings.lr, device=parameters[0].device) if capturable else settings.lr
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
-    return kind(
-        parameters,
-        lr=lr,
-        betas=tuple(settings.betas),
-        weight_decay=settings.weight_decay,
-        fused=True,
-        capturable=capturable,
+    kind = {"adam": torch._fused_adam_, "adamw": torch._fused_adamw_}[settings.name]
+    return GuardedAdam(
+        parameters, kind, lr=lr, betas=tuple(settings.betas), weight_decay=settings.weight_decay
     )
+
+
+class GuardedAdam(torch.optim.Optimizer):
+    """Adam or AdamW in one kernel, which leaves everything as it was where a flag on the device says so.
+
+    torch's own keep a count of steps for each parameter, and need two more kernels to advance them and to
+    take that back. Here there is one count for all, which is advanced by whoever sets the flag:
+    :class:`pointproj.training.divergence.FiniteGuard`.
+
+    Parameters
+    ----------
+    parameters : list of Parameter
+        All on one device.
+    fused : callable
+        ``torch._fused_adam_`` or ``torch._fused_adamw_``.
+    lr : float or () tensor
+    betas : tuple of float
+    weight_decay : float
+
+    Attributes
+    ----------
+    count : () float32 tensor
+        Steps that were not skipped, the next one included.
+    skipped : () float32 tensor
+        1 where the next step is to be skipped, else 0.
+    """
+
+    count: Float[Tensor, ""]
+    skipped: Float[Tensor, ""]
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        fused: Any,
+        *,
+        lr: float | Float[Tensor, ""],
+        betas: tuple[float, ...],
+        weight_decay: float,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        self._fused = fused
+        self.count, self.skipped = (torch.zeros((), device=parameters[0].device) for _ in range(2))
+        for parameter in parameters:
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            self.state[parameter] = {"step": self.count, **moments}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Change the parameters by their gradients."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self.state[parameter] for parameter in parameters]
+            beta1, beta2 = group["betas"]
+            self._fused(
+                parameters,
+                [parameter.grad for parameter in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [self.count] * len(parameters),
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+                found_inf=self.skipped,
+            )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over moments and count of another run, also of torch's own optimizers."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            self.count.copy_(state["step"])
+            state["step"] = self.count
 
 
 def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> float:

@@ -23,6 +23,7 @@ from pointproj.runtime.errors import first_line
 from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, is_capturing, on_stream
 from pointproj.training.divergence import FiniteGuard
 from pointproj.training.losses import Loss, eikonal_penalty
+from pointproj.training.optimizers import GuardedAdam
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class TrainingStep:
     model : Module
         Called as ``model(query_points, reference_points, features=features or None)``, and with
         ``neighbor_indices`` where the batch has them; the last axis of its result has size 1.
-    optimizer : Optimizer
+    optimizer : GuardedAdam
         Over the model's parameters; made with ``capturable=True`` if the step is to be captured.
     loss_function : callable
         ``loss_function(prediction, target)`` on two (B, Q) tensors.
@@ -73,7 +74,7 @@ class TrainingStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: GuardedAdam,
         loss_function: Loss,
         *,
         clip: float | None = None,

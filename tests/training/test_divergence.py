@@ -5,11 +5,13 @@ import json
 import pytest
 import torch
 
+from pointproj.config import OptimizerConfig
 from pointproj.data.dataset import PreparedData
 from pointproj.runtime import tensor_file
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.divergence import CHECK_EVERY, FiniteGuard, TrainingDiverged
 from pointproj.training.loop import train
+from pointproj.training.optimizers import build_optimizer
 from tests.training.test_loop import losses, small_config, spheres, weights
 from tests.training.test_step import batches, make_step
 
@@ -53,7 +55,7 @@ def test_a_step_that_is_not_finite_changes_nothing(device, clip, name, value, de
 def test_the_guard_decides_alike_compiled_or_not(compiled):
     nan, inf = float("nan"), float("inf")
     parameter, loss_sum = torch.nn.Parameter(torch.ones(3)), torch.zeros(())
-    optimizer = torch.optim.Adam([parameter], lr=0.1, fused=True)
+    optimizer = build_optimizer(OptimizerConfig(name="adam", lr=0.1), [parameter])
     guard = FiniteGuard(optimizer)
     guard.compiled = compiled
     for loss, gradient, norm in [(1, 1, None), (nan, 1, None), (2, inf, None), (3, 2, 6), (4, nan, nan)]:
