@@ -151,6 +151,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         cell_list_kernels,
         hash_grid,
         knn_search,
+        neighbor_gradients,
         neighbor_lists,
         neighbor_sums,
         radius_gradients,
@@ -205,9 +206,11 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             usual,
             neighbor_sums.aggregate_kernel(real, real, division, *weighting),
         )
-        for kernel in neighbor_sums.gradient_kernels(real, lanes):
+        for kernel in neighbor_gradients.gradient_kernels(real, lanes):
             yield f"gradients over lists, {label}", usual, kernel
-        kernel = neighbor_sums.position_gradient_kernel(real, real, *weighting)
+        kernel = neighbor_gradients.gradients_kernel(real, real, *weighting, of_features=True)
+        yield f"gradients over lists, {label}", usual, kernel
+        kernel = neighbor_gradients.position_gradient_kernel(real, real, *weighting)
         yield f"gradients over lists, {label}", usual, kernel
         division = divide(25, "cuda", most_lanes=lanes)
         kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0])
