@@ -6,6 +6,7 @@ boxes, missing backs and loose sheets. Cutouts make many such cases from a few f
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pointproj.data.modelnet import MeshFile
-from pointproj.geometry.files import read_mesh, write_mesh
+from pointproj.geometry.files import parse_mesh, write_mesh
 from pointproj.geometry.meshes import Mesh, MeshError, face_areas
+from pointproj.runtime.helpers import HelperProcesses
 
 CUTOUTS = (1, 4)  # how many are made, at least and at most
 LEAST_LEFT = 0.4  # of the area
@@ -49,7 +51,9 @@ def with_cutouts(mesh: Mesh, rng: np.random.Generator) -> Mesh:
     return Mesh(mesh.vertices, mesh.faces[kept], mesh.name)
 
 
-def write_variants(files: Sequence[MeshFile], root: Path | str, count: int) -> list[MeshFile]:
+def write_variants(
+    files: Sequence[MeshFile], root: Path | str, count: int, helpers: HelperProcesses | None = None
+) -> list[MeshFile]:
     """Write variants of mesh files with cutouts, as OFF files in the same layout; those already there stay.
 
     Parameters
@@ -60,27 +64,43 @@ def write_variants(files: Sequence[MeshFile], root: Path | str, count: int) -> l
         Folder that will hold ``<class>/<split>/<name>_<content>_<number>.off``.
     count : int
         Variants a file. They follow from its content.
+    helpers : HelperProcesses, optional
+        Make variants side by side; by default this process does.
 
     Returns
     -------
     list of MeshFile
     """
-    written = []
+    variants, missing = {}, {}
     for file in files:
         try:
-            content = file.path.read_bytes()
-            mesh = read_mesh(file.path)
-        except (OSError, MeshError):
+            digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
+        except OSError:
             continue  # the preparation of the file itself says why it is left out
-        digest = hashlib.sha256(content).hexdigest()
-        for number in range(count):
-            name = f"{file.name}_{digest[:8]}_{number}"
-            path = Path(root) / file.class_name / file.split / f"{name}.off"
-            if not path.exists():
-                rng = np.random.default_rng([int(digest[:16], 16), number])
-                write_mesh(with_cutouts(mesh, rng), path)
-            written.append(MeshFile(path, file.class_name, file.split))
-    return written
+        folder = Path(root) / file.class_name / file.split
+        paths = [folder / f"{file.name}_{digest[:8]}_{number}.off" for number in range(count)]
+        variants[file] = [MeshFile(path, file.class_name, file.split) for path in paths]
+        if not all(path.exists() for path in paths):
+            missing[file] = partial(_write_variants, file.path, paths)
+    for file, readable in (helpers or HelperProcesses(1)).run("cutting variants", missing, "meshes"):
+        if not readable:
+            del variants[file]
+    return [variant for written in variants.values() for variant in written]
+
+
+def _write_variants(source: Path, paths: Sequence[Path]) -> bool:
+    """Write the variants of a mesh that are not there; return whether it can be read."""
+    try:
+        content = source.read_bytes()
+        mesh = parse_mesh(content, source)
+    except (OSError, MeshError):
+        return False
+    digest = hashlib.sha256(content).hexdigest()
+    for number, path in enumerate(paths):
+        if not path.exists():
+            rng = np.random.default_rng([int(digest[:16], 16), number])
+            write_mesh(with_cutouts(mesh, rng), path)
+    return True
 
 
 def _flat_piece(mesh: Mesh, start: int, rng: np.random.Generator) -> Bool[np.ndarray, " F"]:

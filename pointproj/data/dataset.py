@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from pointproj.data.sources import mesh_files
 from pointproj.geometry.meshes import MeshError, query_grid
 from pointproj.geometry.sampling import FixedCloud
 from pointproj.runtime.distributed import ALONE, Processes
+from pointproj.runtime.helpers import HelperProcesses
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class PreparedData:
     left_out: list[tuple[str, str]]
 
 
-def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
+def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -> PreparedData:
     """Find and prepare the data of a run; it stays on disk until it is sampled.
 
     Parameters
@@ -135,6 +136,8 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
         Sections ``data`` and ``target``, and ``seed``.
     processes : Processes
         They share the work, and see the same folders.
+    device : str
+        Where targets are evaluated; they are the same everywhere.
 
     Returns
     -------
@@ -152,9 +155,12 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
     if config.data.name == "gaussian":
         return _gaussian(config)
     started = time.monotonic()
-    with processes.first_process_first():
-        files = mesh_files(config.data)
-    entries, left_out = _prepared_entries(config, files, processes)
+    with HelperProcesses(max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)) as helpers:
+        with processes.first_process_first():
+            files = mesh_files(config.data, helpers)
+        repeats = Counter(files)
+        prepared_meshes = _prepared_meshes(config, list(repeats), processes, helpers, device)
+    entries, left_out = _entries(repeats, prepared_meshes)
     for split in SPLITS:
         if not entries[split]:
             first = f", such as {left_out[0][0]}: {left_out[0][1]}" if left_out else ""
@@ -180,12 +186,10 @@ def prepare(config: Config, processes: Processes = ALONE) -> PreparedData:
     )
 
 
-def _prepared_entries(
-    config: Config, files: Sequence[MeshFile], processes: Processes
+def _entries(
+    repeats: Mapping[MeshFile, int], prepared_meshes: Mapping[MeshFile, PreparedMesh]
 ) -> tuple[dict[str, list[Entry]], list[tuple[str, str]]]:
-    """Prepare the meshes; return each split's entries and what was left out, in the order of the files."""
-    repeats = Counter(files)
-    prepared_meshes = _prepared_meshes(config, list(repeats), processes)
+    """Return each split's entries and what was left out, in the order of the files."""
     entries: dict[str, list[Entry]] = {split: [] for split in SPLITS}
     left_out = []
     for file in repeats:
@@ -203,14 +207,18 @@ def _prepared_entries(
 
 
 def _prepared_meshes(
-    config: Config, files: Sequence[MeshFile], processes: Processes
+    config: Config,
+    files: Sequence[MeshFile],
+    processes: Processes,
+    helpers: HelperProcesses,
+    device: str,
 ) -> dict[MeshFile, PreparedMesh]:
     """Prepare each file once, in one of the processes."""
     recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
-    cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
-    meshes = prepare_meshes(processes.shard(files), recipe, Path(config.data.cache), processes=cores)
+    own, cache = processes.shard(files), Path(config.data.cache)
+    meshes = prepare_meshes(own, recipe, cache, helpers=helpers, device=device)
     ready: dict[MeshFile, PreparedMesh] = {}
-    # Closed at once if this stops at a mesh, so that helper processes and bar end before the error shows.
+    # Closed at once if this stops at a mesh, so that the bar ends before the error shows.
     with closing(meshes) as prepared_meshes:
         for file, prepared in prepared_meshes:
             if prepared.reason is not None and config.data.strict:

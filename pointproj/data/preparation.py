@@ -1,17 +1,13 @@
 """From mesh files to shapes that can be sampled: read, normalise, evaluate the target, keep the result.
 
-All processor cores take part; what the cache holds is not made again. Targets are evaluated on the CPU,
-so that a cached sample is the same whatever device trains on it.
+All processor cores take part, and the GPU where there is one; what the cache holds is not made again. A
+sample is the same whichever device it was evaluated on.
 """
 
 import functools
 import hashlib
 import logging
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,21 +17,20 @@ import numpy as np
 from pointproj.config import TARGETS
 from pointproj.data.cache import Cache, entry_key
 from pointproj.data.modelnet import MeshFile
-from pointproj.geometry import distances, fields, interior, meshes, sampling
+from pointproj.geometry import distances, fields, interior, meshes, sampling, warp_meshes
 from pointproj.geometry import files as formats
-from pointproj.geometry.fields import field_at, target_field
+from pointproj.geometry.fields import target_field
 from pointproj.geometry.files import obj, off, parse_mesh, ply, read_content, stl, text
 from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
-from pointproj.runtime.progress_bar import progress
+from pointproj.geometry.warp_meshes import usable_device
+from pointproj.runtime.helpers import HelperProcesses
+from pointproj.runtime.run_folder import require_writable
 
 log = logging.getLogger(__name__)
 
 # With this one, the modules that decide what a prepared mesh holds: other code makes another entry.
-_MAKERS = (distances, fields, formats, interior, meshes, obj, off, ply, sampling, stl, text)
-
-# Starting processes, each with its imports, costs more than preparing fewer meshes than this.
-FEWEST_FOR_PROCESSES = 12
+_MAKERS = (distances, fields, formats, interior, meshes, obj, off, ply, sampling, stl, text, warp_meshes)
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,12 @@ Job = Callable[[], PreparedMesh]
 
 
 def prepare_meshes(
-    files: Sequence[MeshFile], recipe: Recipe, cache_folder: Path, *, processes: int | None = None
+    files: Sequence[MeshFile],
+    recipe: Recipe,
+    cache_folder: Path,
+    *,
+    helpers: HelperProcesses,
+    device: str = "cpu",
 ) -> Iterator[tuple[MeshFile, PreparedMesh]]:
     """Prepare meshes, from the cache where it has them.
 
@@ -120,8 +120,10 @@ def prepare_meshes(
         What to make of each.
     cache_folder : Path
         Where prepared meshes are kept.
-    processes : int, optional
-        How many work side by side; one for each processor core by default.
+    helpers : HelperProcesses
+        Work side by side.
+    device : str
+        Where targets are evaluated, if Warp runs there; otherwise on the CPU.
 
     Yields
     ------
@@ -130,12 +132,11 @@ def prepare_meshes(
 
     Raises
     ------
-    OSError
+    RunError
         If the cache folder cannot be written to.
     """
     cache = Cache(cache_folder)
-    processes = min(processes or len(os.sched_getaffinity(0)), len(files))
-    fewest = FEWEST_FOR_PROCESSES if processes > 1 else 1
+    fewest = helpers.fewest_jobs
     jobs: dict[MeshFile, Job] = {}
     remaining = iter(files)
     for file in remaining:  # until enough are missing from the cache that helper processes pay off
@@ -147,18 +148,15 @@ def prepare_meshes(
         if prepared is not None:
             yield file, prepared
             continue
-        jobs[file] = partial(_make, source, recipe, cache)
+        jobs[file] = partial(_make, source, recipe, cache, device)
         if len(jobs) == fewest:
             break
     if not jobs:
         return
-    parallel = processes > 1 and len(jobs) == fewest
-    jobs |= {file: partial(_prepare, file.path, recipe, cache) for file in remaining}
+    jobs |= {file: partial(_prepare, file.path, recipe, cache, device) for file in remaining}
+    require_writable(cache_folder)
     log.info("preparing meshes: up to %d of %d are not yet in %s", len(jobs), len(files), cache_folder)
-    with progress("preparing meshes", len(jobs), unit="meshes") as advance:
-        for file, prepared in _in_processes(jobs, processes) if parallel else _one_by_one(jobs):
-            advance(1)
-            yield file, prepared
+    yield from helpers.run("preparing meshes", jobs, "meshes")
 
 
 def pool_seed(key: str) -> int:
@@ -166,13 +164,13 @@ def pool_seed(key: str) -> int:
     return int(key[:16], 16)
 
 
-def _prepare(path: Path, recipe: Recipe, cache: Cache) -> PreparedMesh:
+def _prepare(path: Path, recipe: Recipe, cache: Cache, device: str) -> PreparedMesh:
     """Load the entry of a file, or make it."""
     try:
         source = Source.read(path, recipe)
     except MeshError as error:
         return _unreadable(error)
-    return _load(source, cache) or _make(source, recipe, cache)
+    return _load(source, cache) or _make(source, recipe, cache, device)
 
 
 def _unreadable(error: MeshError) -> PreparedMesh:
@@ -185,11 +183,11 @@ def _load(source: Source, cache: Cache) -> PreparedMesh | None:
     return None if arrays is None else PreparedMesh(source.digest, source.key, str(arrays["reason"]) or None)
 
 
-def _make(source: Source, recipe: Recipe, cache: Cache) -> PreparedMesh:
+def _make(source: Source, recipe: Recipe, cache: Cache, device: str) -> PreparedMesh:
     """Make the entry of a file; it holds the reason if the mesh cannot be used."""
     reason = None
     try:
-        arrays = _arrays(source, recipe)
+        arrays = _arrays(source, recipe, device)
     except MeshError as error:
         reason, empty, none = error.reason, np.empty((0, 3)), np.empty(0, np.float32)
         arrays = {"vertices": empty, "faces": empty.astype(np.int32), "target": none, "pool": none}
@@ -197,20 +195,22 @@ def _make(source: Source, recipe: Recipe, cache: Cache) -> PreparedMesh:
     return PreparedMesh(source.digest, source.key, reason)
 
 
-def _arrays(source: Source, recipe: Recipe) -> dict[str, np.ndarray]:
+def _arrays(source: Source, recipe: Recipe, device: str) -> dict[str, np.ndarray]:
     """Return the arrays of an entry, see :class:`PreparedMesh`."""
     mesh = normalize(parse_mesh(source.content, source.path))
-    pool = np.empty(0, np.float32)
-    if TARGETS[recipe.target].of_mesh:
-        target = target_field(mesh, recipe.grid, recipe.target)
-    else:
-        generator = np.random.default_rng(int(source.digest, 16))
-        target = generator.standard_normal(recipe.grid**3, dtype=np.float32)
+    points = np.empty((0, 3), np.float32)
     if recipe.pool:
         sampler = SurfaceSampler(mesh.vertices, mesh.faces)
-        pool = field_at(mesh, pool_points(sampler, recipe.pool, pool_seed(source.key)), recipe.target)
+        points = pool_points(sampler, recipe.pool, pool_seed(source.key))
+    if TARGETS[recipe.target].of_mesh:
+        device = usable_device(device)
+        values = target_field(mesh, recipe.grid, recipe.target, beside=points, device=device)
+    else:
+        generator = np.random.default_rng(int(source.digest, 16))
+        values = generator.standard_normal(recipe.grid**3, dtype=np.float32)
     if TARGETS[recipe.target].output == "logit":
-        target, pool = target > 0.5, pool > 0.5
+        values = values > 0.5
+    target, pool = np.split(values, [recipe.grid**3])
     faces = mesh.faces.astype(np.int32)
     return {"vertices": mesh.vertices, "faces": faces, "target": target, "pool": pool}
 
@@ -222,27 +222,3 @@ def _code_digest() -> str:
     for path in (*(module.__file__ for module in _MAKERS), __file__):
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()
-
-
-def _one_by_one(jobs: Mapping[MeshFile, Job]) -> Iterator[tuple[MeshFile, PreparedMesh]]:
-    for file, job in jobs.items():
-        yield file, job()
-
-
-def _in_processes(jobs: Mapping[MeshFile, Job], processes: int) -> Iterator[tuple[MeshFile, PreparedMesh]]:
-    """Prepare side by side; if the processes die, one by one what they left."""
-    left = dict(jobs)
-    # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        futures = {pool.submit(job): file for file, job in jobs.items()}
-        for future in as_completed(futures):
-            prepared = future.result()
-            file = futures[future]
-            del left[file]
-            yield file, prepared
-    except BrokenProcessPool:
-        log.warning("the helper processes ended early; preparing the other %d meshes in this one", len(left))
-        yield from _one_by_one(left)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -4,14 +4,17 @@ from pathlib import Path
 
 from pointproj.config import DataConfig
 from pointproj.data.modelnet import EXPECTED_LAYOUT, DataError, MeshFile, find_meshes, layout_root
+from pointproj.runtime.helpers import HelperProcesses
 
 
-def mesh_files(data: DataConfig) -> list[MeshFile]:
+def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list[MeshFile]:
     """List the meshes of both splits. Missing ones are generated, or downloaded if the config says so.
 
     Parameters
     ----------
     data : DataConfig
+    helpers : HelperProcesses, optional
+        Generate meshes side by side; by default this process does.
 
     Returns
     -------
@@ -24,9 +27,9 @@ def mesh_files(data: DataConfig) -> list[MeshFile]:
         If there are none; says both ways forward.
     """
     if data.name == "furniture":
-        return _furniture_files(data, data.root, data.test_meshes)
+        return _furniture_files(data, data.root, data.test_meshes, helpers)
     if data.name == "mixed":
-        return _mixed_files(data)
+        return _mixed_files(data, helpers)
     return _real_files(data)
 
 
@@ -45,23 +48,26 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
     return find_meshes(root, data.classes, data.limit)
 
 
-def _mixed_files(data: DataConfig) -> list[MeshFile]:
+def _mixed_files(data: DataConfig, helpers: HelperProcesses | None) -> list[MeshFile]:
     """Real meshes of both splits; for training also repeats of these, furniture, and cutouts of both."""
     from pointproj.data.cutouts import write_variants
 
     real = _real_files(data)
     train = [file for file in real if file.split == "train"]
-    made = _furniture_files(data, None, 0)
-    variants = write_variants(train, "data/variants", data.variants)
-    variants += write_variants(made, "data/variants", min(data.variants, 1))
+    made = _furniture_files(data, None, 0, helpers)
+    variants = write_variants(train, "data/variants", data.variants, helpers)
+    variants += write_variants(made, "data/variants", min(data.variants, 1), helpers)
     return [*real, *train * (data.repeats - 1), *made, *variants]
 
 
-def _furniture_files(data: DataConfig, root: str | None, test_meshes: int) -> list[MeshFile]:
+def _furniture_files(
+    data: DataConfig, root: str | None, test_meshes: int, helpers: HelperProcesses | None
+) -> list[MeshFile]:
     from pointproj.data.furniture import CLASSES, write_furniture
 
     family = {"varied": data.varied, "defects": data.defects}
     folder = "-".join(["furniture", *(name for name, chosen in family.items() if chosen)])
     train, test = (min(count, data.limit or count) for count in (data.train_meshes, test_meshes))
-    files = write_furniture(root or f"data/{folder}", data.classes or CLASSES, train, test, **family)
+    root, classes = root or f"data/{folder}", data.classes or CLASSES
+    files = write_furniture(root, classes, train, test, **family, helpers=helpers)
     return [MeshFile(path, path.parents[1].name, path.parent.name) for path in files]

@@ -5,9 +5,9 @@ import warp as wp
 from jaxtyping import Float
 
 from pointproj.geometry.meshes import Mesh
-from pointproj.geometry.warp_meshes import on_device, search_mesh
+from pointproj.geometry.warp_meshes import box_tree, on_device, search_mesh
 
-wp.set_module_options({"enable_backward": False})
+wp.set_module_options({"enable_backward": False, "fuse_fp": False})  # so CPU and CUDA round alike
 
 
 def unsigned_distance(
@@ -34,11 +34,7 @@ def unsigned_distance(
     corners = mesh.vertices[mesh.faces]
     with on_device(device):
         triangles = search_mesh(mesh)
-        # rounded outwards, or the box of a face could miss the face
-        boxes = wp.Bvh(
-            lowers=wp.array(np.nextafter(corners.min(axis=1).astype(np.float32), -np.inf), dtype=wp.vec3),
-            uppers=wp.array(np.nextafter(corners.max(axis=1).astype(np.float32), np.inf), dtype=wp.vec3),
-        )
+        boxes = box_tree(corners)
         distances = wp.empty(len(points), dtype=wp.float32)
         wp.launch(
             _distance_kernel,

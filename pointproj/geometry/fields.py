@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from pointproj.geometry.distances import unsigned_distance
-from pointproj.geometry.interior import inside, inside_at
+from pointproj.geometry.interior import inside_at
 from pointproj.geometry.meshes import Mesh, MeshError, query_grid
 
 Distance = Callable[[], Float[np.ndarray, " Q"]]
@@ -45,7 +45,14 @@ A mesh without interior is left out by the targets that ask what is inside.
 """
 
 
-def target_field(mesh: Mesh, side: int, kind: str, *, device: str = "cpu") -> Float[np.ndarray, " Q"]:
+def target_field(
+    mesh: Mesh,
+    side: int,
+    kind: str,
+    *,
+    beside: Float[np.ndarray, "n 3"] | None = None,
+    device: str = "cpu",
+) -> Float[np.ndarray, " Q"]:
     """Evaluate a target on the query grid.
 
     Parameters
@@ -56,13 +63,15 @@ def target_field(mesh: Mesh, side: int, kind: str, *, device: str = "cpu") -> Fl
         Points a side of the grid of :func:`pointproj.geometry.meshes.query_grid`; ``Q = side**3``.
     kind : str
         A key of :data:`FIELDS`.
+    beside : float32 array, shape (n, 3), optional
+        Other points, which take less time together with the grid than later.
     device : str
         Where Warp runs: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
 
     Returns
     -------
-    float32 array, shape (side**3,)
-        In the order of the query grid.
+    float32 array, shape (side**3 + n,)
+        In the order of the query grid, then at the other points.
 
     Raises
     ------
@@ -72,14 +81,17 @@ def target_field(mesh: Mesh, side: int, kind: str, *, device: str = "cpu") -> Fl
         If ``kind`` is no target field, or the mesh is not normalised.
     """
 
+    grid = query_grid(side)
+    points = grid if beside is None else np.concatenate([grid, beside])
+
     def enclosed() -> Bool[np.ndarray, " Q"]:
-        found = inside(mesh, side, device=device)
-        if not found.any():
+        found = inside_at(mesh, points, device=device)
+        if not found[: len(grid)].any():
             reason = f"encloses no point of the grid of {side} a side, so only target=udf can use it"
             raise NoInterior(mesh.name, reason)
         return found
 
-    return _field(kind)(lambda: unsigned_distance(mesh, query_grid(side), device=device), enclosed)
+    return _field(kind)(lambda: unsigned_distance(mesh, points, device=device), enclosed)
 
 
 def field_at(

@@ -6,10 +6,13 @@ from functools import cache
 
 import numpy as np
 import warp as wp
+from jaxtyping import Float
 
 from pointproj.geometry.meshes import Mesh
 
 wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)  # standard output is for results
+
+BOX_MARGIN = 1e-5
 
 NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 
@@ -26,12 +29,37 @@ def on_device(device: str) -> wp.ScopedDevice:
     return wp.ScopedDevice(device)
 
 
+def usable_device(device: str) -> str:
+    """Return ``device`` if Warp can use it, otherwise ``"cpu"``."""
+    _initialize()
+    return device if wp.is_cuda_available() else "cpu"
+
+
 def search_mesh(mesh: Mesh) -> wp.Mesh:
     """Copy a mesh, each face with corners of its own, to the current device for Warp's mesh queries."""
     corners = mesh.vertices[mesh.faces]
     return wp.Mesh(
         points=wp.array(corners.reshape(-1, 3).astype(np.float32), dtype=wp.vec3),
         indices=wp.array(np.arange(3 * len(corners), dtype=np.int32), dtype=wp.int32),
+    )
+
+
+def box_tree(corners: Float[np.ndarray, "F 3 3"]) -> wp.Bvh:
+    """Copy the boxes of faces to the current device, to be searched.
+
+    Parameters
+    ----------
+    corners : float64 array, shape (F, 3, 3)
+        Of coordinates up to 1.
+
+    Returns
+    -------
+    warp.Bvh
+        The boxes are wider than the faces by more than what single precision loses.
+    """
+    return wp.Bvh(
+        lowers=wp.array((corners.min(axis=1) - BOX_MARGIN).astype(np.float32), dtype=wp.vec3),
+        uppers=wp.array((corners.max(axis=1) + BOX_MARGIN).astype(np.float32), dtype=wp.vec3),
     )
 
 

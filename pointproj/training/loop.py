@@ -97,7 +97,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     try:
         seed_everything(config.seed)
         reset_peak(device)
-        data = prepare(config, processes)
+        data = prepare(config, processes, str(device))
         last = run.path / checkpoint.LAST
         with explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
             metrics = Training(config, run, data, device, backend, logger, processes).run(continued)

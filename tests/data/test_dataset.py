@@ -17,6 +17,8 @@ from pointproj.data.modelnet import DataError, find_meshes
 from pointproj.geometry.fields import target_field
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.meshes import LONGEST_SIDE, MeshError, normalize, query_grid
+from pointproj.runtime import helpers
+from pointproj.runtime.helpers import HelperProcesses
 
 REAL = Path(__file__).parents[3] / "shared" / "modelnet10" / "ModelNet10"
 SHEET = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
@@ -187,11 +189,13 @@ def test_a_mesh_that_is_not_in_the_cache_is_read_once(config, furniture, monkeyp
 
 
 def test_several_processes_make_the_same_entries(furniture, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "FEWEST_FOR_PROCESSES", 2)
+    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
     files = find_meshes(furniture, limit=1)
     recipe = preparation.Recipe(grid=6, target="sdf")
-    apart = dict(preparation.prepare_meshes(files, recipe, tmp_path / "two", processes=2))
-    alone = dict(preparation.prepare_meshes(files, recipe, tmp_path / "one", processes=1))
+    alone, two = HelperProcesses(1), HelperProcesses(2)
+    with two:
+        apart = dict(preparation.prepare_meshes(files, recipe, tmp_path / "two", helpers=two))
+    alone = dict(preparation.prepare_meshes(files, recipe, tmp_path / "one", helpers=alone))
     assert apart.keys() == alone.keys() == set(files)
     for file in files:
         assert apart[file] == alone[file]
@@ -213,13 +217,14 @@ def test_work_goes_on_alone_when_the_processes_die(furniture, tmp_path, monkeypa
         def shutdown(self, **keywords):
             pass
 
-    monkeypatch.setattr(preparation, "FEWEST_FOR_PROCESSES", 2)
-    monkeypatch.setattr(preparation, "ProcessPoolExecutor", DyingPool)
+    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
+    monkeypatch.setattr(helpers, "ProcessPoolExecutor", DyingPool)
     files = find_meshes(furniture, ["dresser"])
     recipe = preparation.Recipe(grid=6, target="udf")
-    prepared = dict(preparation.prepare_meshes(files, recipe, tmp_path, processes=2))
+    with HelperProcesses(2) as two:
+        prepared = dict(preparation.prepare_meshes(files, recipe, tmp_path, helpers=two))
     assert list(prepared) == files
-    assert "preparing the other 5 meshes in this one" in caplog.text
+    assert "this one makes the other 5 meshes" in caplog.text
 
 
 # --- unusable meshes ---

@@ -177,7 +177,7 @@ def test_resume_auto_without_a_checkpoint_begins_anew(config, tmp_path):
     assert sorted(losses(run)) == list(range(1, 13))
 
 
-def refuses_to_prepare(config, processes):
+def refuses_to_prepare(config, processes, device):
     raise AssertionError("data was touched")
 
 

@@ -9,6 +9,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from pointproj.data.modelnet import SPLITS, DataError
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.meshes import Mesh
+from pointproj.runtime.helpers import HelperProcesses
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +157,7 @@ def write_furniture(
     *,
     varied: bool = False,
     defects: bool = False,
+    helpers: HelperProcesses | None = None,
 ) -> list[Path]:
     """Write furniture as OFF files in ModelNet10's layout; files already there are left alone.
 
@@ -169,6 +172,8 @@ def write_furniture(
     seed : int
     varied, defects : bool
         As in :func:`make_furniture`. Other values, or a newer generator, replace all pieces in the folder.
+    helpers : HelperProcesses, optional
+        Make pieces side by side; by default this process does.
 
     Returns
     -------
@@ -186,15 +191,24 @@ def write_furniture(
         raise DataError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
     family = {"varied": varied, "defects": defects}
     _claim(root, {"generator": GENERATOR_VERSION, "seed": seed, **family})
-    files = []
-    for class_name in classes:
-        for split_index, (split, count) in enumerate(zip(SPLITS, (train, test), strict=True)):
-            for number in range(1, count + 1):
-                path = furniture_file(root, class_name, split, number)
-                files.append(path)
-                if not path.exists():
-                    write_mesh(make_furniture(class_name, (seed, split_index, number), **family), path)
-    return files
+    pieces = {
+        furniture_file(root, class_name, split, number): (class_name, (seed, split_index, number))
+        for class_name in classes
+        for split_index, (split, count) in enumerate(zip(SPLITS, (train, test), strict=True))
+        for number in range(1, count + 1)
+    }
+    missing = {
+        path: partial(_write_piece, path, *piece, **family)
+        for path, piece in pieces.items()
+        if not path.exists()
+    }
+    for _ in (helpers or HelperProcesses(1)).run("making furniture", missing, "pieces"):
+        pass
+    return list(pieces)
+
+
+def _write_piece(path: Path, class_name: str, seed: Sequence[int], *, varied: bool, defects: bool) -> None:
+    write_mesh(make_furniture(class_name, seed, varied=varied, defects=defects), path)
 
 
 def _claim(root: Path, settings: dict[str, int | bool]) -> None:

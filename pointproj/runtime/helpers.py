@@ -1,0 +1,97 @@
+"""Processes that help with work that is made of many parts, such as meshes to prepare."""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Self, TypeVar
+
+from pointproj.runtime.progress_bar import progress
+
+log = logging.getLogger(__name__)
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+
+# Starting processes, each with its imports, costs more than fewer jobs than this.
+FEWEST_JOBS = 12
+
+
+class HelperProcesses:
+    """A context in which jobs run side by side; the processes start with the first jobs that are worth it.
+
+    Parameters
+    ----------
+    count : int, optional
+        How many; one for each processor core by default.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or len(os.sched_getaffinity(0))
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def fewest_jobs(self) -> int:
+        """How many jobs are worth more than one process."""
+        if self.count == 1:
+            return 1
+        return FEWEST_JOBS if self._pool is None else 2
+
+    def run(
+        self, title: str, jobs: Mapping[Key, Callable[[], Result]], unit: str
+    ) -> Iterator[tuple[Key, Result]]:
+        """Run jobs and show the progress.
+
+        Parameters
+        ----------
+        title : str
+            What is being done.
+        jobs : mapping
+            What can be pickled, without arguments.
+        unit : str
+            What a job makes, in the plural.
+
+        Yields
+        ------
+        key, result
+            In the order in which they get ready.
+        """
+        apart = self.count > 1 and len(jobs) >= self.fewest_jobs
+        with progress(title, len(jobs), unit=unit) as advance:
+            for key, result in self._side_by_side(jobs, unit) if apart else _one_by_one(jobs):
+                advance(1)
+                yield key, result
+
+    def _side_by_side(
+        self, jobs: Mapping[Key, Callable[[], Result]], unit: str
+    ) -> Iterator[tuple[Key, Result]]:
+        """Run jobs in the processes; if these die, one by one what they left."""
+        left = dict(jobs)
+        try:
+            if self._pool is None:
+                # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
+                self._pool = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+            futures = {self._pool.submit(job): key for key, job in jobs.items()}
+            for future in as_completed(futures):
+                result = future.result()
+                key = futures[future]
+                del left[key]
+                yield key, result
+        except BrokenProcessPool:
+            log.warning("the helper processes ended early; this one makes the other %d %s", len(left), unit)
+            self.count, self._pool = 1, None
+            yield from _one_by_one(left)
+
+
+def _one_by_one(jobs: Mapping[Key, Callable[[], Result]]) -> Iterator[tuple[Key, Result]]:
+    for key, job in jobs.items():
+        yield key, job()
