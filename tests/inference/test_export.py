@@ -11,6 +11,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch._inductor.exc import InductorError
 from torch.torch_version import TorchVersion
+from torch.utils.cpp_extension import include_paths
 
 from pointproj.__main__ import main
 from pointproj.config import Config, register_schema, to_config
@@ -30,6 +31,7 @@ if package:
 with torch.no_grad():
     print(json.dumps([[function(*points).tolist() for points in inputs] for function in functions]))
 """
+SOURCE = Path(__file__).parents[2] / "docs" / "reconstruct" / "run_package.cpp"
 SMALL = ("projector=knn", "projector.hidden_channels=8")
 SIZES = ((5, 40), (97, 300), (200, 33))
 
@@ -73,6 +75,23 @@ def _run_elsewhere(folder: Path, network: CloudField, package: bool) -> list[lis
     return [[torch.tensor(values) for values in made] for made in json.loads(ended.stdout)]
 
 
+def _run_without_python(package: Path, inputs: tuple[torch.Tensor, ...], folder: Path) -> torch.Tensor:
+    """The program that the documentation shows, given a network's inputs."""
+    root = Path(torch.__file__).parent
+    libraries = ["torch", "torch_cpu", "c10"] + ["torch_cuda", "c10_cuda"] * torch.cuda.is_available()
+    program = folder / "run_package"
+    if not program.exists():
+        build = ["g++", "-std=c++20", SOURCE, "-o", program, f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
+        includes = [f"-I{path}" for path in include_paths("cuda" if torch.cuda.is_available() else "cpu")]
+        subprocess.run([*build, *includes, "-Wl,--no-as-needed", *(f"-l{n}" for n in libraries)], check=True)
+    files = [folder / f"{place}.f32" for place in range(1 + len(inputs))]
+    for path, points in zip(files[1:], inputs, strict=True):
+        path.write_bytes(points.numpy().tobytes())
+    ended = subprocess.run([program, package, *files], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return torch.frombuffer(bytearray(files[0].read_bytes()), dtype=torch.float32)[:, None]
+
+
 takes_loops = pytest.mark.skipif(
     TorchVersion(torch.__version__) < (2, 13),
     reason="the compiler of this torch stops at loops of open length",
@@ -89,6 +108,9 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
     for made in _run_elsewhere(tmp_path / "out", network, package=True):
         for inputs, got in zip(_inputs(network), made, strict=True):
             torch.testing.assert_close(got, network(*inputs).detach(), rtol=1e-5, atol=1e-5)
+    for inputs in _inputs(network):
+        got = _run_without_python(tmp_path / "out" / PACKAGE, inputs, tmp_path)
+        torch.testing.assert_close(got, network(*inputs).detach(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -167,4 +189,7 @@ def test_a_package_for_the_gpu(backend: str, tmp_path: Path):
     network = network.cuda()
     for inputs in _inputs(network):
         inputs = [points.cuda() for points in inputs]
-        torch.testing.assert_close(package(*inputs), network(*inputs).detach(), rtol=1e-4, atol=1e-4)
+        expected = network(*inputs).detach()
+        torch.testing.assert_close(package(*inputs), expected, rtol=1e-4, atol=1e-4)
+        got = _run_without_python(written.package, [points.cpu() for points in inputs], tmp_path)
+        torch.testing.assert_close(got, expected.cpu(), rtol=1e-4, atol=1e-4)
