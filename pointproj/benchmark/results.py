@@ -119,7 +119,7 @@ class ResultsFile:
 
 def runs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
     """(commit, when it was started) of the runs that rows are of, oldest first."""
-    return sorted({(row.commit, row.date) for row in rows}, key=lambda run: run[1])
+    return list(dict.fromkeys((row.commit, row.date) for row in sorted(rows, key=lambda row: row.date)))
 
 
 def require_one_run(rows: Iterable[Row]) -> None:

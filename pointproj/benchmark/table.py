@@ -7,12 +7,12 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pointproj.benchmark.cells import markdown, milliseconds, only, peak, seconds
 from pointproj.benchmark.config import WITH_RMM
+from pointproj.benchmark.readme_table import renew
 from pointproj.benchmark.results import (
     MISSING,
     OK,
-    OUT_OF_MINUTES,
-    SKIPPED,
     Row,
     fastest,
     read_rows,
@@ -34,6 +34,7 @@ SCALING = {
 }
 LISTS = {"lists_uniform": "uniform", "lists_surface": "surface"}
 FORMS = {"padded": "{k} nearest", "csr": "all"}
+MODELS = {"gino": "GINO", "geotransolver": "GeoTransolver"}
 SUMS = {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
 EXECUTION_ORDER = ("captured", "compiled", "eager")
 
@@ -81,8 +82,8 @@ def _tutorial(rows: list[Row]) -> list[str]:
         groups.append((line.label, select(rows, workload="w1", contender=name, execution=line.execution)))
 
     def cells(of: list[Row]) -> list[str]:
-        forward, step = (_only(of, mode=mode) for mode in ("forward", "step"))
-        return [_time(forward), _time(step), _peak(step)]
+        forward, step = (only(of, mode=mode) for mode in ("forward", "step"))
+        return [milliseconds(forward), milliseconds(step), peak(step)]
 
     return _table(["forward, ms", "training step, ms", "step, peak MiB"], groups, cells)
 
@@ -92,19 +93,19 @@ def _network(rows: list[Row]) -> list[str]:
     head = [f"{NAMED[name]} {mode}" for name, mode in columns] + ["W1 step, peak MiB"]
 
     def cells(of: list[Row]) -> list[str]:
-        times = [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
-        return [*times, _peak(_only(of, workload="w1", mode="step"))]
+        times = [milliseconds(only(of, workload=name, mode=mode)) for name, mode in columns]
+        return [*times, peak(only(of, workload="w1", mode="step"))]
 
     return _table(head, _by_contender_and_execution(rows), cells)
 
 
 def _operator(rows: list[Row]) -> list[str]:
-    words = {"aggregate": "forward", "operator": "with gradient"}
+    words = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
     columns = [(name, mode) for name in NAMED for mode in words]
     head = [f"{NAMED[name]} {words[mode]}" for name, mode in columns]
 
     def cells(of: list[Row]) -> list[str]:
-        return [_time(_only(of, workload=name, mode=mode)) for name, mode in columns]
+        return [milliseconds(only(of, workload=name, mode=mode)) for name, mode in columns]
 
     return _table(head, _by_contender_and_execution(rows), cells)
 
@@ -118,9 +119,55 @@ def _scaling(rows: list[Row]) -> list[str]:
     head = [f"{SCALING[kind]} {_count(size)}" for kind, size in keys]
 
     def cells(of: list[Row]) -> list[str]:
-        return [_time(fastest(select(of, workload=kind, references=size))) for kind, size in keys]
+        return [milliseconds(only(of, workload=kind, references=size)) for kind, size in keys]
 
-    return _table(head, _by_contender(rows), cells)
+    return _table(head, _by_contender_and_execution(rows), cells)
+
+
+def _search(rows: list[Row]) -> list[str]:
+    def cells(of: list[Row]) -> list[str]:
+        return [milliseconds(only(of, mode=mode)) for mode in ("knn", "search")]
+
+    return _table(
+        ["built in the call", "ready"], _by_contender_and_execution(select(rows, workload="w1")), cells
+    )
+
+
+def _host(rows: list[Row]) -> list[str]:
+    words = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
+    clouds = {("host_64", "knn"): "64, kNN", ("host_64", "radius"): "64, radius", ("host_w1", "knn"): "W1"}
+    keys = [(*cloud, mode) for cloud in clouds for mode in words]
+    head = [f"{clouds[workload, operator]}: {words[mode]}" for workload, operator, mode in keys]
+
+    def cells(of: list[Row]) -> list[str]:
+        return [
+            milliseconds(only(of, workload=w, operator=operator, mode=mode)) for w, operator, mode in keys
+        ]
+
+    return _table(head, _by_contender(row for row in rows if row.workload.startswith("host")), cells)
+
+
+def _models(rows: list[Row]) -> list[str]:
+    rows = [row for row in rows if row.workload in MODELS]
+    keys = sorted({(row.workload, row.references) for row in rows})
+    head = [f"{MODELS[workload]}, {_count(size)} points" for workload, size in keys]
+
+    def cells(of: list[Row]) -> list[str]:
+        return [milliseconds(only(of, workload=workload, references=size)) for workload, size in keys]
+
+    return _table(head, _by_contender_and_execution(rows), cells)
+
+
+def _start(rows: list[Row]) -> list[str]:
+    words = {"first_step": "first step", "whole": "whole run"}
+    keys = [(mode, start) for mode in words for start in ("cold", "warm")]
+
+    def cells(of: list[Row]) -> list[str]:
+        found = (only(of, mode=mode, execution=start) for mode, start in keys)
+        return [seconds(row) for row in found]
+
+    head = [f"{words[mode]}, {start} caches" for mode, start in keys]
+    return _table(head, _by_contender(select(rows, workload="start")), cells)
 
 
 def _batches(rows: list[Row]) -> list[str]:
@@ -128,8 +175,8 @@ def _batches(rows: list[Row]) -> list[str]:
     head = [f"{kind.removeprefix('batch_')} {operator}" for kind, operator in keys]
 
     def cells(of: list[Row]) -> list[str]:
-        found = (_only(of, workload=kind, operator=operator, mode="operator") for kind, operator in keys)
-        return [_time(row) for row in found]
+        found = (only(of, workload=kind, operator=operator, mode="operator") for kind, operator in keys)
+        return [milliseconds(row) for row in found]
 
     return _table(head, _by_contender_and_execution(rows), cells)
 
@@ -151,15 +198,15 @@ def _of_lists(rows: list[Row], modes: dict[str, str]) -> list[str]:
     head = [f"{LISTS[of]} {_count(size)}, {name}" for (size, of, _), name in zip(keys, named, strict=True)]
 
     def cells(of: list[Row]) -> list[str]:
-        return [_time(_only(of, references=s, workload=w, mode=mode)) for s, w, mode in keys]
+        return [milliseconds(only(of, references=s, workload=w, mode=mode)) for s, w, mode in keys]
 
     return _table(head, _by_contender_and_execution(rows), cells)
 
 
 def _large(rows: list[Row]) -> list[str]:
     def cells(of: list[Row]) -> list[str]:
-        forward, both = (_only(of, mode=mode) for mode in ("aggregate", "operator"))
-        return [_time(forward), _time(both), _peak(both)]
+        forward, both = (only(of, mode=mode) for mode in ("aggregate", "operator"))
+        return [milliseconds(forward), milliseconds(both), peak(both)]
 
     head = ["forward, ms", "with the features' gradient, ms", "peak on each device, MiB"]
     return _table(head, _by_contender(select(rows, workload="large")), cells)
@@ -167,11 +214,11 @@ def _large(rows: list[Row]) -> list[str]:
 
 def _memory(rows: list[Row]) -> list[str]:
     rows = [row for row in rows if row.workload == "memory" and row.execution in ("eager", "-")]
-    return _by_size(rows, "", _peak)
+    return _by_size(rows, "", peak)
 
 
 def _interop(rows: list[Row]) -> list[str]:
-    return _by_size(select(rows, workload="interop"), " elements", _time)
+    return _by_size(select(rows, workload="interop"), " elements", milliseconds)
 
 
 def _by_size(rows: list[Row], unit: str, value: Callable[[Row | None], str]) -> list[str]:
@@ -184,7 +231,7 @@ def _by_size(rows: list[Row], unit: str, value: Callable[[Row | None], str]) -> 
 
 
 def _import(rows: list[Row]) -> list[str]:
-    return _table(["ms"], _by_contender(select(rows, workload="import")), lambda of: [_time(of[-1])])
+    return _table(["ms"], _by_contender(select(rows, workload="import")), lambda of: [milliseconds(of[-1])])
 
 
 def _table(
@@ -218,13 +265,17 @@ def _otherwise(rows: list[Row]) -> Iterator[str]:
 _SECTIONS: dict[str, Callable[[list[Row]], list[str]]] = {
     "The tutorial's table (W1), reproduced, and ours below it": _tutorial,
     "Network, milliseconds (median)": _network,
-    "Operator alone, index built in each call, milliseconds: forward; with the features' gradient": _operator,
-    "kNN of a cloud within itself, k = 8, index built in each call, milliseconds": _scaling,
+    "Operator alone, index built in each call, milliseconds": _operator,
+    "kNN of W1, distances and indices, milliseconds": _search,
+    "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms": _scaling,
+    "Time that the host takes to issue an eager call, milliseconds": _host,
     "Batches: forward with the features' gradient, milliseconds": _batches,
     "Peak memory of a W1 training step, eager, by number of points, MiB": _memory,
     "Lists of neighbours within a radius, index built in each call, milliseconds": _lists,
     "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": _list_sums,
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": _large,
+    "A training step of whole models, with their library's search and with ours, milliseconds": _models,
+    "From the start of a training run to the end of its first step, and of the run, seconds": _start,
     "A Warp kernel on new tensors that require a gradient, milliseconds": _interop,
     "`from pointproj import knn` in a new process, after `import torch`": _import,
 }
@@ -250,30 +301,6 @@ def _label(name: str, rows: Iterable[Row]) -> str:
     return f"**{name}**" if ours else name
 
 
-def _only(rows: Iterable[Row], **wanted: object) -> Row | None:
-    return next(reversed(select(rows, **wanted)), None)
-
-
-def _time(row: Row | None) -> str:
-    return _cell(row, lambda: f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:.0f}")
-
-
-def _peak(row: Row | None) -> str:
-    return _cell(row, lambda: f"{row.peak_mib:,.0f}")
-
-
-def _cell(row: Row | None, value: Callable[[], str]) -> str:
-    if row is None or row.status == MISSING:
-        return ""
-    if row.status == OK:
-        return value()
-    if "OutOfMemory" in row.note or "GiB are free" in row.note:
-        return "out of memory"
-    if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
-        return "not run"
-    return "too slow" if row.status == SKIPPED else row.status
-
-
 def _count(number: int) -> str:
     exponent = len(str(number)) - 1
     return f"10^{exponent}" if number == 10**exponent else f"{number:,}"
@@ -283,12 +310,6 @@ def _short(note: str) -> str:
     return note if len(note) < 90 else note[:87] + "..."
 
 
-def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table; ``corner`` is the head of its first column."""
-    lines = [[corner, *head], ["---", *("---:" for _ in head)], *body]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
 def main(arguments: Sequence[str]) -> None:
     """Print the page, or write it into a file."""
     parser = argparse.ArgumentParser(
@@ -296,9 +317,12 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
     parser.add_argument("--output", type=Path, help="write the page here instead of printing it")
+    parser.add_argument("--readme", type=Path, help="renew the table of the first file in this page too")
     chosen = parser.parse_args(arguments)
     try:
         text = page([row for file in chosen.files for row in read_rows(file)])
+        if chosen.readme is not None:
+            renew(chosen.readme, read_rows(chosen.files[0]))
     except ValueError as error:
         parser.error(str(error))
     if chosen.output is None:

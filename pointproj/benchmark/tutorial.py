@@ -1,16 +1,18 @@
 """The table of the tutorial "Torch Compile and External Kernels" (its W1), and our lines below it.
 
-    python -m pointproj benchmark-tutorial                 # into benchmarks/<device>.csv
-    python -m pointproj benchmark-tutorial output=t.csv    # what follows goes to bench.py
+    python -m pointproj benchmark-tutorial                     # into tutorial.csv
+    python -m pointproj benchmark-tutorial output=t.csv        # what follows goes to bench.py
+    python -m pointproj benchmark-table tutorial.csv
 
 Each line is measured by a process of its own: a process cannot change who allocates GPU memory, and what one
-library leaves behind does not slow down the next.
+library leaves behind does not slow down the next. All are of one run.
 """
 
 import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from pointproj.machine import PROJECT
@@ -61,7 +63,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of bench.py, such as output=t.csv")
     overrides = parser.parse_args(arguments).overrides
-    failed = [line.label for line in LINES if subprocess.run(command(line, overrides)).returncode]
+    started = datetime.now().astimezone().isoformat(timespec="seconds")
+    further = ["output=tutorial.csv", f"started='{started}'", *overrides]
+    failed = [line.label for line in LINES if subprocess.run(command(line, further)).returncode]
     if failed:
         print(f"without result: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -22,8 +22,9 @@ def test_every_model_has_rows_with_its_own_search_and_with_ours():
     rows = models.planned(BenchConfig(), "cpu")
     assert ("gino", "neuraloperator", "eager", 10**4) in rows
     assert ("gino", "pointproj", "eager", 10**6) in rows
-    executions = [row[2] for row in rows if row[:2] == ("geotransolver", "pointproj")]
-    assert executions == ["eager", "compiled"]
+    for asked, executions in ((None, ["eager"]), (["eager", "compiled"], ["eager", "compiled"])):
+        rows = models.planned(BenchConfig(execution=asked), "cpu")
+        assert [row[2] for row in rows if row[:2] == ("geotransolver", "pointproj")] == executions
     assert not models.planned(BenchConfig(modes=["knn"]), "cpu")
     assert not models.planned(BenchConfig(workloads=["w1"]), "cpu")
     assert {row[1] for row in models.planned(BenchConfig(peers=[]), "cpu")} == {"pointproj"}

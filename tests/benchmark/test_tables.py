@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import plots, table
+from pointproj.benchmark import plots, readme_table, table
 from pointproj.benchmark.results import MISSING, WRONG, ResultsFile, write_rows
 from tests.benchmark.rows import row
 
@@ -32,7 +32,8 @@ class TestTable:
         assert "| tutorial torch, eager |  | 87.7 |  |  |  |  | 40,960 |" in text
         assert "| cuML, eager |  | wrong |" in text
         assert "|  | uniform 10^4 | surface 10^7 |" in text
-        assert "| **warp** | 0.05 | 9.87 |" in text
+        assert "| **warp**, captured | 0.05 | 9.87 |" in text
+        assert "| **warp**, eager | 0.5 |  |" in text
         assert "| **warp** | 56 | out of memory |" in text
         assert "Not measured here: KeOps (no)." in text
         assert (
@@ -68,6 +69,46 @@ class TestTable:
             table.main([str(tmp_path / "r.csv"), "--output", str(tmp_path / "tables.md")])
         assert (tmp_path / "tables.md").read_bytes() == before
         assert table.tables([row(), row(device="another GPU")]).count("commit abc") == 2
+
+    def test_the_hosts_time_all_gradients_and_the_first_step_are_tables(self):
+        host = {"workload": "host_64", "execution": "eager", "mode": "operator"}
+        start = {"workload": "start", "contender": "default", "mode": "first_step"}
+        text = table.tables(
+            [
+                row(mode="gradients", p50_ms=0.574),
+                row(mode="knn", p50_ms=0.1),
+                row(mode="search", execution="eager", p50_ms=0.2),
+                row(**host, p50_ms=0.3),
+                row(**host, operator="radius", p50_ms=0.4),
+                row(**start, execution="cold", p50_ms=20_123.0),
+                row(**start, execution="warm", p50_ms=9_876.0),
+                row(workload="gino", contender="pointproj", references=10**4, execution="eager", p50_ms=20.0),
+            ]
+        )
+        assert "| **warp**, captured |  |  | 0.574 |" in text
+        assert "| **warp**, captured | 0.1 |  |" in text
+        assert "| **warp**, eager |  | 0.2 |" in text
+        assert "| **warp** |  | 0.3 |  |  | 0.4 |  |  |  |  |" in text
+        assert "| **default** | 20.1 | 9.9 |" in text
+        assert "|  | GINO, 10^4 points |" in text
+
+    def test_the_readmes_table_is_written_as_a_whole(self, tmp_path: Path, capsys: pytest.CaptureFixture):
+        write_rows(tmp_path / "r.csv", self.ROWS)
+        page = tmp_path / "README.md"
+        page.write_text(f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n")
+        for _ in range(2):
+            table.main([str(tmp_path / "r.csv"), "--readme", str(page)])
+        text = page.read_text()
+        assert "| **pointproj**, `backend=warp` |  | 0.28 | 123 | 123 |  |  | 123 MiB |" in text
+        assert "| plain torch, brute force | 87.7 | 87.7 |  |  |  |  | 40,960 MiB |" in text
+        assert "One NVIDIA H200; all rows are of one run (torch 2.11, commit abc, 2026-01-02)." in text
+        assert "old" not in text
+        assert (text[:7], text[-7:], text.count(readme_table.END)) == ("before\n", "\nafter\n", 1)
+        page.write_text("no place\n")
+        with pytest.raises(SystemExit):
+            table.main([str(tmp_path / "r.csv"), "--readme", str(page)])
+        assert "expected the lines" in capsys.readouterr().err
+        assert page.read_text() == "no place\n"
 
     def test_the_time_of_the_import_is_a_table(self):
         text = table.tables([row(workload="import", contender="pointproj", mode="import", p50_ms=34.42)])
