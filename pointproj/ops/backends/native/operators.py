@@ -15,7 +15,6 @@ from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.ops.pairs import chunks_within, listed_chunks
 
 DENSE_CELL = 256  # points; as in csrc/cell_list.h
-SLOTS_PER_POINT = 4  # as in csrc/hash_grid.h
 READ_AHEAD = 16  # as in csrc/common.h
 
 
@@ -38,7 +37,8 @@ def _cell_list(call: SimpleNamespace) -> tuple[Spec, ...]:
 
 def _hash_grid(points: Tensor, clouds: int) -> tuple[Spec, ...]:
     """The hash grid of csrc/hash_grid.h, for searches within about one radius."""
-    slots = SLOTS_PER_POINT * points.shape[0] + clouds
+    rows = points.shape[0]
+    slots = (4 if rows <= 2**22 else 2) * rows + clouds  # as in csrc/hash_grid.h
     width = ((), points.dtype)  # edge of the cells
     start = ((slots + 2,), torch.int32)  # first sorted point of each slot; then of points not finite
     return width, start, _sorted_points(points)

@@ -13,7 +13,7 @@ namespace pointproj {
 
 namespace {
 
-constexpr int64_t kPointsAtOnce = 1 << 15;  // fewer are not worth a second thread
+constexpr int64_t kPointsAtOnce = 1 << 18;  // fewer are not worth the wait for a second thread, which may be busy
 constexpr int64_t kPartsAtOnce = 64;
 constexpr int64_t kSearchesAtOnce = 64;
 

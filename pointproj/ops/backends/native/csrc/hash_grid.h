@@ -9,7 +9,8 @@
 
 namespace pointproj {
 
-constexpr int kSlotsPerPoint = 4;
+// Slots for each point: more spare tests of points in other cells, until clearing and summing them up takes longer.
+POINTPROJ_EVERYWHERE int slots_per_point(int64_t rows) { return rows <= 1 << 22 ? 4 : 2; }
 template <class Real>
 constexpr Real kWidest = std::numeric_limits<Real>::max() / 8;  // edge of cells; the narrowest is kLeastDistance
 constexpr double kFarthest = 1 << 28;  // cells from the origin; what is beyond counts as there
@@ -44,12 +45,14 @@ struct HashGrid {
   SortedPoints<Real> points;
   Batch batch;
 
-  POINTPROJ_EVERYWHERE static int64_t slots_of(int64_t rows, int64_t clouds) { return kSlotsPerPoint * rows + clouds; }
+  POINTPROJ_EVERYWHERE static int64_t slots_of(int64_t rows, int64_t clouds) {
+    return slots_per_point(rows) * rows + clouds;
+  }
   POINTPROJ_EVERYWHERE int slots() const { return static_cast<int>(slots_of(batch.rows, batch.clouds)); }
   POINTPROJ_FN HashTable table_of(int cloud) const {
     const int begin = batch.first_row(cloud), size = batch.first_row(cloud + 1) - begin;
-    const int bits = floor_log2(greater(kSlotsPerPoint * size, 1));
-    return {kSlotsPerPoint * begin + cloud, {(bits + 2) / 3, (bits + 1) / 3, bits / 3}};
+    const int per_point = slots_per_point(batch.rows), bits = floor_log2(greater(per_point * size, 1));
+    return {per_point * begin + cloud, {(bits + 2) / 3, (bits + 1) / 3, bits / 3}};
   }
   POINTPROJ_FN static int cell_along(Real x, Real per_unit) {
     return static_cast<int>(floor(lesser(greater(x * per_unit, Real(-kFarthest)), Real(kFarthest))));
@@ -69,36 +72,35 @@ struct BuildHashGrids {
   struct Side {
     const Real* positions;
     HashGrid<Real> grid;
+    int cells;  // along the radius
   };
   Side sides[2];
   int count;            // of the sides
   Real radius;          // the largest of the searches
   const Real* largest;  // the same, where only the device knows it; or null
-  int cells;            // along it
   CountingSort sort;
 
   // Results are right for every width, so long as it and its inverse are finite. A NaN becomes the narrowest.
-  POINTPROJ_FN Real cell_width() const {
-    return lesser(greater(kLeastDistance<Real>, (largest ? *largest : radius) / Real(cells)), kWidest<Real>);
+  POINTPROJ_FN Real cell_width(const Side& side) const {
+    return lesser(greater(kLeastDistance<Real>, (largest ? *largest : radius) / Real(side.cells)), kWidest<Real>);
   }
 
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
-    const Real width = cell_width();
     const int first_rows = sides[0].grid.batch.rows, first_slots = sides[0].grid.slots() + 1;
     machine.each(sort.slots, [&](int i) { sort.occupancy[i] = 0; });
     machine.each(count, [&](int side) {
       sides[side].grid.start[0] = 0;
-      *sides[side].grid.width = width;
+      *sides[side].grid.width = cell_width(sides[side]);
     });
     machine.barrier();
-    const Real per_unit = Real(1) / width;
-    const auto slot_of = [&](const Side& side, int row) {
-      return side.grid.slot_of(load_position(side.positions, row), row, per_unit);
+    const Real per_unit[2] = {Real(1) / cell_width(sides[0]), Real(1) / cell_width(sides[count - 1])};
+    const auto slot_of = [&](int side, int row) {
+      return sides[side].grid.slot_of(load_position(sides[side].positions, row), row, per_unit[side]);
     };
     sort.count(machine, [&](int row) -> Slot {
-      if (row < first_rows) return {slot_of(sides[0], row), true};
-      return {first_slots + slot_of(sides[1], row - first_rows), true};
+      if (row < first_rows) return {slot_of(0, row), true};
+      return {first_slots + slot_of(1, row - first_rows), true};
     });
     sort.scatter(
         machine,

@@ -46,6 +46,18 @@ std::tuple<Tensor, Tensor, Tensor> build_cell_list(
 
 }  // namespace
 
+namespace {
+
+constexpr int64_t kSparse = 8;  // times as many points in all
+
+// Narrow cells spare tests of points and cost lookups of rows of cells, which a CPU would rather do without. So would
+// a GPU where points are few next to those that are looked from.
+int cells_along_radius(const Device& device, int64_t rows, int64_t all_rows) {
+  return device.is_cuda && rows * kSparse > all_rows ? 2 : 1;
+}
+
+}  // namespace
+
 template <size_t kCount>
 std::array<Tables, kCount> make_hash_grids(
     const std::array<Cloud, kCount>& clouds, const LargestRadius& radius, bool in_fixed_order) {
@@ -66,12 +78,12 @@ std::array<Tables, kCount> make_hash_grids(
     using Real = decltype(real);
     BuildHashGrids<Real> task{};
     for (size_t i = 0; i < kCount; ++i) {
-      task.sides[i] = {data<const Real>(clouds[i].points), view_hash_grid<Real>(made[i], clouds[i].batch)};
+      task.sides[i] = {data<const Real>(clouds[i].points), view_hash_grid<Real>(made[i], clouds[i].batch),
+                       cells_along_radius(device, clouds[i].batch.rows, rows)};
     }
     task.count = kCount;
     task.radius = static_cast<Real>(radius.number);
     task.largest = radius.on_device ? data<const Real>(*radius.on_device) : nullptr;
-    task.cells = device.is_cuda ? 2 : 1;  // a CPU would rather test points than look up rows of cells
     task.sort = buffers.view();
     device.build(task, slots);
   });

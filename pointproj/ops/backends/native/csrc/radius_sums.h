@@ -59,6 +59,7 @@ struct RadiusNeighbors {
   Real largest_square;  // that counts as within the radius
   Weighting weighting;
   int chunks;
+  bool by_row = false;  // whether a neighbour's number is its row, not its place among the sorted points
 
   template <class Lanes, class Add>
   struct Visitor {
@@ -69,7 +70,8 @@ struct RadiusNeighbors {
 
     POINTPROJ_FN Real limit() const { return problem.largest_square; }
     POINTPROJ_FN void meet(Lanes& lanes, int at, const Point<Real>& point, Real squared, bool exists) {
-      queue.push(lanes, exists && squared <= limit(), at, squared_distance<Sum>(q, point.position));
+      const int number = problem.by_row ? point.row : at;
+      queue.push(lanes, exists && squared <= limit(), number, squared_distance<Sum>(q, point.position));
     }
     POINTPROJ_FN void pause(Lanes& lanes) {
       if (lanes.any(queue.is_full())) queue.flush(lanes, add);

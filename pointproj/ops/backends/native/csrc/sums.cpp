@@ -117,6 +117,10 @@ struct NeighborProblem : Problem {
   Tensor sorted(bool, const Tensor& values) const {
     return values;
   }
+  template <class Neighbors>
+  Tensor to_be_summed(Neighbors&) const {
+    return features;
+  }
   // Gradient of the features in any order, if that is allowed and quicker.
   template <class Sum>
   bool add_features(const Tensor& grad, const Tensor& weights, bool inverts, Tensor& d_features) const {
@@ -196,6 +200,17 @@ struct RadiusProblem : Problem {
     device.each(SortRows<Real, Sum>{points, matrix<const Sum>(values), matrix<Sum>(made)}, values.size(0));
     return made;
   }
+  // The features as they are, where sorting them would take longer than it saves: what is beyond a GPU's cache moves
+  // twice for it, and few queries read a row but a few times. Rows are then whole lines of the cache already.
+  template <class Neighbors>
+  Tensor to_be_summed(Neighbors& neighbors) const {
+    constexpr int64_t kCache = 1 << 26, kLine = 128;
+    const int64_t row = channels() * features.element_size();
+    const bool is_aligned = reinterpret_cast<uintptr_t>(features.const_data_ptr()) % kLine == 0;
+    neighbors.by_row = device.is_cuda && 2 * queries() <= references() && references() * row > kCache &&
+                       row % kLine == 0 && is_aligned;
+    return neighbors.by_row ? features : sorted<Neighbors>(false, features);
+  }
   template <class Sum>
   bool add_features(const Tensor&, const Tensor&, bool, Tensor&) const {
     return false;
@@ -219,12 +234,12 @@ struct Operator {
       using Weighting = decltype(weighting);
       using Sum = typename Weighting::Sum;
       using Neighbors = typename Problem::template Neighbors<Real, Weighting>;
-      const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
       const int chunks = problem.chunks();
+      Neighbors neighbors = problem.template neighbors<Real>(weighting, true, chunks);
+      const Tensor features = problem.to_be_summed(neighbors);
       problem.device.each(
-          typename Problem::template Forward<Real, Weighting>{problem.template neighbors<Real>(weighting, true, chunks),
-                                                              matrix<const Sum>(features), matrix<Sum>(aggregated),
-                                                              {data<Sum>(saved)}},
+          typename Problem::template Forward<Real, Weighting>{neighbors, matrix<const Sum>(features),
+                                                              matrix<Sum>(aggregated), {data<Sum>(saved)}},
           problem.queries() * chunks);
     });
     return {aggregated, saved};
