@@ -17,6 +17,7 @@ from pointproj.ops.backends.triton.tiles import (
     FANOUT,
     LEAF,
     box_squares,
+    cdiv,
     load_points,
     load_rows_of_3,
     load_tile,
@@ -81,10 +82,10 @@ def find(
     for first in range(0, k, LARGEST_LIST):
         wanted = min(k - first, LARGEST_LIST)
         launch(
-            search_kernel, lambda meta: (triton.cdiv(count, meta["TILE"]),),
+            search_kernel, lambda meta: (cdiv(count, meta["TILE"]),),
             *queries.side(), *references.side(), references.boxes, references.spans, references.keys,
             references.frame, points, found, points if distances is None else distances,
-            counts, radii, count, k, size_class(count), first, wanted, triton.next_power_of_2(wanted), bits,
+            counts, radii, count, k, size_class(count), first, wanted, 1 << (wanted - 1).bit_length(), bits,
             clouds.count != 1, mode, distances is not None,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.matrix_products import channel_block
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.backends.triton.tiles import (
+    cdiv,
     is_finite,
     load_rows_of_3,
     rounded_root,
@@ -84,9 +85,9 @@ def _forward(
     block = channel_block(channels)
     aggregated = features.new_empty(queries, channels)
     weights = features.new_empty(queries, k)
-    blocks = triton.cdiv(channels, block)
+    blocks = cdiv(channels, block)
     launch(
-        aggregate_kernel, lambda meta: (triton.cdiv(queries, meta["TILE"]), blocks),
+        aggregate_kernel, lambda meta: (cdiv(queries, meta["TILE"]), blocks),
         query_points, reference_points, features, *parameters(weighting, sigma), neighbor_indices,
         aggregated, weights, queries, k, channels, size_class(queries), *choices(weighting), block,
     )  # fmt: skip
@@ -113,7 +114,7 @@ def _feature_gradient(neighbor_indices: Tensor, weights: Tensor, grad: Tensor, f
     block = channel_block(channels)
     d_features = torch.zeros_like(features)
     launch(
-        feature_kernel, (triton.cdiv(queries, FEATURE_TILE), triton.cdiv(channels, block)),
+        feature_kernel, (cdiv(queries, FEATURE_TILE), cdiv(channels, block)),
         neighbor_indices, weights, grad, d_features, queries, k, channels, block, FEATURE_TILE,
     )  # fmt: skip
     return d_features
@@ -128,7 +129,7 @@ def _position_gradients(inputs: dict[str, Any], weights: Tensor, grad: Tensor) -
     d_sigma = features.new_empty(queries)
     weighting = weighting_of(inputs)
     launch(
-        position_kernel, (triton.cdiv(queries, POSITION_TILE),),
+        position_kernel, (cdiv(queries, POSITION_TILE),),
         inputs["query_points"], inputs["reference_points"], features,
         *parameters(weighting, inputs["sigma"]), neighbor_indices,
         weights, grad, torch.empty_like(weights), d_query, d_reference, d_sigma,

@@ -16,6 +16,7 @@ from pointproj.ops.backends.triton.matrix_products import add_product, channel_b
 from pointproj.ops.backends.triton.tiles import (
     END,
     LEAF,
+    cdiv,
     load_points,
     load_tile,
     squared_length,
@@ -66,7 +67,7 @@ def position_gradients(
     for name, (own, others, points) in sides.items():
         made[name] = features.new_empty(points.shape)
         launch(
-            position_kernel, (triton.cdiv(points.shape[0], LAUNCH["TILE"]),),
+            position_kernel, (cdiv(points.shape[0], LAUNCH["TILE"]),),
             *own.side(), points.shape[0], *others.side(), others.boxes, others.spans, *values,
             *parameters(weighting, sigma), limit, means, made[name], d_sigma, channels,
             name == "query_points", clouds != 1, *choices(weighting), channel_block(channels), **LAUNCH,

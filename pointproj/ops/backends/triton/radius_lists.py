@@ -16,7 +16,7 @@ from pointproj.ops.backends.triton.flops import count_list, count_search
 from pointproj.ops.backends.triton.knn_search import find, largest_square_within, radii_mode
 from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.over_trees import tree_op
-from pointproj.ops.backends.triton.tiles import is_finite, squared_length, tile_box
+from pointproj.ops.backends.triton.tiles import cdiv, is_finite, squared_length, tile_box
 from pointproj.ops.backends.triton.traversal import (
     AT_LEAVES,
     FANOUT,
@@ -84,7 +84,7 @@ def _list_by_kernels(
     _visit(clouds, queries, references, radii, unsorted, row_splits)
     rows = counts.new_empty(capacity)
     launch(
-        sort_kernel, (triton.cdiv(unsorted.shape[0], SORT["BLOCK"]),),
+        sort_kernel, (cdiv(unsorted.shape[0], SORT["BLOCK"]),),
         unsorted, row_splits, rows, count, capacity, unsorted.shape[0], **SORT,
     )  # fmt: skip
     return row_splits, rows
@@ -105,7 +105,7 @@ def _visit(
 ) -> None:
     """Count the neighbours of query i into ``made[i + 1]``, or list them there from ``row_splits[i]`` on."""
     count = clouds.query_points.shape[0]
-    tiles = triton.cdiv(count, LAUNCH["TILE"]) if isinstance(count, int) else MOST_PROGRAMS
+    tiles = cdiv(count, LAUNCH["TILE"]) if isinstance(count, int) else MOST_PROGRAMS
     programs = min(tiles, MOST_PROGRAMS)
     lists = queries.rows.new_empty(programs, LISTS.value)
     begins = queries.rows if row_splits is None else row_splits  # kernels take a tensor

@@ -23,6 +23,7 @@ from pointproj.ops.backends.triton.operators import runs_kernels
 from pointproj.ops.backends.triton.over_trees import input_names, tree_op
 from pointproj.ops.backends.triton.radius_gradients import position_gradients
 from pointproj.ops.backends.triton.tiles import (
+    cdiv,
     is_finite,
     load_points,
     quotient,
@@ -158,7 +159,7 @@ def _sum(
     """Into ``summed``, for each point of a side of its own, what there is near it of the other's values."""
     count, channels = summed.shape
     block = channel_block(channels)
-    grid = programs(count), triton.cdiv(channels, block)
+    grid = programs(count), cdiv(channels, block)
     lists = own.rows.new_empty(grid[0] * grid[1], LISTS.value)
     queues = own.points.new_empty(grid[0] * grid[1], 3 * QUEUE.value)
     launch(
@@ -171,7 +172,7 @@ def _sum(
 
 def programs(rows: int) -> int:
     """How many programs share the tiles of some rows; a number that a compiler keeps open may be any."""
-    return min(triton.cdiv(rows, TILE), MOST_PROGRAMS) if isinstance(rows, int) else MOST_PROGRAMS
+    return min(cdiv(rows, TILE), MOST_PROGRAMS) if isinstance(rows, int) else MOST_PROGRAMS
 
 
 @triton.jit

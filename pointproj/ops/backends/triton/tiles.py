@@ -33,6 +33,11 @@ def size_class(rows: int) -> int:
     return 2 if rows <= 2**12 else 3
 
 
+def cdiv(count: int, size: int) -> int:
+    """How many groups of a size hold so many; ``triton.cdiv`` takes 2 us."""
+    return (count + size - 1) // size
+
+
 @triton.jit
 def square(x):
     """x * x, rounded: the compiler must not fuse it with the addition that follows."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.operators import kernel_op
-from pointproj.ops.backends.triton.tiles import END, FANOUT, GROUP, LEAF, is_finite, load_rows_of_3
+from pointproj.ops.backends.triton.tiles import END, FANOUT, GROUP, LEAF, cdiv, is_finite, load_rows_of_3
 from pointproj.ops.clouds import Clouds
 
 VERY_FEW_POINTS = 2**16  # of one cloud: up to here keys of 16 bits are fine enough
@@ -80,7 +80,7 @@ def key_bits(dtype: torch.dtype, clouds: int) -> int:
 def _specs(points: Tensor, clouds: int, key: torch.dtype) -> tuple:
     """Shapes and dtypes of a tree's tensors."""
     group, fanout = GROUP.value, FANOUT.value
-    groups = (points.shape[0] + group - 1) // group
+    groups = cdiv(points.shape[0], group)
     nodes = groups * (fanout + 1)
     return (
         ((3, groups * group), points.dtype),
@@ -104,6 +104,7 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int, key: torch
     trees = [Tree(*made[7 * side : 7 * side + 7]) for side in range(len(sides))]
     begins = [0, sides[0][0].shape[0]]
     keys = trees[0].keys.new_empty(sum(points.shape[0] for points, _ in sides))
+    parts = trees[0].frame.new_empty(6, PARTS)
     bits = key_bits(key, clouds)
     arguments = []
     for side, ((points, offsets), tree) in enumerate(zip(sides, trees, strict=True)):
@@ -111,10 +112,9 @@ def _sort(sides: Sequence[tuple[Tensor, Tensor | None]], clouds: int, key: torch
         layout = 0 if clouds == 1 else 1 if offsets is None else 2
         offsets = tree.frame if offsets is None else offsets  # kernels take a tensor
         arguments.append((points, offsets, layout))
-        parts = points.new_empty(6, PARTS)
         launch(bound_kernel, (PARTS,), points, parts, rows, PARTS, BLOCK)
         launch(
-            encode_kernel, (triton.cdiv(rows, ENCODED),),
+            encode_kernel, (cdiv(rows, ENCODED),),
             points, offsets, parts, tree.frame, keys, begins[side], rows, clouds,
             side, bits, layout, PARTS, ENCODED,
         )  # fmt: skip
