@@ -20,6 +20,8 @@ import warp as wp
 from torch import Tensor
 from warp._src.codegen import Struct
 
+from pointproj.ops.bridge.scratch import Part
+
 MOST_SIZES = 64  # that a recorded launch remembers
 
 
@@ -43,6 +45,7 @@ class Launch:
     def __init__(self, device: torch.device):
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
+        self.device = device
         self.launched: list[Launched] = []
         self._stream = current_stream(device) if device.type == "cuda" else None
         self._recorded = _of_thread.recorded[device]
@@ -171,7 +174,9 @@ class _ArrayField:
         self.format = _padded(offsets, formats, ctypes.sizeof(self.ctype))
         self.absent = (0,) * (1 + 2 * self.ndim) + (self.ndim,)
 
-    def flat(self, value: Tensor | None, _: dict) -> tuple:
+    def flat(self, value: Tensor | Part | None, _: dict) -> tuple:
+        if type(value) is Part and value.dtype == self.dtype:
+            return value.pointer, *value.described
         if value is None:
             return self.absent
         shape, strides, ndim, size = value.shape, value.stride(), self.ndim, self.itemsize

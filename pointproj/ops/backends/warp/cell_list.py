@@ -10,6 +10,7 @@ Every size follows from the number of points and clouds, nothing is read back, a
 the build can be captured in a CUDA graph.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from pointproj.ops.backends.warp.cell_list_kernels import build_kernels
 from pointproj.ops.backends.warp.common import BLOCK, DENSE, POINTS_PER_SUBCELL, Batch
 from pointproj.ops.backends.warp.grids import CellList
 from pointproj.ops.backends.warp.scan import running_sum, states_of
+from pointproj.ops.bridge.scratch import Part, Scratch
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 
 
@@ -41,15 +43,18 @@ def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> Cell
 
 def new_cell_list(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:
     """The same for an operator that builds its own."""
-    specs = _specs(points, clouds).values()
-    cells = CellList(*(torch.empty(shape, dtype=dtype, device=points.device) for shape, dtype in specs))
+    tables = _tables(points.shape[0], points.dtype, clouds, cells_per_two_points(points))
+    cells = CellList(*tables.allocate(points.device))
     _fill(launch, points, offsets, clouds, cells)
     return cells
 
 
 def _specs(points: Tensor, clouds: int, **_: Any) -> dict:
-    rows, dtype = points.shape[0], points.dtype
-    cells = cells_per_two_points(points) * rows // 2 + clouds
+    return _table_specs(points.shape[0], points.dtype, clouds, cells_per_two_points(points))
+
+
+def _table_specs(rows: int, dtype: torch.dtype, clouds: int, density: int) -> dict:
+    cells = density * rows // 2 + clouds
     subgrids = rows // DENSE + 2  # never 1: torch.compile would take that for a size of its own
     return {
         "frames": ((clouds, 12), dtype),
@@ -62,18 +67,33 @@ def _specs(points: Tensor, clouds: int, **_: Any) -> dict:
     }
 
 
+@functools.lru_cache
+def _tables(rows: int, dtype: torch.dtype, clouds: int, density: int) -> Scratch:
+    return Scratch((), list(_table_specs(rows, dtype, clouds, density).values()))
+
+
+@functools.lru_cache
+def _build_memory(rows: int, dtype: torch.dtype, clouds: int, subgrids: int, sizes: int) -> Scratch:
+    """The states of the running sum, and what :class:`Build` holds, in another order: counters first."""
+    counters = [(sizes,), (subgrids, 6), (subgrids,), (1,), (1,), (1,), (2,)]
+    return Scratch(
+        [((states_of(sizes),), torch.int64), *((shape, torch.int32) for shape in counters)],
+        [((clouds, 13), dtype), ((rows, 2), torch.int32)],
+    )
+
+
 class Build(NamedTuple):
     """What the kernels of the build work with: :func:`pointproj.ops.backends.warp.bounds.build_struct`."""
 
-    box: Tensor
-    placed: Tensor
-    occupancy: Tensor
-    extent: Tensor
-    arrived: Tensor
-    threads_arrived: Tensor
-    dense_count: Tensor
-    subcell_count: Tensor
-    tickets: Tensor
+    box: Part
+    placed: Part
+    occupancy: Part
+    extent: Part
+    arrived: Part
+    threads_arrived: Part
+    dense_count: Part
+    subcell_count: Part
+    tickets: Part
 
 
 @warp_op("pointproj::warp_build_cell_list", outputs=_specs)
@@ -96,16 +116,13 @@ def _build(
 
 
 def _fill(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int, cells: CellList) -> None:
-    _, dims, subgrid, _, subdims, start, sorted_points = cells
+    _, _, subgrid, _, subdims, start, sorted_points = cells
     batch = Batch(offsets, points.shape[0], clouds)
     kernels = build_kernels(points.dtype, 32 if points.is_cuda else 1)
     rows, subgrids, sizes = points.shape[0], subdims.shape[0], start.shape[0] - 1
-    # One buffer, so that one launch clears all counters.
-    lengths = [2 * states_of(sizes), sizes, 6 * subgrids, subgrids, 1, 1, 1, 2]
-    counters = dims.new_empty(sum(lengths))
-    states, occupancy, extent, *others = counters.split(lengths)
-    box, placed = points.new_empty(clouds, 13), dims.new_empty(rows, 2)
-    build = Build(box, placed, occupancy, extent.view(subgrids, 6), *others)
+    memory = _build_memory(rows, points.dtype, clouds, subgrids, sizes).allocate(points.device)
+    counters, states, occupancy, *others, box, placed = memory
+    build = Build(box, placed, occupancy, *others)
 
     launch(kernels.clear, counters.shape[0], counters, cells, build)
     threads, density = bound_threads(points), cells_per_two_points(points)
@@ -114,15 +131,17 @@ def _fill(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int, c
     launch(kernels.count, rows, points, batch, cells, build)
     half = -(-rows // BLOCK) * BLOCK if points.is_cuda else rows  # whole blocks
     launch(kernels.subdivide, 2 * half, points, batch, cells, build, half, block_dim=BLOCK)
-    running_sum(launch, occupancy, subgrid.shape[0], states.view(torch.int64), start)
+    running_sum(launch, occupancy, subgrid.shape[0], states, start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
-        placed[:, 1] = stable_ranks(placed[:, 0], start)
+        rank_in_order(placed, start)
     launch(kernels.scatter, rows, points, None, placed, start, sorted_points)
 
 
-def stable_ranks(cells: Tensor, start: Tensor) -> Tensor:
-    """Ranks in the order of the rows, where atomics give them in the order of arrival."""
+def rank_in_order(placed: Part, start: Tensor | Part) -> None:
+    """Rank the points of each cell in the order of the rows, where atomics give that of arrival."""
+    cells, ranks = placed.tensor().unbind(1)
+    start = start.tensor() if isinstance(start, Part) else start
     by_cell = cells.argsort(stable=True)
-    ranks = torch.empty_like(by_cell)
-    ranks[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
-    return (ranks - start[cells.long()].to(torch.int32)).to(torch.int32)
+    in_order = torch.empty_like(by_cell)
+    in_order[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
+    ranks.copy_(in_order - start[cells.long()].to(torch.int32))

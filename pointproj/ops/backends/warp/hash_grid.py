@@ -12,7 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import stable_ranks
+from pointproj.ops.backends.warp.cell_list import rank_in_order
 from pointproj.ops.backends.warp.cell_list_kernels import scatter_kernel
 from pointproj.ops.backends.warp.common import (
     LEAST_DISTANCE,
@@ -27,6 +27,7 @@ from pointproj.ops.backends.warp.common import (
 from pointproj.ops.backends.warp.lanes import Lanes, floor_log2
 from pointproj.ops.backends.warp.scan import running_sum, states_of
 from pointproj.ops.backends.warp.traversal import Visitor, run_visitor
+from pointproj.ops.bridge.scratch import Scratch
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 
 # Edge of the cells, in radii: a little more than a half, so that rounding does not add a cell on each side.
@@ -99,8 +100,8 @@ def new_hash_grid(
     radius_on_device: Tensor | None,
 ) -> HashGrid:
     """The same for ``points`` alone, for an operator that builds its own: that spares the call of another."""
-    specs = _specs(points, None, clouds).values()
-    grid = HashGrid(*(torch.empty(shape, dtype=dtype, device=points.device) for shape, dtype in specs))
+    rows = points.shape[0]
+    grid = HashGrid(*_tables(rows, bucket_count(rows, clouds), points.dtype).allocate(points.device))
     _fill(launch, (points, offsets), (None, None), clouds, (radius, radius_on_device), grid)
     return grid
 
@@ -111,15 +112,31 @@ def bucket_count(rows: int, clouds: int) -> int:
 
 
 def _specs(points: Tensor, others: Tensor | None, clouds: int, **_: Any) -> dict:
-    buckets, rows, dtype = bucket_count(points.shape[0], clouds), points.shape[0], points.dtype
+    buckets, rows = bucket_count(points.shape[0], clouds), points.shape[0]
     if others is not None:
         buckets += bucket_count(others.shape[0], clouds)
         rows += others.shape[0]
+    return _table_specs(rows, buckets, points.dtype)
+
+
+def _table_specs(rows: int, buckets: int, dtype: torch.dtype) -> dict:
     return {
         "cell_width": ((1,), dtype),
         "start": ((buckets + 1,), torch.int32),
         "sorted_points": ((rows, 4), dtype),
     }
+
+
+@functools.lru_cache
+def _tables(rows: int, buckets: int, dtype: torch.dtype) -> Scratch:
+    return Scratch((), list(_table_specs(rows, buckets, dtype).values()))
+
+
+@functools.lru_cache
+def _build_memory(rows: int, buckets: int) -> Scratch:
+    """States of the running sum, points in each bucket; then the bucket of each point, and its rank there."""
+    counters = ((states_of(buckets),), torch.int64), ((buckets,), torch.int32)
+    return Scratch(counters, [((rows, 2), torch.int32)])
 
 
 @warp_op("pointproj::warp_build_hash_grid", outputs=_specs)
@@ -153,10 +170,7 @@ def _fill(
     (points, offsets), (others, other_offsets) = first, second
     cell_width, start, sorted_points = grid
     rows, buckets = sorted_points.shape[0], start.shape[0] - 1
-    lengths = [2 * states_of(buckets), buckets]
-    counters = start.new_empty(sum(lengths))
-    states, occupancy = counters.split(lengths)
-    placed = start.new_empty(rows, 2)
+    counters, states, occupancy, placed = _build_memory(rows, buckets).allocate(points.device)
     clear = _clear_kernel(points.dtype)
     launch(clear, counters.shape[0], counters, cell_width, *radius)
     both = (
@@ -164,9 +178,9 @@ def _fill(
         *(others, Batch(other_offsets, rows - points.shape[0], clouds)),
     )
     launch(_place_kernel(points.dtype), rows, *both, cell_width, occupancy, placed)
-    running_sum(launch, occupancy, 0, states.view(torch.int64), start)
+    running_sum(launch, occupancy, 0, states, start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
-        placed[:, 1] = stable_ranks(placed[:, 0], start)
+        rank_in_order(placed, start)
     launch(scatter_kernel(points.dtype, start.dtype), rows, points, others, placed, start, sorted_points)
 
 

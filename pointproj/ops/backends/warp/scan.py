@@ -12,6 +12,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import DENSE, OPTIONS
+from pointproj.ops.bridge.scratch import Part
 from pointproj.ops.bridge.warp_op import Launch
 
 ITEMS = 16  # cells that a thread of a GPU sums up
@@ -114,14 +115,16 @@ def states_of(sizes: int) -> int:
     return 2 * (-(-sizes // (SMALL_BLOCK * ITEMS)) // 2 + 1)
 
 
-def running_sum(launch: Launch, occupancy: Tensor, cells: int, states: Tensor, start: Tensor) -> None:
+def running_sum(
+    launch: Launch, occupancy: Tensor | Part, cells: int, states: Tensor | Part, start: Tensor | Part
+) -> None:
     """Fill ``start`` (S + 1,) with the running sums of ``occupancy`` (S,) int32, from 0.
 
     Dense cells are looked for among the first ``cells``; there must be none if ``start`` is int32. On a GPU
     both tensors begin at a multiple of 16 bytes.
     """
     block = SMALL_BLOCK if occupancy.shape[0] < MANY else LARGE_BLOCK
-    threads = -(-occupancy.shape[0] // (block * ITEMS)) * block if occupancy.is_cuda else 1
+    threads = -(-occupancy.shape[0] // (block * ITEMS)) * block if launch.device.type == "cuda" else 1
     launch(_kernel(start.dtype), threads, occupancy, cells, states, start, block_dim=block)
 
 
