@@ -12,7 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from pointproj.__main__ import main
-from pointproj.benchmark import table
+from pointproj.benchmark import readme_table, table
 from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
@@ -190,30 +190,11 @@ def test_contract_of_backends_is_listed_whole():
     assert set(listed) == parts
 
 
-# Rows of README's table: where each begins, whose step it is, and how it ran for kNN and within a radius.
-STEPS = [
-    ("plain torch", "tutorial torch", "compiled", "compiled"),
-    ("cuML", "cuML", "compiled", None),
-    ("PhysicsNeMo", "PhysicsNeMo", "compiled", "eager"),
-    ("**pointproj**, `backend=warp`", "warp", "captured", "captured"),
-    ("**pointproj**, `backend=native`", "native", "captured", "captured"),
-]
-
-
-@pytest.mark.parametrize(("beginning", "contender", "knn", "radius"), STEPS)
-def test_times_in_the_readme_are_those_of_the_committed_results(beginning, contender, knn, radius):
-    rows = [row for row in read_rows(PROJECT / "benchmarks/nvidia-h200.csv") if row.mode == "step"]
-    steps = {(row.workload, row.execution): row for row in rows if row.contender == contender}
-    (line,) = [line for line in _page().splitlines() if line.startswith(f"| {beginning}")]
-    *cells, memory = [cell.strip(" *") for cell in line.strip("|").split("|")[1:]]
-    for cell, workload, execution in zip(cells, ("w1", "w2", "w2_wide"), (knn, radius, radius), strict=True):
-        if execution is None:
-            assert not cell
-            continue
-        step = steps[workload, execution]
-        assert float(cell) == round(step.p50_ms, len(cell.partition(".")[2])), (workload, step.p50_ms)
-        assert step.commit[:7] in _page()
-    assert memory == f"{steps['w1', knn].peak_mib:,.0f} MiB"
+def test_table_of_the_readme_is_that_of_the_committed_results():
+    rows = read_rows(PROJECT / "benchmarks/nvidia-h200.csv")
+    assert readme_table.table(rows) in _page(), (
+        "python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.md"
+    )
 
 
 def test_readme_is_short():

@@ -41,7 +41,7 @@ def draw(path: Path) -> list[Path]:
     Raises
     ------
     ValueError
-        If the rows are not of one run.
+        If the rows of one device are of several runs.
     """
     rows = select(read_rows(path), status=OK)
     require_one_run(rows)

@@ -45,7 +45,7 @@ def page(rows: list[Row]) -> str:
     Raises
     ------
     ValueError
-        If the rows are not of one commit, or those of one device not of one run.
+        If the rows of one device are of several runs.
     """
     return f"{HEAD}\n{tables(rows)}\n"
 
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
     parser.add_argument("--output", type=Path, help="write the page here instead of printing it")
-    parser.add_argument("--readme", type=Path, help="renew the table of the first file in this page too")
+    parser.add_argument("--readme", type=Path, help="renew the table in this page, from the first file")
     chosen = parser.parse_args(arguments)
     try:
         text = page([row for file in chosen.files for row in read_rows(file)])
@@ -325,7 +325,7 @@ def main(arguments: Sequence[str]) -> None:
             renew(chosen.readme, read_rows(chosen.files[0]))
     except ValueError as error:
         parser.error(str(error))
-    if chosen.output is None:
-        print(text, end="")
-    else:
+    if chosen.output is not None:
         chosen.output.write_text(text, encoding="utf-8")
+    elif chosen.readme is None:
+        print(text, end="")

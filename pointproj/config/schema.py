@@ -175,7 +175,7 @@ class TrainingConfig:
     amp: bool = value(False, "run the network under bfloat16 autocast")
     validate_every: int = value(10, "epochs between validations", least=1)
     log_every: int = value(30, "steps between progress lines", least=1)
-    pictures: int = value(4, "test shapes drawn at the end", least=0)
+    pictures: int = value(4, "test shapes drawn at the end, beside the losses; 0: no pictures", least=0)
     checkpoint_every: int = value(1, "epochs between writes of `last.pt`", least=1)
     on_nan: str = value(
         "stop", "at a step whose loss or gradient is not finite: stop, or skip it", choices=("stop", "skip")

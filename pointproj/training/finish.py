@@ -31,7 +31,7 @@ def finish(training: "Training") -> dict[str, Any]:
     gaussian = config.data.name == "gaussian"
     measured_on = "the training cloud" if gaussian else f"{len(data.test)} unseen meshes"
     log.info("\n%s", report.text(compared, config.target.name, measured_on, bool(config.projector.normals)))
-    if training.processes.is_first:
+    if training.processes.is_first and config.training.pictures:
         _draw(training)
     timed = _timed(training) if config.training.time_steps else {}
     metrics = {
@@ -53,7 +53,8 @@ def finish(training: "Training") -> dict[str, Any]:
         "left_out": data.left_out,
     }
     training.run_folder.write_json("metrics.json", metrics)
-    log.info("metrics, pictures and checkpoints are in %s", training.run_folder.path)
+    drawn = "metrics, pictures and checkpoints" if config.training.pictures else "metrics and checkpoints"
+    log.info("%s are in %s", drawn, training.run_folder.path)
     return metrics
 
 
