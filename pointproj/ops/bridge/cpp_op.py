@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from pointproj.ops.backends.native.build import extension
-from pointproj.ops.bridge.torch_op import Spec, torch_op
-from pointproj.ops.bridge.transforms import is_transforming
+from pointproj.ops.bridge.eager import is_transforming
+from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
 
 ANNOTATIONS = {
     "Tensor": Tensor,
@@ -70,6 +70,10 @@ def cpp_op(
     def in_cpp(*_: Any) -> tuple[Tensor, ...]:
         raise NotImplementedError(f"{name} is implemented in C++ alone")
 
+    def first_backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> tuple[Tensor, ...]:
+        operator = _operator(f"{name}_backward")
+        return operator(*grads, [*needs.values()], *saved.inputs.values(), *saved.outputs)
+
     in_cpp.__signature__ = inspect.Signature(
         [inspect.Parameter(a.name, kind, annotation=ANNOTATIONS[str(a.type)]) for a in schema.arguments],
         return_annotation=tuple[(Tensor,) * len(schema.returns)],
@@ -78,7 +82,7 @@ def cpp_op(
         f"pointproj::{name}",
         in_cpp,
         lambda *args: outputs(SimpleNamespace(**dict(zip(names, args, strict=True)))),
-        backward=in_cpp if "differentiable" in derivatives else None,
+        backward=first_backward if "differentiable" in derivatives else None,
         register=_register,
         **derivatives,
     )

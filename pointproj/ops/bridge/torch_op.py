@@ -10,16 +10,26 @@ arguments, so recomputing a forward, or keeping two graphs alive, cannot mix run
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pointproj.ops.bridge.compiler_cache import key_by_version
+from pointproj.ops.bridge.eager import nobody_looks_on
 from pointproj.ops.bridge.transforms import transformable
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
+
+
+class _Saved(NamedTuple):
+    """Stands for a list of so many tensors that are saved."""
+
+    count: int
+
+
+_SAVED = object()  # stands for one tensor
 
 
 class Saved(NamedTuple):
@@ -95,8 +105,16 @@ def torch_op(
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
     count = len(inspect.signature(forward).return_annotation.__args__)
-    operator = _define(name, arguments.parameters, count, forward, fake, register)
-    first, second = _backward_op(arguments, count, backward, second_backward, register)
+    operator, body = _define(name, arguments.parameters, count, forward, fake, register)
+    if backward is None or not differentiable:
+        backward = first = second = _refuse(
+            f"{name} was declared without a backward"
+            if differentiable
+            else f"{name} has no gradient: it was declared without differentiable inputs"
+        )
+    else:
+        first, second = _backward_op(arguments, count, backward, second_backward, register)
+    width = len(arguments.names)
 
     def save(ctx: Any, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
         made = _all(output)
@@ -105,28 +123,33 @@ def torch_op(
         _save(ctx, (*inputs, *made))
 
     def chain(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        needs = [ctx.needs_input_grad[arguments.names.index(n)] for n in arguments.differentiable]
+        asked = ctx.needs_input_grad
+        needs = [asked[place] for place in arguments.places]
         flat = _load(ctx)
-        heads = zip(grads[:grad_outputs], flat[len(arguments.names) :], strict=False)
+        inputs, outputs = flat[:width], flat[width:]
+        heads = zip(grads[:grad_outputs], outputs, strict=False)
         grads = tuple(_zeros_like(o) if g is None else g.contiguous() for g, o in heads)
         # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
         # second backward would come back here once more, with gradients of zero.
-        inputs, outputs = flat[: len(arguments.names)], flat[len(arguments.names) :]
-        made = _all(first(*grads, needs, *inputs, *(o.detach() for o in outputs)))
-        wanted = zip(arguments.differentiable, made, needs, strict=True)
-        return arguments.gradients(flat, {n: g for n, g, need in wanted if need})
+        outputs = _detached(outputs)
+        if not torch.is_grad_enabled() and nobody_looks_on(grads):
+            needed = dict(zip(arguments.differentiable, needs, strict=True))
+            made = backward(grads, needed, arguments.saved((*_detached(inputs), *outputs)))
+        else:
+            made = _all(first(*grads, needs, *inputs, *outputs))
+        return arguments.gradients(inputs, made, needs)
 
     def push(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
         # the derivative along the tangents.
         flat = _load(ctx)
         directions = arguments.directions(flat, tangents)
-        grads = (torch.zeros_like(o) for o in flat[len(arguments.names) :][:grad_outputs])
+        grads = (torch.zeros_like(o) for o in flat[width:][:grad_outputs])
         made = _all(second(*directions, *grads, *flat))[:grad_outputs]
         return *made, *([None] * (count - len(made)))
 
     operator.register_autograd(chain, setup_context=save)
-    return transformable(operator, save, chain, push)
+    return transformable(operator, body, save, chain, push)
 
 
 class _Arguments:
@@ -141,15 +164,21 @@ class _Arguments:
         unknown = set(differentiable) - set(self.names)
         if unknown:
             raise TypeError(f"{name}: differentiable names no argument of forward: {sorted(unknown)}")
+        self.places = [self.names.index(n) for n in differentiable]
 
     def saved(self, flat: Sequence[Any]) -> Saved:
         split = len(self.names)
         return Saved(dict(zip(self.names, flat[:split], strict=True)), tuple(flat[split:]))
 
-    def gradients(self, flat: Sequence[Any], by_name: dict[str, Tensor]) -> tuple:
+    def gradients(
+        self, inputs: Sequence[Any], made: Sequence[Tensor | None], needs: Sequence[bool]
+    ) -> tuple[Any, ...]:
         """One gradient for each input, in the structure torch expects: lists stay lists."""
-        nothing = [[None] * len(a) if isinstance(a, list) else None for a in flat[: len(self.names)]]
-        return tuple(by_name.get(n, no) for n, no in zip(self.names, nothing, strict=True))
+        every = [[None] * len(a) if isinstance(a, list) else None for a in inputs]
+        for place, gradient, need in zip(self.places, made, needs, strict=True):
+            if need:
+                every[place] = gradient
+        return tuple(every)
 
     def directions(self, flat: Sequence[Any], tangents: Sequence[Any]) -> list[Tensor]:
         """The tangent of each differentiable input, zeros where it has none."""
@@ -157,19 +186,13 @@ class _Arguments:
         return [_zeros_like(i) if t is None else t.contiguous() for i, t in pairs]
 
     def differentiable_of(self, flat: Sequence[Any]) -> list[Tensor | None]:
-        return [flat[self.names.index(n)] for n in self.differentiable]
+        return [flat[place] for place in self.places]
 
 
 def _backward_op(
     arguments: _Arguments, count: int, backward: Any, second_backward: Any, register: Register
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The first and the second derivative as operators; first(grads, needs, inputs, outputs) -> gradients."""
-    if not arguments.differentiable:
-        refuse = _refuse(f"{arguments.name} has no gradient: it was declared without differentiable inputs")
-        return refuse, refuse
-    if backward is None:
-        refuse = _refuse(f"{arguments.name} was declared without a backward")
-        return refuse, refuse
     heads = arguments.grad_outputs
     grads = {f"grad_{i}": Tensor for i in range(heads)}
     saved = arguments.parameters | {f"output_{i}": Tensor for i in range(count)}
@@ -177,8 +200,7 @@ def _backward_op(
     def run(*args: Any) -> tuple[Tensor, ...]:
         grads, needs, flat = args[:heads], args[heads], args[heads + 1 :]
         needed = dict(zip(arguments.differentiable, needs, strict=True))
-        made = backward(grads, needed, arguments.saved(flat))
-        return tuple(grads[0].new_empty(0) if m is None else m for m in made)
+        return backward(grads, needed, arguments.saved(flat))
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
         inputs = arguments.differentiable_of(args[heads + 1 :])
@@ -186,7 +208,7 @@ def _backward_op(
         return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
     name, width = f"{arguments.name}_backward", len(arguments.differentiable)
-    operator = _define(name, grads | {"needs": list[bool]} | saved, width, run, fake, register)
+    operator, body = _define(name, grads | {"needs": list[bool]} | saved, width, run, fake, register)
     second = _second_backward_op(arguments, grads | saved, second_backward)
 
     def save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
@@ -202,8 +224,8 @@ def _backward_op(
             for d, need, i in zip(directions, ctx.needed, inputs, strict=True)
         )
         made = _all(second(*whole, *flat))
-        present = zip(arguments.differentiable, made[heads:], inputs, strict=True)
-        gradients = arguments.gradients(flat[heads:], {n: g for n, g, i in present if i is not None})
+        present = [i is not None for i in inputs]
+        gradients = arguments.gradients(flat[heads : heads + len(arguments.names)], made[heads:], present)
         return (*made[:heads], None, *gradients, *([None] * count))
 
     def push(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
@@ -217,7 +239,7 @@ def _backward_op(
         return tuple(g + x if need else g for g, x, need in made)
 
     operator.register_autograd(chain, setup_context=save)
-    first = transformable(operator, save, chain, push)
+    first = transformable(operator, body, save, chain, push)
     return first, second
 
 
@@ -232,38 +254,41 @@ def _second_backward_op(
 
     def run(*args: Any) -> tuple[Tensor, ...]:
         directions, grads, flat = args[:width], args[width : width + heads], args[width + heads :]
-        made = second_backward(directions, grads, arguments.saved(flat))
-        return tuple(grads[0].new_empty(0) if m is None else m for m in made)
+        return second_backward(directions, grads, arguments.saved(flat))
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
         grads, inputs = args[width : width + heads], arguments.differentiable_of(args[width + heads :])
         return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
 
     directions = {f"direction_{i}": Tensor for i in range(width)}
-    second = _define(f"{name}_second_backward", directions | parameters, heads + width, run, fake, opaque)
+    of_second = directions | parameters
+    second, body = _define(f"{name}_second_backward", of_second, heads + width, run, fake, opaque)
     refuse = _refuse(f"{name} has no third derivative")
     second.register_autograd(refuse, setup_context=lambda *_, **__: None)
-    return transformable(second, lambda *_, **__: None, refuse, refuse)
+    return transformable(second, body, lambda *_, **__: None, refuse, refuse)
 
 
 def _define(
-    name: str, parameters: dict[str, Any], count: int, body: Callable, fake: Callable, register: Register
-) -> Any:
-    """Register an operator of these parameters with ``count`` results; torch reads them off a signature."""
+    name: str, parameters: dict[str, Any], count: int, function: Callable, fake: Callable, register: Register
+) -> tuple[Any, Callable[..., Any]]:
+    """Register an operator of these parameters with ``count`` results; also what it does, as a function.
 
-    def detached(*args: Any) -> Any:
-        # Inside an operator tensors still say requires_grad, which foreign libraries trip over.
-        return single_or_all(body(*tree_map_only(Tensor, Tensor.detach, args)))
+    Torch reads parameters and results off that function's signature. There are no optional results.
+    """
+
+    def body(*args: Any) -> Any:
+        made = function(*(_detached(args) if torch._C._any_requires_grad(*args) else args))
+        return single_or_all(tuple(args[0].new_empty(0) if m is None else m for m in made))
 
     def single_or_all(made: tuple[Tensor, ...]) -> Any:
         return tuple(made) if count > 1 else made[0]
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    detached.__signature__ = inspect.Signature(
+    body.__signature__ = inspect.Signature(
         [inspect.Parameter(n, kind, annotation=annotation) for n, annotation in parameters.items()],
         return_annotation=tuple[(Tensor,) * count] if count > 1 else Tensor,
     )
-    return register(name, detached, lambda *args: single_or_all(fake(*args)))
+    return register(name, body, lambda *args: single_or_all(fake(*args))), body
 
 
 def _all(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -278,19 +303,42 @@ def _refuse(message: str) -> Callable[..., Any]:
 
 
 def _save(ctx: Any, args: tuple) -> None:
-    leaves, ctx.structure = tree_flatten(args)
-    ctx.save_for_backward(*(a for a in leaves if isinstance(a, Tensor)))
-    ctx.others = [None if isinstance(a, Tensor) else (a,) for a in leaves]
+    """Keep tensors, also those in lists, where torch watches over them, and the rest in its place."""
+    tensors, ctx.rest = [], []
+    for a in args:
+        if isinstance(a, Tensor):
+            tensors.append(a)
+            ctx.rest.append(_SAVED)
+        elif isinstance(a, list):
+            tensors += a
+            ctx.rest.append(_Saved(len(a)))
+        else:
+            ctx.rest.append(a)
+    ctx.save_for_backward(*tensors)
 
 
 def _load(ctx: Any) -> tuple:
     tensors = iter(ctx.saved_tensors)
-    leaves = [next(tensors) if other is None else other[0] for other in ctx.others]
-    return tree_unflatten(leaves, ctx.structure)
+    return tuple(
+        next(tensors) if r is _SAVED else list(islice(tensors, r.count)) if type(r) is _Saved else r
+        for r in ctx.rest
+    )
 
 
 def _contiguous_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _detached(args: Sequence[Any]) -> list[Any]:
+    """Tensors, also those in lists, without ``requires_grad``, which foreign libraries trip over."""
+    return [
+        (a.detach() if a.requires_grad else a)
+        if isinstance(a, Tensor)
+        else _detached(a)
+        if isinstance(a, list)
+        else a
+        for a in args
+    ]
 
 
 def _zeros_like(tensor: Tensor | None) -> Tensor:

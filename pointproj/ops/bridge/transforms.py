@@ -9,25 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch._library.custom_ops import CustomOpDef
-from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-
-def is_transforming() -> bool:
-    """Whether an operator is called under a transform, or where derivatives are carried forward."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+from pointproj.ops.bridge.eager import direct, is_transforming, nobody_looks_on
 
 
-def transformable(operator: Any, save: Callable, chain: Callable, push: Callable) -> Any:
-    """Teach an operator to be called under transforms.
+def transformable(operator: Any, body: Callable, save: Callable, chain: Callable, push: Callable) -> Any:
+    """Teach an operator to be called under transforms, and directly where nobody looks on.
 
     Parameters
     ----------
     operator : callable
         Takes tensors, lists of tensors, numbers and strings; returns one or several tensors.
+    body : callable
+        What the operator does, as for :func:`pointproj.ops.bridge.eager.direct`.
     save, chain : callable
         As ``setup_context`` and ``backward`` of ``torch.library.register_autograd``.
     push : callable
@@ -85,20 +82,27 @@ def transformable(operator: Any, save: Callable, chain: Callable, push: Callable
 
     operator.transformed = transformed
     if isinstance(operator, CustomOpDef):
+        operator.direct = direct(operator._qualname, body, save, chain)
         operator.__class__ = TransformableOp
     return operator
 
 
 class TransformableOp(CustomOpDef):
-    """torch's own definition of an operator, called as an autograd function under a transform."""
+    """torch's own definition of an operator, called in other ways under a transform and in eager mode.
+
+    torch.compile does not come here: it knows what torch's definitions are.
+    """
 
     transformed: Callable[..., Any]
+    direct: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_transforming():
+        if kwargs:
             names = (argument.name for argument in self._opoverload._schema.arguments[len(args) :])
-            return self.transformed(*args, *(kwargs[name] for name in names))
-        return super().__call__(*args, **kwargs)
+            args = (*args, *(kwargs[name] for name in names))
+        if is_transforming():
+            return self.transformed(*args)
+        return self.direct(*args) if nobody_looks_on(args) else super().__call__(*args)
 
 
 class _Context:
@@ -116,6 +120,10 @@ class _Context:
     def save_for_backward(self, *tensors: Tensor) -> None:
         self.ctx.save_for_backward(*tensors)
         self.ctx.save_for_forward(*tensors)
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return unwrap_dead_wrappers(self.ctx.saved_tensors)  # the transform may have ended
 
     @property
     def needs_input_grad(self) -> tuple:
