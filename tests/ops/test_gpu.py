@@ -286,3 +286,23 @@ def test_gradient_of_features_alone_or_with_those_of_points(on_gpu: Where):
         return torch.autograd.grad(values.square().sum(), inputs[2])[0]
 
     assert_close("features", gradient(False, False), gradient(True, True))
+
+
+def test_features_larger_than_the_cache_and_few_queries(on_gpu: Where):
+    """A backend may leave such features where they are instead of sorting them, and divide space otherwise."""
+    on_gpu.skip_unless("radius")
+    g = torch.Generator("cuda").manual_seed(0)
+    points = torch.rand(2**19 + 77, 3, generator=g, device="cuda")
+    features = torch.randn(len(points), 32, generator=g, device="cuda")
+    query = torch.rand(1001, 3, generator=g, device="cuda")
+
+    def call(backend: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        leaf = features.to(dtype).requires_grad_()
+        inputs = query.to(dtype), points.to(dtype), leaf, 0.0239
+        values = pointproj.radius_aggregate(*inputs, sigma=0.01, backend=backend)
+        return values.detach(), torch.autograd.grad(values.square().sum(), leaf)[0]
+
+    got, expected = call(on_gpu.backend, torch.float32), call("torch", torch.float64)
+    plain = call("torch", torch.float32)
+    for name, *three in zip(("aggregated", "d_features"), got, expected, plain, strict=True):
+        assert_close(name, *three)

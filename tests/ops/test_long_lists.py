@@ -96,3 +96,14 @@ def test_more_pairs_than_32_bits_count(backend: Backend):
     for slots in (slice(0, 10), slice(2**31 - 20, 2**31 + 20), slice(beyond - 10, beyond)):
         expected = torch.arange(slots.start, slots.stop, device="cuda") % size
         assert torch.equal(rows[slots].long(), expected)
+
+
+def test_lists_among_millions(device: str, backend: Backend):
+    """Tables of so many points have fewer slots for each."""
+    g = torch.Generator().manual_seed(0)
+    points, query = (torch.rand(size, 3, generator=g).to(device) for size in (2**22 + 77, 31))
+    clouds = Clouds(query, None, points, None, 1)
+    row_splits, rows = backend.radius_list(clouds, None, 0.01, 1000)
+    within = reference.squared_distances(query, points).sqrt() <= torch.tensor(0.01, device=device)
+    assert torch.equal(row_splits.diff(), within.sum(1))
+    assert torch.equal(rows[: row_splits[-1]].long(), within.nonzero()[:, 1])
