@@ -289,7 +289,7 @@ def test_gradient_of_features_alone_or_with_those_of_points(on_gpu: Where):
 
 
 def test_features_larger_than_the_cache_and_few_queries(on_gpu: Where):
-    """A backend may leave such features where they are instead of sorting them, and divide space otherwise."""
+    """A backend may leave such features as they are instead of sorting them, and divide space otherwise."""
     on_gpu.skip_unless("radius")
     g = torch.Generator("cuda").manual_seed(0)
     points = torch.rand(2**19 + 77, 3, generator=g, device="cuda")
