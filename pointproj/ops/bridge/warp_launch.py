@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import warp as wp
@@ -23,15 +23,6 @@ from warp._src.codegen import Struct
 from pointproj.ops.bridge.scratch import Part
 
 MOST_SIZES = 64  # that a recorded launch remembers
-
-
-class Launched(NamedTuple):
-    """One kernel launch, as it can be run again in reverse."""
-
-    kernel: wp.Kernel
-    dim: tuple[int, ...]
-    args: tuple
-    block_dim: int
 
 
 class Launch:
@@ -46,49 +37,39 @@ class Launch:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
-        self.launched: list[Launched] = []
+        self.launched: list[tuple] = []  # what ``reverse`` needs of each
         self._stream = current_stream(device) if device.type == "cuda" else None
         self._recorded = _of_thread.recorded[device]
-        self._structs: dict[tuple[int, int], tuple[Any, bytes]] = {}
+        self._structs: dict[int, tuple] = {}
 
     def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
         """Launch ``kernel`` over ``dim`` threads."""
-        dim = (dim,) if isinstance(dim, int) else tuple(dim)
-        self.launched.append(Launched(kernel, dim, args, block_dim))
-        if 0 not in dim:
-            self._replay(kernel, dim, block_dim, False, layout_of(kernel).flat(args, self._structs))
+        self.launched.append((kernel, dim, args, block_dim))
+        recorded = self._recorded.get((kernel, block_dim))
+        if recorded is None:
+            recorded = self._recorded[kernel, block_dim] = Recorded(kernel, block_dim, self._stream)
+        recorded.launch(dim, (args,), self._structs, self._stream)
 
     def reverse(self, gradients: Any) -> None:
         """Run the adjoint of everything launched so far, last first, adding to ``gradients.of(tensor)``."""
         for kernel, dim, args, block_dim in reversed(self.launched):
-            if 0 in dim:
-                continue
             grads = [gradients.of(a) if has_gradient(a) else None for a in args]
-            layout = layout_of(kernel)
-            values = layout.flat(args, self._structs), layout.flat(grads, self._structs)
-            self._replay(kernel, dim, block_dim, True, *values)
-
-    def _replay(self, kernel: wp.Kernel, dim: tuple[int, ...], block_dim: int, *rest: Any) -> None:
-        """``rest``: whether it is the adjoint, and the values of each of its blocks of parameters."""
-        adjoint, *blocks = rest
-        key = kernel, block_dim, adjoint
-        recorded = self._recorded.get(key)
-        if recorded is None:
-            recorded = self._recorded[key] = Recorded(kernel, dim, block_dim, adjoint, self._stream)
-        recorded.launch(dim, blocks, self._stream)
+            key = kernel, block_dim, "adjoint"
+            recorded = self._recorded.get(key)
+            if recorded is None:
+                recorded = self._recorded[key] = Recorded(kernel, block_dim, self._stream, adjoint=True)
+            recorded.launch(dim, (args, grads), self._structs, self._stream)
 
 
 class Recorded:
     """The launch of one kernel on one device, with memory for its parameters; for one thread alone."""
 
-    def __init__(
-        self, kernel: wp.Kernel, dim: tuple[int, ...], block_dim: int, adjoint: bool, stream: wp.Stream | None
-    ):
+    def __init__(self, kernel: wp.Kernel, block_dim: int, stream: wp.Stream | None, *, adjoint: bool = False):
         self.layout = layout_of(kernel)
         on_gpu = {"stream": stream, "block_dim": block_dim}
         self.command = wp.launch(
             kernel,
-            dim,
+            1,
             inputs=[_blank(a.type) for a in kernel.adj.args],
             adj_inputs=[None] * len(kernel.adj.args) if adjoint else [],
             adjoint=adjoint,
@@ -97,33 +78,40 @@ class Recorded:
         )
         self.memory = [ctypes.create_string_buffer(self.layout.size) for _ in range(1 + adjoint)]
         self.function = self.command.hooks.backward if adjoint else self.command.hooks.forward
-        self.bounds = {dim: self.command.bounds}
-        self.dim = dim
+        self.dim: Any = None
+        self.bounds: dict[Any, Any] = {}
         if stream is not None:
             starts = [ctypes.addressof(m) + offset for m in self.memory for offset in self.layout.offsets]
-            for i, start in enumerate(starts):
-                self.command.params_addr[1 + i] = start
+            self.command.params_addr[1:] = starts
 
-    def launch(self, dim: tuple[int, ...], blocks: Sequence[list], stream: wp.Stream | None) -> None:
-        if dim != self.dim:
-            self.resize(dim)
+    def launch(
+        self, dim: int | Sequence[int], blocks: Sequence[Sequence], structs: dict, stream: wp.Stream | None
+    ) -> None:
+        """``blocks`` are the kernel's arguments, and for the adjoint the gradients of each."""
+        if dim != self.dim and not self.resize(dim):
+            return
         for memory, values in zip(self.memory, blocks, strict=True):
-            self.layout.format.pack_into(memory, 0, *values)
+            self.layout.format.pack_into(memory, 0, *self.layout.flat(values, structs))
         if stream is None:
             self.function(ctypes.byref(self.command.bounds), *self.memory)
         else:
             self.command.launch(stream)
 
-    def resize(self, dim: tuple[int, ...]) -> None:
-        if dim not in self.bounds:
+    def resize(self, dim: int | Sequence[int]) -> bool:
+        """Whether there is anything to launch."""
+        key = (dim,) if isinstance(dim, int) else tuple(dim)
+        if 0 in key:
+            return False
+        if key not in self.bounds:
             if len(self.bounds) >= MOST_SIZES:
                 self.bounds.clear()
-            self.command.set_dim(dim)
-            self.bounds[dim] = self.command.bounds
-        self.command.bounds = self.bounds[dim]
+            self.command.set_dim(key)
+            self.bounds[key] = self.command.bounds
+        self.command.bounds = self.bounds[key]
         if self.command.params_addr is not None:
             self.command.params_addr[0] = ctypes.addressof(self.command.bounds)
         self.dim = dim
+        return True
 
 
 class _OfThread(threading.local):
@@ -140,18 +128,19 @@ class Layout:
     """How values become a kernel's parameters, or the fields of a struct: as a C compiler lays them out."""
 
     def __init__(self, kinds: Sequence[Any]):
-        self.fields = [_field(kind) for kind in kinds]
-        named = [(f"_{i}", field.ctype) for i, field in enumerate(self.fields)]
+        fields = [_field(kind) for kind in kinds]
+        self.flatten = [field.flat for field in fields]
+        named = [(f"_{i}", field.ctype) for i, field in enumerate(fields)]
         block = type("Block", (ctypes.Structure,), {"_fields_": named})
         self.size = ctypes.sizeof(block)
         self.offsets = [getattr(block, name).offset for name, _ in named]
-        self.format = struct.Struct(_padded(self.offsets, [f.format for f in self.fields], self.size))
+        self.format = struct.Struct(_padded(self.offsets, [f.format for f in fields], self.size))
 
     def flat(self, values: Sequence[Any], structs: dict) -> list:
         """The values as ``format`` packs them; ``structs`` holds those packed before."""
         flat = []
-        for field, value in zip(self.fields, values, strict=True):
-            flat += field.flat(value, structs)
+        for flatten, value in zip(self.flatten, values, strict=True):
+            flat += flatten(value, structs)
         return flat
 
 
@@ -175,7 +164,7 @@ class _ArrayField:
         self.absent = (0,) * (1 + 2 * self.ndim) + (self.ndim,)
 
     def flat(self, value: Tensor | Part | None, _: dict) -> tuple:
-        if type(value) is Part and value.dtype == self.dtype:
+        if type(value) is Part and value.dtype == self.dtype:  # dense, and never of vectors
             return value.pointer, *value.described
         if value is None:
             return self.absent
@@ -185,6 +174,8 @@ class _ArrayField:
             shape, strides = self.unusual(value)
         if ndim == 1:
             return value.data_ptr(), shape[0], strides[0] * size, 1
+        if ndim == 2:
+            return value.data_ptr(), shape[0], shape[1], strides[0] * size, strides[1] * size, 2
         return value.data_ptr(), *shape[:ndim], *[s * size for s in strides[:ndim]], ndim
 
     def unusual(self, value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -207,12 +198,11 @@ class _StructField:
 
     def flat(self, value: Any, structs: dict) -> tuple[bytes]:
         """``value`` packed, from the last time where it is the same object."""
-        key = id(value), id(self)
-        known = structs.get(key)
-        if known is None:
+        known = structs.get(id(value))
+        if known is None or known[0] is not self:
             packed = self.layout.format.pack(*self.layout.flat(self.values(value), structs))
-            known = structs[key] = value, packed  # which keeps it alive, so that no other object gets its id
-        return known[1:]
+            known = structs[id(value)] = self, (packed,), value  # kept, so that no other object gets its id
+        return known[1]
 
 
 class _ScalarField:

@@ -82,12 +82,14 @@ def _search(
     """Without a cell list it builds its own: that spares the call of another operator."""
     listed = k <= LARGEST_LIST
     count = rows.shape[0]
-    if not cells:
-        cells = new_cell_list(launch, reference_points, reference_offsets, clouds)
+    if cells:
+        cell_list = CellList(*cells)
+    else:
+        cell_list = new_cell_list(launch, reference_points, reference_offsets, clouds)
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
     itself = query_points.data_ptr() == reference_points.data_ptr() and count == reference_points.shape[0]
     queries = Queries(query_points, Batch(query_offsets, count, clouds), itself)
-    cell_list, found = CellList(*cells), TopK(rows, distances)
+    found = TopK(rows, distances)
     for stage in _stages(count, k, query_points.is_cuda):
         kernel = search_kernel(query_points.dtype, k if listed else None, stage, rows.dtype)
         shape = (-(-count // stage.each), stage.width)
