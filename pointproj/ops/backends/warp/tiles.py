@@ -14,6 +14,8 @@ import warp as wp
 from pointproj.ops.backends.warp.weighting import EXP, TILE_WEIGHTS, is_relative
 
 LANES = 32
+PARTS = 2  # of the candidates, each met by lanes of its own
+POINTS = LANES // PARTS
 MOST_CHANNELS = 32  # what fits into registers and shared memory
 FEW_GROUPS, MANY_WARPS, FEW_WARPS = 4096, 4, 2
 MOST_DECAY = 40.0  # of a weight's logarithm within a radius: exp(40) is a number, also when multiplied
@@ -48,7 +50,7 @@ TYPE = """
     struct alignas(16) Tile {{
         float point[32][4];  // the last is the bits of the row
         float number[32];  // of the lanes' points
-        float values[{columns} * 33];
+        float values[{numbers}];
         {saved}
     }};
 """
@@ -58,7 +60,7 @@ _RESERVE = """
 """
 OWN = """
     Tile& own = *reinterpret_cast<Tile*>(address);
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, part = lane / {points};
 """
 _PUSH = """
     const unsigned present = __ballot_sync(0xffffffffu, exists);
@@ -96,7 +98,7 @@ STAGE = """
         #pragma unroll
         for (int step = 0; step < {steps}; ++step) {{
             const int i = first + step * {rows} + lane / {per_row};
-            if (column < {channels}) own.values[i * {channels} + column] = value[step];
+            if (column < {channels}) own.values[i * {stride} + column] = value[step];
         }}
     }}
     __syncwarp();
@@ -114,8 +116,8 @@ ADD_ALL = """
 _SEEK = """
     if (task.seeking) {{
         #pragma unroll 2
-        for (int i = 0; i < size; ++i) {{
-            const float* from = own.point[i];
+        for (int first = 0; first < size; first += {parts}) {{
+            const float* from = own.point[first + part];
             {distance}
             if (square <= largest_square && level < {base}) {base} = level;
         }}
@@ -127,12 +129,12 @@ NUMBERS = "const float decay = task.decay, limit = task.limit;"
 # What is not within the radius must be left out, not weighted with 0: it may be infinite.
 _ADD = """
     #pragma unroll 1
-    for (int first = 0; first < size; first += {ahead}) {{
+    for (int first = part; first < size; first += {ahead} * {parts}) {{
         bool within[{ahead}];
         float weight[{ahead}];
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
-            const float* from = own.point[first + j];
+            const float* from = own.point[first + j * {parts}];
             {distance}
             within[j] = square <= largest_square;
             {base_at_first}
@@ -142,7 +144,7 @@ _ADD = """
         for (int j = 0; j < {ahead}; ++j) {{
             if (!within[j]) continue;
             state[{channels}] += weight[j];
-            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j) * {channels});
+            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j * {parts}) * {stride});
             #pragma unroll
             for (int c = 0; c < {channels}; c += 4) {{
                 const Four four = from[c / 4];
@@ -164,10 +166,11 @@ _LEAST_OF_BLOCK = """
     own.number[lane] = {base};
     __syncthreads();
     const Tile* all = &own - threadIdx.x / 32;
-    float least = all[0].number[lane];
+    float least = INFINITY;
     #pragma unroll
-    for (int warp = 1; warp < {warps}; ++warp) {{
-        least = all[warp].number[lane] < least ? all[warp].number[lane] : least;
+    for (int i = 0; i < {warps} * {parts}; ++i) {{
+        const float other = all[i / {parts}].number[i % {parts} * {points} + lane % {points}];
+        least = other < least ? other : least;
     }}
     __syncthreads();
     return least;
@@ -190,23 +193,27 @@ _ADD_UP = """
 WRITE_ROWS = """
     const int channel = chunk * {channels} + lane;
     #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < 32; i += {warps}) {{
+    for (int i = threadIdx.x / 32; i < {points}; i += {warps}) {{
         const int to = __shfl_sync(0xffffffffu, row, i);
         const float factor = __shfl_sync(0xffffffffu, scale, i);
         if (to < 0 || lane >= {channels} || channel >= output.shape[1]) continue;
         float sum = 0;
         #pragma unroll
-        for (int warp = 0; warp < {warps}; ++warp) sum += all[warp].values[lane * 33 + i];
+        for (int j = 0; j < {warps} * {parts}; ++j) {{
+            sum += all[j / {parts}].values[lane * 33 + j % {parts} * {points} + i];
+        }}
         output.data[static_cast<size_t>(to) * output.shape[1] + channel] = sum * factor;
     }}
 """
 _INVERSE = """
     float total = 0;
     #pragma unroll
-    for (int warp = 0; warp < {warps}; ++warp) total += all[warp].number[lane];
+    for (int i = 0; i < {warps} * {parts}; ++i) {{
+        total += all[i / {parts}].number[i % {parts} * {points} + lane % {points}];
+    }}
     {scale}
     if (!finite) scale = NAN;
-    if (chunk == 0 && threadIdx.x < 32 && row >= 0) {{
+    if (chunk == 0 && threadIdx.x < {points} && row >= 0) {{
         softmax.data[2 * static_cast<size_t>(row)] = base;
         softmax.data[2 * static_cast<size_t>(row) + 1] = scale;
     }}
@@ -215,12 +222,14 @@ _SCALES = {"mean": "float scale = 0; if (total > 0) scale = 1 / total;", "sum": 
 AHEAD = 2  # candidates whose weights are on their way
 
 
-def tile_names(channels: int, warps: int) -> dict[str, Any]:
-    """What snippets for ``channels`` and ``warps`` that share 32 points have in common."""
+def tile_names(channels: int, warps: int, columns: int) -> dict[str, Any]:
+    """What snippets have in common for ``warps`` that share points, and ``columns`` of results."""
     per_row = 1 << (channels - 1).bit_length()
     rows = LANES // per_row  # that all lanes load at once
     steps = min(8, per_row)
-    shape = {"channels": channels, "columns": channels, "warps": warps, "ahead": AHEAD}
+    stride = channels + 4 if channels % LANES == 0 and PARTS > 1 else channels  # rows in different banks
+    shape = {"channels": channels, "warps": warps, "ahead": AHEAD, "parts": PARTS, "points": POINTS}
+    shape |= {"stride": stride, "numbers": max(columns * (LANES + 1), LANES * stride)}
     loads = {"per_row": per_row, "rows": rows, "steps": steps, "staged": steps * rows}
     return {**shape, **loads, "saved": "", "save": "", "staging": "true"}
 
@@ -266,7 +275,7 @@ def sum_tiles(channels: int, warps: int, kernel: str, reduce: str) -> SumTiles:
     State = wp.types.vector(length=channels + 2, dtype=wp.float32)
     matrix = wp.array2d(dtype=wp.float32)
     names = {
-        **tile_names(channels, warps),
+        **tile_names(channels, warps, channels),
         "base": f"state[{channels + 1}]",
         "rescale": EXP.format(to="rescale"),
         "scale": _SCALES[reduce],
