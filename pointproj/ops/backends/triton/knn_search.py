@@ -194,8 +194,9 @@ def search_kernel(
     done_row = tl.full([TILE], -1, tl.int32)
     if FIRST > 0:
         done_row = tl.load(found + query * k + FIRST - 1, mask=active, other=-1).to(tl.int32)
-        active &= done_row >= 0
-        last_x, last_y, last_z = load_rows_of_3(points_as_given, done_row, active, 0.0)
+        active = done_row >= 0
+        # Not masked by what is active: Triton 3.6 does not compile that for fp64 and some tiles.
+        last_x, last_y, last_z = load_rows_of_3(points_as_given, tl.maximum(done_row, 0), exists, 0.0)
         done = squared_length(x - last_x, y - last_y, z - last_z)
 
     COUNTS: tl.constexpr = RADII != EVERYWHERE and FIRST == 0  # then nothing within the radii is passed by
