@@ -45,4 +45,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{MODULES.get(name, 'ops.functional')}")
-    return getattr(module, name)
+    value = globals()[name] = getattr(module, name)  # the next time nobody comes here
+    return value

@@ -8,7 +8,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import KERNELS, radius_in_range, sigma_range
+from pointproj.ops.reference import DEFAULT, KERNELS, radius_in_range, sigma_range
 
 POSITIONS = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)
@@ -74,6 +74,8 @@ def check_features(features: Tensor, reference_points: Tensor) -> None:
 
 def check_k(k: int, reference_points: Tensor) -> None:
     """1 <= k <= number of reference points."""
+    if type(k) is int and 1 <= k <= reference_points.shape[-2]:
+        return
     if not isinstance(k, Integral) or isinstance(k, bool):
         raise TypeError(f"k must be an int; got {type(k).__name__}")
     if k < 1:
@@ -207,6 +209,8 @@ def check_weighting(
     kernel: str, reduce: str, power: float, eps: float, reductions: tuple[str, ...], dtype: torch.dtype
 ) -> None:
     """Names of a kernel and a reduction, and the numbers of the inverse distance; sums are of ``dtype``."""
+    if type(power) is type(eps) is float and (kernel, reduce, power, eps) == DEFAULT[:4]:
+        return
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
     if reduce not in reductions:

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
+from pointproj.ops.bridge.eager import is_transforming
 
 
 class Clouds(NamedTuple):
@@ -20,9 +21,10 @@ class Clouds(NamedTuple):
 
     def detached(self) -> "Clouds":
         """The same points without their history."""
-        return self._replace(
-            query_points=self.query_points.detach(), reference_points=self.reference_points.detach()
-        )
+        query, reference = self.query_points, self.reference_points
+        if not (query.requires_grad or reference.requires_grad or is_transforming()):
+            return self
+        return self._replace(query_points=query.detach(), reference_points=reference.detach())
 
 
 def pack(
@@ -36,7 +38,8 @@ def pack(
     Points in the plane get a third coordinate of 0.
     """
     if query_offsets is not None:
-        query_offsets, reference_offsets = query_offsets.to(torch.int32), reference_offsets.to(torch.int32)
+        query_offsets = as_dtype(query_offsets, torch.int32)
+        reference_offsets = as_dtype(reference_offsets, torch.int32)
         count = query_offsets.shape[0] - 1
     else:
         count = query_points.shape[0] if query_points.ndim == 3 else 1
@@ -64,7 +67,13 @@ def checked_clouds(
 def _packed(points: Tensor) -> Tensor:
     if points.shape[-1] == 2:
         points = torch.nn.functional.pad(points, (0, 1))
-    return points.reshape(-1, 3).contiguous()
+    # A reshape that changes nothing is still a view with a gradient of its own.
+    return (points if points.ndim == 2 else points.reshape(-1, 3)).contiguous()
+
+
+def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values.to(dtype)``, which takes time even where it changes nothing."""
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
+from pointproj.ops.clouds import Clouds, as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
 from pointproj.ops.distances import with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
@@ -19,6 +19,7 @@ from pointproj.ops.reference import (
     sigma_in_range,
 )
 from pointproj.ops.registry import Backend, Tables
+from pointproj.ops.scalars import scalar
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -98,11 +99,13 @@ def knn(
         distances, rows = module.nearest(clouds.detached(), tables, int(k), index_dtype)
         distances = with_gradient(distances, rows, clouds)
         if max_radius is not None:
-            farther = distances.detach() > _limit(max_radius, distances)
+            farther = distances.detach() > scalar(max_radius, distances.dtype, distances.device)
             rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
     else:
         distances, rows = _nearest_in_box(module, clouds, tables, int(k), periodic, max_radius)
         rows = rows.to(index_dtype)
+    if query_points.ndim == 2:
+        return distances, rows
     shape = *query_points.shape[:-1], k
     rows = rows_in_cloud(rows.view(shape), reference_points.shape[-2], dense_clouds(reference_points))
     return distances.view(shape), rows
@@ -210,7 +213,7 @@ def knn_aggregate(
         return module.aggregate_neighbors(clouds, values, sigma, rows, weighting)
 
     aggregated = _aggregated(aggregate, features, dtype, sigma, reduce, reference_weights)
-    return aggregated.view(*query_points.shape[:-1], features.shape[-1])
+    return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
 def radius_aggregate(
@@ -285,7 +288,7 @@ def radius_aggregate(
         return module.radius_aggregate(clouds, tables, values, sigma, radius, weighting)
 
     aggregated = _aggregated(aggregate, features, dtype, sigma, reduce, reference_weights)
-    return aggregated.view(*query_points.shape[:-1], features.shape[-1])
+    return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
 def _nearest_in_box(
@@ -332,11 +335,11 @@ def _aggregated(
     """
     values, sigma = _packed_features(features, dtype, sigma)
     if reference_weights is None:
-        return aggregate(values, sigma).to(features.dtype)
+        return as_dtype(aggregate(values, sigma), features.dtype)
     weights = reference_weights.reshape(-1, 1).to(values.dtype)
     values = values * weights
     if reduce == "sum":
-        return aggregate(values, sigma).to(features.dtype)
+        return as_dtype(aggregate(values, sigma), features.dtype)
     summed, total = aggregate(torch.cat([values, weights], 1), sigma).split([values.shape[1], 1], dim=1)
     # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
     divides = (total != 0) & ~total.isnan()
@@ -348,9 +351,11 @@ def _packed_features(features: Tensor, dtype: torch.dtype, sigma: float | Tensor
     """Features and sigma in the dtype that sums run in."""
     if isinstance(sigma, Tensor):
         sigma = sigma_in_range(sigma.reshape(()).to(dtype))
-    else:  # filled on the device: a copy from the host would wait for it
-        sigma = torch.full((), sigma, dtype=dtype, device=features.device)
-    return features.reshape(-1, features.shape[-1]).to(dtype).contiguous(), sigma
+    else:
+        sigma = scalar(sigma, dtype, features.device)
+    if features.ndim > 2:
+        features = features.reshape(-1, features.shape[-1])
+    return as_dtype(features, dtype).contiguous(), sigma
 
 
 def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
@@ -366,8 +371,4 @@ def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
 def _no_farther(rows: Tensor, delta: Tensor, max_radius: float) -> Tensor:
     """Rows (Q, k) without those whose difference (Q, k, 3) is longer."""
     distances = rounded_length(delta.detach())
-    return torch.where(distances <= _limit(max_radius, distances), rows, -1)
-
-
-def _limit(radius: float, distances: Tensor) -> Tensor:
-    return torch.full((), radius, dtype=distances.dtype, device=distances.device)
+    return torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)

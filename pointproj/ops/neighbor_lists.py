@@ -214,7 +214,8 @@ class _Search:
         if self.periodic is not None:
             rows = self.periodic.merged(rows, self.clouds, k)
             counts = counts.view(-1, self.periodic.images).sum(1)
-        return torch.nn.functional.pad(rows, (0, k - rows.shape[1]), value=-1), counts
+        missing = k - rows.shape[1]
+        return torch.nn.functional.pad(rows, (0, missing), value=-1) if missing else rows, counts
 
     def listed(
         self, module: Backend, tables: Tables | None, capacity: int | None

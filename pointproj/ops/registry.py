@@ -303,8 +303,9 @@ def choose(name: str, device_type: str, operator: str) -> str:
     """The name from :func:`resolve`, with the choice logged once and the module in :data:`modules`."""
     chosen, why = resolve(name, device_type, operator)
     if name == "auto":
-        _log_once(f"backend auto -> {chosen}: {why}")
-    modules[chosen] = load(chosen)
+        _log_once(chosen, why)
+    if chosen not in modules:
+        modules[chosen] = load(chosen)
     return chosen
 
 
@@ -315,5 +316,5 @@ modules: dict[str, Backend] = {}  # a plain dict: torch.compile can look into it
 
 
 @functools.cache
-def _log_once(message: str) -> None:
-    log.info(message)
+def _log_once(chosen: str, why: str) -> None:
+    log.info("backend auto -> %s: %s", chosen, why)

@@ -1,0 +1,34 @@
+"""Numbers as tensors on a device."""
+
+import torch
+from torch import Tensor
+
+MOST = 256  # numbers that are kept
+
+_kept: dict[tuple, Tensor] = {}
+
+
+def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor (), not to be written to.
+
+    It is filled on the device, since a copy from the host would wait for it. On a GPU that is one launch in
+    every call, so there numbers are kept, for the stream that they were filled on: on it, they are there. A
+    CUDA graph fills its own, as it needs them for as long as it lives.
+    """
+    if device.type != "cuda" or torch.compiler.is_compiling() or not _may_keep():
+        return torch.full((), value, dtype=dtype, device=device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    key = value, dtype, index, torch._C._cuda_getCurrentRawStream(index)
+    kept = _kept.get(key)
+    if kept is None:
+        if len(_kept) >= MOST:
+            _kept.clear()
+        kept = _kept[key] = torch.full((), value, dtype=dtype, device=device)
+    return kept
+
+
+def _may_keep() -> bool:
+    """Whether what is made now is an ordinary tensor, with a value already."""
+    if torch._C._len_torch_dispatch_stack() or torch.is_inference_mode_enabled():
+        return False
+    return not torch.cuda.is_current_stream_capturing()
