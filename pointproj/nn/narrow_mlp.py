@@ -20,7 +20,9 @@ from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.bridge.torch_op import Saved
 
 TILE = 64  # rows that go through the layers together
-PROGRAMS = 256  # of the backward; each leaves one partial sum of every gradient
+# Of the backward, without and with the gradient of the rows: rows of a tile, warps, and programs, each of which
+# leaves one partial sum of every gradient. Fewer rows need a larger part of the registers for sums.
+BACKWARD = {False: (32, 2, 512), True: (64, 4, 256)}
 SUMMED = 32  # columns of these that a program adds up
 
 PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
@@ -69,13 +71,15 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
         return _Layers(rows, *parameters).gradients(grad)
     count = rows.shape[0]
     d_rows = torch.empty_like(rows) if needs["rows"] else rows.new_empty(0)
-    partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
+    tile, warps, programs = BACKWARD[needs["rows"]]
+    partial = rows.new_empty(programs, sum(p.numel() for p in parameters))
     widths = _widths(*parameters)
-    others = *widths, needs["rows"], PROGRAMS, TILE
-    launch(backward_kernel, (PROGRAMS,), rows, *parameters, grad, d_rows, partial, count, *others)
+    tensors = rows, *parameters, grad, d_rows, partial
+    settings = *widths, needs["rows"], programs, tile
+    launch(backward_kernel, (programs,), *tensors, count, *settings, num_warps=warps)
     made = [torch.empty_like(p) for p in parameters]
-    programs = triton.cdiv(partial.shape[1], SUMMED)
-    launch(sum_kernel, (programs,), partial, *made, *widths[:3], PROGRAMS, SUMMED)
+    columns = triton.cdiv(partial.shape[1], SUMMED)
+    launch(sum_kernel, (columns,), partial, *made, *widths[:3], programs, SUMMED)
     return d_rows if needs["rows"] else None, *made
 
 
