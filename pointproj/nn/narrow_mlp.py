@@ -20,8 +20,8 @@ from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.bridge.torch_op import Saved
 
 TILE = 64  # rows that go through the layers together
-# Of the backward, without and with the gradient of the rows: rows of a tile, warps, and programs, each of which
-# leaves one partial sum of every gradient. Fewer rows need a larger part of the registers for sums.
+# Of the backward, without and with the gradient of the rows: rows of a tile, warps, and programs, each of
+# which leaves one partial sum of every gradient.
 BACKWARD = {False: (32, 2, 512), True: (64, 4, 256)}
 SUMMED = 32  # columns of these that a program adds up
 
