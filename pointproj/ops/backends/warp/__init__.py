@@ -69,6 +69,14 @@ def aggregate_neighbors(
     return neighbor_sums.aggregate_neighbors(*points, features, sigma, rows, weighting)
 
 
+def knn_aggregate(
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
+) -> Tensor:
+    from pointproj.ops.backends.warp import neighbor_sums
+
+    return neighbor_sums.knn_aggregate(clouds, tables, features, sigma, k, weighting)
+
+
 def radius_aggregate(
     clouds: Clouds,
     tables: Tables | None,

@@ -79,20 +79,24 @@ def _search(
     rows: Tensor,
     distances: Tensor,
 ) -> None:
-    """Without a cell list it builds its own: that spares the call of another operator."""
-    listed = k <= LARGEST_LIST
-    count = rows.shape[0]
-    if cells:
-        cell_list = CellList(*cells)
-    else:
-        cell_list = new_cell_list(launch, reference_points, reference_offsets, clouds)
+    clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    launch_search(launch, clouds, cells, TopK(rows, distances))
+
+
+def launch_search(launch: Launch, clouds: Clouds, cells: list[Tensor], found: TopK) -> None:
+    """Fill ``found``. Without a cell list it builds its own: that spares the call of another operator."""
+    query_points, query_offsets, reference_points, reference_offsets, count = clouds
+    cell_list = (
+        CellList(*cells) if cells else new_cell_list(launch, reference_points, reference_offsets, count)
+    )
+    rows, k = found.rows.shape
     # A cloud that searches itself goes in the order of its cells: threads side by side share what they read.
-    itself = query_points.data_ptr() == reference_points.data_ptr() and count == reference_points.shape[0]
-    queries = Queries(query_points, Batch(query_offsets, count, clouds), itself)
-    found = TopK(rows, distances)
-    for stage in _stages(count, k, query_points.is_cuda):
-        kernel = search_kernel(query_points.dtype, k if listed else None, stage, rows.dtype)
-        shape = (-(-count // stage.each), stage.width)
+    itself = query_points.data_ptr() == reference_points.data_ptr() and rows == reference_points.shape[0]
+    queries = Queries(query_points, Batch(query_offsets, rows, count), itself)
+    in_list = k if k <= LARGEST_LIST else None
+    for stage in _stages(rows, k, query_points.is_cuda):
+        kernel = search_kernel(query_points.dtype, in_list, stage, found.rows.dtype)
+        shape = (-(-rows // stage.each), stage.width)
         launch(kernel, shape, queries, cell_list, stage.each, found, block_dim=128)
 
 

@@ -8,6 +8,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS
+from pointproj.ops.backends.warp.knn_search import LARGEST_LIST, launch_search
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbor_gradients import (
     LONGEST_LIST,
@@ -17,11 +18,14 @@ from pointproj.ops.backends.warp.neighbor_gradients import (
 )
 from pointproj.ops.backends.warp.neighbor_problem import NeighborProblem, distance_function, neighbor_struct
 from pointproj.ops.backends.warp.queue import Division, divide, row_queue, row_sum
+from pointproj.ops.backends.warp.top_k import TopK
 from pointproj.ops.backends.warp.weighting import is_relative, limit_of, weight_functions
 from pointproj.ops.bridge.warp_op import Launch, warp_op
+from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
 from pointproj.ops.pairs import listed_chunks, weighting_of
 from pointproj.ops.reference import Weighting
+from pointproj.ops.registry import Tables
 
 
 def aggregate_neighbors(
@@ -34,6 +38,13 @@ def aggregate_neighbors(
 ) -> Tensor:
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
     return _aggregate(query_points, reference_points, features, sigma, neighbor_indices, *weighting)[0]
+
+
+def knn_aggregate(
+    clouds: Clouds, cells: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
+) -> Tensor:
+    """Search and aggregation in one operator: that spares eager calls the time of another."""
+    return _search_and_aggregate(*clouds, list(cells or ()), features, sigma, k, *weighting)[0]
 
 
 def _specs(query_points: Tensor, features: Tensor, neighbor_indices: Tensor, **_: Any) -> dict:
@@ -144,12 +155,72 @@ def _aggregate(
     aggregated: Tensor,
     weights: Tensor,
 ) -> None:
+    points = query_points, reference_points
+    weighting = Weighting(kernel, reduce, power, eps, support)
+    _launch_sums(launch, points, features, sigma, neighbor_indices, weighting, (aggregated, weights))
+
+
+def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict:
+    queries = query_points.shape[0]
+    return {
+        "aggregated": ((queries, features.shape[1]), features.dtype),
+        "weights": ((queries, k), features.dtype),
+        "neighbor_indices": ((queries, k), torch.int32),
+    }
+
+
+@warp_op(
+    "pointproj::warp_knn_aggregate",
+    outputs=_knn_specs,
+    differentiable=DIFFERENTIABLE,
+    backward=_backward,
+    second_backward=_second_backward,
+)
+def _search_and_aggregate(
+    launch: Launch,
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cells: list[Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    k: int,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
+    *,
+    aggregated: Tensor,
+    weights: Tensor,
+    neighbor_indices: Tensor,
+) -> None:
+    points = query_points, reference_points
+    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    heap = query_points.new_empty(query_points.shape[0] if k > LARGEST_LIST else 0, k)
+    launch_search(launch, both, cells, TopK(neighbor_indices, heap))
+    weighting = Weighting(kernel, reduce, power, eps, support)
+    _launch_sums(launch, points, features, sigma, neighbor_indices, weighting, (aggregated, weights))
+
+
+def _launch_sums(
+    launch: Launch,
+    points: tuple[Tensor, Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    weighting: Weighting,
+    into: tuple[Tensor, Tensor],
+) -> None:
+    """``points`` are the queries and the references, ``into`` aggregated features and weights."""
     division = divide(features.shape[1], features.device.type, most_lanes=8)
-    compiled = aggregate_kernel(query_points.dtype, features.dtype, division, kernel, reduce)
-    limit = limit_of(Weighting(kernel, reduce, power, eps, support))
-    problem = NeighborProblem(query_points, reference_points, sigma, neighbor_indices, power, limit)
-    shape = (query_points.shape[0] * division.searches, division.lanes)
-    launch(compiled, shape, problem, features, aggregated, weights)
+    dtypes = points[0].dtype, features.dtype
+    compiled = aggregate_kernel(*dtypes, division, weighting.kernel, weighting.reduce)
+    problem = NeighborProblem(*points, sigma, neighbor_indices, weighting.power, limit_of(weighting))
+    shape = (neighbor_indices.shape[0] * division.searches, division.lanes)
+    launch(compiled, shape, problem, features, *into)
 
 
 @functools.cache
