@@ -194,7 +194,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         for stage in {
             s for count in (1000, 10_000, 10**6) for s in knn_search._stages(count, 7, on_gpu=True)
         }:
-            yield f"kNN search, {label}", 128, knn_search.search_kernel(real, 7, stage)
+            yield f"kNN search, {label}", 128, knn_search.search_kernel(real, 7, stage, torch.int64)
         block = neighbor_lists.BLOCK
         for few in (True, False):
             yield f"lists within a radius, {label}", block, neighbor_lists.nearest_kernel(real, lanes, few)

@@ -120,7 +120,7 @@ def in_blocks(dtype: torch.dtype) -> tuple:
     @wp.func
     def put(data: Data, query: int, size: int, at: int, pair: pairs.Pair):
         if at < size:
-            data.heap[query, at] = pair[0]
+            data.distances[query, at] = pair[0]
             data.rows[query, at] = row_of(pair)
 
     @wp.func
@@ -133,7 +133,7 @@ def in_blocks(dtype: torch.dtype) -> tuple:
             at = block * LANES + lane()
             own = state.nearest
             if at < state.size:
-                own = pair_of(data.heap[state.query, at], data.rows[state.query, at])
+                own = pair_of(data.distances[state.query, at], data.rows[state.query, at])
             smaller = own
             behind = larger
             moves = comes_before(larger, own)
@@ -151,7 +151,7 @@ def in_blocks(dtype: torch.dtype) -> tuple:
         if state.size == k:
             farthest = real(0.0)
             if lane() == (k - 1) % LANES:  # which wrote it
-                farthest = data.heap[state.query, k - 1]
+                farthest = data.distances[state.query, k - 1]
             state.worst = wp.min(state.worst, take(farthest, (k - 1) % LANES))
         return state
 
