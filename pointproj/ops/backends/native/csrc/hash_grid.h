@@ -23,16 +23,25 @@ POINTPROJ_FN int floor_log2(unsigned x) {
 #endif
 }
 
+// The lowest 16 bits, with a 0 before each.
+POINTPROJ_FN unsigned spread_bits(unsigned x) {
+  x = (x | (x << 8)) & 0x00ff00ffu;
+  x = (x | (x << 4)) & 0x0f0f0f0fu;
+  x = (x | (x << 2)) & 0x33333333u;
+  return (x | (x << 1)) & 0x55555555u;
+}
+
 // One cloud's part of the table.
 struct HashTable {
   int base;
   int bits[3];  // slots along x, y, z, as powers of two
 
   POINTPROJ_FN int size(int axis) const { return 1 << bits[axis]; }
-  // First slot of a row of cells.
+  // First slot of a row of cells. Rows are along a Z-curve, of which y takes the lower bits: what is near in space is
+  // near in the table too, so that points and features are still in the cache when the next row wants them.
   POINTPROJ_FN int row(int y, int z) const {
-    const int row = ((z & (size(2) - 1)) << bits[1]) | (y & (size(1) - 1));
-    return base + (row << bits[0]);
+    const unsigned row = spread_bits(y & (size(1) - 1)) | (spread_bits(z & (size(2) - 1)) << 1);
+    return base + static_cast<int>(row << bits[0]);
   }
   // Slot in a row. Cells around the origin, where clouds mostly are, do not wrap.
   POINTPROJ_FN int along(int x) const { return (x + size(0) / 2) & (size(0) - 1); }
