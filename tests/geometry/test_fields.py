@@ -10,7 +10,7 @@ from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.distances import unsigned_distance
 from pointproj.geometry.fields import NoInterior, target_field
 from pointproj.geometry.files import read_mesh
-from pointproj.geometry.interior import directions, inside, inside_at
+from pointproj.geometry.interior import directions, inside, inside_at, widened
 from pointproj.geometry.meshes import Mesh, MeshError, normalize, query_grid
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
 
@@ -248,7 +248,7 @@ def test_cracks_along_all_edges_change_no_label_off_the_surface(name):
 def test_a_slit_opens_a_box_as_far_as_one_sees_out_through_it():
     whole = inside(normalize(chamber(0.0)), 30)
     assert whole.sum() == 26**3
-    for gap, least in ((0.001, 1.0), (0.012, 0.99), (0.05, 0.9)):
+    for gap, least in ((0.005, 1.0), (0.012, 0.999), (0.02, 0.99), (0.05, 0.85)):
         slit = normalize(chamber(gap))
         labels = inside(slit, 30)
         assert labels.sum() >= least * whole.sum()
@@ -269,9 +269,22 @@ def test_directions_are_spread_evenly_and_so_are_the_first():
         assert np.linalg.norm(chosen[:count].mean(axis=0)) < 0.03
 
 
+def test_widened_faces_have_edges_farther_out():
+    square = sheet((0, 0, 0.5), (1, 0, 0.5), (1, 1, 0.5), (0, 1, 0.5))
+    first, _ = widened(square.vertices[square.faces])
+    diagonal = 3e-3 * (1 + 2**0.5)
+    expected = [[-diagonal, -3e-3, 0.5], [1.003, -3e-3, 0.5], [1.003, 1 + diagonal, 0.5]]
+    np.testing.assert_allclose(first, expected, atol=1e-12)
+    needle = np.array([[[0, 0, 0], [1, -1e-4, 0], [1, 1e-4, 0]]])
+    moved = widened(needle) - needle
+    np.testing.assert_allclose(moved[0, 0], [-0.012, 0, 0], atol=1e-9)
+    assert moved[0, 1, 1] < -2.9e-3
+    np.testing.assert_allclose(widened(needle[:, ::-1]), widened(needle)[:, ::-1], atol=1e-12)
+
+
 def escapes(mesh, points, chosen):
-    """How many directions meet no face, by solving for the place on each face in double precision."""
-    a, b, c = (mesh.vertices[mesh.faces[:, k]] for k in range(3))
+    """How many directions meet no widened face, solving for the place on each in double precision."""
+    a, b, c = np.moveaxis(widened(mesh.vertices[mesh.faces]), 1, 0)
     number = np.zeros(len(points), dtype=int)
     for direction in chosen:
         normal = np.cross(b - a, c - a)
@@ -286,15 +299,15 @@ def escapes(mesh, points, chosen):
     return number
 
 
-@pytest.mark.parametrize("name", ["pipe", "chair", "bathtub", "crossed boards"])
+@pytest.mark.parametrize("name", ["pipe", "sharp wedge", "crossed boards", "more crossed boards"])
 def test_labels_are_those_of_counted_directions(name):
     mesh = normalize(CLOSED[name]())
     generator = np.random.default_rng(1)
-    points = generator.uniform(-0.9, 0.9, (300, 3)).astype(np.float32)
+    points = generator.uniform(-0.9, 0.9, (200, 3)).astype(np.float32)
     first, every = (escapes(mesh, points, directions()[:count]) for count in (64, 256))
-    expected = (first == 0) | ((first <= 4) & (every <= 8))
+    expected = (first == 0) | ((first <= 4) & (every <= 6))
     np.testing.assert_array_equal(inside_at(mesh, points), expected)
-    assert (expected == (every <= 8)).mean() >= 0.99
+    assert (expected == (every <= 6)).mean() >= 0.99
 
 
 def test_distance_is_exact_to_triangles_of_every_shape():

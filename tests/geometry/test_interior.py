@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-from pointproj.geometry.fields import field_at
-from pointproj.geometry.interior import inside, inside_at
-from pointproj.geometry.meshes import Mesh, query_grid
+from pointproj.data.furniture import make_furniture
+from pointproj.geometry import visibility_cells
+from pointproj.geometry.fields import field_at, target_field
+from pointproj.geometry.interior import directions, inside, inside_at
+from pointproj.geometry.meshes import SMALLEST_AREA, Mesh, face_areas, normalize, query_grid
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
+from pointproj.geometry.visibility import count_escapes
+from pointproj.geometry.visibility_cells import count_escapes_by_cells
 
 BOX_FACES = np.array(
     [
@@ -65,6 +69,28 @@ def test_labels_of_the_grid_are_those_at_its_points():
     np.testing.assert_array_equal(inside_at(hollow, query_grid(12)[::-1]), inside(hollow, 12)[::-1])
 
 
+@pytest.mark.parametrize("name", ["chair", "bathtub"])
+def test_cells_and_tree_count_the_same_escapes(name):
+    mesh = normalize(make_furniture(name, 6, varied=True, defects=True))
+    corners = mesh.vertices[mesh.faces[face_areas(mesh) > SMALLEST_AREA]]
+    points = np.random.default_rng(4).uniform(-1.1, 1.1, (1501, 3)).astype(np.float32)
+    before = np.random.default_rng(5).integers(0, 4, len(points)).astype(np.int32)
+    for most in (3, 12, 300):
+        some = directions()[5:40]
+        cells = count_escapes_by_cells(corners, points, some, before, most)
+        tree = count_escapes(corners, points, some, before, most, device="cpu")
+        np.testing.assert_array_equal(cells, tree)
+        assert cells.max() <= most + 1
+        assert (cells > before).any()
+
+
+def test_a_mesh_with_too_many_places_in_cells_is_left_to_the_tree(monkeypatch):
+    mesh, grid = box((0.5, 0.4, 0.3)), query_grid(12)
+    expected = inside_at(mesh, grid)
+    monkeypatch.setattr(visibility_cells, "CAPACITY", 100)
+    np.testing.assert_array_equal(inside_at(mesh, grid), expected)
+
+
 def test_kinds_are_distance_sign_and_label():
     half = np.array([0.5, 0.4, 0.3])
     points, expected = away_from(half, np.random.default_rng(3).uniform(-1, 1, (500, 3)).astype(np.float32))
@@ -74,6 +100,14 @@ def test_kinds_are_distance_sign_and_label():
     np.testing.assert_allclose(field_at(box(half), points, "udf"), np.abs(signed), atol=1e-6)
     np.testing.assert_allclose(field_at(box(half), points, "sdf"), signed, atol=1e-6)
     np.testing.assert_array_equal(field_at(box(half), points, "occupancy"), expected)
+
+
+@pytest.mark.parametrize("kind", ["udf", "sdf", "occupancy"])
+def test_points_beside_the_grid_have_the_values_that_they_have_alone(kind):
+    mesh = box((0.61, 0.43, 0.52))
+    points = np.random.default_rng(6).uniform(-1, 1, (77, 3)).astype(np.float32)
+    expected = np.concatenate([target_field(mesh, 9, kind), field_at(mesh, points, kind)])
+    np.testing.assert_array_equal(target_field(mesh, 9, kind, beside=points), expected)
 
 
 def test_a_pool_is_fixed_by_its_seed_and_lies_half_near_the_surface():

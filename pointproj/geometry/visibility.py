@@ -1,0 +1,141 @@
+"""Which directions lead out of a mesh from a point: faces seen from points, in double precision.
+
+CPU and CUDA round alike and test a face in the same way, so they agree on every ray.
+"""
+
+import numpy as np
+import warp as wp
+from jaxtyping import Float, Int
+
+from pointproj.geometry.warp_meshes import box_tree, on_device
+
+wp.set_module_options({"enable_backward": False, "fuse_fp": False})
+
+SURFACE_TOLERANCE = wp.constant(wp.float64(1e-6))
+"""A face this close along a direction is where the point lies, and hides nothing (query cube units)."""
+
+_MARGIN = wp.constant(wp.float64(1e-9))  # so that no ray slips through where two faces meet
+_ZERO = wp.constant(wp.float64(0.0))
+_ONE = wp.constant(wp.float64(1.0))
+
+
+def count_escapes(
+    corners: Float[np.ndarray, "F 3 3"],
+    points: Float[np.ndarray, "Q 3"],
+    directions: Float[np.ndarray, "D 3"],
+    escaped: Int[np.ndarray, " Q"],
+    most: int,
+    *,
+    device: str,
+) -> Int[np.ndarray, " Q"]:
+    """Count in how many directions a point sees no face.
+
+    Parameters
+    ----------
+    corners : float64 array, shape (F, 3, 3)
+        Of faces with area.
+    points : float32 array, shape (Q, 3)
+        Those that are near each other in the array had better be near each other in space.
+    directions : float64 array, shape (D, 3)
+    escaped : int32 array, shape (Q,)
+        Counted before.
+    most : int
+        From one more on, a point's other directions are not tested.
+    device : str
+        Where Warp runs.
+
+    Returns
+    -------
+    int32 array, shape (Q,)
+        Up to ``most + 1``, what was counted before included.
+    """
+    with on_device(device):
+        boxes = box_tree(corners)
+        counts = wp.array(escaped, dtype=wp.int32)
+        wp.launch(
+            _count_kernel,
+            dim=len(points),
+            inputs=[
+                boxes.id,
+                wp.array(corners, dtype=wp.vec3d),
+                wp.array(directions, dtype=wp.vec3d),
+                wp.array(points, dtype=wp.vec3),
+                most,
+            ],
+            outputs=[counts],
+        )
+        return counts.numpy()
+
+
+@wp.func
+def _dot(a: wp.vec3d, b: wp.vec3d) -> wp.float64:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+
+
+@wp.func
+def _inwards(start: wp.vec3d, end: wp.vec3d, direction: wp.vec3d) -> wp.vec4d:
+    """Plane through an edge along a direction: normal and offset, positive on the face's side."""
+    normal = wp.cross(direction, end - start)
+    margin = _MARGIN * (wp.abs(normal[0]) + wp.abs(normal[1]) + wp.abs(normal[2]))
+    return wp.vec4d(normal[0], normal[1], normal[2], margin - _dot(normal, start))
+
+
+@wp.func
+def hidden_space(a: wp.vec3d, b: wp.vec3d, c: wp.vec3d, direction: wp.vec3d) -> wp.mat44d:
+    """Planes around the points that see a face in a direction, one a row; see :func:`is_hidden`.
+
+    Its orientation makes no difference.
+    """
+    normal = wp.cross(b - a, c - a)
+    facing = _dot(normal, direction)
+    side = _ONE
+    if facing < _ZERO:
+        side = -_ONE
+    normal = side * normal
+    along = side * direction
+    before = wp.vec4d(
+        -normal[0], -normal[1], -normal[2], _dot(normal, a) - SURFACE_TOLERANCE * wp.abs(facing)
+    )
+    if facing == _ZERO:
+        before = wp.vec4d(_ZERO, _ZERO, _ZERO, -_ONE)  # seen edge-on it hides nothing
+    return wp.matrix_from_rows(before, _inwards(a, b, along), _inwards(b, c, along), _inwards(c, a, along))
+
+
+@wp.func
+def is_hidden(space: wp.mat44d, point: wp.vec3d) -> bool:
+    """Whether a point is on the inner side of all four planes."""
+    for row in range(4):
+        offset = space[row, 0] * point[0] + space[row, 1] * point[1] + space[row, 2] * point[2]
+        if offset + space[row, 3] < _ZERO:
+            return False
+    return True
+
+
+@wp.kernel
+def _count_kernel(
+    boxes: wp.uint64,
+    corners: wp.array2d(dtype=wp.vec3d),
+    directions: wp.array(dtype=wp.vec3d),
+    points: wp.array(dtype=wp.vec3),
+    most: int,
+    escaped: wp.array(dtype=wp.int32),
+):
+    """Follow the rays of one point until too many have escaped."""
+    i = wp.tid()
+    point = wp.vec3d(points[i])
+    count = escaped[i]
+    for number in range(directions.shape[0]):
+        if count > most:
+            break
+        direction = directions[number]
+        hidden = bool(False)  # noqa: UP018  a variable to Warp, where a literal is a constant
+        face = int(0)  # noqa: UP018, RUF046
+        candidates = wp.bvh_query_ray(boxes, points[i], wp.vec3(direction))
+        while wp.bvh_query_next(candidates, face):
+            space = hidden_space(corners[face, 0], corners[face, 1], corners[face, 2], direction)
+            if is_hidden(space, point):
+                hidden = True
+                break
+        if not hidden:
+            count += 1
+    escaped[i] = count
