@@ -21,7 +21,7 @@ from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.recorder import collect_only_new_garbage
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
-from pointproj.benchmark.timing import measure, percentiles
+from pointproj.benchmark.timing import ISSUED_IN_A_ROW, measure, measure_host, percentiles
 from pointproj.benchmark.workloads import Workload
 from pointproj.ops.cases import Case, gaussian
 from pointproj.ops.registry import names
@@ -121,6 +121,24 @@ class TestRun:
         with pytest.raises(KeyboardInterrupt):
             measure_small(monkeypatch, config, KNN)
         assert [r.contender for r in read_rows(tmp_path / "r.csv")] == ["torch"]
+
+    def test_the_end_says_where_the_time_went(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+        only = {"execution": ["eager"], "backends": ["torch"], "peers": [], "modes": ["knn"]}
+        measure_small(monkeypatch, bench_config(tmp_path, **only, row_s=1e-6), KNN)
+        shown = capsys.readouterr().out.partition("1 ok; ")[2]
+        assert "s in all\nsmall " in shown
+        named = shown.partition("longer than row_s=1e-06:")[2].splitlines()[1:]
+        assert {line.partition("s  ")[2] for line in named} == {
+            "small, clouds of 200 points",
+            "small, torch, comparison with the reference",
+            "small, torch, knn, eager, 200 points",
+        }
+        measure_small(monkeypatch, bench_config(tmp_path, **only, row_s=1000.0), KNN)
+        assert "longer than" not in capsys.readouterr().out
+
+    def test_workloads_are_measured_in_the_order_asked_for(self, tmp_path: Path):
+        rows = run(bench_config(tmp_path, workloads=["import", "interop"], minutes=1e-9))
+        assert [row.workload for row in rows] == ["import", *["interop"] * len(interop.CALLS)]
 
     def test_time_of_the_import_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(import_time, "REPETITIONS", 3)
@@ -288,6 +306,21 @@ class TestTiming:
     def test_percentiles_are_milliseconds_a_call(self):
         timing = percentiles([0.001 * i for i in range(1, 12)], calls=3)
         assert timing == pytest.approx((3.0, 6.0, 9.0, 33))
+
+    def test_the_hosts_time_has_no_wait_for_the_device_in_it(self, monkeypatch: pytest.MonkeyPatch):
+        now, order = [0.0], []
+
+        def call(what: str, seconds: float) -> None:
+            order.append(what)
+            now[0] += seconds
+
+        monkeypatch.setattr("pointproj.benchmark.timing.time.perf_counter", lambda: now[0])
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: call("wait", 7.0))
+        timing = measure_host(lambda: call("issue", 0.25), torch.device("cuda"), 2.6)
+        assert timing == pytest.approx((250.0, 250.0, 250.0, 15))
+        assert order == ["wait", *["issue"] * ISSUED_IN_A_ROW] * 3 + ["wait"]
+        now[0] = 0.0
+        assert measure_host(lambda: call("issue", 0.25), CPU, 0.4).p50 == pytest.approx(250.0)
 
     def test_long_calls_are_made_a_few_times_only(self, monkeypatch: pytest.MonkeyPatch):
         now = [0.0]
