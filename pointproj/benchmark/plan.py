@@ -119,5 +119,7 @@ def _measurements(
                 continue
             if config.execution is None and not _is_read(contender, workload, mode, execution):
                 continue
+            if workload.host and execution != "eager":
+                continue
             if execution in wanted and execution in contender.executions:
                 yield mode, execution

@@ -1,5 +1,6 @@
 """Which rows a config asks for, and what is answered to one that cannot be."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,8 @@ class TestPlan:
         assert [w.name for w in workloads.workloads(config, "cpu")] == ["host_64", "host_64"]
         rows = [(e.contender.name, *m) for e in plan.entries(config, made[2], "cuda") for m in e.measurements]
         assert rows == [("warp", mode, "eager") for mode in ("aggregate", "operator", "step")]
+        captured = dataclasses.replace(config, execution=["captured"])
+        assert [*plan.entries(captured, made[2], "cuda")] == []
 
     def test_unknown_names_say_what_there_is(self):
         with pytest.raises(ConfigError, match="got wrap; did you mean warp"):
