@@ -101,39 +101,42 @@ class _Bridge:
         self.differentiable = differentiable
         parameters = list(inspect.signature(launcher).parameters.values())[1:]
         self.names = [p.name for p in parameters]
-        inputs = inspect.signature(outputs).parameters
-        if any(p.kind is p.VAR_KEYWORD for p in inputs.values()):
+        read = inspect.signature(outputs).parameters
+        inputs = list(read)
+        if any(p.kind is p.VAR_KEYWORD for p in read.values()):
             inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+            read = [p.name for p in read.values() if p.kind is not p.VAR_KEYWORD]
         self.inputs = parameters[: len(inputs)]
         self.tensor = next(p.name for p in self.inputs if p.annotation in (Tensor, "Tensor"))  # always there
         self.output_names = self.names[len(inputs) :]
-        if self.names[: len(inputs)] != list(inputs):
+        if self.names[: len(inputs)] != inputs:
             raise TypeError(
                 f"{launcher.__name__}: after `launch`, its arguments must begin with those of `outputs`, "
-                f"{list(inputs)}; got {self.names}"
+                f"{inputs}; got {self.names}"
             )
+        self.read = [self.names.index(name) for name in read]  # by the function of the outputs
 
     def specs(self, *args: Any) -> tuple[Spec, ...]:
         """Shape and dtype of each output, for the inputs in their order."""
-        return tuple(self.outputs(**dict(zip(self.names, args, strict=False))).values())
+        return tuple(self.outputs(*(args[i] for i in self.read)).values())
 
     def forward_function(self) -> Callable[..., tuple[Tensor, ...]]:
         def forward(*args: Any) -> tuple[Tensor, ...]:
-            return self.run(dict(zip(self.names, args, strict=False)))[1]
+            return self.run(args)[1]
 
         forward.__signature__ = inspect.Signature(
             self.inputs, return_annotation=tuple[(Tensor,) * len(self.output_names)]
         )
         return forward
 
-    def run(self, inputs: dict[str, Any]) -> tuple[Launch, tuple[Tensor, ...]]:
-        device = inputs[self.tensor].device
-        specs = self.outputs(**inputs)
+    def run(self, args: Sequence[Any]) -> tuple[Launch, tuple[Tensor, ...]]:
+        device = args[self.names.index(self.tensor)].device
+        specs = self.outputs(*[args[i] for i in self.read])
         if list(specs) != self.output_names:
             raise TypeError(f"{self.launcher.__name__} fills {self.output_names}; declared are {list(specs)}")
         made = {n: torch.empty(shape, dtype=dtype, device=device) for n, (shape, dtype) in specs.items()}
         launch = Launch(device)
-        self.launcher(launch, **inputs, **made)
+        self.launcher(launch, *args, **made)
         return launch, tuple(made.values())
 
     def adjoint(
@@ -142,7 +145,7 @@ class _Bridge:
         # The forward runs again into fresh outputs: reverse mode needs every intermediate, and kernels
         # that accumulate would spoil the saved ones.
         inputs = _with_memory_of_their_own(saved.inputs)
-        launch, made = self.run(inputs)
+        launch, made = self.run(list(inputs.values()))
         gradients = _Gradients()
         for output, grad in zip(made, grads, strict=False):
             gradients.of(output).copy_(grad)

@@ -102,7 +102,7 @@ def new_hash_grid(
     """The same for ``points`` alone, for an operator that builds its own: that spares the call of another."""
     rows = points.shape[0]
     grid = HashGrid(*_tables(rows, bucket_count(rows, clouds), points.dtype).allocate(points.device))
-    _fill(launch, (points, offsets), (None, None), clouds, (radius, radius_on_device), grid)
+    fill_hash_grid(launch, (points, offsets), (None, None), clouds, (radius, radius_on_device), grid)
     return grid
 
 
@@ -111,7 +111,8 @@ def bucket_count(rows: int, clouds: int) -> int:
     return BUCKETS_PER_POINT * rows + clouds + 1
 
 
-def _specs(points: Tensor, others: Tensor | None, clouds: int, **_: Any) -> dict:
+def hash_grid_specs(points: Tensor, others: Tensor | None, clouds: int, **_: Any) -> dict:
+    """Shape and dtype of the tables of one or two sets of points."""
     buckets, rows = bucket_count(points.shape[0], clouds), points.shape[0]
     if others is not None:
         buckets += bucket_count(others.shape[0], clouds)
@@ -139,7 +140,7 @@ def _build_memory(rows: int, buckets: int) -> Scratch:
     return Scratch(counters, [((rows, 2), torch.int32)])
 
 
-@warp_op("pointproj::warp_build_hash_grid", outputs=_specs)
+@warp_op("pointproj::warp_build_hash_grid", outputs=hash_grid_specs)
 def _build(
     launch: Launch,
     points: Tensor,
@@ -155,10 +156,12 @@ def _build(
     sorted_points: Tensor,
 ) -> None:
     grid = HashGrid(cell_width, start, sorted_points)
-    _fill(launch, (points, offsets), (others, other_offsets), clouds, (radius, radius_on_device), grid)
+    fill_hash_grid(
+        launch, (points, offsets), (others, other_offsets), clouds, (radius, radius_on_device), grid
+    )
 
 
-def _fill(
+def fill_hash_grid(
     launch: Launch,
     first: tuple[Tensor, Tensor | None],
     second: tuple[Tensor | None, Tensor | None],
