@@ -51,6 +51,8 @@ class Launch:
         self.launched.append((kernel, dim, args, block_dim))
         recorded = self._recorded.get((kernel, block_dim))
         if recorded is None:
+            if _is_empty(dim):
+                return
             recorded = self._recorded[kernel, block_dim] = Recorded(kernel, block_dim, self._stream)
         recorded.launch(dim, (args,), self._structs, self._stream)
 
@@ -60,9 +62,10 @@ class Launch:
             grads = [gradients.of(a) if has_gradient(a) else None for a in args]
             key = kernel, block_dim, "adjoint"
             recorded = self._recorded.get(key)
-            if recorded is None:
+            if recorded is None and not _is_empty(dim):
                 recorded = self._recorded[key] = Recorded(kernel, block_dim, self._stream, adjoint=True)
-            recorded.launch(dim, (args, grads), self._structs, self._stream)
+            if recorded is not None:
+                recorded.launch(dim, (args, grads), self._structs, self._stream)
 
 
 class Recorded:
@@ -103,9 +106,9 @@ class Recorded:
 
     def resize(self, dim: int | Sequence[int]) -> bool:
         """Whether there is anything to launch."""
-        key = (dim,) if isinstance(dim, int) else tuple(dim)
-        if 0 in key:
+        if _is_empty(dim):
             return False
+        key = (dim,) if isinstance(dim, int) else tuple(dim)
         if key not in self.bounds:
             if len(self.bounds) >= MOST_SIZES:
                 self.bounds.clear()
@@ -168,10 +171,12 @@ class _ArrayField:
         self.absent = (0,) * (1 + 2 * self.ndim) + (self.ndim,)
 
     def flat(self, value: Tensor | Part | None, _: dict) -> tuple:
-        if type(value) is Part and value.dtype == self.dtype:  # dense, and never of vectors
-            return value.pointer, *value.described
         if value is None:
             return self.absent
+        if type(value) is Part:
+            if value.dtype == self.dtype and len(value.shape) == self.ndim and not self.inner:
+                return value.pointer, *value.described
+            value = value.tensor()
         shape, strides, ndim, size = value.shape, value.stride(), self.ndim, self.itemsize
         fits = value.dtype == self.dtype and len(shape) == self.dims
         if not fits or (self.inner and (shape[ndim:], strides[ndim:]) != (self.inner, self.inner_strides)):
@@ -246,6 +251,10 @@ def _padded(offsets: Sequence[int], formats: Sequence[str], size: int) -> str:
         made += f"{offset - at}x{part.removeprefix('@')}"
         at = struct.calcsize(made)
     return f"{made}{size - at}x"
+
+
+def _is_empty(dim: int | Sequence[int]) -> bool:
+    return dim == 0 if isinstance(dim, int) else 0 in dim
 
 
 def _blank(kind: Any) -> Any:
