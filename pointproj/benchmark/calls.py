@@ -6,7 +6,7 @@ features), ``gradients`` (that and all gradients: of features, both sets of poin
 network: ``forward`` and ``step`` (forward, loss, backward, Adam).
 
 Executions: ``eager``; ``compiled``, by torch.compile with fullgraph=True; ``captured``, compiled and then
-replayed as one CUDA graph (``build`` and ``search`` are captured as they are).
+replayed as one CUDA graph (``build``, ``search`` and ``knn`` are captured as they are).
 
 Every call returns all that it computes, as the functions of a contender do: a compiled function computes
 nothing that it does not return, so no result is picked or dropped here.
@@ -28,6 +28,7 @@ from pointproj.training.optimizers import build_optimizer
 from pointproj.training.step import TrainingStep
 
 NOT_COMPILED = ("build", "search")
+AS_THEY_ARE = (*NOT_COMPILED, "knn")  # are captured
 
 Call = Callable[[], Any]
 
@@ -62,7 +63,8 @@ class OperatorCalls:
 
     def make(self, mode: str, execution: str) -> Call:
         """The call to check and time; it returns an index, Nearest, values, or (values, feature gradient)."""
-        call = self._call(mode, compiled=execution != "eager")
+        compiled = execution == "compiled" or (execution == "captured" and mode not in AS_THEY_ARE)
+        call = self._call(mode, compiled)
         return captured(call, self.device) if execution == "captured" else call
 
     def _call(self, mode: str, compiled: bool) -> Call:

@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from pointproj.config import ConfigError, nearest
 
 SHOWN = (  # what README and docs show, most important first
-    *("w1", "w2", "w2_wide", "host", "scaling", "large", "gino", "lists", "start", "geotransolver"),
-    *("batches", "interop", "import"),
+    *("w1", "w2", "w2_wide", "host", "scaling", "large", "lists", "gino", "geotransolver"),
+    *("start", "import", "interop", "batches"),
 )
 WORKLOADS = (*SHOWN, "memory")
 OF_OPERATORS = ("build", "search", "knn", "aggregate", "operator", "gradients", "forward", "step")

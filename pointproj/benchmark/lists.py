@@ -64,6 +64,8 @@ def planned(config: BenchConfig, device_type: str) -> list[Planned]:
                 if config.gpu_memory == "rmm":
                     contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")
                 runs = [e for e in wanted if e in contender.executions]
+                if config.execution is None:
+                    runs = [e for e in runs if e != "compiled"]
                 if config.execution is None and workload in EAGER_ONLY:
                     runs = ["eager"]
                 if contender.missing:
@@ -121,7 +123,7 @@ class ListCloud:
         def make(execution: str) -> Callable[[], Any]:
             self._refuse_if_slow(contender, execution)
             upstream.copy_(self.sums.upstream)
-            compiled = execution != "eager"
+            compiled = execution == "compiled" or (execution == "captured" and contender.mode in SUMS)
             if compiled not in functions:
                 functions[compiled] = self._function(contender, compiled, upstream)
             call = functions[compiled]

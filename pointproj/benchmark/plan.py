@@ -92,32 +92,33 @@ def _contenders(
             yield peer_contender(peer, workload), peer.missing()
 
 
-def _is_read(contender: Contender, workload: Workload, mode: str, execution: str) -> bool:
-    """Whether a row says what no other one says; those that do not are left out unless the config names them.
+def _worth_a_row(contender: Contender, workload: Workload, mode: str) -> tuple[str, ...]:
+    """Executions that say what no other row says; the others are measured only if the config names them.
 
-    The forward alone is compiled as in the operator and in the step. Where most of the time is the device's,
-    a compiled or captured call takes as long as an eager one; the tutorial compiles its networks.
+    Where most of the time is the device's, or the call waits for it, a compiled or captured call takes as
+    long as an eager one; of networks the tutorial shows both.
     """
+    if workload.host:
+        return () if contender.brute_force and workload.name == "host_w1" else ("eager",)
     if contender.kind == "peer" or "captured" not in contender.executions:
-        return execution == "eager" or mode in NETWORK
+        both = mode in NETWORK and workload.executions == EXECUTIONS
+        return ("eager", "compiled") if both else ("eager",)
     if contender.brute_force:
-        return execution == "eager" and workload.name != "host_w1" and mode != "gradients"
-    return execution != "compiled" or mode not in ("aggregate", "forward")
+        return () if mode == "gradients" else ("eager",)
+    return workload.fewer.get(mode, workload.executions)
 
 
 def _measurements(
     contender: Contender, config: BenchConfig, workload: Workload, device_type: str
 ) -> Iterator[tuple[str, str]]:
-    wanted = workload.executions if config.execution is None else config.execution
     for mode in contender.modes:
         if mode not in config.modes:
             continue
+        wanted = _worth_a_row(contender, workload, mode) if config.execution is None else config.execution
         for execution in executions(config, device_type):
             # The compiler does not look into a peer's search: only the network around it gains anything.
             nothing_to_compile = mode in NOT_COMPILED or (contender.kind == "peer" and mode not in NETWORK)
             if execution == "compiled" and nothing_to_compile:
-                continue
-            if config.execution is None and not _is_read(contender, workload, mode, execution):
                 continue
             if workload.host and execution != "eager":
                 continue

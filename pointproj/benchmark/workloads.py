@@ -1,7 +1,7 @@
 """The named workloads: which clouds, which operator, and what is called on them."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ class Workload:
     modes: tuple[str, ...]
     single: bool = True  # one cloud; peers are measured on no others
     executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
+    fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # modes that run fewer of them
     host: bool = False  # whether the time that the host takes to issue a call is asked for
 
     @property
@@ -74,9 +75,14 @@ def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
         yield from _FAMILIES[name](config, device_type) if name in _FAMILIES else ()
 
 
-def _single(name: str, case: Case, operator: str) -> Family:
-    modes = SEARCH if operator == "knn" else ()
-    return lambda *_: [Workload(name, case, operator, (*modes, *SUMS, *NETWORK))]
+def _w1(*_: object) -> list[Workload]:
+    fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "forward"), UNCOMPILED)
+    return [Workload("w1", W1, "knn", (*SEARCH, *SUMS, *NETWORK), fewer=fewer)]
+
+
+def _w2(name: str, case: Case) -> Family:
+    fewer = {**dict.fromkeys(("operator", "gradients", "step"), UNCOMPILED), "aggregate": ("eager",)}
+    return lambda *_: [Workload(name, case, "radius", (*SUMS, "step"), fewer=fewer)]
 
 
 def _host(config: BenchConfig, device_type: str) -> Iterator[Workload]:
@@ -103,7 +109,7 @@ def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
     for case in (dense, ragged):
         for operator in ("knn", "radius"):
-            yield Workload(case.id, case, operator, ("operator",), single=False, executions=UNCOMPILED)
+            yield Workload(case.id, case, operator, ("operator",), single=False, executions=("eager",))
 
 
 def _memory(config: BenchConfig, device_type: str) -> Iterator[Workload]:
@@ -113,9 +119,9 @@ def _memory(config: BenchConfig, device_type: str) -> Iterator[Workload]:
 
 
 _FAMILIES = {
-    "w1": _single("w1", W1, "knn"),
-    "w2": _single("w2", W2, "radius"),
-    "w2_wide": _single("w2_wide", W2_WIDE, "radius"),
+    "w1": _w1,
+    "w2": _w2("w2", W2),
+    "w2_wide": _w2("w2_wide", W2_WIDE),
     "host": _host,
     "scaling": _scaling,
     "batches": _batches,

@@ -54,21 +54,28 @@ class TestPlan:
 
     def test_rows_that_say_nothing_new_are_left_out_unless_named(self):
         def chosen(name: str, **of):
-            config = BenchConfig(workloads=["w1"], **{"backends": [], "peers": [], **of})
+            config = BenchConfig(**{"workloads": ["w1"], "backends": [], "peers": [], **of})
             (entry,) = plan.entries(config, next(workloads.workloads(config, "cuda")), "cuda")
             assert entry.contender.name == name
             return entry.measurements
 
         ours = chosen("warp", backends=["warp"])
-        for mode in ("knn", "operator", "gradients", "step"):
+        for mode in ("knn", "operator", "step"):
             assert [execution for of, execution in ours if of == mode] == ["eager", "compiled", "captured"]
-        for mode in ("build", "search", "aggregate", "forward"):
+        for mode in ("build", "search", "aggregate", "gradients", "forward"):
             assert [execution for of, execution in ours if of == mode] == ["eager", "captured"]
         assert {execution for _, execution in chosen("torch", backends=["torch"])} == {"eager"}
         named = chosen("torch", backends=["torch"], execution=["compiled"])
         assert ("aggregate", "compiled") in named
         of_peer = chosen("tutorial torch", peers=["tutorial torch"])
         assert {mode for mode, execution in of_peer if execution == "compiled"} == {"forward", "step"}
+        w2 = chosen("warp", workloads=["w2"], backends=["warp"])
+        assert [m for m in w2 if m[0] == "step"] == [("step", "eager"), ("step", "captured")]
+        assert [m for m in w2 if m[0] == "aggregate"] == [("aggregate", "eager")]
+        of_peer = chosen("tutorial torch", workloads=["w2"], peers=["tutorial torch"])
+        assert ("step", "compiled") in of_peer
+        batches = chosen("warp", workloads=["batches"], backends=["warp"])
+        assert batches == (("operator", "eager"),)
 
     def test_the_hosts_time_is_asked_of_eager_calls(self):
         config = BenchConfig(workloads=["host"], backends=["warp", "torch"], peers=[])
