@@ -89,7 +89,7 @@ def _tutorial(rows: list[Row]) -> list[str]:
 
 
 def _network(rows: list[Row]) -> list[str]:
-    columns = [(name, mode) for name in NAMED for mode in ("forward", "step")]
+    columns = [("w1", "forward"), *((name, "step") for name in NAMED)]
     head = [f"{NAMED[name]} {mode}" for name, mode in columns] + ["W1 step, peak MiB"]
 
     def cells(of: list[Row]) -> list[str]:
