@@ -6,7 +6,6 @@ queries and points than a step has.
 """
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from pointproj.geometry.meshes import query_grid
 from pointproj.geometry.sampling import PointSource
@@ -30,6 +29,8 @@ def search_cost(source: PointSource) -> float:
     float
         Cells visited by a query in the mean; only ratios between shapes have a meaning.
     """
+    from scipy.spatial import cKDTree  # a tenth of what training imports, and prepared shapes need none
+
     points, _ = source.draw(POINTS, np.random.default_rng(0))
     queries = query_grid(SIDE)
     distances, _ = cKDTree(points).query(queries)
