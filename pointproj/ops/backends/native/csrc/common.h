@@ -47,7 +47,7 @@ constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
 // Below about this distance squares round to 0, or to numbers of few bits: slack for that.
 template <class Real>
-constexpr Real kLeastDistance = sizeof(Real) == 4 ? Real(1.5e-22) : Real(9e-162);
+constexpr Real kLeastDistance = static_cast<Real>(sizeof(Real) == 4 ? 1.5e-22 : 9e-162);
 
 template <class T>
 POINTPROJ_EVERYWHERE T lesser(T a, T b) {
