@@ -21,7 +21,11 @@ from pointproj.ops.backends.warp.common import (
 
 
 class CellList(NamedTuple):
-    """The two-level cell list of :mod:`pointproj.ops.backends.warp.cell_list`, as tensors."""
+    """The two-level cell list of :mod:`pointproj.ops.backends.warp.cell_list`, as tensors.
+
+    An operator that builds its own has arrays of one allocation in their place, see
+    :mod:`pointproj.ops.bridge.scratch`.
+    """
 
     frames: Tensor  # (clouds, 12) real: each grid's corner and cell edges, each cloud's two corners
     dims: Tensor  # (clouds, 4) int32: cells along x, y, z; number of the first cell
