@@ -2,8 +2,8 @@
 
 Triton's own launch binds arguments by name, tunes, and looks a kernel up by all it knows of them: 20 to 60 us
 of host time, more than most of these kernels take. Here what Triton returned is kept by what it compiles a
-kernel anew for: dtypes, constants, and whether numbers are 1, multiples of 16 or wide. Pointers that are not
-aligned to 16 bytes, which only views given by callers have, take Triton's own way.
+kernel anew for: dtypes, constants, whether pointers are aligned, and whether numbers are 1, multiples of 16
+or wide.
 """
 
 from collections.abc import Callable
@@ -57,21 +57,12 @@ class _Kernel:
 
     def launch(self, grid: Grid, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         device = driver.active.get_current_device()
-        key, values, addresses = [device, *options.values()], [], 0
-        for arg, by_value in zip(args, self.by_value, strict=False):
-            if isinstance(arg, Tensor):
-                address = arg.data_ptr()
-                addresses |= address
-                values.append(address)
-                key.append(arg.dtype)
-            else:
-                values.append(arg)
-                key.append(arg if by_value else _kind_of(arg))
-        form = self.forms.get(tuple(key))
-        if form is None or addresses % ALIGNMENT:
+        values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+        key = device, *options.values(), *map(_kind_of, args, values, self.by_value)
+        form = self.forms.get(key)
+        if form is None:
             compiled = self.kernel[grid](*args, **options)
-            if addresses % ALIGNMENT == 0:
-                self.forms[tuple(key)] = compiled, *self._constants(len(args), options)
+            self.forms[key] = compiled, *self._constants(len(args), options)
             return
         compiled, constants, others = form
         programs = (*(grid(constants) if callable(grid) else grid), 1, 1)[:3]
@@ -93,6 +84,8 @@ def _in_eager_mode(kernel: Any) -> _Kernel:
     return known
 
 
-def _kind_of(number: int) -> tuple[bool, bool, bool]:
-    """What Triton tells apart among numbers that are not constants."""
-    return number == 1, number % ALIGNMENT == 0, number >= 2**31
+def _kind_of(arg: Any, value: Any, by_value: bool) -> Any:
+    """What Triton tells apart of an argument; ``value`` is a tensor's address, or the argument itself."""
+    if arg is not value:
+        return arg.dtype if value % ALIGNMENT == 0 else (arg.dtype, "not aligned")
+    return value if by_value else (value == 1, value % ALIGNMENT == 0, value >= 2**31)
