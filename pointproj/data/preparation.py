@@ -1,6 +1,6 @@
 """From mesh files to shapes that can be sampled: read, normalise, evaluate the target, keep the result.
 
-All processor cores take part, and the GPU where there is one; what the cache holds is not made again. A
+All processor cores take part, or the GPU where there are few; what the cache holds is not made again. A
 sample is the same whichever device it was evaluated on.
 """
 
@@ -17,7 +17,16 @@ import numpy as np
 from pointproj.config import TARGETS
 from pointproj.data.cache import Cache, entry_key
 from pointproj.data.modelnet import MeshFile
-from pointproj.geometry import distances, fields, interior, meshes, sampling, warp_meshes
+from pointproj.geometry import (
+    distances,
+    fields,
+    interior,
+    meshes,
+    sampling,
+    visibility,
+    visibility_cells,
+    warp_meshes,
+)
 from pointproj.geometry import files as formats
 from pointproj.geometry.fields import target_field
 from pointproj.geometry.files import obj, off, parse_mesh, ply, read_content, stl, text
@@ -30,7 +39,22 @@ from pointproj.runtime.run_folder import require_writable
 log = logging.getLogger(__name__)
 
 # With this one, the modules that decide what a prepared mesh holds: other code makes another entry.
-_MAKERS = (distances, fields, formats, interior, meshes, obj, off, ply, sampling, stl, text, warp_meshes)
+_MAKERS = (
+    distances,
+    fields,
+    formats,
+    interior,
+    meshes,
+    obj,
+    off,
+    ply,
+    sampling,
+    stl,
+    text,
+    visibility,
+    visibility_cells,
+    warp_meshes,
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,9 @@ class Source:
         return cls(path, content, digest, entry_key(digest, settings))
 
 
+ENOUGH_PROCESSES = 8
+"""As many helper processes or more take less time alone than sharing a GPU."""
+
 Job = Callable[[], PreparedMesh]
 
 
@@ -123,7 +150,7 @@ def prepare_meshes(
     helpers : HelperProcesses
         Work side by side.
     device : str
-        Where targets are evaluated, if Warp runs there; otherwise on the CPU.
+        Where targets are evaluated if Warp runs there and there are few helpers; otherwise on the CPU.
 
     Yields
     ------
@@ -136,6 +163,7 @@ def prepare_meshes(
         If the cache folder cannot be written to.
     """
     cache = Cache(cache_folder)
+    device = device if helpers.count < ENOUGH_PROCESSES else "cpu"
     fewest = helpers.fewest_jobs
     jobs: dict[MeshFile, Job] = {}
     remaining = iter(files)

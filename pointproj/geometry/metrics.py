@@ -4,7 +4,7 @@ Mescheder et al., Occupancy Networks, CVPR 2019, section 4 and supplementary; Pe
 Occupancy Networks, ECCV 2020; the F-score as in Tatarchenko et al., What do single-view 3D reconstruction
 networks learn?, CVPR 2019. All metrics are taken in the query cube, where a shape's longest side is 1.8.
 
-The true solid is what cannot be reached from outside (:mod:`pointproj.geometry.interior`). The true surface
+The true solid is where one does not see out (:mod:`pointproj.geometry.interior`). The true surface
 is the part of the mesh between inside and outside: walls inside a solid and sheets outside of it
 do not count.
 """

@@ -9,6 +9,8 @@ from pointproj.data.modelnet import MeshFile
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.interior import inside_at
 from pointproj.geometry.meshes import Mesh, face_areas
+from pointproj.runtime import helpers
+from pointproj.runtime.helpers import HelperProcesses
 from tests.geometry.test_interior import BOX_FACES, box
 
 
@@ -79,3 +81,18 @@ def test_variants_follow_from_content_and_are_written_once(tmp_path):
     faces = [len(read_mesh(file.path).faces) for file in written]
     assert min(faces) < len(read_mesh(paths[0]).faces)
     assert write_variants(files, tmp_path / "variants", 0) == []
+
+
+def test_several_processes_write_the_same_furniture_and_variants(tmp_path, monkeypatch):
+    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
+    made = {}
+    for count in (1, 2):
+        with HelperProcesses(count) as some:
+            root = tmp_path / str(count)
+            paths = write_furniture(root / "made", ["table", "bed"], 1, 1, defects=True, helpers=some)
+            files = [MeshFile(path, path.parents[1].name, path.parent.name) for path in paths]
+            variants = write_variants(files, root / "variants", 2, some)
+        written = [*paths, *(file.path for file in variants)]
+        made[count] = [(path.relative_to(root), path.read_bytes()) for path in written]
+    assert made[1] == made[2]
+    assert len(made[1]) == 4 + 8

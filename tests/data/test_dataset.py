@@ -206,6 +206,24 @@ def test_several_processes_make_the_same_entries(furniture, tmp_path, monkeypatc
     assert stored["one"] == stored["two"]
 
 
+@pytest.mark.parametrize(("count", "expected"), [(1, "cuda:0"), (7, "cuda:0"), (8, "cpu")])
+def test_few_processes_share_a_gpu(furniture, tmp_path, monkeypatch, count, expected):
+    used = []
+    made = preparation.PreparedMesh("", "", None)
+    monkeypatch.setattr(preparation, "_make", lambda *arguments: used.append(arguments[-1]) or made)
+    files = find_meshes(furniture, ["sofa"])
+    recipe = preparation.Recipe(grid=6, target="udf")
+    processes = HelperProcesses(count)
+    monkeypatch.setattr(
+        processes, "run", lambda title, jobs, unit: ((key, job()) for key, job in jobs.items())
+    )
+    assert (
+        len(dict(preparation.prepare_meshes(files, recipe, tmp_path, helpers=processes, device="cuda:0")))
+        == 5
+    )
+    assert used == [expected] * 5
+
+
 def test_work_goes_on_alone_when_the_processes_die(furniture, tmp_path, monkeypatch, caplog):
     class DyingPool:
         def __init__(self, *arguments, **keywords):

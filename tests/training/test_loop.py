@@ -69,7 +69,7 @@ def config():
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
     made = PreparedData(spheres(5), spheres(3, resample=False), [("broken.off", "no faces")])
-    monkeypatch.setattr(loop, "prepare", lambda config, processes: made)
+    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
     return made
 
 
@@ -240,7 +240,7 @@ def test_other_targets_train_and_report_their_measures(config, tmp_path, data, t
 
 def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
     made = PreparedData(spheres(5, resample=False), spheres(3, resample=False), [])
-    monkeypatch.setattr(loop, "prepare", lambda config, processes: made)
+    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
     runs = [RunFolder(tmp_path / name) for name in ("searched", "kept")]
     assert train(config, runs[0])["neighbors"] == "searched in each step"
     config.data.resample, config.projector.keep_neighbors, config.training.time_steps = False, True, 1
