@@ -20,9 +20,9 @@ from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.bridge.torch_op import Saved
 
 TILE = 64  # rows that go through the layers together
-# Of the backward, without and with the gradient of the rows: rows of a tile, warps, and programs, each of
-# which leaves one partial sum of every gradient.
-BACKWARD = {False: (32, 2, 512), True: (64, 4, 256)}
+# Of the backward. More rows leave too few registers, more programs too many partial sums.
+BACKWARD_TILE, BACKWARD_WARPS = 32, 2
+PROGRAMS = 512  # each leaves one partial sum of every gradient
 SUMMED = 32  # columns of these that a program adds up
 
 PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
@@ -71,15 +71,15 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
         return _Layers(rows, *parameters).gradients(grad)
     count = rows.shape[0]
     d_rows = torch.empty_like(rows) if needs["rows"] else rows.new_empty(0)
-    tile, warps, programs = BACKWARD[needs["rows"]]
-    partial = rows.new_empty(programs, sum(p.numel() for p in parameters))
+    partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
     widths = _widths(*parameters)
     tensors = rows, *parameters, grad, d_rows, partial
-    settings = *widths, needs["rows"], programs, tile
-    launch(backward_kernel, (programs,), *tensors, count, *settings, num_warps=warps)
+    ones = widths[0] < widths[3] and widths[1] < widths[4]
+    settings = *widths, needs["rows"], ones, PROGRAMS, BACKWARD_TILE
+    launch(backward_kernel, (PROGRAMS,), *tensors, count, *settings, num_warps=BACKWARD_WARPS)
     made = [torch.empty_like(p) for p in parameters]
     columns = triton.cdiv(partial.shape[1], SUMMED)
-    launch(sum_kernel, (columns,), partial, *made, *widths[:3], programs, SUMMED)
+    launch(sum_kernel, (columns,), partial, *made, *widths[:3], PROGRAMS, SUMMED)
     return d_rows if needs["rows"] else None, *made
 
 
@@ -183,9 +183,14 @@ def tile_of(start, first, count, channels, TILE: tl.constexpr, CHANNELS: tl.cons
 
 
 @triton.jit
+def row_of(bias, channels, CHANNELS: tl.constexpr):
+    channel = tl.arange(0, CHANNELS)
+    return tl.load(bias + channel, mask=channel < channels, other=0.0)[None, :]
+
+
+@triton.jit
 def layer(x, weight, bias, ins, outs, INS: tl.constexpr, OUTS: tl.constexpr):
-    bias_row = tl.load(bias + tl.arange(0, OUTS), mask=tl.arange(0, OUTS) < outs, other=0.0)
-    return product(x, table(weight, ins, outs, 1, ins, INS, OUTS)) + bias_row[None, :]
+    return product(x, table(weight, ins, outs, 1, ins, INS, OUTS)) + row_of(bias, outs, OUTS)
 
 
 @triton.jit
@@ -205,20 +210,35 @@ def forward_kernel(
 
 
 @triton.jit
-def store_partial(partial, sums, bias_sums, outs, ins, OUTS: tl.constexpr, INS: tl.constexpr):
+def ones_at(x, at, CHANNELS: tl.constexpr):
+    """``x`` with 1 in the column ``at``, which holds no channel: its product is the gradient of the bias."""
+    return tl.where(tl.arange(0, CHANNELS)[None, :] == at, 1.0, x)
+
+
+@triton.jit
+def store_partial(
+    partial, sums, bias_sums, outs, ins, OUTS: tl.constexpr, INS: tl.constexpr, ONES: tl.constexpr
+):
     """Partial gradients of one layer: of its weight, then of its bias."""
     out, column = tl.arange(0, OUTS)[:, None], tl.arange(0, INS)[None, :]
     tl.store(partial + out * ins + column, sums, mask=(out < outs) & (column < ins))
-    tl.store(partial + outs * ins + tl.arange(0, OUTS), bias_sums, mask=tl.arange(0, OUTS) < outs)
+    if ONES:
+        tl.store(partial + outs * ins + out + column * 0, sums, mask=(out < outs) & (column == ins))
+    else:
+        tl.store(partial + outs * ins + tl.arange(0, OUTS), bias_sums, mask=tl.arange(0, OUTS) < outs)
 
 
 @triton.jit
 def backward_kernel(
     rows, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, grad, d_rows, partial, count,
     ins, hidden, outs, INS: tl.constexpr, HIDDEN: tl.constexpr, OUTS: tl.constexpr,
-    NEEDS_ROWS: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
+    NEEDS_ROWS: tl.constexpr, ONES: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile's rows, and of the parameters summed over every ``PROGRAMS``-th tile."""
+    """Gradients of a tile's rows, and of the parameters summed over every ``PROGRAMS``-th tile.
+
+    With ``ONES`` the columns beyond the channels have room for the ones that give the biases' gradients;
+    else these are sums over the rows of each tile, which takes longer.
+    """
     program = tl.program_id(0)
     sums_1 = tl.zeros([HIDDEN, INS], tl.float32)
     sums_2 = tl.zeros([HIDDEN, HIDDEN], tl.float32)
@@ -226,31 +246,41 @@ def backward_kernel(
     bias_sums_1 = tl.zeros([HIDDEN], tl.float32)
     bias_sums_2 = tl.zeros([HIDDEN], tl.float32)
     bias_sums_3 = tl.zeros([OUTS], tl.float32)
+    into_1 = table(weight_1, ins, hidden, 1, ins, INS, HIDDEN)
+    into_2 = table(weight_2, hidden, hidden, 1, hidden, HIDDEN, HIDDEN)
+    back_1 = table(weight_1, hidden, ins, ins, 1, HIDDEN, INS)
+    back_2 = table(weight_2, hidden, hidden, hidden, 1, HIDDEN, HIDDEN)
+    back_3 = table(weight_3, outs, hidden, hidden, 1, OUTS, HIDDEN)
     for tile in tl.range(program, tl.cdiv(count, TILE), PROGRAMS, num_stages=1):
         x, at, inside = tile_of(rows, tile * TILE, count, ins, TILE, INS)
+        hidden_1 = relu(product(x, into_1) + row_of(bias_1, hidden, HIDDEN))
+        hidden_2 = relu(product(hidden_1, into_2) + row_of(bias_2, hidden, HIDDEN))
         upstream, _, _ = tile_of(grad, tile * TILE, count, outs, TILE, OUTS)
-        hidden_1 = relu(layer(x, weight_1, bias_1, ins, hidden, INS, HIDDEN))
-        hidden_2 = relu(layer(hidden_1, weight_2, bias_2, hidden, hidden, HIDDEN, HIDDEN))
-        grad_2 = product(upstream, table(weight_3, outs, hidden, hidden, 1, OUTS, HIDDEN))
+        grad_2 = product(upstream, back_3)
+        if ONES:
+            sums_3 += product(tl.trans(upstream), ones_at(hidden_2, hidden, HIDDEN))
+        else:
+            sums_3 += product(tl.trans(upstream), hidden_2)
+            bias_sums_3 += tl.sum(upstream, 0)
         grad_2 = tl.where(hidden_2 <= 0, 0.0, grad_2)
-        grad_1 = product(grad_2, table(weight_2, hidden, hidden, hidden, 1, HIDDEN, HIDDEN))
-        grad_1 = tl.where(hidden_1 <= 0, 0.0, grad_1)
+        grad_1 = tl.where(hidden_1 <= 0, 0.0, product(grad_2, back_2))
         if NEEDS_ROWS:
-            into = product(grad_1, table(weight_1, hidden, ins, ins, 1, HIDDEN, INS))
-            tl.store(d_rows + at, into, mask=inside)
-        sums_1 += product(tl.trans(grad_1), x)
-        sums_2 += product(tl.trans(grad_2), hidden_1)
-        sums_3 += product(tl.trans(upstream), hidden_2)
-        bias_sums_1 += tl.sum(grad_1, 0)
-        bias_sums_2 += tl.sum(grad_2, 0)
-        bias_sums_3 += tl.sum(upstream, 0)
+            tl.store(d_rows + at, product(grad_1, back_1), mask=inside)
+        if ONES:
+            sums_1 += product(tl.trans(grad_1), ones_at(x, ins, INS))
+            sums_2 += product(tl.trans(grad_2), ones_at(hidden_1, hidden, HIDDEN))
+        else:
+            sums_1 += product(tl.trans(grad_1), x)
+            sums_2 += product(tl.trans(grad_2), hidden_1)
+            bias_sums_1 += tl.sum(grad_1, 0)
+            bias_sums_2 += tl.sum(grad_2, 0)
     # Places are computed here: of a helper that returned them, torch would think that it writes everywhere.
     second = hidden * (ins + 1)
     third = second + hidden * (hidden + 1)
     mine = partial + program * (third + outs * (hidden + 1))
-    store_partial(mine, sums_1, bias_sums_1, hidden, ins, HIDDEN, INS)
-    store_partial(mine + second, sums_2, bias_sums_2, hidden, hidden, HIDDEN, HIDDEN)
-    store_partial(mine + third, sums_3, bias_sums_3, outs, hidden, OUTS, HIDDEN)
+    store_partial(mine, sums_1, bias_sums_1, hidden, ins, HIDDEN, INS, ONES)
+    store_partial(mine + second, sums_2, bias_sums_2, hidden, hidden, HIDDEN, HIDDEN, ONES)
+    store_partial(mine + third, sums_3, bias_sums_3, outs, hidden, OUTS, HIDDEN, ONES)
 
 
 @triton.jit

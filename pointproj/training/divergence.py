@@ -111,7 +111,7 @@ def _decide(
     """Set the flag and what follows from it; one kernel when compiled."""
     bad = ~summed.isfinite() | (found != 0)
     skipped.copy_(bad)
-    found.zero_()
+    found.masked_fill_(bad, 0.0)  # not zero_(): the compiler joins what reads the same into one kernel
     count.add_(~bad)
     history.mul_(2).add_(bad)
     loss_sum.add_(torch.where(bad, 0.0, loss))
@@ -119,7 +119,8 @@ def _decide(
 
 @functools.cache
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    return torch.compile(function, fullgraph=True)
+    # By default the compiler leaves kernels apart that share less than ten bytes: two numbers.
+    return torch.compile(function, fullgraph=True, options={"score_fusion_memory_threshold": 0})
 
 
 class DivergenceCheck:
