@@ -40,7 +40,7 @@ class CapturedCall:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> object:
         """Replay with these inputs; the result is overwritten by the next replay."""
-        for name, kept in self._inputs.items():  # one call for all took 15 us, where these take 2 each
+        for name, kept in self._inputs.items():  # one call for all has few blocks for few tensors
             kept.copy_(inputs[name], non_blocking=True)
         self._graph.replay()
         return self.result
