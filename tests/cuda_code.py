@@ -208,8 +208,6 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         )
         for kernel in neighbor_gradients.gradient_kernels(real, lanes):
             yield f"gradients over lists, {label}", usual, kernel
-        kernel = neighbor_gradients.gradients_kernel(real, real, *weighting, of_features=True)
-        yield f"gradients over lists, {label}", usual, kernel
         kernel = neighbor_gradients.position_gradient_kernel(real, real, *weighting)
         yield f"gradients over lists, {label}", usual, kernel
         division = divide(25, "cuda", most_lanes=lanes)

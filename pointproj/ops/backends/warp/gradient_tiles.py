@@ -1,4 +1,4 @@
-"""Tiles that gather gradients: of the features, and of positions and sigma, for some points at a time.
+"""Tiles that gather gradients: of the features, and of positions and sigma, for 32 points at a time.
 
 A lane keeps the row of its own point in registers: the feature of a reference, or the upstream gradient of a
 query. A candidate's row, in shared memory, is of the other kind, so one pass over it gives both the product
@@ -61,7 +61,7 @@ _SAVE = """
         const float2 pair = reinterpret_cast<const float2*>(task.softmax.data)[row];
         own.saved[lane] = make_float4(pair.x, pair.y, {mean}, 0);
 """
-_OF_CANDIDATE = "const float4 saved = own.saved[first + j * {parts}];"
+_OF_CANDIDATE = "const float4 saved = own.saved[first + j];"
 _BEGIN = """
     wp::vec_t<{size}, wp::float32> state;
     #pragma unroll
@@ -88,18 +88,18 @@ _OWN_MEAN = """
         mean[c % 4] = fma(state[{first_own} + c], c < columns ? of[c] : 0.0f, mean[c % 4]);
     }}
     state[{base} + 2] = (mean[0] + mean[1]) + (mean[2] + mean[3]);
-    if (threadIdx.x < {points}) task.means.data[row] = state[{base} + 2];
+    if (threadIdx.x < 32) task.means.data[row] = state[{base} + 2];
 """
 # What is not within the radius must be left out, not weighted with 0: it may be infinite.
 _ADD = """
     #pragma unroll 1
-    for (int first = part; first < size; first += {ahead} * {parts}) {{
+    for (int first = 0; first < size; first += {ahead}) {{
         bool within[{ahead}];
         float weight[{ahead}], scale[{ahead}], share[{ahead}], mean[{ahead}];
         float x[{ahead}], y[{ahead}], z[{ahead}];
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
-            const float* from = own.point[first + j * {parts}];
+            const float* from = own.point[first + j];
             {distance}
             within[j] = square <= largest_square;
             {of_candidate}
@@ -110,7 +110,7 @@ _ADD = """
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
             if (!within[j]) continue;
-            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j * {parts}) * {stride});
+            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j) * {channels});
             float product[4] = {{0, 0, 0, 0}};
             #pragma unroll
             for (int c = 0; c < {channels}; c += 4) {{
@@ -149,14 +149,14 @@ _ADD_UP = """
     const Tile* all = &own - threadIdx.x / 32;
 """
 _WRITE_POSITIONS = """
-    if (threadIdx.x < {points} && row >= 0) {{
+    if (threadIdx.x < 32 && row >= 0) {{
         float sums[{shares}];
         #pragma unroll
         for (int c = 0; c < {shares}; ++c) {{
             sums[c] = 0;
             #pragma unroll
-            for (int i = 0; i < {warps} * {parts}; ++i) {{
-                sums[c] += all[i / {parts}].values[({features} + c) * 33 + i % {parts} * {points} + lane];
+            for (int warp = 0; warp < {warps}; ++warp) {{
+                sums[c] += all[warp].values[({features} + c) * 33 + lane];
             }}
         }}
         for (int c = 0; c < 3; ++c) d_points.data[3 * static_cast<size_t>(row) + c] = sums[c];
@@ -223,13 +223,14 @@ def gradient_tiles(channels: int, warps: int, kernel: str, reduce: str, gathered
 def _layout(channels: int, warps: int, reduce: str, gathered: Gathered) -> dict[str, Any]:
     """Where numbers are in a state: sums of features, own row, shares of positions and sigma, own numbers."""
     from_query, features, positions = gathered
-    names: dict[str, Any] = tile_names(channels, warps, channels + 3)
+    names: dict[str, Any] = tile_names(channels, warps)
     names["features"] = channels if features else 0
     names["first_own"], names["own"] = names["features"], channels if positions else 0
     names["along"] = names["first_own"] + names["own"]
     names["shares"] = (4 if from_query else 3) if positions else 0
     names["base"] = names["along"] + names["shares"]
     names["size"] = names["base"] + (3 if from_query else 0)
+    names["columns"] = channels + 3
     divides = reduce == "mean" and positions
     if from_query:
         own_mean = _OWN_MEAN.format(**names) if divides else ""
@@ -242,7 +243,7 @@ def _layout(channels: int, warps: int, reduce: str, gathered: Gathered) -> dict[
         names["level_of_query"], names["inverse"], names["mean"] = "saved.x", "saved.y", "saved.z"
         names["saved"] = _SAVED
         names["save"] = _SAVE.format(mean="task.means.data[row]" if divides else "0")
-    names["of_candidate"] = "" if from_query else _OF_CANDIDATE.format(**names)
+    names["of_candidate"] = "" if from_query else _OF_CANDIDATE
     names["add_share"] = _ADD_SHARE.format(**names) if from_query else ""
     names["write_share"] = _WRITE_SHARE if from_query else ""
     names["add_feature"] = _ADD_FEATURE if features else ""

@@ -11,9 +11,7 @@ from pointproj.ops.backends.warp.common import OPTIONS, REALS
 from pointproj.ops.backends.warp.knn_search import LARGEST_LIST, launch_search
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbor_gradients import (
-    LONGEST_LIST,
     gradient_kernels,
-    gradients_kernel,
     position_gradient_kernel,
 )
 from pointproj.ops.backends.warp.neighbor_problem import NeighborProblem, distance_function, neighbor_struct
@@ -70,17 +68,16 @@ def _backward(
     if query_points.is_cuda and torch.are_deterministic_algorithms_enabled():
         _fill_in_fixed_order(values, wanted)
         return
-    of_points = any(wanted[name] is not None for name in ("query_points", "reference_points", "sigma"))
     count = 32 if features.is_cuda else 1
     kernels = gradient_kernels(features.dtype, count)
     queries, k = neighbor_indices.shape
-    together = of_points and features.is_cuda and k <= LONGEST_LIST
     if d_features is not None:
         d_features.zero_()
-        if not together:
-            launch(kernels.features, (queries, count), neighbor_indices, weights, grad, d_features)
-    if not of_points:
+        launch(kernels.features, (queries, count), neighbor_indices, weights, grad, d_features)
+    if d_query_points is None and d_reference_points is None and d_sigma is None:
         return
+    products = torch.empty_like(weights)
+    launch(kernels.products, (queries, k), neighbor_indices, features, grad, products)
     made = _made_for_points(values, wanted)
     weighting = weighting_of(values)
     problem = NeighborProblem(
@@ -91,15 +88,9 @@ def _backward(
         weighting.power,
         limit_of(weighting),
     )
-    compiled = query_points.dtype, features.dtype, weighting.kernel, weighting.reduce
-    if together:
-        kernel = gradients_kernel(*compiled, of_features=d_features is not None)
-        given = problem, features, grad, weights, d_features
-        launch(kernel, (queries, count), *given, *made.values())
-    else:
-        products = torch.empty_like(weights)
-        launch(kernels.products, (queries, k), neighbor_indices, features, grad, products)
-        launch(position_gradient_kernel(*compiled), queries, problem, weights, products, *made.values())
+    dtypes = query_points.dtype, features.dtype
+    kernel = position_gradient_kernel(*dtypes, weighting.kernel, weighting.reduce)
+    launch(kernel, queries, problem, weights, products, *made.values())
     made["sigma"] = made["sigma"].sum()
     for name, grad_of_input in made.items():
         if wanted[name] is not None and wanted[name] is not grad_of_input:

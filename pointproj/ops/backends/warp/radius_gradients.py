@@ -10,10 +10,10 @@ from pointproj.ops.backends.warp.hash_grid import ball_search, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
 from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct
-from pointproj.ops.backends.warp.tiles import POINTS
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import weight_functions
 
+TILE = 32  # points of a tile
 FEATURE_BOUNDS = (BLOCK, 4)  # so many blocks at a time: latency is what this gradient waits for
 POSITION_BOUNDS = (BLOCK, 3)
 
@@ -90,7 +90,7 @@ def feature_gradient_kernel(
         # In the order of the cells: threads side by side then read the same rows.
         first, _ = wp.tid()
         at = item(first) / searches
-        if sparse and sparse[at / POINTS] == 0:
+        if sparse and sparse[at / TILE] == 0:
             return
         point = load_point(reference_points, at)
         p = vec3(point[0], point[1], point[2])
@@ -203,7 +203,7 @@ def position_gradient_kernel(
         first, _ = wp.tid()
         own = item(first)
         if sparse:
-            if sparse[own / POINTS] == 0:
+            if sparse[own / TILE] == 0:
                 return
             own = row_of(load_point(sorted_points, own))
         p = own_points[own]

@@ -21,8 +21,8 @@ from pointproj.ops.backends.warp.common import (
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, ball_search, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
+from pointproj.ops.backends.warp.radius_gradients import TILE
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, neighbor_distance, problem_struct
-from pointproj.ops.backends.warp.tiles import POINTS
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
@@ -128,7 +128,7 @@ def sparse_kernel(division: Division, kernel: str, reduce: str) -> wp.Kernel:
     ):
         first, _ = wp.tid()
         at = item(first) / searches
-        if sparse[at / POINTS] == 0:
+        if sparse[at / TILE] == 0:
             return
         point = load_point(sorted_queries, at)
         q = vec3(point[0], point[1], point[2])

@@ -13,12 +13,9 @@ from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
 from pointproj.ops.backends.warp.tile_sums import WARPS_AT_HAND, is_careful, sparse_function, tile_search
-from pointproj.ops.backends.warp.tiles import LANES, MANY_WARPS, POINTS, tile_shape
+from pointproj.ops.backends.warp.tiles import LANES, tile_shape
 from pointproj.ops.backends.warp.weighting import weight_functions
 from pointproj.ops.bridge.warp_op import Launch
-
-# References may be where few queries are: then few of their tiles have all the work.
-MORE_WARPS, CHANNELS_OF_MORE_WARPS = 8, 28
 
 
 def launch_gradient_tiles(
@@ -41,12 +38,10 @@ def launch_gradient_tiles(
     ``sparse`` is that of :func:`pointproj.ops.backends.warp.tile_sums.sparse_tiles`.
     """
     shape = tile_shape(batch.rows, problem.features.shape[1])
-    if not from_query and shape.warps == MANY_WARPS and shape.channels <= CHANNELS_OF_MORE_WARPS:
-        shape = shape._replace(warps=MORE_WARPS)
     gathered = Gathered(from_query, d_features is not None, d_points is not None)
     compiled = gradient_tiles_kernel(shape.channels, shape.warps, *weighting, gathered)
     block = LANES * shape.warps
-    size = -(-batch.rows // POINTS) * shape.searches, block
+    size = -(-batch.rows // LANES) * shape.searches, block
     made = d_features, None if d_points is None else d_points.view(-1), d_sigma
     own = sorted_points, batch
     launch(*(compiled, size, shape.searches, *own, searched, problem, means, sparse, *made), block_dim=block)
@@ -91,7 +86,7 @@ def gradient_tiles_kernel(
         task.careful = careful(problem, task.decay)
         task.softmax = problem.softmax
         task.means = means
-        at = block / searches * POINTS + lane() % POINTS
+        at = block / searches * LANES + lane()
         q = wp.vec3f(float(wp.nan))
         row = int(-1)
         if at < batch.rows:  # the last block may have fewer points than lanes

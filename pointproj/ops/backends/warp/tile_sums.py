@@ -24,7 +24,7 @@ from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct,
 from pointproj.ops.backends.warp.lanes import bit_count, lanes, lowest_bit
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
 from pointproj.ops.backends.warp.sparse_sums import launch_sparse
-from pointproj.ops.backends.warp.tiles import LANES, MOST_DECAY, POINTS, SumTask, Tiles, sum_tiles, tile_shape
+from pointproj.ops.backends.warp.tiles import LANES, MOST_DECAY, SumTask, Tiles, sum_tiles, tile_shape
 from pointproj.ops.backends.warp.traversal import base_at, bits_up_to_lane, line_up, starts
 from pointproj.ops.backends.warp.weighting import WITHOUT_END, is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
@@ -205,14 +205,15 @@ def sparse_function() -> wp.Function:
         there = wp.isfinite(q)
         todo = ballot(there)
         cells = float(0.0)
-        while todo != 0:
+        most = float(SPARSE) * float(of_one)
+        while todo != 0 and cells <= most:
             chosen_row = take(row, lowest_bit(todo))
             active = there and row == chosen_row
             todo = todo & ~ballot(active)
             first = minimum(wp.where(active, x, 1 << 30))
             last = -minimum(wp.where(active, -x, 0))
             cells += float(last - first + of_one)
-        return cells > float(SPARSE) * float(of_one)
+        return cells > most
 
     return is_sparse
 
@@ -253,7 +254,7 @@ def launch_tiles(
     shape = tile_shape(batch.rows, problem.features.shape[1])
     compiled = aggregate_tiles(shape.channels, shape.warps, kernel, reduce)
     block = LANES * shape.warps
-    size = -(-batch.rows // POINTS) * shape.searches, block
+    size = -(-batch.rows // LANES) * shape.searches, block
     sparse = sparse_tiles(sorted_queries)
     launch(compiled, size, shape.searches, sorted_queries, batch, searched, problem, sparse, block_dim=block)
     if sparse is not None:
@@ -265,7 +266,7 @@ def sparse_tiles(sorted_points: Tensor) -> Tensor | None:
     rows = sorted_points.shape[0]
     if rows < MANY:
         return None
-    return torch.empty(-(-rows // POINTS), dtype=torch.int32, device=sorted_points.device)
+    return torch.empty(-(-rows // LANES), dtype=torch.int32, device=sorted_points.device)
 
 
 @functools.cache
@@ -297,7 +298,7 @@ def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.K
         task.chunk = block % searches
         task.values = problem.features
         task.limit = problem.limit
-        at = block / searches * POINTS + lane() % POINTS
+        at = block / searches * LANES + lane()
         q = wp.vec3f(float(wp.nan))
         query = int(-1)
         if at < batch.rows:  # the last block may have fewer points than lanes

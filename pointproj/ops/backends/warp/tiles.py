@@ -14,8 +14,6 @@ import warp as wp
 from pointproj.ops.backends.warp.weighting import EXP, TILE_WEIGHTS, is_relative
 
 LANES = 32
-PARTS = 2  # of the candidates, each met by lanes of its own
-POINTS = LANES // PARTS
 MOST_CHANNELS = 32  # what fits into registers and shared memory
 FEW_GROUPS, MANY_WARPS, FEW_WARPS = 4096, 4, 2
 MOST_DECAY = 40.0  # of a weight's logarithm within a radius: exp(40) is a number, also when multiplied
@@ -50,7 +48,7 @@ TYPE = """
     struct alignas(16) Tile {{
         float point[32][4];  // the last is the bits of the row
         float number[32];  // of the lanes' points
-        float values[{numbers}];
+        float values[{columns} * 33];
         {saved}
     }};
 """
@@ -60,7 +58,7 @@ _RESERVE = """
 """
 OWN = """
     Tile& own = *reinterpret_cast<Tile*>(address);
-    const int lane = threadIdx.x & 31, part = lane / {points};
+    const int lane = threadIdx.x & 31;
 """
 _PUSH = """
     const unsigned present = __ballot_sync(0xffffffffu, exists);
@@ -98,7 +96,7 @@ STAGE = """
         #pragma unroll
         for (int step = 0; step < {steps}; ++step) {{
             const int i = first + step * {rows} + lane / {per_row};
-            if (column < {channels}) own.values[i * {stride} + column] = value[step];
+            if (column < {channels}) own.values[i * {channels} + column] = value[step];
         }}
     }}
     __syncwarp();
@@ -116,8 +114,8 @@ ADD_ALL = """
 _SEEK = """
     if (task.seeking) {{
         #pragma unroll 2
-        for (int first = 0; first < size; first += {parts}) {{
-            const float* from = own.point[first + part];
+        for (int i = 0; i < size; ++i) {{
+            const float* from = own.point[i];
             {distance}
             if (square <= largest_square && level < {base}) {base} = level;
         }}
@@ -129,12 +127,12 @@ NUMBERS = "const float decay = task.decay, limit = task.limit;"
 # What is not within the radius must be left out, not weighted with 0: it may be infinite.
 _ADD = """
     #pragma unroll 1
-    for (int first = part; first < size; first += {ahead} * {parts}) {{
+    for (int first = 0; first < size; first += {ahead}) {{
         bool within[{ahead}];
         float weight[{ahead}];
         #pragma unroll
         for (int j = 0; j < {ahead}; ++j) {{
-            const float* from = own.point[first + j * {parts}];
+            const float* from = own.point[first + j];
             {distance}
             within[j] = square <= largest_square;
             {base_at_first}
@@ -144,7 +142,7 @@ _ADD = """
         for (int j = 0; j < {ahead}; ++j) {{
             if (!within[j]) continue;
             state[{channels}] += weight[j];
-            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j * {parts}) * {stride});
+            const Four* from = reinterpret_cast<const Four*>(own.values + (first + j) * {channels});
             #pragma unroll
             for (int c = 0; c < {channels}; c += 4) {{
                 const Four four = from[c / 4];
@@ -166,11 +164,10 @@ _LEAST_OF_BLOCK = """
     own.number[lane] = {base};
     __syncthreads();
     const Tile* all = &own - threadIdx.x / 32;
-    float least = INFINITY;
+    float least = all[0].number[lane];
     #pragma unroll
-    for (int i = 0; i < {warps} * {parts}; ++i) {{
-        const float other = all[i / {parts}].number[i % {parts} * {points} + lane % {points}];
-        least = other < least ? other : least;
+    for (int warp = 1; warp < {warps}; ++warp) {{
+        least = all[warp].number[lane] < least ? all[warp].number[lane] : least;
     }}
     __syncthreads();
     return least;
@@ -193,27 +190,23 @@ _ADD_UP = """
 WRITE_ROWS = """
     const int channel = chunk * {channels} + lane;
     #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < {points}; i += {warps}) {{
+    for (int i = threadIdx.x / 32; i < 32; i += {warps}) {{
         const int to = __shfl_sync(0xffffffffu, row, i);
         const float factor = __shfl_sync(0xffffffffu, scale, i);
         if (to < 0 || lane >= {channels} || channel >= output.shape[1]) continue;
         float sum = 0;
         #pragma unroll
-        for (int j = 0; j < {warps} * {parts}; ++j) {{
-            sum += all[j / {parts}].values[lane * 33 + j % {parts} * {points} + i];
-        }}
+        for (int warp = 0; warp < {warps}; ++warp) sum += all[warp].values[lane * 33 + i];
         output.data[static_cast<size_t>(to) * output.shape[1] + channel] = sum * factor;
     }}
 """
 _INVERSE = """
     float total = 0;
     #pragma unroll
-    for (int i = 0; i < {warps} * {parts}; ++i) {{
-        total += all[i / {parts}].number[i % {parts} * {points} + lane % {points}];
-    }}
+    for (int warp = 0; warp < {warps}; ++warp) total += all[warp].number[lane];
     {scale}
     if (!finite) scale = NAN;
-    if (chunk == 0 && threadIdx.x < {points} && row >= 0) {{
+    if (chunk == 0 && threadIdx.x < 32 && row >= 0) {{
         softmax.data[2 * static_cast<size_t>(row)] = base;
         softmax.data[2 * static_cast<size_t>(row) + 1] = scale;
     }}
@@ -222,14 +215,12 @@ _SCALES = {"mean": "float scale = 0; if (total > 0) scale = 1 / total;", "sum": 
 AHEAD = 2  # candidates whose weights are on their way
 
 
-def tile_names(channels: int, warps: int, columns: int) -> dict[str, Any]:
-    """What snippets have in common for ``warps`` that share points, and ``columns`` of results."""
+def tile_names(channels: int, warps: int) -> dict[str, Any]:
+    """What snippets for ``channels`` and ``warps`` that share 32 points have in common."""
     per_row = 1 << (channels - 1).bit_length()
     rows = LANES // per_row  # that all lanes load at once
     steps = min(8, per_row)
-    stride = channels + 4 if channels % LANES == 0 and PARTS > 1 else channels  # rows in different banks
-    shape = {"channels": channels, "warps": warps, "ahead": AHEAD, "parts": PARTS, "points": POINTS}
-    shape |= {"stride": stride, "numbers": max(columns * (LANES + 1), LANES * stride)}
+    shape = {"channels": channels, "columns": channels, "warps": warps, "ahead": AHEAD}
     loads = {"per_row": per_row, "rows": rows, "steps": steps, "staged": steps * rows}
     return {**shape, **loads, "saved": "", "save": "", "staging": "true"}
 
@@ -275,7 +266,7 @@ def sum_tiles(channels: int, warps: int, kernel: str, reduce: str) -> SumTiles:
     State = wp.types.vector(length=channels + 2, dtype=wp.float32)
     matrix = wp.array2d(dtype=wp.float32)
     names = {
-        **tile_names(channels, warps, channels),
+        **tile_names(channels, warps),
         "base": f"state[{channels + 1}]",
         "rescale": EXP.format(to="rescale"),
         "scale": _SCALES[reduce],
