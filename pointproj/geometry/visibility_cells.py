@@ -149,20 +149,24 @@ def _list_faces(
         a = flat[face, 0]
         b = flat[face, 1]
         c = flat[face, 2]
-        top = wp.max(a[2], wp.max(b[2], c[2])) + _PADDING
-        lowest = wp.min(a[1], wp.min(b[1], c[1])) - _PADDING - plane.low[1]
-        highest = wp.max(a[1], wp.max(b[1], c[1])) + _PADDING - plane.low[1]
-        for row in range(
-            wp.max(int(lowest * plane.scale[1]), 0), wp.min(int(highest * plane.scale[1]), SIDE - 1) + 1
-        ):
-            below = plane.low[1] + float(row) / plane.scale[1] - _PADDING
-            above = plane.low[1] + float(row + 1) / plane.scale[1] + _PADDING
-            span = wp.vec2(1.0e9, -1.0e9)
-            span = _with_edge(span, a, b, below, above)
-            span = _with_edge(span, b, c, below, above)
-            span = _with_edge(span, c, a, below, above)
-            first = wp.max(int((span[0] - _PADDING - plane.low[0]) * plane.scale[0]), 0)
-            last = wp.min(int((span[1] + _PADDING - plane.low[0]) * plane.scale[0]), SIDE - 1)
+        low = wp.min(a, wp.min(b, c))
+        high = wp.max(a, wp.max(b, c))
+        top = high[2] + _PADDING
+        first_row = wp.max(int((low[1] - _PADDING - plane.low[1]) * plane.scale[1]), 0)
+        last_row = wp.min(int((high[1] + _PADDING - plane.low[1]) * plane.scale[1]), SIDE - 1)
+        first = wp.max(int((low[0] - _PADDING - plane.low[0]) * plane.scale[0]), 0)
+        last = wp.min(int((high[0] + _PADDING - plane.low[0]) * plane.scale[0]), SIDE - 1)
+        is_large = last_row > first_row + 1 and last > first + 1
+        for row in range(first_row, last_row + 1):
+            if is_large:
+                below = plane.low[1] + float(row) / plane.scale[1] - _PADDING
+                above = plane.low[1] + float(row + 1) / plane.scale[1] + _PADDING
+                span = wp.vec2(1.0e9, -1.0e9)
+                span = _with_edge(span, a, b, below, above)
+                span = _with_edge(span, b, c, below, above)
+                span = _with_edge(span, c, a, below, above)
+                first = wp.max(int((span[0] - _PADDING - plane.low[0]) * plane.scale[0]), 0)
+                last = wp.min(int((span[1] + _PADDING - plane.low[0]) * plane.scale[0]), SIDE - 1)
             for cell in range(row * SIDE + first, row * SIDE + last + 1):
                 if entries < links.shape[0]:
                     links[entries, 0] = face
