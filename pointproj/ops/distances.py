@@ -62,15 +62,14 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(inputs: dict[str, Tensor]) -> Iterator[_Chunk]:
-    query_points, reference_points, rows = (inputs[n] for n in ("query_points", "reference_points", "rows"))
+    query_points, reference_points, distances, rows = inputs.values()
     size = max(1, VALUES_AT_ONCE // (3 * rows.shape[1]))
     for first in range(0, len(rows), size):
         query = slice(first, first + size)
         indices = rows[query].clamp(min=0)
         delta = query_points[query, None] - reference_points[indices]
-        squared = torch.where(rows[query] >= 0, delta.square().sum(-1), 0.0)
-        apart = squared > 0
-        lengths = torch.where(apart, squared, 1.0).sqrt()
+        apart = (distances[query] > 0) & (distances[query] < torch.inf)
+        lengths = torch.where(apart, distances[query], 1.0)
         units = torch.where(apart[..., None], delta / lengths[..., None], 0.0)
         yield _Chunk(query, indices, apart, lengths, units)
 
