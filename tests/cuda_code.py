@@ -184,7 +184,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             sparse_sums.sparse_kernel(division, "exponential", "mean"),
         )
     for counted in (torch.int32, torch.int64):
-        yield "running sum", usual, scan.scan_kernel(counted)
+        yield "running sum", usual, scan._kernel(counted)
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):
         weighting = ("exponential", "mean")
         for part, kernel in cell_list_kernels.build_kernels(real, lanes)._asdict().items():

@@ -8,9 +8,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp import cell_list
 from pointproj.ops.bridge.scratch import Scratch
-from pointproj.ops.bridge.warp_launch import Launch, layout_of, load_together
+from pointproj.ops.bridge.warp_launch import Launch, layout_of
 
 floats = wp.array(dtype=wp.float32)
 
@@ -150,24 +149,3 @@ def test_threads_do_not_share_parameters():
     for thread in threads:
         thread.join()
     assert not errors
-
-
-def test_kernels_are_loaded_together_for_the_blocks_named(monkeypatch: pytest.MonkeyPatch):
-    loaded = []
-    for i, kernel in enumerate((fill, takes_everything)):
-        monkeypatch.setattr(kernel.module, "load", lambda _, block_dim, i=i: loaded.append((i, block_dim)))
-    assert fill.module is takes_everything.module  # the last patch counts
-    load_together(torch.device("cpu"), {fill: 32, takes_everything: 64})
-    assert sorted(loaded) == [(1, 32), (1, 64)]
-
-
-@pytest.mark.gpu
-def test_the_build_loads_what_it_launches(monkeypatch: pytest.MonkeyPatch):
-    """A kernel that was loaded for other blocks would be compiled again at its first launch."""
-    device, loaded = torch.device("cuda", 0), {}
-    monkeypatch.setattr(cell_list, "load_together", lambda _, blocks: loaded.update(blocks))
-    cell_list._load.cache_clear()
-    launch = Launch(device)
-    cell_list.new_cell_list(launch, torch.rand(1000, 3, device=device), None, 1)
-    assert {kernel: block for kernel, _, _, block in launch.launched} == loaded
-    cell_list._load.cache_clear()

@@ -12,7 +12,6 @@ import struct
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any
 
@@ -23,7 +22,6 @@ from warp._src.codegen import Struct
 
 from pointproj.ops.bridge.scratch import Part
 
-USUAL_BLOCK = 256  # threads of a block, unless a launch says otherwise
 MOST_SIZES = 64  # that a recorded launch remembers
 
 
@@ -44,9 +42,7 @@ class Launch:
         self._recorded = _of_thread.recorded[device]
         self._structs: dict[int, tuple] = {}
 
-    def __call__(
-        self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = USUAL_BLOCK
-    ) -> None:
+    def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
         """Launch ``kernel`` over ``dim`` threads."""
         self.launched.append((kernel, dim, args, block_dim))
         recorded = self._recorded.get((kernel, block_dim))
@@ -262,22 +258,6 @@ def _blank(kind: Any) -> Any:
     if isinstance(kind, wp.array):
         return None
     return kind() if isinstance(kind, Struct) or issubclass(kind, ctypes.Array) else 0
-
-
-def load_together(device: torch.device, blocks: dict[wp.Kernel, int]) -> None:
-    """Compile kernels at the same time, or load them where they were compiled before.
-
-    Parameters
-    ----------
-    device : torch.device
-    blocks : dict
-        The kernels with the threads of a block of each.
-    """
-    on_device = wp.device_from_torch(device)
-    with ThreadPoolExecutor(len(blocks)) as pool:
-        loads = [pool.submit(kernel.module.load, on_device, block_dim=n) for kernel, n in blocks.items()]
-        for load in loads:
-            load.result()
 
 
 def has_gradient(value: Any) -> bool:

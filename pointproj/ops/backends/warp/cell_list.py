@@ -20,12 +20,9 @@ from pointproj.ops.backends.warp.bounds import bound_threads
 from pointproj.ops.backends.warp.cell_list_kernels import build_kernels
 from pointproj.ops.backends.warp.common import BLOCK, DENSE, POINTS_PER_SUBCELL, Batch
 from pointproj.ops.backends.warp.grids import CellList
-from pointproj.ops.backends.warp.scan import running_sum, scan_block, scan_kernel, states_of
+from pointproj.ops.backends.warp.scan import running_sum, states_of
 from pointproj.ops.bridge.scratch import Part, Scratch
-from pointproj.ops.bridge.warp_launch import USUAL_BLOCK, load_together
 from pointproj.ops.bridge.warp_op import Launch, warp_op
-
-BOUND_BLOCK = 64  # threads of a block that bounds a cloud
 
 
 def cells_per_two_points(points: Tensor) -> int:
@@ -127,12 +124,10 @@ def _fill(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int, c
     counters, states, occupancy, *others, box, placed = memory
     build = Build(box, placed, occupancy, *others)
 
-    if points.is_cuda:
-        _load(launch.device, points.dtype, scan_block(sizes))
     launch(kernels.clear, counters.shape[0], counters, cells, build)
     threads, density = bound_threads(points), cells_per_two_points(points)
     # Few threads, many processors: so small blocks.
-    launch(kernels.bound, threads, points, batch, threads, density, cells, build, block_dim=BOUND_BLOCK)
+    launch(kernels.bound, threads, points, batch, threads, density, cells, build, block_dim=64)
     launch(kernels.count, rows, points, batch, cells, build)
     half = -(-rows // BLOCK) * BLOCK if points.is_cuda else rows  # whole blocks
     launch(kernels.subdivide, 2 * half, points, batch, cells, build, half, block_dim=BLOCK)
@@ -140,14 +135,6 @@ def _fill(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int, c
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
         rank_in_order(placed, start)
     launch(kernels.scatter, rows, points, None, placed, start, sorted_points)
-
-
-@functools.cache
-def _load(device: torch.device, dtype: torch.dtype, scan_threads: int) -> None:
-    """All kernels of the build at once: one after the other, their compilation takes seconds."""
-    kernels = build_kernels(dtype, 32)
-    blocks = {kernels.bound: BOUND_BLOCK, kernels.subdivide: BLOCK, scan_kernel(torch.int64): scan_threads}
-    load_together(device, {**dict.fromkeys(kernels, USUAL_BLOCK), **blocks})
 
 
 def rank_in_order(placed: Part, start: Tensor | Part) -> None:

@@ -123,18 +123,13 @@ def running_sum(
     Dense cells are looked for among the first ``cells``; there must be none if ``start`` is int32. On a GPU
     both tensors begin at a multiple of 16 bytes.
     """
-    block = scan_block(occupancy.shape[0])
+    block = SMALL_BLOCK if occupancy.shape[0] < MANY else LARGE_BLOCK
     threads = -(-occupancy.shape[0] // (block * ITEMS)) * block if launch.device.type == "cuda" else 1
-    launch(scan_kernel(start.dtype), threads, occupancy, cells, states, start, block_dim=block)
-
-
-def scan_block(sizes: int) -> int:
-    """Threads of a block that sums up so many sizes."""
-    return SMALL_BLOCK if sizes < MANY else LARGE_BLOCK
+    launch(_kernel(start.dtype), threads, occupancy, cells, states, start, block_dim=block)
 
 
 @functools.cache
-def scan_kernel(dtype: torch.dtype) -> wp.Kernel:
+def _kernel(dtype: torch.dtype) -> wp.Kernel:
     sizes, counters = wp.array(dtype=wp.int32), wp.array(dtype=wp.int64)
     starts = wp.array(dtype=wp.dtype_from_torch(dtype))
     integer = "int" if dtype == torch.int32 else "long long"
