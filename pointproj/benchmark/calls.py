@@ -5,8 +5,8 @@ Modes of the operator alone: ``build`` (the index), ``search`` (``pointproj.knn`
 features), ``gradients`` (that and all gradients: of features, both sets of points, and sigma). Modes of the
 network: ``forward`` and ``step`` (forward, loss, backward, Adam).
 
-Executions: ``eager``; ``compiled``, by torch.compile with fullgraph=True; ``captured``, compiled and then
-replayed as one CUDA graph (``build``, ``search`` and ``knn`` are captured as they are).
+Executions: ``eager``; ``compiled``, by torch.compile with fullgraph=True; ``captured``, replayed as one CUDA
+graph (of the operator as it is called eagerly; of the network after compilation).
 
 Every call returns all that it computes, as the functions of a contender do: a compiled function computes
 nothing that it does not return, so no result is picked or dropped here.
@@ -28,7 +28,6 @@ from pointproj.training.optimizers import build_optimizer
 from pointproj.training.step import TrainingStep
 
 NOT_COMPILED = ("build", "search")
-AS_THEY_ARE = (*NOT_COMPILED, "knn")  # are captured
 
 Call = Callable[[], Any]
 
@@ -63,8 +62,7 @@ class OperatorCalls:
 
     def make(self, mode: str, execution: str) -> Call:
         """The call to check and time; it returns an index, Nearest, values, or (values, feature gradient)."""
-        compiled = execution == "compiled" or (execution == "captured" and mode not in AS_THEY_ARE)
-        call = self._call(mode, compiled)
+        call = self._call(mode, compiled=execution == "compiled")
         return captured(call, self.device) if execution == "captured" else call
 
     def _call(self, mode: str, compiled: bool) -> Call:

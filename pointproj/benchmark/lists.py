@@ -123,7 +123,7 @@ class ListCloud:
         def make(execution: str) -> Callable[[], Any]:
             self._refuse_if_slow(contender, execution)
             upstream.copy_(self.sums.upstream)
-            compiled = execution == "compiled" or (execution == "captured" and contender.mode in SUMS)
+            compiled = execution == "compiled"
             if compiled not in functions:
                 functions[compiled] = self._function(contender, compiled, upstream)
             call = functions[compiled]

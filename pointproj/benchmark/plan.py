@@ -18,6 +18,8 @@ from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.workloads import NETWORK, Workload
 from pointproj.config import ConfigError
 
+ONLY_EAGER = ("cupyx KDTree", "jz-tree", "torchbvh")  # no table shows how their networks run compiled
+
 
 class Entry(NamedTuple):
     """One contender on one workload, why it cannot run here, if so, and what to measure."""
@@ -86,7 +88,7 @@ def _contenders(
     for name in backend_names(config.backends, workload.operator):
         missing = missing_backend(name, device_type, workload.operator)
         yield backend_contender(name, workload), missing
-    chosen = peer_names(config.peers) if workload.single else ()
+    chosen = peer_names(config.peers) if workload.with_peers else ()
     for peer in PEERS:
         if peer.name in chosen and peer.operator == workload.operator and device_type in peer.devices:
             yield peer_contender(peer, workload), peer.missing()
@@ -101,7 +103,7 @@ def _worth_a_row(contender: Contender, workload: Workload, mode: str) -> tuple[s
     if workload.host:
         return () if contender.brute_force and workload.name == "host_w1" else ("eager",)
     if contender.kind == "peer" or "captured" not in contender.executions:
-        both = mode in NETWORK and workload.executions == EXECUTIONS
+        both = mode in NETWORK and workload.executions == EXECUTIONS and contender.name not in ONLY_EAGER
         return ("eager", "compiled") if both else ("eager",)
     if contender.brute_force:
         return () if mode == "gradients" else ("eager",)

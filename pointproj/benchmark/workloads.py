@@ -36,7 +36,7 @@ class Workload:
     case: Case
     operator: str  # knn | radius
     modes: tuple[str, ...]
-    single: bool = True  # one cloud; peers are measured on no others
+    with_peers: bool = True  # they take one cloud only
     executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
     fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # modes that run fewer of them
     host: bool = False  # whether the time that the host takes to issue a call is asked for
@@ -87,7 +87,7 @@ def _w2(name: str, case: Case) -> Family:
 
 def _host(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
-    settings = {"modes": ("aggregate", "operator", "step"), "single": False, "executions": ("eager",)}
+    settings = {"modes": ("aggregate", "operator", "step"), "with_peers": False, "executions": ("eager",)}
     for operator in ("knn", "radius"):
         yield Workload("host_64", few, operator, host=True, **settings)
     if device_type == "cuda":  # elsewhere the host does the work itself
@@ -97,9 +97,11 @@ def _host(config: BenchConfig, device_type: str) -> Iterator[Workload]:
 def _scaling(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     sizes = sorted(config.sizes or SIZES[device_type])
     for kind, points in (("uniform", uniform), ("clustered", clustered), ("surface", surface)):
-        for size in sizes if config.sizes or kind == "uniform" else sizes[-1:]:
+        every = bool(config.sizes) or kind == "uniform"
+        with_peers = every or device_type == "cpu"
+        for size in sizes if every else sizes[-1:]:
             case = Case(f"scaling_{kind}", itself(points(size)), k=SELF_K, radius=None, channels=1)
-            yield Workload(case.id, case, "knn", ("knn",), executions=UNCOMPILED)
+            yield Workload(case.id, case, "knn", ("knn",), with_peers, UNCOMPILED)
 
 
 def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
@@ -109,7 +111,7 @@ def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
     for case in (dense, ragged):
         for operator in ("knn", "radius"):
-            yield Workload(case.id, case, operator, ("operator",), single=False, executions=("eager",))
+            yield Workload(case.id, case, operator, ("operator",), with_peers=False, executions=("eager",))
 
 
 def _memory(config: BenchConfig, device_type: str) -> Iterator[Workload]:
