@@ -10,6 +10,7 @@ every :data:`CHECK_EVERY` steps, and before anything is validated or saved, so t
 
 import functools
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -109,10 +110,11 @@ def _decide(
     loss_sum: Float[Tensor, ""],
 ) -> None:
     """Set the flag and what follows from it; one kernel when compiled."""
-    bad = ~summed.isfinite() | (found != 0)
+    good = (summed.abs() < math.inf) & (found == 0)  # isfinite() is four kernels where nothing is compiled
+    bad = ~good
     skipped.copy_(bad)
     found.masked_fill_(bad, 0.0)  # not zero_(): the compiler joins what reads the same into one kernel
-    count.add_(~bad)
+    count.add_(good)
     history.mul_(2).add_(bad)
     loss_sum.add_(torch.where(bad, 0.0, loss))
 
