@@ -61,7 +61,7 @@ def tile_backward(
 ) -> None:
     """By tiles, and by lanes where those are sparse; in float32 on a GPU.
 
-    For all gradients of W2 the product of a pair's feature and upstream gradient is taken from shared memory.
+    Of few points the features' gradient alone is quicker by lanes; of 10^8 it takes 55 ms by tiles, 110 by lanes.
     """
     if problem.features.shape[1] > MOST_CHANNELS:  # products over all channels do not fit into a tile
         ball_backward(launch, queries, references, problem, weighting, wanted._replace(features=None))
