@@ -141,12 +141,18 @@ def _compile(program: torch.export.ExportedProgram, path: str) -> None:
         ) from error
 
 
-# Compiled code that goes wrong ends its process, so it is tried in another than ours.
+# Compiled code that goes wrong ends its process, so another than ours tries it, and says how far it came.
 _RUN_PACKAGE = """
 import sys, torch
 package, inputs, output = sys.argv[1:]
 with torch.no_grad():
-    torch.save(torch._inductor.aoti_load_package(package)(*torch.load(inputs)), output)
+    print("while it was loaded", file=sys.stderr, flush=True)
+    function = torch._inductor.aoti_load_package(package)
+    points = torch.load(inputs)
+    print("while it ran", file=sys.stderr, flush=True)
+    values = function(*points).cpu()
+    torch.save(values, output)
+    print("after it had run", file=sys.stderr, flush=True)
 """
 
 
@@ -164,7 +170,7 @@ def _in_its_own_process(package: str) -> Callable[..., Tensor]:
                 f"{ended.returncode}: {said[-1]}), so it was not kept; {PROGRAM} is written. Take another "
                 f"--backend or --device, or a newer torch"
             )
-        return torch.load(output)
+        return torch.load(output).to(points[0].device)
 
     return run
 
