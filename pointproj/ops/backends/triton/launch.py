@@ -1,8 +1,9 @@
 """How kernels are launched: directly in eager calls, and so that torch can trace them everywhere else.
 
-Triton's own launch binds arguments by name, tunes, and looks a kernel up by all it knows of them: up to 30 us of
-host time, more than most of these kernels take. Here what Triton returned is kept by what it compiles a kernel
-anew for: dtypes, constants, whether pointers are aligned, and whether numbers are 1, multiples of 16 or wide.
+Triton's own launch binds arguments by name, tunes, and looks a kernel up by all it knows of them: up to 30 us
+of host time, more than most of these kernels take. Here what Triton returned is kept by what it compiles a
+kernel anew for: dtypes, constants, whether pointers are aligned, and whether numbers are 1, multiples of 16
+or wide.
 """
 
 from collections.abc import Callable
