@@ -35,9 +35,14 @@ class Projection:
         self.started = time.monotonic()
         self._seen: dict[tuple, list[tuple[int, float]]] = {}  # sizes and seconds, smallest first
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's minutes are over."""
+        return time.monotonic() - self.started > self.config.minutes * 60
+
     def check_clock(self) -> None:
         """Raise if the run's minutes are over."""
-        if time.monotonic() - self.started > self.config.minutes * 60:
+        if self.is_over:
             raise Unaffordable(f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before it was measured")
 
     def check_contender(self, contender: Contender, workload: Workload, problem: Problem) -> None:

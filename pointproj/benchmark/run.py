@@ -1,5 +1,6 @@
 """The run: plan the rows, then measure workload after workload."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,8 @@ from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.memory import configure_allocator
+
+log = logging.getLogger(__name__)
 
 OTHER_WORKLOADS = {  # each plans and measures its own rows
     **{"lists": lists, "interop": interop, "large": large, "gino": models, "geotransolver": models},
@@ -68,10 +71,12 @@ def run(config: BenchConfig) -> list[Row]:
 def _measure(recorder: Recorder) -> None:
     config, display = recorder.config, recorder.display
     display.header(recorder.machine, str(recorder.file.path))
-    parts = [part for name in config.workloads for part in _parts(recorder, name)]
-    display.expect(sum(rows for rows, _ in parts))
-    for rows, measure in parts:
-        if rows:
+    parts = [(name, *part) for name in config.workloads for part in _parts(recorder, name)]
+    display.expect(sum(rows for _, rows, _ in parts))
+    for name, rows, measure in parts:
+        if rows and recorder.projection.is_over:
+            log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, rows, name)
+        elif rows:
             measure()
     display.footer(recorder.rows, recorder.spent, config.row_s)
 

@@ -137,8 +137,15 @@ class TestRun:
         assert "longer than" not in capsys.readouterr().out
 
     def test_workloads_are_measured_in_the_order_asked_for(self, tmp_path: Path):
-        rows = run(bench_config(tmp_path, workloads=["import", "interop"], minutes=1e-9))
-        assert [row.workload for row in rows] == ["import", *["interop"] * len(interop.CALLS)]
+        few = {"peers": [], "elements": 9, "sizes": [200], "modes": ["launch", "knn"], "backends": ["torch"]}
+        for order in (["interop", "scaling"], ["scaling", "interop"]):
+            rows = run(bench_config(tmp_path, workloads=order, execution=["eager"], **few))
+            assert list(dict.fromkeys(row.workload.partition("_")[0] for row in rows)) == order
+
+    def test_what_the_minutes_do_not_hold_is_left_out(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        assert run(bench_config(tmp_path, workloads=["import", "interop"], minutes=1e-9)) == []
+        left_out = [message.partition(": ")[2] for message in caplog.messages]
+        assert left_out == ["1 rows of import are left out", "3 rows of interop are left out"]
 
     def test_time_of_the_import_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(import_time, "REPETITIONS", 3)
