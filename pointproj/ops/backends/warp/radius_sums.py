@@ -58,7 +58,7 @@ def radius_aggregate(
     grids = [*grid]
     if needs_queries:
         points = clouds.detached()
-        grids += build_hash_grid(points.query_points, points.query_offsets, points.count, radius)
+        grids += [*build_hash_grid(points.query_points, points.query_offsets, points.count, radius)]
     return _aggregate(*clouds, grids, features, sigma, radius, *weighting)[0]
 
 
