@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
-from pointproj.ops.distances import with_gradient
+from pointproj.ops.distances import distances_of, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.reference import (
@@ -196,15 +196,13 @@ def knn_aggregate(
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
-    if neighbor_indices is not None:
-        rows = _packed_rows(neighbor_indices, reference_points)
-    elif max_radius is not None:
-        rows = module.search(clouds.detached(), tables, int(k))
-    else:
-        rows = None
+    rows = None if neighbor_indices is None else _packed_rows(neighbor_indices, reference_points)
     if max_radius is not None:
-        delta = clouds.query_points.detach()[:, None] - clouds.reference_points.detach()[rows.clamp(min=0)]
-        rows = _no_farther(rows, delta, max_radius)
+        if rows is None:
+            distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
+        else:
+            distances = distances_of(clouds.detached(), rows)
+        rows = _no_farther(rows, distances, max_radius)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
     def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
@@ -304,7 +302,7 @@ def _nearest_in_box(
     rows = periodic.merged(module.search(images, tables, k).long(), images, k)
     delta = periodic.minimum_image(clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)])
     if max_radius is not None:
-        rows = _no_farther(rows, delta, max_radius)
+        rows = _no_farther(rows, rounded_length(delta.detach()), max_radius)
     distances = pair_distances(delta, rows >= 0)
     return nan_where_query_is_not_finite(distances, clouds.query_points), rows
 
@@ -368,7 +366,6 @@ def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
     return torch.cat([front, rows[:, 1:]], 1)
 
 
-def _no_farther(rows: Tensor, delta: Tensor, max_radius: float) -> Tensor:
-    """Rows (Q, k) without those whose difference (Q, k, 3) is longer."""
-    distances = rounded_length(delta.detach())
+def _no_farther(rows: Tensor, distances: Tensor, max_radius: float) -> Tensor:
+    """Rows (Q, k) without those whose distance (Q, k) is longer."""
     return torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)

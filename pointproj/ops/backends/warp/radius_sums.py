@@ -85,6 +85,11 @@ def _specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
     }
 
 
+def _by_tiles(features: Tensor) -> bool:
+    """Whether tiles of points work together: on a GPU in float32, which positions are then too."""
+    return features.is_cuda and features.dtype == torch.float32
+
+
 def _backward(
     launch: Launch,
     query_points: Tensor,
@@ -111,7 +116,7 @@ def _backward(
     results = aggregated, softmax, grad_aggregated
     problem = radius_problem(query_points, features, sigma, radius, weighting, *results)
     wanted = Wanted(d_query_points, d_reference_points, d_features, d_sigma)
-    if features.is_cuda and features.dtype == torch.float32:  # then positions are, too
+    if _by_tiles(features):
         tile_backward(launch, queries, references, problem, weighting, wanted)
     else:
         ball_backward(launch, queries, references, problem, weighting, wanted)
@@ -223,7 +228,7 @@ def _launch_sums(
     query_points, (features, _) = clouds.query_points, features_and_sigma
     queries, references = _sides(clouds, grids)
     problem = radius_problem(query_points, *features_and_sigma, radius, weighting, *into)
-    if features.is_cuda and features.dtype == torch.float32:  # then positions are, too
+    if _by_tiles(features):
         own = queries.in_order(), queries.batch
         launch_tiles(launch, *own, references.searched, problem, weighting.kernel, weighting.reduce)
         return
