@@ -1,0 +1,302 @@
+"""Disks in the cells of a grid, and rays that go from cell to cell until a disk stops them: Warp kernels.
+
+One source for CPU and CUDA. Everything has a size that follows from the number of disks alone, so that a
+CUDA graph can hold it: a cell is as wide as the largest disk's radius or wider, so a disk lies in at most
+three cells along each axis.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import warp as wp
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj.ops.bridge.warp_op import warp_op
+
+OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
+
+DIRECTIONS = 64
+SIDE = 32  # cells along the longest axis, at most
+CELLS_OF_DISK = 27  # at most
+INNER = 0.6  # radius of a small disk; that of the large one is 1
+FEATURES = 4  # for the small disks, then the large ones: share that escapes, share of neighbouring pairs
+
+MARGIN = wp.constant(1e-4)  # of a cell: disks are listed where rounding can lead a ray
+IN_PLANE = wp.constant(1e-6)  # a disk whose plane is this close hides nothing
+_SIDE = wp.constant(SIDE)
+_DIRECTIONS = wp.constant(DIRECTIONS)
+_INNER_SQUARED = wp.constant(INNER * INNER)
+
+
+def _spiral() -> Float[np.ndarray, "64 3"]:
+    """Directions spread evenly over the sphere, in steps of 1/4096, so that every machine has the same."""
+    number = np.arange(DIRECTIONS) + 0.5
+    height = 1 - 2 * number / DIRECTIONS
+    angle = np.pi * (1 + 5**0.5) * number
+    radius = np.sqrt(1 - height**2)
+    return np.round(4096 * np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)) / 4096
+
+
+def _neighboring(directions: Float[np.ndarray, "64 3"]) -> np.ndarray:
+    """Which directions are neighbours: those less than 1.4 times their spacing apart, about six of each."""
+    spacing = (4 * np.pi / len(directions)) ** 0.5
+    near = directions @ directions.T > np.cos(1.4 * spacing)
+    np.fill_diagonal(near, False)
+    return near
+
+
+directions = _spiral()
+neighboring = _neighboring(directions)
+PAIRS = int(neighboring.sum()) // 2
+_PAIRS = wp.constant(PAIRS)
+
+_ROWS = ", ".join(f"{value!r}f" for value in directions.ravel().tolist())
+_MASKS = ", ".join(f"{sum(1 << int(place) for place in np.flatnonzero(row))}ull" for row in neighboring)
+
+
+@wp.func_native(f"""
+    const float rows[{3 * DIRECTIONS}] = {{ {_ROWS} }};
+    return wp::vec3f(rows[3 * number], rows[3 * number + 1], rows[3 * number + 2]);
+""")
+def direction_of(number: int) -> wp.vec3f:
+    """One of the directions."""
+    ...
+
+
+@wp.func_native(f"""
+    const unsigned long long masks[{DIRECTIONS}] = {{ {_MASKS} }};
+    int twice = 0;
+    for (int number = 0; number < {DIRECTIONS}; ++number) {{
+        const unsigned long long met = (escaped >> number) & 1ull ? escaped & masks[number] : 0ull;
+#if defined(__CUDA_ARCH__)
+        twice += __popcll(met);
+#else
+        twice += __builtin_popcountll(met);
+#endif
+    }}
+    return twice / 2;
+""")
+def pairs_in(escaped: wp.uint64) -> int:
+    """Pairs of neighbouring directions that both escaped; a bit each."""
+    ...
+
+
+class DiskGrid(NamedTuple):
+    """Disks of a batch of clouds in cells; passed to the kernels as :class:`DiskGridStruct`."""
+
+    frames: Float[Tensor, "b 7"]  # lower corner (3), cells a unit, cells along each axis (3)
+    disks: Float[Tensor, "b n 7"]  # centre (3), normal (3), squared radius; 0 for none
+    start: Tensor  # (B * SIDE**3 + 1,) int32: where a cell's disks begin among the entries
+    entries: Tensor  # (B * N * CELLS_OF_DISK,) int32: rows of disks
+
+
+@wp.struct
+class DiskGridStruct:
+    """:class:`DiskGrid` inside a kernel."""
+
+    frames: wp.array2d(dtype=wp.float32)
+    disks: wp.array3d(dtype=wp.float32)
+    start: wp.array(dtype=wp.int32)
+    entries: wp.array(dtype=wp.int32)
+
+
+@wp.func
+def cell_row(cloud: int, x: int, y: int, z: int):
+    """Row of a cell among those of all clouds."""
+    return ((cloud * _SIDE + x) * _SIDE + y) * _SIDE + z
+
+
+@wp.func
+def along_axis(frames: wp.array2d(dtype=wp.float32), cloud: int, axis: int, low: float, high: float):
+    """First and last cell between two places, in cells."""
+    last = int(frames[cloud, 4 + axis]) - 1
+    return wp.vec2i(
+        wp.clamp(int(wp.floor(low - MARGIN)), 0, last), wp.clamp(int(wp.floor(high + MARGIN)), 0, last)
+    )
+
+
+@wp.kernel(**OPTIONS)
+def list_kernel(
+    frames: wp.array2d(dtype=wp.float32),
+    disks: wp.array3d(dtype=wp.float32),
+    start: wp.array(dtype=wp.int32),
+    taken: wp.array(dtype=wp.int32),
+    entries: wp.array(dtype=wp.int32),
+):
+    """One thread a disk, launched over (B, N): count it in its cells, and list it where there are entries.
+
+    ``taken`` has a number for each cell, 0 before; ``entries`` may be absent.
+    """
+    cloud, row = wp.tid()
+    squared = disks[cloud, row, 6]
+    if squared == 0.0:
+        return
+    per_unit = frames[cloud, 3]
+    radius = wp.sqrt(squared) * per_unit
+    normal = wp.vec3(disks[cloud, row, 3], disks[cloud, row, 4], disks[cloud, row, 5])
+    centre = wp.vec3()
+    low = wp.vec3i()
+    high = wp.vec3i()
+    for axis in range(3):
+        centre[axis] = (disks[cloud, row, axis] - frames[cloud, axis]) * per_unit
+        extent = radius * wp.sqrt(wp.max(1.0 - normal[axis] * normal[axis], 0.0))
+        span = along_axis(frames, cloud, axis, centre[axis] - extent, centre[axis] + extent)
+        low[axis] = span[0]
+        high[axis] = span[1]
+    thickness = (0.5 + MARGIN) * (wp.abs(normal[0]) + wp.abs(normal[1]) + wp.abs(normal[2]))
+    for x in range(low[0], high[0] + 1):
+        for y in range(low[1], high[1] + 1):
+            for z in range(low[2], high[2] + 1):
+                middle = wp.vec3(float(x) + 0.5, float(y) + 0.5, float(z) + 0.5)
+                if wp.abs(wp.dot(normal, middle - centre)) <= thickness:
+                    cell = cell_row(cloud, x, y, z)
+                    place = wp.atomic_add(taken, cell, 1)
+                    if entries:
+                        entries[start[cell] + place] = row
+
+
+@wp.func
+def stopped_in(grid: DiskGridStruct, cloud: int, cell: int, origin: wp.vec3, direction: wp.vec3):
+    """0 if no disk of a cell stops a ray, 1 if only large ones do, 2 if a small one does."""
+    found = int(0)
+    for entry in range(grid.start[cell], grid.start[cell + 1]):
+        row = grid.entries[entry]
+        normal = wp.vec3(grid.disks[cloud, row, 3], grid.disks[cloud, row, 4], grid.disks[cloud, row, 5])
+        away = origin - wp.vec3(
+            grid.disks[cloud, row, 0], grid.disks[cloud, row, 1], grid.disks[cloud, row, 2]
+        )
+        height = wp.dot(normal, away)
+        slope = wp.dot(normal, direction)
+        if height * slope < 0.0 and wp.abs(height) > IN_PLANE:
+            away = away - (height / slope) * direction
+            squared = wp.dot(away, away)
+            if squared < _INNER_SQUARED * grid.disks[cloud, row, 6]:
+                return 2
+            if squared < grid.disks[cloud, row, 6]:
+                found = 1
+    return found
+
+
+@wp.func
+def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec3):
+    """The same for all cells along a ray."""
+    place = wp.vec3()
+    step = wp.vec3i()
+    cells = wp.vec3i()
+    begin = float(0.0)
+    end = float(1.0e30)
+    for axis in range(3):
+        cells[axis] = int(grid.frames[cloud, 4 + axis])
+        place[axis] = (origin[axis] - grid.frames[cloud, axis]) * grid.frames[cloud, 3]
+        first = -place[axis] / direction[axis]
+        second = (float(cells[axis]) - place[axis]) / direction[axis]
+        begin = wp.max(begin, wp.min(first, second))
+        end = wp.min(end, wp.max(first, second))
+        step[axis] = wp.where(direction[axis] > 0.0, 1, -1)
+    found = int(0)
+    if begin >= end:
+        return found
+    at = wp.vec3i()
+    following = wp.vec3()  # how far along the ray the next cell of each axis begins
+    for axis in range(3):
+        at[axis] = wp.clamp(int(wp.floor(place[axis] + begin * direction[axis])), 0, cells[axis] - 1)
+        border = float(wp.where(step[axis] > 0, at[axis] + 1, at[axis]))
+        following[axis] = (border - place[axis]) / direction[axis]
+    while True:
+        cell = cell_row(cloud, at[0], at[1], at[2])
+        found = wp.max(found, stopped_in(grid, cloud, cell, origin, direction))
+        if found == 2:
+            break
+        axis = int(0)
+        if following[1] < following[0]:
+            axis = 1
+        if following[2] < following[axis]:
+            axis = 2
+        at[axis] = at[axis] + step[axis]
+        if at[axis] < 0 or at[axis] >= cells[axis]:
+            break
+        following[axis] = following[axis] + wp.abs(1.0 / direction[axis])
+    return found
+
+
+@wp.kernel(**OPTIONS)
+def visibility_kernel(
+    grid: DiskGridStruct, points: wp.array2d(dtype=wp.vec3), result: wp.array2d(dtype=wp.vec4)
+):
+    """One thread a point, launched over (B, Q)."""
+    cloud, number = wp.tid()
+    origin = points[cloud, number]
+    if not wp.isfinite(origin):
+        result[cloud, number] = wp.vec4(wp.NAN, wp.NAN, wp.NAN, wp.NAN)
+        return
+    past_small = wp.uint64(0)
+    past_large = wp.uint64(0)
+    small = int(0)
+    large = int(0)
+    for ray in range(_DIRECTIONS):
+        found = stopped(grid, cloud, origin, direction_of(ray))
+        bit = wp.uint64(1) << wp.uint64(ray)
+        if found < 2:
+            past_small |= bit
+            small += 1
+        if found == 0:
+            past_large |= bit
+            large += 1
+    rays = float(_DIRECTIONS)
+    pairs = float(_PAIRS)
+    result[cloud, number] = wp.vec4(
+        float(small) / rays,
+        float(pairs_in(past_small)) / pairs,
+        float(large) / rays,
+        float(pairs_in(past_large)) / pairs,
+    )
+
+
+def _grid_specs(disks: Tensor, radius: Tensor) -> dict:
+    clouds, points, _ = disks.shape
+    return {
+        "frames": ((clouds, 7), torch.float32),
+        "start": ((clouds * SIDE**3 + 1,), torch.int32),
+        "entries": ((clouds * points * CELLS_OF_DISK,), torch.int32),
+    }
+
+
+@warp_op("pointproj::list_disks", outputs=_grid_specs)
+def list_disks(
+    launch, disks: Tensor, radius: Tensor, *, frames: Tensor, start: Tensor, entries: Tensor
+) -> None:
+    """List disks (B, N, 7) in cells; ``radius`` (B,) is that of the largest of each cloud."""
+    centres = disks[..., :3]
+    low = (centres - radius[:, None, None]).amin(1)
+    extent = (centres + radius[:, None, None]).amax(1) - low
+    edge = torch.maximum(1.001 * radius, extent.amax(1) / (SIDE - 1)).clamp(min=1e-6)
+    frames[:, :3] = low
+    frames[:, 3] = 1 / edge
+    frames[:, 4:] = (extent / edge[:, None]).ceil().clamp(1, SIDE)
+    taken = torch.zeros(len(start), dtype=torch.int32, device=start.device)
+    shape = disks.shape[:2]
+    launch(list_kernel, shape, frames, disks, start, taken[1:], None)
+    torch.cumsum(taken, 0, dtype=torch.int32, out=start)
+    taken.zero_()
+    launch(list_kernel, shape, frames, disks, start, taken, entries)
+
+
+@warp_op(
+    "pointproj::soft_visibility",
+    outputs=lambda points, **_: {"result": ((*points.shape[:2], FEATURES), torch.float32)},
+)
+def look_around(
+    launch,
+    points: Tensor,
+    frames: Tensor,
+    disks: Tensor,
+    start: Tensor,
+    entries: Tensor,
+    *,
+    result: Tensor,
+) -> None:
+    """Visibility (B, Q, 4) at points (B, Q, 3)."""
+    grid = DiskGrid(frames, disks, start, entries)
+    launch(visibility_kernel, points.shape[:2], grid, points, result, block_dim=64)
