@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import pointproj
 from pointproj.ops import registry
 from pointproj.ops.backends.native import build
 from pointproj.ops.reference import DEFAULT
 from pointproj.ops.registry import BackendUnavailable, load
+from tests.oracle import INPUTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -307,3 +309,21 @@ def test_operators_check_their_arguments(call: Callable[..., Tensor], changes: d
     """Whoever calls them without the public functions gets an error, not a crash."""
     with pytest.raises(RuntimeError, match=message):
         call(**changes)
+
+
+@pytest.mark.parametrize("operator", ["knn", "radius"])
+def test_several_upstream_gradients_at_once(operator: str):
+    _operators()
+    query, points, features = (torch.rand(*shape, requires_grad=True) for shape in ((9, 3), (12, 3), (12, 5)))
+    sigma = torch.tensor(0.2, requires_grad=True)
+    inputs = query, points, features, sigma
+    if operator == "knn":
+        made = pointproj.knn_aggregate(*inputs[:3], 3, sigma=sigma, backend="native")
+    else:
+        made = pointproj.radius_aggregate(*inputs[:3], 0.5, sigma=sigma, backend="native")
+    upstream = torch.rand(2, *made.shape)
+    got = torch.autograd.grad(made, inputs, upstream, is_grads_batched=True, retain_graph=True)
+    for element, grad in enumerate(upstream):
+        alone = torch.autograd.grad(made, inputs, grad, retain_graph=True)
+        for name, both, one in zip(INPUTS, got, alone, strict=True):
+            assert torch.equal(both[element], one), name

@@ -7,7 +7,9 @@
 // Written in C++ because a call of Python's autograd functions takes longer than many of these kernels.
 #pragma once
 
+#include <ATen/LegacyBatchedTensorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -231,10 +233,35 @@ struct Autograd {
     const Tensors made = Backward::apply(grad, query, reference, features, sigma, call);
     return {made[0], made[1], made[2], made[3]};
   }
+  // Of several upstream gradients at once (torch.autograd.grad with is_grads_batched), one call for each: torch's own way
+  // to that takes no lists of tensors.
+  static Gradients differentiate_each(
+      const Tensor& grad, Needs needs, Passed<Arguments>... arguments, const Tensor& aggregated,
+      const Tensor& saved) {
+    const at::BatchedTensorImpl* const batch = at::maybeGetBatchedImpl(grad);
+    TORCH_CHECK(batch, Self::kName, ": of a batch only the upstream gradient can be");
+    const at::BatchDim last = batch->bdims().back();
+    at::BatchDims others;
+    for (const at::BatchDim& dim : batch->bdims().slice(0, batch->bdims().size() - 1)) {
+      others.emplace_back(dim.level(), dim.dim() - (dim.dim() > last.dim() ? 1 : 0));
+    }
+    std::array<Tensors, 4> made;
+    for (int64_t i = 0; i < batch->value().size(last.dim()); ++i) {
+      Tensor one = batch->value().select(last.dim(), i);
+      if (!others.empty()) one = at::makeBatched(one, others);
+      const auto [query, reference, features, sigma] =
+          backward().call(one.contiguous(), needs, arguments..., aggregated, saved);
+      const Tensor* const gradients[] = {&query, &reference, &features, &sigma};
+      for (int number = 0; number < 4; ++number) made[number].push_back(*gradients[number]);
+    }
+    const auto all = [&](int number) { return at::addBatchDim(at::stack(made[number]), last.level(), 0); };
+    return {all(0), all(1), all(2), all(3)};
+  }
   static void register_in(torch::Library& library) {
     const std::string name = Self::kName;
     library.impl(name.c_str(), c10::DispatchKey::Autograd, TORCH_FN(aggregate));
     library.impl((name + "_backward").c_str(), c10::DispatchKey::Autograd, TORCH_FN(differentiate));
+    library.impl((name + "_backward").c_str(), c10::DispatchKey::Batched, TORCH_FN(differentiate_each));
   }
 };
 

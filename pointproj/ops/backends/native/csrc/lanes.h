@@ -128,6 +128,19 @@ struct OneLane {
     }
     void finish(Sum factor) { scale(factor); }
   };
+
+  // Products of a point's own row with those of its neighbours.
+  template <class Sum, int kVector>
+  struct RowProducts {
+    const Sum* row;
+    Matrix<const Sum> others;
+    int channels;
+
+    RowProducts(const Sum* row, Matrix<const Sum> others, int channels)
+        : row(row), others(others), channels(channels) {}
+    Sum with(const Sum* other) const { return dot(row, other, channels); }
+    Sum with_neighbor(const Neighbor<Sum>* list, int first, int) const { return with(others[list[first].at]); }
+  };
 #endif
 };
 

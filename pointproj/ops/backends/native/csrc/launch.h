@@ -31,6 +31,12 @@ void each(const Task& task, int64_t items, void* stream);
   EACH(PointGradient<__VA_ARGS__, true>)  \
   EACH(PointGradient<__VA_ARGS__, false>)
 
+// Those that a GPU has beside them.
+#define POINTPROJ_GPU_GRADIENTS(EACH, Real, Weighting)                                \
+  EACH(PointGradient<ListedNeighbors<Real, Weighting>, false, true>)                  \
+  EACH(PointGradient<RadiusNeighbors<Real, Weighting>, false, true>)                  \
+  EACH(GradientsByAtomics<Real, Weighting>)
+
 #define POINTPROJ_SUMS(EACH, ...)                          \
   EACH(NeighborSums<__VA_ARGS__>)                          \
   EACH(RadiusSums<__VA_ARGS__>)                            \
@@ -41,3 +47,7 @@ void each(const Task& task, int64_t items, void* stream);
   EACH(SortRows<Real, Sum>)                          \
   POINTPROJ_SUMS(EACH, Real, DefaultWeighting<Sum>)  \
   POINTPROJ_SUMS(EACH, Real, AnyWeighting<Sum>)
+
+#define POINTPROJ_ALL_GPU_GRADIENTS(EACH, Real, Sum)       \
+  POINTPROJ_GPU_GRADIENTS(EACH, Real, DefaultWeighting<Sum>)  \
+  POINTPROJ_GPU_GRADIENTS(EACH, Real, AnyWeighting<Sum>)

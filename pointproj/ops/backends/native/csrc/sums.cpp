@@ -1,10 +1,8 @@
 // The torch operators of both aggregations and their gradients: they check, allocate, and hand out tasks.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <string_view>
 
@@ -82,6 +80,12 @@ struct Problem {
   }
 };
 
+// What a backward fills; empty where it is not needed. With the query points comes sigma, row by row.
+struct Gradients {
+  bool of_points;
+  Tensor query_points, sigma_rows, reference_points, features;
+};
+
 // Over rows of neighbours that are given.
 struct NeighborProblem : Problem {
   static constexpr const char* kName = "native_neighbor_sums";
@@ -121,15 +125,29 @@ struct NeighborProblem : Problem {
   Tensor to_be_summed(Neighbors&) const {
     return features;
   }
-  // Gradient of the features in any order, if that is allowed and quicker.
-  template <class Sum>
-  bool add_features(const Tensor& grad, const Tensor& weights, bool inverts, Tensor& d_features) const {
-    if (device.in_fixed_order || inverts) return false;
-    d_features = at::zeros_like(features);
+  // All that is wanted, in any order, if that is allowed: it is quicker.
+  template <class Real, class Weighting>
+  bool add_gradients(const Weighting& weighting, const Tensor& grad, const Tensor& aggregated, const Tensor& weights,
+                     const Gradients& wanted) const {
+    using Sum = typename Weighting::Sum;
+    if (device.in_fixed_order) return false;
+    const auto words = [](const Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes() / sizeof(int)); };
+    for (const Tensor* tensor : {&wanted.features, &wanted.reference_points}) {
+      if (words(*tensor) > 0) device.clear(static_cast<int*>(tensor->mutable_data_ptr()), words(*tensor));
+    }
+    if (!wanted.of_points) {
+      device.each_on_gpu(FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights),
+                                                       matrix<const Sum>(grad), matrix<Sum>(wanted.features), chunks()},
+                         queries() * chunks());
+      return true;
+    }
     device.each_on_gpu(
-        FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights), matrix<const Sum>(grad),
-                                      matrix<Sum>(d_features), chunks()},
-        queries() * chunks());
+        GradientsByAtomics<Real, Weighting>{neighbors<Real>(weighting, true, 1), matrix<const Sum>(grad),
+                                            matrix<const Sum>(features), matrix<const Sum>(aggregated),
+                                            data<const Sum>(weights), {data<Sum>(wanted.features),
+                                            static_cast<int>(channels())}, data<Real>(wanted.reference_points),
+                                            data<Real>(wanted.query_points), data<Sum>(wanted.sigma_rows)},
+        queries());
     return true;
   }
   int64_t saved_columns() const { return rows.size(1); }
@@ -157,6 +175,7 @@ struct NeighborProblem : Problem {
 
 // Over all points within a radius.
 struct RadiusProblem : Problem {
+  static constexpr int64_t kLine = 128;  // bytes of a GPU's cache
   static constexpr const char* kName = "native_radius_sums";
   static constexpr std::array<int, 4> kDifferentiable = {0, 2, 7, 8};
 
@@ -194,25 +213,32 @@ struct RadiusProblem : Problem {
   Tensor sorted(bool of_queries, const Tensor& values) const {
     using Real = typename Neighbors::Real;
     using Sum = typename Neighbors::Sum;
-    constexpr int64_t kVector = Neighbors::kVector;
-    const Tensor made = at::empty({values.size(0), (channels() + kVector - 1) / kVector * kVector}, values.options());
+    const Tensor made = at::empty({values.size(0), padded<Neighbors>()}, values.options());
     const auto points = view_sorted_points<Real>((of_queries ? query_side : reference_side).grid[2]);
     device.each(SortRows<Real, Sum>{points, matrix<const Sum>(values), matrix<Sum>(made)}, values.size(0));
     return made;
+  }
+  // So many columns that rows begin at multiples of what is read at a time; on a GPU, unless that makes them much
+  // longer, at multiples of lines of the cache, of which each is read as few as can be then.
+  template <class Neighbors>
+  int64_t padded() const {
+    const auto up_to = [&](int64_t step) { return (channels() + step - 1) / step * step; };
+    const int64_t least = up_to(Neighbors::kVector), lines = up_to(kLine / sizeof(typename Neighbors::Sum));
+    return device.is_cuda && 4 * lines <= 5 * least ? lines : least;
   }
   // The features as they are, where sorting them would take longer than it saves: what is beyond a GPU's cache moves
   // twice for it, and few queries read a row but a few times. Rows are then whole lines of the cache already.
   template <class Neighbors>
   Tensor to_be_summed(Neighbors& neighbors) const {
-    constexpr int64_t kCache = 1 << 26, kLine = 128;
+    constexpr int64_t kCache = 1 << 26;
     const int64_t row = channels() * features.element_size();
     const bool is_aligned = reinterpret_cast<uintptr_t>(features.const_data_ptr()) % kLine == 0;
     neighbors.by_row = device.is_cuda && 2 * queries() <= references() && references() * row > kCache &&
                        row % kLine == 0 && is_aligned;
     return neighbors.by_row ? features : sorted<Neighbors>(false, features);
   }
-  template <class Sum>
-  bool add_features(const Tensor&, const Tensor&, bool, Tensor&) const {
+  template <class Real, class Weighting>
+  bool add_gradients(const Weighting&, const Tensor&, const Tensor&, const Tensor&, const Gradients&) const {
     return false;
   }
   int64_t saved_columns() const { return 2; }
@@ -261,46 +287,66 @@ struct Operator {
       return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
     };
     const bool of_points = of_queries || of_references || of_sigma;
-    const Tensor d_queries = empty_if(of_points, problem.query_points);
-    const Tensor d_references = empty_if(of_references, problem.reference_points);
-    Tensor d_features = empty_if(false, problem.features), d_sigma = empty_if(false, problem.sigma);
+    const Gradients made{of_points, empty_if(of_points, problem.query_points),
+                         at::empty({of_points ? queries : 0}, problem.features.options()),
+                         empty_if(of_references, problem.reference_points), empty_if(of_features, problem.features)};
     problem.for_types([&](auto real, auto weighting) {
       using Real = decltype(real);
-      using Sum = typename decltype(weighting)::Sum;
+      if (problem.template add_gradients<Real>(weighting, grad, aggregated, saved, made)) return;
       using Neighbors = typename Problem::template Neighbors<Real, decltype(weighting)>;
-      const auto neighbors_of = [&](bool queries_own, int chunks) {
-        return problem.template neighbors<Real>(weighting, queries_own, chunks);
-      };
-      const typename Neighbors::Weights weights{data<const Sum>(saved)};
-      const bool gathers = of_features && !problem.template add_features<Sum>(grad, saved, of_references, d_features);
-      if (gathers || of_points) problem.check_gradients();
-      if (gathers || of_references) problem.prepare_references();
-      const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
-      if (gathers) {
-        d_features = at::empty_like(problem.features);
-        const int chunks = problem.chunks();
-        problem.device.each(
-            FeatureGradient<Neighbors>{neighbors_of(false, chunks), matrix<const Sum>(own_grad),
-                                       matrix<Sum>(d_features), weights},
-            references * chunks);
-      }
-      if (!of_points) return;
-      const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
-      const Tensor means = at::empty({queries}, features.options()), sigma_rows = at::empty_like(means);
+      gather<Neighbors>(problem, weighting, grad, aggregated, saved, made);
+    });
+    return {of_queries ? made.query_points : empty_if(false, made.query_points), made.reference_points, made.features,
+            of_sigma ? made.sigma_rows.sum() : empty_if(false, problem.sigma)};
+  }
+
+  // Each gradient by a group of lanes that goes through the neighbours of the point it belongs to.
+  template <class Neighbors, class Weighting>
+  static void gather(Problem& problem, const Weighting& weighting, const Tensor& grad, const Tensor& aggregated,
+                     const Tensor& saved, const Gradients& made) {
+    using Real = typename Neighbors::Real;
+    using Sum = typename Neighbors::Sum;
+    const auto neighbors_of = [&](bool queries_own, int chunks) {
+      return problem.template neighbors<Real>(weighting, queries_own, chunks);
+    };
+    const typename Neighbors::Weights weights{data<const Sum>(saved)};
+    const bool of_features = made.features.numel() > 0, of_references = made.reference_points.numel() > 0;
+    const int64_t references = problem.references();
+    const bool at_once = problem.device.is_cuda && of_features && of_references &&
+                         problem.channels() <= kChannelsAtOnce;  // gradients of the references
+    problem.check_gradients();
+    if (of_features || of_references) problem.prepare_references();
+    const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
+    if (of_features && !at_once) {
+      const int chunks = problem.chunks();
       problem.device.each(
-          PointGradient<Neighbors, true>{neighbors_of(true, 1), matrix<const Sum>(own_grad),
-                                         matrix<const Sum>(features), matrix<const Sum>(aggregated), weights,
-                                         data<Sum>(means), data<Real>(d_queries), data<Sum>(sigma_rows)},
-          queries);
-      if (of_sigma) d_sigma = sigma_rows.sum();
-      if (!of_references) return;
+          FeatureGradient<Neighbors>{neighbors_of(false, chunks), matrix<const Sum>(own_grad),
+                                     matrix<Sum>(made.features), weights},
+          references * chunks);
+    }
+    if (!made.of_points) return;
+    const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
+    const Tensor means = at::empty({problem.queries()}, features.options());
+    problem.device.each(
+        PointGradient<Neighbors, true>{neighbors_of(true, 1), matrix<const Sum>(own_grad), matrix<const Sum>(features),
+                                       matrix<const Sum>(aggregated), weights, data<Sum>(means),
+                                       data<Real>(made.query_points), data<Sum>(made.sigma_rows)},
+        problem.queries());
+    if (!of_references) return;
+    if (at_once) {
+      problem.device.each_on_gpu(
+          PointGradient<Neighbors, false, true>{neighbors_of(false, 1), matrix<const Sum>(features),
+                                                matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
+                                                data<Sum>(means), data<Real>(made.reference_points), nullptr,
+                                                matrix<Sum>(made.features)},
+          references);
+    } else {
       problem.device.each(
           PointGradient<Neighbors, false>{neighbors_of(false, 1), matrix<const Sum>(features),
                                           matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
-                                          data<Sum>(means), data<Real>(d_references), nullptr},
+                                          data<Sum>(means), data<Real>(made.reference_points), nullptr},
           references);
-    });
-    return {of_queries ? d_queries : empty_if(false, d_queries), d_references, d_features, d_sigma};
+    }
   }
 
   static void define(torch::Library& library, const std::string& arguments) {

@@ -53,8 +53,14 @@ struct FeatureGradient {
   }
 };
 
-// Gradient of one set of points, the own ones; with that of the queries comes the one of sigma.
-template <class Neighbors, bool of_queries>
+struct NoSum {
+  template <class... Any>
+  POINTPROJ_FN explicit NoSum(const Any&...) {}
+};
+
+// Gradient of one set of points, the own ones; with that of the queries comes the one of sigma. With that of the
+// references may come the one of their features, of no more than kChannelsAtOnce channels: both read the same rows.
+template <class Neighbors, bool of_queries, bool with_features = false>
 struct PointGradient {
   using Real = typename Neighbors::Real;
   using Sum = typename Neighbors::Sum;
@@ -65,25 +71,43 @@ struct PointGradient {
   Matrix<const Sum> own_values, other_values;  // upstream gradients of the queries, features of the references
   Matrix<const Sum> aggregated;                // (Q, channels)
   typename Neighbors::Weights weights;
-  Sum* means;       // (Q,) upstream gradient times result, 0 for sums; written with the queries' gradient
-  Real* d_points;   // (own points, 3)
-  Sum* sigma_rows;  // (Q,)
+  Sum* means;              // (Q,) upstream gradient times result, 0 for sums; written with the queries' gradient
+  Real* d_points;          // (own points, 3)
+  Sum* sigma_rows;         // (Q,)
+  Matrix<Sum> d_features;  // (N, channels)
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
     const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();
-    const Sum* values = own_values[at];
-    const int channels = aggregated.columns;
     Sum of_sigma = 0, along[3] = {0, 0, 0};
-    const Sum own_mean = of_queries && weighting.divides ? dot(values, aggregated[point.row], channels) : Sum(0);
-    problem.each_neighbor(lanes, at, point, [&](const Neighbor<Sum>* neighbors, int size) {
-      for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        const Sum far = sqrt(neighbors[i].value);
-        if (!of_queries && !(far > Sum(0))) continue;
-        const int number = neighbors[i].at, other = problem.row(number), query = of_queries ? at : other;
-        const Sum product = dot(values, other_values[other], channels), mean = of_queries ? own_mean : means[query];
-        const Sum grad_logit = weights.of(query, number, far, weighting) * (product - mean);
+    typename Lanes::template RowProducts<Sum, Neighbors::kVector> products(
+        own_values[at], other_values, aggregated.columns);
+    using RowSum = typename Lanes::template RowSum<Sum, Neighbors::kVector>;
+    std::conditional_t<with_features, RowSum, NoSum> sums(other_values, 0, d_features, point.row);
+    const Sum own_mean = of_queries && weighting.divides ? products.with(aggregated[point.row]) : Sum(0);
+    problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
+      for (int first = 0; lanes.any(first < size); first += Lanes::width) {
+        const int i = first + lanes.lane();
+        Sum far = 0, weight = 0, mean = own_mean;
+        int other = 0;
+        if (i < size) {
+          const int number = neighbors[i].at;
+          other = problem.row(number);
+          far = sqrt(neighbors[i].value);
+          weight = weights.of(of_queries ? at : other, number, far, weighting);
+          if (!of_queries) mean = means[other];
+          neighbors[i] = {weight, other};
+        }
+        lanes.sync();
+        Sum product;
+        if constexpr (with_features) {
+          product = products.add_neighbor(neighbors, first, size, sums);
+        } else {
+          product = products.with_neighbor(neighbors, first, size);
+        }
+        if (!(i < size)) continue;
+        const Sum grad_logit = weight * (product - mean);
         of_sigma += grad_logit * weighting.sigma_term(far);
         if (!(far > Sum(0))) continue;
         const Vec3<Real> there = problem.other(other);
@@ -92,6 +116,7 @@ struct PointGradient {
         }
       }
     });
+    if constexpr (with_features) sums.finish(Sum(1));
     if (of_queries) of_sigma = lanes.sum(of_sigma);
     for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
     if (lanes.lane() != 0) return;

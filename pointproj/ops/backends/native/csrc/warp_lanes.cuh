@@ -109,6 +109,22 @@ struct WarpLanes {
     return x;
   }
 
+  // Sums over as many lanes as there are numbers in each, to each lane that of the number it has there.
+  template <int kCount, class Sum>
+  POINTPROJ_FN static Sum sums_of(Sum (&numbers)[kCount]) {
+    POINTPROJ_UNROLL
+    for (int step = kCount / 2; step > 0; step >>= 1) {
+      const bool upper = (threadIdx.x & step) != 0;
+      POINTPROJ_UNROLL
+      for (int j = 0; j < step; ++j) {
+        const Sum given = upper ? numbers[j] : numbers[j + step];
+        const Sum kept = upper ? numbers[j + step] : numbers[j];
+        numbers[j] = kept + __shfl_xor_sync(kAll, given, step);
+      }
+    }
+    return numbers[0];
+  }
+
   // Each lane brings a run of points.
   template <class Real, class Visitor>
   POINTPROJ_FN void visit(
@@ -224,6 +240,94 @@ struct WarpLanes {
       for (int i = 0; i < kParts * kVector; ++i) {
         const int at = column_of(i / kVector) + i % kVector;
         if (at < channels) row[at] = sums[i / kVector][i % kVector] * factor;
+      }
+    }
+  };
+
+  // Products of a point's own row with those of its neighbours. The lanes are side by side over the channels, so that a
+  // row is read as whole lines, and each ends up with the product of a neighbour of its own: a lane that reads a row
+  // alone reads it in 32 times as many lines.
+  template <class Sum, int kVector>
+  struct RowProducts {
+    struct Nothing {
+      POINTPROJ_FN void operator()(int, int, Sum, Sum) const {}
+    };
+    static constexpr int kParts = kChannelsAtOnce / (kWidth * kVector);
+    Matrix<const Sum> others;
+    const Sum* row;
+    int channels, column;
+
+    POINTPROJ_FN RowProducts(const Sum* row, Matrix<const Sum> others, int channels)
+        : others(others), row(row), channels(channels), column((threadIdx.x & (kWidth - 1)) * kVector) {}
+    POINTPROJ_FN int column_of(int part) const { return column + part * kWidth * kVector; }
+    POINTPROJ_FN void load(const Sum* from, int first, Sum (&to)[kParts][kVector]) const {
+      POINTPROJ_UNROLL
+      for (int i = 0; i < kParts * kVector; ++i) {
+        const int at = first + column_of(i / kVector) + i % kVector;
+        to[i / kVector][i % kVector] = at < channels ? from[at] : Sum(0);
+      }
+    }
+    // With one row, the same in all lanes; rounded as those of the neighbours.
+    POINTPROJ_FN Sum with(const Sum* other) const {
+      Sum product = 0;
+      for (int first = 0; first < channels; first += kChannelsAtOnce) {
+        Sum mine[kParts][kVector], theirs[kParts][kVector];
+        load(row, first, mine);
+        load(other, first, theirs);
+        POINTPROJ_UNROLL
+        for (int i = 0; i < kParts * kVector; ++i) {
+          product = multiply_add(mine[i / kVector][i % kVector], theirs[i / kVector][i % kVector], product);
+        }
+      }
+      POINTPROJ_UNROLL
+      for (int step = kWidth / 2; step > 0; step >>= 1) product += __shfl_xor_sync(kAll, product, step);
+      return product;
+    }
+    // With the row of list[first + lane], if there is one.
+    POINTPROJ_FN Sum with_neighbor(const Neighbor<Sum>* list, int first, int size) const {
+      Sum products[kWidth] = {};
+      for (int begin = 0; begin < channels; begin += kChannelsAtOnce) {
+        meet(list, first, size, begin, products, Nothing());
+      }
+      return sums_of(products);
+    }
+    // The same, and the rows times their weights are added to sums; of no more than kChannelsAtOnce channels.
+    POINTPROJ_FN Sum add_neighbor(
+        const Neighbor<Sum>* list, int first, int size, RowSum<Sum, kVector>& sums) const {
+      Sum products[kWidth] = {};
+      meet(list, first, size, 0, products, [&](int part, int i, Sum weight, Sum value) {
+        sums.sums[part][i] = multiply_add(weight, value, sums.sums[part][i]);
+      });
+      return sums_of(products);
+    }
+
+   private:
+    template <class Add>
+    POINTPROJ_FN void meet(
+        const Neighbor<Sum>* list, int first, int size, int begin, Sum (&products)[kWidth], Add add) const {
+      alignas(16) Sum own[kParts][kVector];  // not kept: registers are few, and it is in the cache
+      POINTPROJ_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        const bool reads = begin + column_of(part) < channels;
+        RowSum<Sum, kVector>::load(reinterpret_cast<const char*>(row + begin + (reads ? column_of(part) : 0)), own[part]);
+      }
+      // Nothing is left out that would have to be decided before it is read: all rows are on their way at once.
+      POINTPROJ_UNROLL
+      for (int j = 0; j < kWidth; ++j) {
+        const Neighbor<Sum> neighbor = list[first + j];
+        const bool exists = first + j < size;
+        const Sum* from = others[exists ? neighbor.at : 0] + begin;
+        POINTPROJ_UNROLL
+        for (int part = 0; part < kParts; ++part) {
+          const bool reads = begin + column_of(part) < channels;
+          alignas(16) Sum value[kVector];
+          RowSum<Sum, kVector>::load(reinterpret_cast<const char*>(from + (reads ? column_of(part) : 0)), value);
+          POINTPROJ_UNROLL
+          for (int i = 0; i < kVector; ++i) {
+            if (reads) products[j] = multiply_add(own[part][i], value[i], products[j]);
+            if (exists) add(part, i, neighbor.value, value[i]);
+          }
+        }
       }
     }
   };
