@@ -148,6 +148,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
     import torch
 
     from pointproj.ops.backends.warp import (
+        all_within,
         cell_list_kernels,
         hash_grid,
         knn_search,
@@ -198,8 +199,8 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         block = neighbor_lists.BLOCK
         for few in (True, False):
             yield f"lists within a radius, {label}", block, neighbor_lists.nearest_kernel(real, lanes, few)
-        yield f"lists within a radius, {label}", block, neighbor_lists.count_kernel(real, lanes)
-        yield f"lists within a radius, {label}", block, neighbor_lists.fill_kernel(real, lanes)
+        yield f"lists within a radius, {label}", block, all_within.count_kernel(real, lanes)
+        yield f"lists within a radius, {label}", block, all_within.fill_kernel(real, lanes)
         division = divide(25, "cuda", most_lanes=8)
         yield (
             f"sums over lists, {label}",

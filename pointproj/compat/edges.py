@@ -118,7 +118,7 @@ def _nearest(
     module, _ = choose_backend("auto", radius, None, reference_points, clouds)
     if radius is None:
         return module.search(clouds, None, k)
-    return module.radius_search(clouds, None, radius, k)[0]
+    return module.radius_search(clouds, None, radius, k)[1]
 
 
 def _kept(rows: Int[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q k"]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.neighbor_lists import queries_of
+from pointproj.ops.clouds import queries_of
 
 ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # numbers of the widest layer in one chunk
 

@@ -110,3 +110,11 @@ def dense_clouds(points: Tensor) -> Tensor | None:
     if points.ndim == 2:
         return None
     return torch.arange(points.shape[0], device=points.device)[:, None, None]
+
+
+def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:
+    """The query that each slot of a list belongs to; any query for slots that are not used."""
+    numbers = torch.arange(slots, device=row_splits.device)
+    # Not among row_splits[1:]: compiled by torch 2.11 for a GPU, a search loses where a slice begins.
+    queries = torch.searchsorted(row_splits, numbers, right=True) - 1
+    return queries.clamp(max=max(0, row_splits.shape[0] - 2))

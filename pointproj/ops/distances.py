@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pointproj.ops.bridge.eager import is_transforming
 from pointproj.ops.bridge.torch_op import Saved, torch_op
-from pointproj.ops.clouds import Clouds
+from pointproj.ops.clouds import Clouds, queries_of
 from pointproj.ops.reference import nan_where_query_is_not_finite, rounded_length
 
 VALUES_AT_ONCE = 2**26  # what the differences of a chunk of neighbours may take
@@ -33,49 +33,72 @@ def distances_of(clouds: Clouds, rows: Int[Tensor, "q k"]) -> Float[Tensor, "q k
 
 
 def with_gradient(
-    distances: Float[Tensor, "q k"], rows: Int[Tensor, "q k"], clouds: Clouds
-) -> Float[Tensor, "q k"]:
-    """The same distances, differentiable twice in the points if these can get a gradient."""
+    distances: Float[Tensor, "*pairs"],
+    rows: Int[Tensor, "*pairs"],
+    clouds: Clouds,
+    row_splits: Int[Tensor, " q+1"] | None = None,
+) -> Float[Tensor, "*pairs"]:
+    """The same distances, differentiable twice in the points if these can get a gradient.
+
+    They are (Q, k), or with ``row_splits`` (M,), those of query i from ``row_splits[i]`` on.
+    """
     points = clouds.query_points, clouds.reference_points
     needed = torch.is_grad_enabled() and any(p.requires_grad for p in points)
-    return _distances(*points, distances, rows) if needed or is_transforming() else distances
+    return _distances(*points, distances, rows, row_splits) if needed or is_transforming() else distances
 
 
 class _Chunk(NamedTuple):
-    """Some queries and their neighbours."""
+    """Some pairs: (m, k) of m queries, or (m,) of a list."""
 
-    query: slice
-    indices: Tensor  # (m, k), in range also where there is no neighbour
-    apart: Tensor  # (m, k): neighbours at a distance above 0, the others have no gradient
-    lengths: Tensor  # (m, k), 1 where not apart
-    units: Tensor  # (m, k, 3), 0 where not apart
+    at: slice  # of the first axis of the pairs
+    queries: Tensor | None  # (m,) of a list; else those of the same slice
+    indices: Tensor  # (m, k) or (m,), in range also where there is no neighbour
+    apart: Tensor  # likewise: neighbours at a distance above 0, the others have no gradient
+    lengths: Tensor  # likewise, 1 where not apart
+    units: Tensor  # (..., 3), 0 where not apart
 
     def of_pairs(self, per_query: Tensor, per_reference: Tensor) -> Tensor:
-        """Differences (m, k, 3) of values of the points, 0 where not apart."""
-        relative = per_query[self.query, None] - per_reference[self.indices]
-        return torch.where(self.apart[..., None], relative, 0.0)
+        """Differences (..., 3) of values of the points, 0 where not apart."""
+        own = per_query[self.at, None] if self.queries is None else per_query[self.queries]
+        return torch.where(self.apart[..., None], own - per_reference[self.indices], 0.0)
 
     def scatter(self, per_pair: Tensor, into: tuple[Tensor, Tensor]) -> None:
-        """Write gradients of the differences to the queries, and add them to the reference points."""
-        into[0][self.query] = per_pair.sum(1)
-        into[1].index_add_(0, self.indices.flatten(), per_pair.flatten(0, 1), alpha=-1)
+        """Add gradients of the differences to the queries and the reference points."""
+        if self.queries is None:
+            into[0][self.at] = per_pair.sum(1)
+        else:
+            into[0].index_add_(0, self.queries, per_pair)
+        into[1].index_add_(0, self.indices.flatten(), per_pair.view(-1, 3), alpha=-1)
 
 
 def _chunks(inputs: dict[str, Tensor]) -> Iterator[_Chunk]:
-    query_points, reference_points, distances, rows = inputs.values()
-    size = max(1, VALUES_AT_ONCE // (3 * rows.shape[1]))
+    query_points, reference_points, distances, rows, row_splits = inputs.values()
+    if not (len(query_points) and len(reference_points)):
+        return
+    # Where there is no neighbour 0 is added: to any point, since a GPU adds to one place after the other.
+    numbers = torch.arange(len(rows), device=rows.device)
+    others = numbers % len(reference_points)
+    if row_splits is None:
+        queries, others = None, others[:, None]
+    else:
+        queries = torch.where(rows >= 0, queries_of(row_splits, len(rows)), numbers % len(query_points))
+    size = max(1, VALUES_AT_ONCE // (3 * max(1, rows[:1].numel())))
     for first in range(0, len(rows), size):
-        query = slice(first, first + size)
-        indices = rows[query].clamp(min=0)
-        delta = query_points[query, None] - reference_points[indices]
-        apart = (distances[query] > 0) & (distances[query] < torch.inf)
-        lengths = torch.where(apart, distances[query], 1.0)
-        units = torch.where(apart[..., None], delta / lengths[..., None], 0.0)
-        yield _Chunk(query, indices, apart, lengths, units)
+        at = slice(first, first + size)
+        apart = (distances[at] > 0) & (distances[at] < torch.inf)
+        lengths = torch.where(apart, distances[at], 1.0)
+        indices = torch.where(rows[at] >= 0, rows[at], others[at])
+        chunk = _Chunk(at, None if queries is None else queries[at], indices, apart, lengths, lengths)
+        delta = chunk.of_pairs(query_points, reference_points)
+        yield chunk._replace(units=delta / lengths[..., None])
 
 
 def _forward(
-    query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor
+    query_points: Tensor,
+    reference_points: Tensor,
+    distances: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
 ) -> tuple[Tensor]:
     return (distances.clone(),)  # they are known; an operator does not return what it was given
 
@@ -83,7 +106,7 @@ def _forward(
 def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
     made = _zeros(saved)
     for chunk in _chunks(saved.inputs):
-        along = torch.where(chunk.apart, grads[0][chunk.query], 0.0)[..., None] * chunk.units
+        along = torch.where(chunk.apart, grads[0][chunk.at], 0.0)[..., None] * chunk.units
         chunk.scatter(along, made)
     return tuple(m if need else None for m, need in zip(made, needs.values(), strict=True))
 
@@ -91,13 +114,13 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
 def _second_backward(
     directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
 ) -> tuple[Tensor, ...]:
-    by_grad, made = torch.empty_like(grads[0]), _zeros(saved)
+    by_grad, made = torch.zeros_like(grads[0]), _zeros(saved)
     for chunk in _chunks(saved.inputs):
         relative = chunk.of_pairs(*directions)
         radial = (relative * chunk.units).sum(-1)
-        by_grad[chunk.query] = radial
+        by_grad[chunk.at] = radial
         across = (relative - radial[..., None] * chunk.units) / chunk.lengths[..., None]
-        chunk.scatter(torch.where(chunk.apart, grads[0][chunk.query], 0.0)[..., None] * across, made)
+        chunk.scatter(torch.where(chunk.apart, grads[0][chunk.at], 0.0)[..., None] * across, made)
     return by_grad, *made
 
 
@@ -108,7 +131,7 @@ def _zeros(saved: Saved) -> tuple[Tensor, Tensor]:
 _distances = torch_op(
     "pointproj::distances",
     _forward,
-    lambda query_points, reference_points, distances, rows: ((distances.shape, distances.dtype),),
+    lambda query_points, reference_points, distances, *rows: ((distances.shape, distances.dtype),),
     differentiable=("query_points", "reference_points"),
     backward=_backward,
     second_backward=_second_backward,

@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import dense_clouds, rows_in_packed
-from pointproj.ops.neighbor_lists import NeighborList, Neighbors, queries_of
+from pointproj.ops.clouds import dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, log_kernel, relative_log_kernel, sigma_in_range
 
 REDUCTIONS = ("mean", "sum", "max")

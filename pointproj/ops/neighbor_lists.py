@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, rows_in_cloud
+from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, queries_of, rows_in_cloud
+from pointproj.ops.distances import with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances, radius_in_range
@@ -148,28 +149,17 @@ def radius_neighbors(
     dense = dense_clouds(reference_points)
     size = reference_points.shape[-2]
     if max_neighbors is not None:
-        rows, counts = search.padded(module, tables, int(max_neighbors))
-        distances, delta = search.geometry(clouds.query_points[:, None], rows)
-        distances = nan_where_query_is_not_finite(distances, clouds.query_points)
+        distances, rows, counts = search.padded(module, tables, int(max_neighbors))
         shape = *query_points.shape[:-1], int(max_neighbors)
+        delta = search.displacements(rows).view(*shape, dims) if displacements else None
         rows = rows_in_cloud(rows.view(shape), size, dense)
-        delta = search.displacements(delta, rows >= 0).view(*shape, dims) if displacements else None
         return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
-    row_splits, rows, total = search.listed(module, tables, capacity)
-    queries = queries_of(row_splits, len(rows))
-    distances, delta = search.geometry(_selected(clouds.query_points, queries), rows)
-    clouds_of_pairs = None if dense is None else queries // max(1, query_points.shape[-2])
-    rows = rows_in_cloud(rows, size, clouds_of_pairs)
-    delta = search.displacements(delta, rows >= 0) if displacements else None
+    row_splits, rows, distances, total = search.listed(module, tables, capacity)
+    delta = search.displacements(rows, row_splits) if displacements else None
+    if dense is not None:
+        clouds_of_pairs = queries_of(row_splits, len(rows)) // max(1, query_points.shape[-2])
+        rows = rows_in_cloud(rows, size, clouds_of_pairs)
     return NeighborList(row_splits, rows, distances, total, delta, radius)
-
-
-def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:
-    """The query that each slot of a list belongs to; any query for slots that are not used."""
-    numbers = torch.arange(slots, device=row_splits.device)
-    # Not among row_splits[1:]: compiled by torch 2.11 for a GPU, a search loses where a slice begins.
-    queries = torch.searchsorted(row_splits, numbers, right=True) - 1
-    return queries.clamp(max=max(0, row_splits.shape[0] - 2))
 
 
 def _selected(points: Tensor, rows: Tensor) -> Tensor:
@@ -203,44 +193,58 @@ class _Search:
             return self.radius
         return self.radius.amax() if self.radius.shape[0] else self.radius.new_ones(())
 
-    def padded(self, module: Backend, tables: Tables | None, k: int) -> tuple[Tensor, Tensor]:
-        """Rows (Q, k) and counts (Q,), both int64."""
+    def padded(self, module: Backend, tables: Tables | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Distances (Q, k), and rows (Q, k) and counts (Q,), both int64."""
         most = min(k, self.points.reference_points.shape[0])
         if most == 0:
             none = self.points.query_points.new_zeros(self.points.query_points.shape[0], dtype=torch.int64)
-            return none[:, None].expand(-1, k) - 1, none
-        rows, counts = module.radius_search(self.clouds, tables, self.radius, most)
-        rows, counts = rows.long(), counts.long()
+            rows = none[:, None].expand(-1, k) - 1
+            return self._distances_of_some(rows), rows, none
+        distances, rows, counts = module.radius_search(self.clouds, tables, self.radius, most)
         if self.periodic is not None:
             rows = self.periodic.merged(rows, self.clouds, k)
             counts = counts.view(-1, self.periodic.images).sum(1)
         missing = k - rows.shape[1]
-        return torch.nn.functional.pad(rows, (0, missing), value=-1) if missing else rows, counts
+        if missing:
+            rows = torch.nn.functional.pad(rows, (0, missing), value=-1)
+        if missing or self.periodic is not None:
+            return self._distances_of_some(rows), rows, counts
+        return with_gradient(distances, rows, self.points), rows, counts
 
     def listed(
         self, module: Backend, tables: Tables | None, capacity: int | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Row splits (Q + 1,) within the capacity, rows (capacity,), and the number of pairs; all int64."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Row splits (Q + 1,) within the capacity, rows and distances (capacity,), and how many there are."""
         if capacity is None:
             if tables is None:
                 points = self.clouds.reference_points, self.clouds.reference_offsets, self.clouds.count
                 tables = module.build_index(*points, self.largest())
-            row_splits, _ = module.radius_list(self.clouds, tables, self.radius, 0)
+            row_splits, *_ = module.radius_list(self.clouds, tables, self.radius, 0)
             capacity = int(row_splits[-1])
-        row_splits, rows = module.radius_list(self.clouds, tables, self.radius, int(capacity))
-        rows = rows.long()
-        if self.periodic is not None:
-            references = self.points.reference_points.shape[0]
-            row_splits, rows = self.periodic.merged_list(row_splits, rows, references)
-        return row_splits.clamp(max=capacity), rows, row_splits[-1].clone()
+        row_splits, rows, distances = module.radius_list(self.clouds, tables, self.radius, int(capacity))
+        total = row_splits[-1]
+        if self.periodic is None:
+            row_splits = row_splits.clamp(max=capacity)
+            return row_splits, rows, with_gradient(distances, rows, self.points, row_splits), total
+        references = self.points.reference_points.shape[0]
+        row_splits, rows = self.periodic.merged_list(row_splits, rows, references)
+        row_splits = row_splits.clamp(max=capacity)
+        return row_splits, rows, pair_distances(self._delta(rows, row_splits), rows >= 0), total
 
-    def geometry(self, query_points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Distances of pairs, inf where there is none, and differences of any two points."""
+    def displacements(self, rows: Tensor, row_splits: Tensor | None = None) -> Tensor:
+        """Differences of pairs in as many dimensions as the points have, 0 where there is no pair."""
+        return torch.where(rows[..., None] >= 0, self._delta(rows, row_splits), 0.0)[..., : self.dims]
+
+    def _distances_of_some(self, rows: Tensor) -> Tensor:
+        """Distances of what a search of these points, as they are, has not found."""
+        distances = pair_distances(self._delta(rows), rows >= 0)
+        return nan_where_query_is_not_finite(distances, self.points.query_points)
+
+    def _delta(self, rows: Tensor, row_splits: Tensor | None = None) -> Tensor:
+        """Differences of pairs, of any two points where there is none; without splits rows are (Q, k)."""
+        if row_splits is None:
+            query_points = self.points.query_points[:, None]
+        else:
+            query_points = _selected(self.points.query_points, queries_of(row_splits, len(rows)))
         delta = query_points - _selected(self.points.reference_points, rows.clamp(min=0))
-        if self.periodic is not None:
-            delta = self.periodic.minimum_image(delta)
-        return pair_distances(delta, rows >= 0), delta
-
-    def displacements(self, delta: Tensor, exists: Tensor) -> Tensor:
-        """Differences in as many dimensions as the points have, 0 where there is no pair."""
-        return torch.where(exists.view(*delta.shape[:-1], 1), delta, 0.0)[..., : self.dims]
+        return delta if self.periodic is None else self.periodic.minimum_image(delta)

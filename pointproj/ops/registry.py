@@ -148,19 +148,20 @@ class Backend(Protocol):
 
     def radius_search(
         self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], k: int
-    ) -> tuple[Int[Tensor, "q k"], Int[Tensor, " q"]]:
-        """Rows of the k nearest within the radius, as from ``search``, and how many are within it in all.
+    ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"], Int[Tensor, " q"]]:
+        """Distances and rows of the k nearest within the radius, as ``nearest``, and how many are within it.
 
-        Here and in ``radius_list``, a tensor holds the radius of each query, in the points' dtype.
+        Here and in ``radius_list`` the points are detached, a tensor holds the radius of each query, in
+        their dtype, and whole numbers are int64.
         """
 
     def radius_list(
         self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], capacity: int
-    ) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " capacity"]]:
-        """Where each query's neighbours begin (int64, not cut at the capacity), and their packed rows.
+    ) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " capacity"], Float[Tensor, " capacity"]]:
+        """Where each query's neighbours begin (not cut at the capacity), their packed rows, and distances.
 
         All rows within the radius, in ascending order for each query, as far as there is room; -1 in slots
-        that are not used.
+        that are not used. Distances as from ``nearest``, there inf.
         """
 
 

@@ -234,6 +234,31 @@ def test_gradients_of_distances(box: tuple | None):
 
 
 @pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_gradients_are_those_of_displacements(form: dict, name: str, lists: Callable, where: Where):
+    """Distances come from the search, displacements from torch: their lengths are the same function."""
+    case = by_id(name)
+    problem = case.problem(where.device)
+    points = [p.clone().requires_grad_() for p in problem[:2]]
+    problem = problem._replace(query_points=points[0], reference_points=points[1])
+    found = lists(problem, case.radius, displacements=True, **form)
+    exists = found.indices >= 0
+    expected = reference.length(found.displacements)
+    generator = torch.Generator().manual_seed(5)
+    numbers = torch.rand(found.distances.shape, generator=generator).to(expected)
+
+    def gradients(lengths: Tensor) -> list[Tensor]:
+        """Of the first and the second order."""
+        loss = (torch.where(exists, lengths, 0.0).square() * numbers).sum()
+        first = torch.autograd.grad(loss, points, create_graph=True)
+        return [*first, *torch.autograd.grad(sum((f.sin() * f).sum() for f in first), points)]
+
+    names = ("d_query_points", "d_reference_points", "d_d_query_points", "d_d_reference_points")
+    for name, got, wanted in zip(names, gradients(found.distances), gradients(expected), strict=True):
+        assert_close(name, got, wanted)
+
+
+@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
 @pytest.mark.parametrize("name", ["plain", "dense", "ragged"])
 def test_compiled_equals_eager(form: dict, name: str, lists: Callable, where: Where):
     torch._dynamo.reset()

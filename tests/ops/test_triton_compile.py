@@ -64,27 +64,17 @@ ROWS = [
     "spans",
     "found",
     "counts",
-    "listed",
     "offsets",
     "neighbor_indices",
     "keys",
     "leaf_keys",
 ]
-LISTS = ["order", "row_splits", "unsorted", "made"]
+LISTS = ["order", "row_splits", "unsorted", "listed", "made"]
 DEFAULT = {"KERNEL": 0, "MEAN": True}
 WITHIN = {"BATCHED": True, **DEFAULT, "BLOCK": 32, "TILE": 16}
 SUMS_WITHIN = {**WITHIN, "TILE": radius_sums.TILE, "STEP": radius_sums.STEP}
 NEIGHBORS = {**DEFAULT, "BLOCK": 32, "TILE": 16}
-SEARCH = {
-    "FIRST": 0,
-    "K": 7,
-    "SLOTS": 8,
-    "BITS": 10,
-    "BATCHED": False,
-    "RADII": 0,
-    "DISTANCES": True,
-    "TILE": 8,
-}
+SEARCH = {"FIRST": 0, "K": 7, "SLOTS": 8, "BITS": 10, "BATCHED": False, "RADII": 0, "TILE": 8}
 LIST = {"BATCHED": True, "RADII": 2, "TILE": 16, "STEP": 64}
 ENCODE = {"SIDE": 1, "BITS": 8, "LAYOUT": 2, "PARTS": 64, "BLOCK": 1024}
 KERNELS = {
@@ -93,7 +83,7 @@ KERNELS = {
     "arrange": (tree.arrange_kernel, {"LAYOUT": 2}),
     "search": (knn_search.search_kernel, SEARCH),
     "search-on": (knn_search.search_kernel, {**SEARCH, "FIRST": 32, "BATCHED": True}),
-    "search-within": (knn_search.search_kernel, {**SEARCH, "RADII": 1, "DISTANCES": False}),
+    "search-within": (knn_search.search_kernel, {**SEARCH, "RADII": 1}),
     "lists-count": (radius_lists.list_kernel, {**LIST, "FILLS": False}),
     "lists-fill": (radius_lists.list_kernel, {**LIST, "FILLS": True}),
     "lists-sort": (radius_lists.sort_kernel, {"BLOCK": 64, "STEP": 64}),

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.distances import distances_of
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, backward_over, second_backward_over
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
 from pointproj.ops.reference import Weighting, squared_distances
@@ -50,13 +51,13 @@ def radius_aggregate(
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     return _radius_search(*clouds, radii_of(radius, clouds.query_points), k)
 
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     return _radius_list(*clouds, radii_of(radius, clouds.query_points), capacity)
 
 
@@ -112,7 +113,7 @@ def _radius_search_body(
     clouds: int,
     radii: Tensor,
     k: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     counts = query_points.new_zeros(len(query_points), dtype=torch.int64)
@@ -121,7 +122,7 @@ def _radius_search_body(
         rows = nearest_rows(squared, min(k, squared.shape[1]), pairs.reference.start)
         found[pairs.query, : rows.shape[1]] = rows
         counts[pairs.query] = is_neighbor.sum(1)
-    return found, counts
+    return distances_of(packed, found), found, counts
 
 
 def _radius_list_body(
@@ -132,25 +133,28 @@ def _radius_list_body(
     clouds: int,
     radii: Tensor,
     capacity: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
     row_splits = query_points.new_zeros(len(query_points) + 1, dtype=torch.int64)
     for pairs, _, is_neighbor in masks_within(packed, radii):
         row_splits[1:][pairs.query] = is_neighbor.sum(1)
     row_splits.cumsum_(0)
     found = query_points.new_full((capacity + 1,), -1, dtype=torch.int64)  # the last slot takes all others
-    for pairs, _, is_neighbor in masks_within(packed, radii):
+    distances = query_points.new_full((capacity + 1,), torch.inf)
+    for pairs, squared, is_neighbor in masks_within(packed, radii):
         slots = row_splits[:-1][pairs.query][:, None] + is_neighbor.cumsum(1) - 1
-        slots = torch.where(is_neighbor, slots, capacity).clamp_(max=capacity)
+        slots = torch.where(is_neighbor, slots, capacity).clamp_(max=capacity).flatten()
         rows = torch.arange(pairs.reference.start, pairs.reference.stop, device=slots.device)
-        found.scatter_(0, slots.flatten(), rows.expand_as(slots).flatten())
-    return row_splits, found[:capacity].clone()
+        found.scatter_(0, slots, rows.expand_as(squared).flatten())
+        distances.scatter_(0, slots, squared.sqrt().flatten())
+    return row_splits, found[:capacity].clone(), distances[:capacity].clone()
 
 
 _radius_search = torch_op(
     "pointproj::torch_radius_search",
     _radius_search_body,
     lambda query_points, qo, reference_points, ro, clouds, radii, k: (
+        ((query_points.shape[0], k), query_points.dtype),
         ((query_points.shape[0], k), torch.int64),
         ((query_points.shape[0],), torch.int64),
     ),
@@ -161,6 +165,7 @@ _radius_list = torch_op(
     lambda query_points, qo, reference_points, ro, clouds, radii, capacity: (
         ((query_points.shape[0] + 1,), torch.int64),
         ((capacity,), torch.int64),
+        ((capacity,), query_points.dtype),
     ),
 )
 

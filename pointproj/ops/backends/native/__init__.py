@@ -83,7 +83,7 @@ def radius_aggregate(
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     from pointproj.ops.backends.native import operators
 
     return operators.radius_search(*clouds, list(tables or ()), *_number_or_tensor(radius), k)
@@ -91,7 +91,7 @@ def radius_search(
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     from pointproj.ops.backends.native import operators
 
     return operators.radius_list(*clouds, list(tables or ()), *_number_or_tensor(radius), capacity)

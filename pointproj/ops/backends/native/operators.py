@@ -60,13 +60,18 @@ build_hash_grid = cpp_op("native_build_hash_grid", lambda call: _hash_grid(call.
 radius_search = cpp_op(
     "native_radius_search",
     lambda call: (
-        ((call.query_points.shape[0], call.k), torch.int32),
-        ((call.query_points.shape[0],), torch.int32),
+        ((call.query_points.shape[0], call.k), call.query_points.dtype),
+        ((call.query_points.shape[0], call.k), torch.int64),
+        ((call.query_points.shape[0],), torch.int64),
     ),
 )
 radius_list = cpp_op(
     "native_radius_list",
-    lambda call: (((call.query_points.shape[0] + 1,), torch.int64), ((call.capacity,), torch.int32)),
+    lambda call: (
+        ((call.query_points.shape[0] + 1,), torch.int64),
+        ((call.capacity,), torch.int64),
+        ((call.capacity,), call.query_points.dtype),
+    ),
 )
 build_hash_grids = cpp_op(  # of queries and of reference points
     "native_build_hash_grids",

@@ -66,7 +66,7 @@ def radius_aggregate(
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     from pointproj.ops.backends.triton.radius_lists import radius_search
 
     return radius_search(clouds, *_trees(clouds, tables), radius, k)
@@ -74,7 +74,7 @@ def radius_search(
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     from pointproj.ops.backends.triton.radius_lists import radius_list
 
     return radius_list(clouds, *_trees(clouds, tables), radius, capacity)

@@ -53,7 +53,7 @@ def _by_kernels(
 ) -> tuple[Tensor, Tensor]:
     distances = clouds.query_points.new_empty(clouds.query_points.shape[0], k)
     found = torch.empty_like(distances, dtype=index_dtype)
-    find(clouds, queries, references, found, distances=distances)
+    find(clouds, queries, references, found, distances)
     return distances, found
 
 
@@ -67,10 +67,10 @@ def find(
     queries: Tree,
     references: Tree,
     found: Tensor,
+    distances: Tensor,
     within: tuple[Tensor, Tensor] | None = None,
-    distances: Tensor | None = None,
 ) -> None:
-    """Rows of the nearest into ``found`` (Q, k), and perhaps their ``distances``.
+    """Rows of the nearest into ``found``, and their ``distances``, both (Q, k).
 
     ``within`` are radii, (1,) or (Q,), and counts to fill.
     """
@@ -84,9 +84,9 @@ def find(
         launch(
             search_kernel, lambda meta: (cdiv(count, meta["TILE"]),),
             *queries.side(), *references.side(), references.boxes, references.spans, references.keys,
-            references.frame, points, found, points if distances is None else distances,
+            references.frame, points, found, distances,
             counts, radii, count, k, size_class(count), first, wanted, 1 << (wanted - 1).bit_length(), bits,
-            clouds.count != 1, mode, distances is not None,
+            clouds.count != 1, mode,
         )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def search_kernel(
     points, row_of, cloud_of, padded, boxes, spans, keys, frame, points_as_given,
     found, distances, counts, radii, query_count, k, scale,
     FIRST: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
-    BATCHED: tl.constexpr, RADII: tl.constexpr, DISTANCES: tl.constexpr, TILE: tl.constexpr,
+    BATCHED: tl.constexpr, RADII: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries visits leaf after leaf, near ones first, until the boxes are too far away."""
     real: tl.constexpr = points.dtype.element_ty
@@ -244,9 +244,7 @@ def search_kernel(
                 bound = search_bound(best, active, farthest, COUNTS)
     if COUNTS:
         tl.store(counts + query, within, mask=exists)
-    store_lists(
-        best, best_rows, found, distances, missing, query, k, active, exists, FIRST, K, SLOTS, TILE, DISTANCES
-    )
+    store_lists(best, best_rows, found, distances, missing, query, k, active, exists, FIRST, K, SLOTS, TILE)
 
 
 _search = tree_op(

@@ -16,7 +16,14 @@ from pointproj.ops.backends.triton.flops import count_list, count_search
 from pointproj.ops.backends.triton.knn_search import find, largest_square_within, radii_mode
 from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.over_trees import tree_op
-from pointproj.ops.backends.triton.tiles import cdiv, is_finite, squared_length, tile_box
+from pointproj.ops.backends.triton.tiles import (
+    cdiv,
+    is_finite,
+    load_rows_of_3,
+    rounded_root,
+    squared_length,
+    tile_box,
+)
 from pointproj.ops.backends.triton.traversal import (
     AT_LEAVES,
     FANOUT,
@@ -45,36 +52,37 @@ FARTHEST_KEY = tl.constexpr(2**63 - 1)
 
 def radius_search(
     clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, k: int
-) -> tuple[Tensor, Tensor]:
-    """Packed rows ``(Q, k)`` int32, nearest first, -1 where there are fewer, and counts ``(Q,)`` int32."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances and packed rows ``(Q, k)``, nearest first, and counts ``(Q,)``."""
     radii = radii_of(radius, clouds.query_points)
     return _search(*clouds, list(queries), list(references), radii, k)
 
 
 def radius_list(
     clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
-    """Where lists begin ``(Q + 1,)`` int64, and the packed rows in them ``(capacity,)`` int32."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where lists begin ``(Q + 1,)``, the packed rows in them, and their distances ``(capacity,)``."""
     radii = radii_of(radius, clouds.query_points)
     return _list(*clouds, list(queries), list(references), radii, capacity)
 
 
 def _nearest_by_kernels(
     clouds: Clouds, queries: Tree, references: Tree, radii: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
-    found = queries.rows.new_empty(clouds.query_points.shape[0], k)
+) -> tuple[Tensor, Tensor, Tensor]:
+    distances = clouds.query_points.new_empty(clouds.query_points.shape[0], k)
+    found = torch.empty_like(distances, dtype=torch.int64)
     counts = found.new_empty(found.shape[0])
-    find(clouds, queries, references, found, (radii, counts))
-    return found, counts
+    find(clouds, queries, references, found, distances, (radii, counts))
+    return distances, found, counts
 
 
-def _nearest_by_torch(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return tuple(made.to(torch.int32) for made in plain.radius_search(clouds, None, radii, k))
+def _nearest_by_torch(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    return plain.radius_search(clouds, None, radii, k)
 
 
 def _list_by_kernels(
     clouds: Clouds, queries: Tree, references: Tree, radii: Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     count = clouds.query_points.shape[0]
     counts = queries.rows.new_zeros(count + 1)
     _visit(clouds, queries, references, radii, counts)
@@ -82,17 +90,17 @@ def _list_by_kernels(
     # The list that the capacity cuts is whole as long as it is not sorted.
     unsorted = row_splits.new_empty(capacity + clouds.reference_points.shape[0])
     _visit(clouds, queries, references, radii, unsorted, row_splits)
-    rows = counts.new_empty(capacity)
+    rows, distances = row_splits.new_empty(capacity), clouds.query_points.new_empty(capacity)
     launch(
         sort_kernel, (cdiv(unsorted.shape[0], SORT["BLOCK"]),),
-        unsorted, row_splits, rows, count, capacity, unsorted.shape[0], **SORT,
+        unsorted, row_splits, clouds.query_points, clouds.reference_points, rows, distances,
+        count, capacity, unsorted.shape[0], **SORT,
     )  # fmt: skip
-    return row_splits, rows
+    return row_splits, rows, distances
 
 
-def _list_by_torch(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    row_splits, rows = plain.radius_list(clouds, None, radii, capacity)
-    return row_splits, rows.to(torch.int32)
+def _list_by_torch(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    return plain.radius_list(clouds, None, radii, capacity)
 
 
 def _visit(
@@ -176,13 +184,16 @@ def list_kernel(
 
 @triton.jit
 def sort_kernel(
-    unsorted, row_splits, listed, queries, capacity, room, BLOCK: tl.constexpr, STEP: tl.constexpr
-):
+    unsorted, row_splits, query_points, points, listed, distances, queries, capacity, room,
+    BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
     """Put some neighbours where they belong in the lists of their queries; -1 where there are no more."""
     total = tl.load(row_splits + queries)
     count = tl.minimum(total, room)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(listed + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= total) & (at < capacity))
+    is_left = (at >= total) & (at < capacity)
+    tl.store(listed + at, tl.full([BLOCK], -1, tl.int64), mask=is_left)
+    tl.store(distances + at, tl.full([BLOCK], float("inf"), distances.dtype.element_ty), mask=is_left)
     exists = at < count
     key = tl.load(unsorted + at, mask=exists, other=FARTHEST_KEY)
     first = tl.min(key) >> 32
@@ -195,8 +206,12 @@ def sort_kernel(
             other_at = other_at + tl.arange(0, STEP)
             other = tl.load(unsorted + other_at, mask=other_at < end, other=FARTHEST_KEY)
             place += tl.sum((other[None, :] < key[:, None]).to(tl.int32), 1)
-        row = key.to(tl.int32)  # its lower half
-        tl.store(listed + place, row, mask=exists & (place < capacity))
+        row = key & 0xFFFFFFFF
+        exists &= place < capacity
+        x, y, z = load_rows_of_3(query_points, key >> 32, exists, 0.0)
+        px, py, pz = load_rows_of_3(points, row, exists, 0.0)
+        tl.store(listed + place, row, mask=exists)
+        tl.store(distances + place, rounded_root(squared_length(x - px, y - py, z - pz)), mask=exists)
 
 
 _search = tree_op(
@@ -204,8 +219,9 @@ _search = tree_op(
     _nearest_by_kernels,
     _nearest_by_torch,
     lambda clouds, radii, k: (
-        ((clouds.query_points.shape[0], k), torch.int32),
-        ((clouds.query_points.shape[0],), torch.int32),
+        ((clouds.query_points.shape[0], k), clouds.query_points.dtype),
+        ((clouds.query_points.shape[0], k), torch.int64),
+        ((clouds.query_points.shape[0],), torch.int64),
     ),
 )
 count_search("triton_radius_search")
@@ -215,7 +231,8 @@ _list = tree_op(
     _list_by_torch,
     lambda clouds, radii, capacity: (
         ((clouds.query_points.shape[0] + 1,), torch.int64),
-        ((capacity,), torch.int32),
+        ((capacity,), torch.int64),
+        ((capacity,), clouds.query_points.dtype),
     ),
 )
 count_list("triton_radius_list")

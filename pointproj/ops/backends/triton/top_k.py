@@ -53,9 +53,9 @@ def insert(squared, rows, best, best_rows):
 @triton.jit
 def store_lists(
     best, best_rows, found, distances, missing, query, k, active, exists, FIRST: tl.constexpr,
-    K: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr, DISTANCES: tl.constexpr,
+    K: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Write rows, nearest first, to places from ``FIRST`` of ``found`` (Q, k), and perhaps their distances.
+    """Write rows, nearest first, to places from ``FIRST`` of ``found`` (Q, k), and their distances.
 
     ``missing`` is the distance of what each query did not find.
     """
@@ -68,6 +68,4 @@ def store_lists(
         there = active & (nearest < float("inf"))
         at = query * k + FIRST + place
         tl.store(found + at, tl.where(there, row, -1).to(found.dtype.element_ty), mask=exists)
-        if DISTANCES:
-            distance = tl.where(there, rounded_root(nearest), missing)
-            tl.store(distances + at, distance, mask=exists)
+        tl.store(distances + at, tl.where(there, rounded_root(nearest), missing), mask=exists)

@@ -92,7 +92,7 @@ def radius_aggregate(
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     from pointproj.ops.backends.warp import neighbor_lists
 
     return neighbor_lists.nearest_within(clouds, tables, radius, k)
@@ -100,7 +100,7 @@ def radius_search(
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
-    from pointproj.ops.backends.warp import neighbor_lists
+) -> tuple[Tensor, Tensor, Tensor]:
+    from pointproj.ops.backends.warp.all_within import all_within
 
-    return neighbor_lists.all_within(clouds, tables, radius, capacity)
+    return all_within(clouds, tables, radius, capacity)

@@ -114,7 +114,7 @@ _CHUNK = """
     #pragma unroll
     for (int i = 0; i < {registers}; ++i) {{
         const int at = 32 * i + lane;
-        entry[i] = first + at < count ? rows[first + at] : 0x7fffffff;
+        entry[i] = first + at < count ? static_cast<int>(rows[first + at]) : 0x7fffffff;
     }}
     #pragma unroll
     for (int size = {from}; size <= 32 * {registers}; size <<= 1) {{
@@ -140,7 +140,7 @@ _CHUNK = """
 """
 CHUNK = 128  # entries
 _SORT = """
-    int* rows = reinterpret_cast<int*>(address);
+    long long* rows = reinterpret_cast<long long*>(address);
 #if defined(__CUDA_ARCH__)
     const int lane = threadIdx.x & 31;
     __syncwarp();
@@ -163,7 +163,7 @@ _SORT = """
                 const long long at = (i & ~(bit - 1)) << 1 | (i & (bit - 1)), other = at ^ mask;
                 if (at >= count) break;
                 if (other < count && rows[other] < rows[at]) {{
-                    const int row = rows[at];
+                    const long long row = rows[at];
                     rows[at] = rows[other];
                     rows[other] = row;
                 }}
@@ -180,7 +180,7 @@ _SORT = """
     while (gap < count / 3) gap = 3 * gap + 1;
     for (; gap > 0; gap /= 3) {{
         for (int i = gap; i < count; ++i) {{
-            const int row = rows[i];
+            const long long row = rows[i];
             int at = i;
             for (; at >= gap && rows[at - gap] > row; at -= gap) rows[at] = rows[at - gap];
             rows[at] = row;
@@ -200,5 +200,5 @@ _SORT = """
     )
 )
 def sort_rows(address: wp.uint64, count: int):
-    """Sort so many int32 in ascending order: all lanes of a warp together, or one lane on a CPU."""
+    """Sort so many rows, int64, in ascending order: all lanes of a warp together, or one lane on a CPU."""
     ...

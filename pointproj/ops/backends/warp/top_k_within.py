@@ -2,8 +2,8 @@
 
 Each maker returns a :class:`~pointproj.ops.backends.warp.traversal.Visitor`, ``begin(query, data, limit) ->
 state``, where ``limit`` is the largest squared distance that counts as within the radius, and ``finish(state,
-query, data)``, which writes the neighbours' rows, nearest first. ``state.count`` is how many points were
-within the radius, of each lane's.
+query, data, missing)``, which writes the neighbours' rows, nearest first, and their distances, ``missing``
+where there are fewer. ``state.count`` is how many points were within the radius, of each lane's.
 
 The lanes of a warp put candidates into a queue. When 32 wait they are sorted and merged with the list: that
 takes about as long as putting two or three in their places one after another.
@@ -28,10 +28,10 @@ def in_heap(dtype: torch.dtype) -> tuple:
     """Any number of neighbours, for one lane: the heap of a search for the nearest."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
-    Data = top_k_struct(dtype, torch.int32)
+    Data = top_k_struct(dtype, torch.int64)
     squared_distance = squared_distance_function(dtype)
     load_point, _, _ = packed_point(dtype)
-    heap, begin_heap, finish_heap = in_memory(dtype, 1, torch.int32)
+    heap, begin_heap, finish_heap = in_memory(dtype, 1, torch.int64)
     visit_nearest = heap.visit
 
     @wp.struct
@@ -55,8 +55,8 @@ def in_heap(dtype: torch.dtype) -> tuple:
         return state
 
     @wp.func
-    def finish(state: State, query: int, data: Data):
-        finish_heap(state.nearest, query, data, real(wp.inf))
+    def finish(state: State, query: int, data: Data, missing: real):
+        finish_heap(state.nearest, query, data, missing)
 
     return Visitor(State, Data, visit), begin, finish
 
@@ -64,7 +64,7 @@ def in_heap(dtype: torch.dtype) -> tuple:
 def in_lanes(dtype: torch.dtype) -> tuple:
     """Up to 32 neighbours: lane i of a warp keeps the i-th nearest."""
     real, _ = REALS[dtype]
-    Data = top_k_struct(dtype, torch.int32)
+    Data = top_k_struct(dtype, torch.int64)
     pairs = pair_sort(dtype)
     row_of, comes_before = pairs.row_of, pairs.comes_before
     sort_descending, merge = pairs.sort_descending, pairs.merge
@@ -89,10 +89,12 @@ def in_lanes(dtype: torch.dtype) -> tuple:
         return state
 
     @wp.func
-    def write(state: State, data: Data):
+    def write(state: State, data: Data, missing: real):
         row = row_of(state.nearest)
         if lane() < data.rows.shape[1]:
-            data.rows[state.query, lane()] = wp.where(row == NO_ROW, -1, row)
+            data.rows[state.query, lane()] = wp.int64(wp.where(row == NO_ROW, -1, row))
+            distance = wp.where(row == NO_ROW, missing, wp.sqrt(state.nearest[0]))
+            data.distances[state.query, lane()] = distance
 
     return _queued(dtype, State, add, write)
 
@@ -100,7 +102,7 @@ def in_lanes(dtype: torch.dtype) -> tuple:
 def in_blocks(dtype: torch.dtype) -> tuple:
     """Any number of neighbours: a list in memory, of which a warp merges 32 at a time, from its end."""
     real, _ = REALS[dtype]
-    Data = top_k_struct(dtype, torch.int32)
+    Data = top_k_struct(dtype, torch.int64)
     pairs = pair_sort(dtype)
     pair_of, row_of, comes_before = pairs.pair, pairs.row_of, pairs.comes_before
     sort_descending, merge = pairs.sort_descending, pairs.merge
@@ -121,7 +123,7 @@ def in_blocks(dtype: torch.dtype) -> tuple:
     def put(data: Data, query: int, size: int, at: int, pair: pairs.Pair):
         if at < size:
             data.distances[query, at] = pair[0]
-            data.rows[query, at] = row_of(pair)
+            data.rows[query, at] = wp.int64(row_of(pair))
 
     @wp.func
     def add(state: State, data: Data, batch: pairs.Pair, size: int):
@@ -133,7 +135,7 @@ def in_blocks(dtype: torch.dtype) -> tuple:
             at = block * LANES + lane()
             own = state.nearest
             if at < state.size:
-                own = pair_of(data.distances[state.query, at], data.rows[state.query, at])
+                own = pair_of(data.distances[state.query, at], int(data.rows[state.query, at]))
             smaller = own
             behind = larger
             moves = comes_before(larger, own)
@@ -156,9 +158,13 @@ def in_blocks(dtype: torch.dtype) -> tuple:
         return state
 
     @wp.func
-    def write(state: State, data: Data):
-        for at in range(state.size + lane(), data.rows.shape[1], LANES):
-            data.rows[state.query, at] = -1
+    def write(state: State, data: Data, missing: real):
+        for at in range(lane(), data.rows.shape[1], LANES):  # each lane has written these itself
+            if at < state.size:
+                data.distances[state.query, at] = wp.sqrt(data.distances[state.query, at])
+            else:
+                data.rows[state.query, at] = wp.int64(-1)
+                data.distances[state.query, at] = missing
 
     return _queued(dtype, State, add, write)
 
@@ -167,7 +173,7 @@ def _queued(dtype: torch.dtype, State: Any, add: wp.Function, write: wp.Function
     """Visitor, begin and finish for a list that takes up to 32 sorted neighbours at a time."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
-    Data = top_k_struct(dtype, torch.int32)
+    Data = top_k_struct(dtype, torch.int64)
     squared_distance = squared_distance_function(dtype)
     load_point, _, row_of = packed_point(dtype)
     pair_of = pair_sort(dtype).pair
@@ -211,9 +217,9 @@ def _queued(dtype: torch.dtype, State: Any, add: wp.Function, write: wp.Function
         return state
 
     @wp.func
-    def finish(state: State, query: int, data: Data):
+    def finish(state: State, query: int, data: Data, missing: real):
         if state.waiting > 0:
             state = add_last(state, data, state.waiting)
-        write(state, data)
+        write(state, data, missing)
 
     return Visitor(State, Data, visit), begin, finish

@@ -2,7 +2,6 @@
 #include "lists.h"
 
 #include <ATen/ops/cumsum.h>
-#include <ATen/ops/full.h>
 
 #include "tensors.h"
 
@@ -77,7 +76,7 @@ void search_by_thread(const Device& device, const RadiusSearch<Real>& search) {
 
 template <class Real>
 void search_in_registers(const Device& device, const RadiusSearch<Real>& search) {
-  const int queries = search.queries.batch.rows, k = search.rows.columns;
+  const int queries = search.queries.batch.rows, k = search.nearest.k;
   if (k > 64) {
     device.each_on_gpu(RadiusSearchByWarp<Real, 4>{search}, queries);
   } else if (k > kLongestList) {
@@ -93,8 +92,8 @@ void search_in_registers(const Device& device, const RadiusSearch<Real>& search)
   }
 }
 
-// Rows of the k nearest within the radius (Q, k), -1 where there are fewer, and how many there are in all (Q,).
-std::tuple<Tensor, Tensor> radius_search(
+// Distances and rows of the k nearest within the radius (Q, k), and how many there are in all (Q,).
+std::tuple<Tensor, Tensor, Tensor> radius_search(
     const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
     const OptionalTensor& reference_offsets, int64_t clouds, TensorList reference_grid, double radius,
     const OptionalTensor& radii, int64_t k) {
@@ -103,20 +102,25 @@ std::tuple<Tensor, Tensor> radius_search(
                         radius, radii);
   const int64_t queries = query_points.size(0);
   const bool in_memory = k > (problem.device.is_cuda ? kLongestWarpList : kLongestList);
-  const Tensor rows = empty_ints({queries, k}, query_points), counts = empty_ints({queries}, query_points);
-  if (queries == 0) return {rows, counts};
-  const Tensor heap = at::empty({in_memory ? queries * k : 0}, query_points.options());
+  const Tensor distances = at::empty({queries, k}, query_points.options());
+  const Tensor rows = empty_longs({queries, k}, query_points), counts = empty_longs({queries}, query_points);
+  if (queries == 0) return {distances, rows, counts};
+  const Tensor heap_rows = in_memory ? empty_ints({queries, k}, query_points) : Tensor();
   for_positions(query_points, [&](auto real) {
     using Real = decltype(real);
-    const RadiusSearch<Real> search{problem.view<Real>(), matrix<int>(rows), data<int>(counts), data<Real>(heap)};
+    const RadiusSearch<Real> search{problem.view<Real>(),
+                                    {static_cast<int>(k), nullptr, data<int64_t>(rows), data<Real>(distances)},
+                                    {data<Real>(distances), in_memory ? data<int>(heap_rows) : nullptr},
+                                    data<int64_t>(counts)};
     if (in_memory) return problem.device.each(RadiusSearchInMemory<Real>{search}, queries);
     search_in_registers(problem.device, search);
   });
-  return {rows, counts};
+  return {distances, rows, counts};
 }
 
-// Where the neighbours of each query begin (Q + 1,), and their rows, ascending, as far as there is room (capacity,).
-std::tuple<Tensor, Tensor> radius_list(
+// Where the neighbours of each query begin (Q + 1,), their rows, ascending, as far as there is room, and their distances
+// (capacity,).
+std::tuple<Tensor, Tensor, Tensor> radius_list(
     const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
     const OptionalTensor& reference_offsets, int64_t clouds, TensorList reference_grid, double radius,
     const OptionalTensor& radii, int64_t capacity) {
@@ -124,9 +128,9 @@ std::tuple<Tensor, Tensor> radius_list(
   const Problem problem(query_points, query_offsets, reference_points, reference_offsets, clouds, reference_grid,
                         radius, radii);
   const int64_t queries = query_points.size(0);
-  const Tensor row_splits = at::empty({queries + 1}, query_points.options().dtype(at::kLong));
-  const Tensor rows = at::full({capacity}, -1, query_points.options().dtype(at::kInt));
-  if (queries == 0) return {row_splits.zero_(), rows};
+  const Tensor row_splits = empty_longs({queries + 1}, query_points), rows = empty_longs({capacity}, query_points);
+  const Tensor distances = at::empty({capacity}, query_points.options());
+  if (queries == 0) return {row_splits.zero_(), rows.fill_(-1), distances.fill_(kInfinity<double>)};
   Tensor ends = row_splits.slice(0, 1);
   for_positions(query_points, [&](auto real) {
     using Real = decltype(real);
@@ -134,11 +138,13 @@ std::tuple<Tensor, Tensor> radius_list(
     problem.device.each(CountWithin<Real>{view, data<int64_t>(row_splits)}, queries);
     at::cumsum_out(ends, ends, 0);
     if (capacity == 0) return;
-    const Tensor whole = empty_ints({reference_points.size(0)}, query_points);
+    const Tensor whole = empty_longs({reference_points.size(0)}, query_points);
     problem.device.each(
-        ListWithin<Real>{view, data<const int64_t>(row_splits), data<int>(rows), capacity, data<int>(whole)}, queries);
+        ListWithin<Real>{view, data<const Real>(reference_points), data<const int64_t>(row_splits),
+                         data<int64_t>(rows), data<Real>(distances), capacity, data<int64_t>(whole)},
+        queries);
   });
-  return {row_splits, rows};
+  return {row_splits, rows, distances};
 }
 
 }  // namespace
@@ -147,8 +153,8 @@ TORCH_LIBRARY_FRAGMENT(pointproj, library) {
   const std::string arguments =
       "(Tensor query_points, Tensor? query_offsets, Tensor reference_points, Tensor? reference_offsets, SymInt clouds, "
       "Tensor[] reference_grid, float radius, Tensor? radii, SymInt ";
-  define(library, "native_radius_search" + arguments + "k) -> (Tensor, Tensor)", TORCH_FN(radius_search));
-  define(library, "native_radius_list" + arguments + "capacity) -> (Tensor, Tensor)", TORCH_FN(radius_list));
+  define(library, "native_radius_search" + arguments + "k) -> (Tensor, Tensor, Tensor)", TORCH_FN(radius_search));
+  define(library, "native_radius_list" + arguments + "capacity) -> (Tensor, Tensor, Tensor)", TORCH_FN(radius_list));
 }
 
 }  // namespace pointproj

@@ -63,17 +63,16 @@ struct BallQueries {
 template <class Real>
 struct RadiusSearch {
   BallQueries<Real> queries;
-  Matrix<int> rows;  // (Q, k)
-  int* counts;       // (Q,): all within the radius
-  Real* heap;        // (Q, k) for lists in memory
+  Nearest<Real> nearest;
+  Heaps<Real> heaps;
+  int64_t* counts;  // (Q,): all within the radius
 
   template <class Lanes, class List>
   POINTPROJ_FN void find(Lanes& lanes, const Point<Real>& query, List&& list) const {
     const int found = queries.each_within(lanes, query, [&](int, Real squared, int row, bool hit) {
       list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
     });
-    int* to = rows[query.row];
-    list.write(lanes, rows.columns, [&](int place, Real, int row) { to[place] = row_or_none(row); });
+    nearest.write(lanes, list, query.row, is_finite(query.position));
     if (lanes.lane() == 0) counts[query.row] = found;
   }
 };
@@ -87,7 +86,7 @@ struct RadiusSearchByThread {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    search.find(lanes, search.queries.points.load(at), SortedList<Real, kLength>(search.rows.columns));
+    search.find(lanes, search.queries.points.load(at), SortedList<Real, kLength>(search.nearest.k));
   }
 };
 
@@ -101,8 +100,7 @@ struct RadiusSearchInMemory {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
     const Point<Real> query = search.queries.points.load(at);
-    Real* squared = search.heap + static_cast<int64_t>(query.row) * search.rows.columns;
-    search.find(lanes, query, Heap<Real>(squared, search.rows[query.row], search.rows.columns));
+    search.find(lanes, query, search.heaps.of(query.row, search.nearest.k));
   }
 };
 
@@ -116,7 +114,7 @@ struct RadiusSearchByWarp {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    search.find(lanes, search.queries.points.load(at), WarpBlocks<Real, kBlocks>(search.rows.columns));
+    search.find(lanes, search.queries.points.load(at), WarpBlocks<Real, kBlocks>(search.nearest.k));
   }
 };
 
@@ -140,31 +138,49 @@ struct CountWithin {
   }
 };
 
-// The rows of each query in ascending order, where there is room for them.
+// The rows of each query in ascending order and their distances, where there is room for them; behind the last query's
+// what stands where there is none.
 template <class Real>
 struct ListWithin {
   using Number = float;
   static constexpr int kLanes = 32;
 
   BallQueries<Real> queries;
-  const int64_t* row_splits;  // (Q + 1,)
-  int* rows;                  // (capacity,)
+  const Real* reference_points;  // (N, 3)
+  const int64_t* row_splits;     // (Q + 1,)
+  int64_t* rows;                 // (capacity,)
+  Real* distances;               // (capacity,)
   int64_t capacity;
-  int* whole;  // (N,): the rows of the one query that has room for some of them only
+  int64_t* whole;  // (N,): the rows of the one query that has room for some of them only
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    fill_rest(lanes, at);
     const Point<Real> query = queries.points.load(at);
     const int64_t begin = row_splits[query.row], end = row_splits[query.row + 1];
     if (begin == end || begin >= capacity) return;
-    int* to = end <= capacity ? rows + begin : whole;
+    int64_t* to = end <= capacity ? rows + begin : whole;
     queries.each_within(lanes, query, [&](int rank, Real, int row, bool hit) {
       if (hit) to[rank] = row;
     });
     lanes.sync();
     sort_rows(lanes, to, static_cast<int>(end - begin));
-    if (end <= capacity) return;
-    for (int64_t i = begin + lanes.lane(); i < capacity; i += Lanes::width) rows[i] = whole[i - begin];
+    for (int64_t i = begin + lanes.lane(); i < lesser(end, capacity); i += Lanes::width) {
+      const int64_t row = to[i - begin];
+      const Vec3<Real> position = load_position(reference_points, static_cast<int>(row));
+      distances[i] = sqrt(squared_distance<Real>(query.position, position));
+      if (end > capacity) rows[i] = row;
+    }
+  }
+
+  // Every query has its share of the slots that are left over.
+  template <class Lanes>
+  POINTPROJ_FN void fill_rest(Lanes& lanes, int at) const {
+    const int64_t count = queries.batch.rows, first = row_splits[count] + static_cast<int64_t>(at) * Lanes::width;
+    for (int64_t i = first + lanes.lane(); i < capacity; i += count * Lanes::width) {
+      rows[i] = -1;
+      distances[i] = kInfinity<Real>;
+    }
   }
 };
 

@@ -32,11 +32,11 @@ POINTPROJ_FN bool is_in_front(int lane, int mask) { return (lane & mask) < (mask
 // Rows of a list in ascending order, by the lanes together. Runs of as many rows as there are lanes stay in registers:
 // a list that is no longer is read and written once.
 template <class Lanes>
-POINTPROJ_FN void sort_rows(Lanes& lanes, int* rows, int count) {
+POINTPROJ_FN void sort_rows(Lanes& lanes, int64_t* rows, int count) {
   const int lane = lanes.lane();
   const auto each_run = [&](auto sort) {
     for (int first = 0; first < count; first += Lanes::width) {
-      int row = first + lane < count ? rows[first + lane] : kNoRow;
+      int row = first + lane < count ? static_cast<int>(rows[first + lane]) : kNoRow;
       sort(Lanes::width, [&](int mask) {
         const int other = lanes.exchange(row, mask);
         row = is_in_front(lane, mask) ? lesser(row, other) : greater(row, other);
@@ -47,7 +47,7 @@ POINTPROJ_FN void sort_rows(Lanes& lanes, int* rows, int count) {
   };
   const auto order = [&](int front, int back) {
     if (back >= count) return;
-    const int a = rows[front], b = rows[back];
+    const int64_t a = rows[front], b = rows[back];
     if (a <= b) return;
     rows[front] = b;
     rows[back] = a;
@@ -71,7 +71,7 @@ POINTPROJ_FN void sort_rows(Lanes& lanes, int* rows, int count) {
 }
 
 #if !defined(__CUDACC__)
-inline void sort_rows(OneLane&, int* rows, int count) { std::sort(rows, rows + count); }
+inline void sort_rows(OneLane&, int64_t* rows, int count) { std::sort(rows, rows + count); }
 #endif
 
 }  // namespace pointproj

@@ -34,28 +34,6 @@ struct Postponed {
   }
 };
 
-// The results of a search: rows as int or int64_t, and distances if they are wanted.
-template <class Real>
-struct Nearest {
-  int k;
-  int* rows;           // (Q, k), or null
-  int64_t* long_rows;  // (Q, k), or null
-  Real* distances;     // (Q, k), or null
-
-  POINTPROJ_FN void put(int64_t at, Real squared, int row) const {
-    if (rows) rows[at] = row_or_none(row);
-    if (long_rows) long_rows[at] = row_or_none(row);
-    if (distances) distances[at] = sqrt(squared);
-  }
-};
-
-// Lists in memory, where k is larger than kLongestList. They may be where the results go.
-template <class Real>
-struct Heaps {
-  Real* squared;  // (Q, k)
-  int* rows;      // (Q, k)
-};
-
 // What a search reads and writes.
 template <class Real>
 struct Search {
@@ -77,12 +55,7 @@ struct Search {
     if (!searches) q = {{0, 0, 0}};
     NearestVisitor<Real, std::remove_reference_t<List>> visitor{list, nearest.k};
     const bool complete = visit_shells<levels>(cells, queries.cloud_of(query), q, searches, lanes, visitor);
-    if (lanes.any(complete)) {
-      const int64_t first = static_cast<int64_t>(query) * nearest.k;
-      list.write(lanes, nearest.k, [&](int place, Real squared, int row) {
-        nearest.put(first + place, searches ? squared : kNan<Real>, row);
-      });
-    }
+    if (lanes.any(complete)) nearest.write(lanes, list, query, searches);
     return complete;
   }
 };
@@ -113,9 +86,7 @@ struct SearchInMemory {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
     const int query = search.query_at(item), k = search.nearest.k;
-    const int64_t first = static_cast<int64_t>(query) * k;
-    const Heap<Real> heap(search.heaps.squared + first, search.heaps.rows + first, k);
-    search.template find<Levels::kBoth>(lanes, Heap<Real>(heap), query);
+    search.template find<Levels::kBoth>(lanes, search.heaps.of(query, k), query);
   }
 };
 

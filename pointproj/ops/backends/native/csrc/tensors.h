@@ -109,6 +109,10 @@ inline Tensor empty_ints(at::IntArrayRef shape, const Tensor& like) {
   return at::empty(shape, like.options().dtype(at::kInt));
 }
 
+inline Tensor empty_longs(at::IntArrayRef shape, const Tensor& like) {
+  return at::empty(shape, like.options().dtype(at::kLong));
+}
+
 // The elements, to be read if T is const.
 template <class T>
 T* data(const Tensor& tensor) {

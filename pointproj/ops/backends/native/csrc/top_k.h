@@ -17,6 +17,27 @@ POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
 
 POINTPROJ_FN int row_or_none(int row) { return row == kNoRow ? -1 : row; }
 
+// The results of a search: rows as int or int64_t, and distances if they are wanted.
+template <class Real>
+struct Nearest {
+  int k;
+  int* rows;           // (Q, k), or null
+  int64_t* long_rows;  // (Q, k), or null
+  Real* distances;     // (Q, k), or null
+
+  // A query that is not finite has no neighbours, at a distance that is no number.
+  template <class Lanes, class List>
+  POINTPROJ_FN void write(Lanes& lanes, List& list, int query, bool finite) const {
+    const int64_t first = static_cast<int64_t>(query) * k;
+    list.write(lanes, k, [&](int place, Real squared, int row) {
+      const int64_t at = first + place;
+      if (rows) rows[at] = row_or_none(row);
+      if (long_rows) long_rows[at] = row_or_none(row);
+      if (distances) distances[at] = finite ? Real(sqrt(squared)) : kNan<Real>;
+    });
+  }
+};
+
 // One thread's k best in registers, in ascending order. Places that k leaves over are in front, and stay.
 template <class Real, int kLength>
 struct SortedList {
@@ -119,6 +140,18 @@ struct Heap {
       rows[last] = row;
     }
     for (int i = 0; i < most; ++i) put(i, i < size ? squared[i] : kInfinity<Real>, i < size ? rows[i] : kNoRow);
+  }
+};
+
+// Lists in memory, where k is larger than kLongestList. They may be where the results go.
+template <class Real>
+struct Heaps {
+  Real* squared;  // (Q, k)
+  int* rows;      // (Q, k)
+
+  POINTPROJ_FN Heap<Real> of(int query, int k) const {
+    const int64_t first = static_cast<int64_t>(query) * k;
+    return Heap<Real>(squared + first, rows + first, k);
   }
 };
 
