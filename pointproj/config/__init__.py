@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from pointproj.config.checks import problems_of
-from pointproj.config.networks import NETWORKS, KnnConfig, MultiscaleConfig, RadiusConfig
+from pointproj.config.networks import NETWORKS, KnnConfig, MultiscaleConfig, RadiusConfig, VisibilityConfig
 from pointproj.config.schema import (
     AllocatorConfig,
     AugmentationConfig,
@@ -44,6 +44,7 @@ __all__ = [
     "RadiusConfig",
     "Target",
     "TargetConfig",
+    "VisibilityConfig",
     "flat",
     "from_saved",
     "nearest",

@@ -146,8 +146,41 @@ class MultiscaleConfig(ProjectorConfig):
         yield from too_few_points(self, "neighbors", config)
 
 
+@dataclass
+class VisibilityConfig(ProjectorConfig):
+    """What is seen of the outside from the sides of the samples and from each query point."""
+
+    NETWORK: ClassVar[str] = "pointproj.nn.visibility_network:VisibilityNetwork"
+    OPERATOR: ClassVar[str] = "knn"
+
+    name: str = value("visibility", "the network")
+    hidden_channels: int = value(16, "width of all layers, a multiple of 8", least=1, most=65_536)
+    neighbors: int = value(13, "reference points that a point attends to, including itself", least=13)
+    rounds: int = value(1, "how often the sides of reference points attend to each other", least=0, most=100)
+
+    @property
+    def fewest_points(self) -> int:
+        """One for each neighbour."""
+        return self.neighbors
+
+    def arguments(self) -> dict[str, Any]:
+        """Return arguments of :class:`pointproj.nn.visibility_network.VisibilityNetwork`."""
+        return {name: getattr(self, name) for name in ("hidden_channels", "neighbors", "rounds")}
+
+    def fill_in(self, config: Config) -> None:
+        """No normals, which it does not need."""
+        self.normals = bool(self.normals)
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield an odd width, and too many neighbours."""
+        if self.hidden_channels % 8:
+            width = self.hidden_channels
+            yield f"projector.hidden_channels={width}: projector=visibility needs a multiple of 8"
+        yield from too_few_points(self, "neighbors", config)
+
+
 NETWORKS: dict[str, type[ProjectorConfig]] = {
-    network.name: network for network in (KnnConfig, RadiusConfig, MultiscaleConfig)
+    network.name: network for network in (KnnConfig, RadiusConfig, MultiscaleConfig, VisibilityConfig)
 }
 
 

@@ -19,7 +19,7 @@ from pointproj.config import (
     Config,
     ConfigError,
     KnnConfig,
-    MultiscaleConfig,
+    VisibilityConfig,
     from_saved,
     register_schema,
     to_config,
@@ -54,19 +54,17 @@ def test_default_run_is_the_distance_to_furniture_by_the_knn_projector():
     assert isinstance(config, Config)
 
 
-def test_solids_are_furniture_occupancy_by_multiscale_without_normals():
+def test_solids_are_furniture_occupancy_by_visibility_without_normals():
     config = config_of("experiment=solids")
     assert (config.data.name, config.target.name, config.projector.name) == (
         "furniture",
         "occupancy",
-        "multiscale",
+        "visibility",
     )
     assert (config.data.queries, config.projector.normals) == (1024, False)
     assert (config.training.epochs, config.training.validate_every, config.data.points) == (20, 10, 1024)
     assert (config.optimizer.name, config.optimizer.lr, config.target.loss) == ("adamw", 5e-3, "overlap")
-    assert config.projector == MultiscaleConfig(
-        hidden_channels=16, grid_channels=16, side=16, levels=3, neighbors=8, normals=False
-    )
+    assert config.projector == VisibilityConfig(hidden_channels=16, neighbors=13, rounds=1, normals=False)
 
 
 def test_context_is_off_for_random_targets_unless_asked_for():
@@ -228,10 +226,10 @@ def test_every_choice_that_the_schema_names_has_its_file():
     [
         (["projector=radius", "projector.k=3", "projector.radius=0.3"], "radius", "k=3"),
         (["projector.radius=0.2"], "knn", "radius=0.2"),
-        (["experiment=solids", "projector.sigma=0.1"], "multiscale", "sigma=0.1"),
+        (["experiment=solids", "projector.sigma=0.1"], "visibility", "sigma=0.1"),
         (["experiment=tutorial_radius", "projector.keep_neighbors=true"], "radius", "keep_neighbors=true"),
         (["-m", "projector=knn,radius", "projector.k=3,4"], "radius", "k=3,4"),
-        (["-m", "experiment=smoke,solids", "projector.k=3"], "multiscale", "k=3"),
+        (["-m", "experiment=smoke,solids", "projector.k=3"], "visibility", "k=3"),
     ],
 )
 def test_a_value_that_the_network_does_not_read_cannot_be_written(arguments, network, key):

@@ -1,0 +1,218 @@
+"""A network for reconstruction, by what a point and the sides of the samples see of the outside."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.nn.attention import full_precision
+from pointproj.nn.context import aggregate_with_context
+from pointproj.nn.mlp import MLP
+from pointproj.nn.planes import local_planes
+from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.nn.side_attention import SideAttention
+from pointproj.nn.soft_visibility import FEATURES, DiskGrid, disk_grid, soft_visibility
+from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
+
+HOLE_NEIGHBOR = 12  # holes between samples are about as wide as the distance to it
+LARGEST_HOLE = 1.5  # in means over the cloud: disks of stray points would slow down every ray
+UNIT = 0.05  # about the spacing of 4,096 points
+BESIDE = 0.004  # how far from its plane a sample looks
+SEEN = 2 * FEATURES  # with their square roots, which tell few rays from none
+
+
+class VisibilityEncoding(NamedTuple):
+    """Result of :meth:`VisibilityNetwork.encode`; any number of queries can be decoded from it."""
+
+    places: Float[Tensor, "b n 7"]  # of the reference points: position, normal, size of holes
+    sides: Float[Tensor, "b n 2 channels"]
+    grid: DiskGrid
+    index: Index
+    batched: bool
+
+
+class VisibilityNetwork(nn.Module):
+    """Tell inside from outside by what a point and the sides of its neighbours see of the outside.
+
+    1. For each reference point, the plane through it and most of its neighbours is found
+       (:func:`pointproj.nn.planes.local_planes`), and a disk in it that covers the holes between samples.
+    2. From both sides of each disk, and from each query point, rays escape or are stopped by disks
+       (:func:`pointproj.nn.soft_visibility.soft_visibility`). This is where a network learns of what is far
+       away; all else is local, so it learns from few shapes and has no opinion on classes of them.
+    3. The sides of each reference point attend to those of its neighbours, a given number of times.
+    4. A query point attends to the sides of the nearest reference points, in which its own visibility takes
+       part. An MLP gives the result.
+
+    All lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
+    Under autocast the inner layers of attention run in low precision; positions and visibility do not.
+
+    Parameters
+    ----------
+    hidden_channels : int
+        Width of everything, a multiple of 8.
+    neighbors : int
+        Reference points that a point attends to, at least 13; a reference point itself is the first of its
+        own.
+    rounds : int
+        How often the sides of reference points attend to each other.
+    in_channels : int
+        Channels of ``features`` beside the points, 0 for none.
+    out_channels : int
+        Channels of the result.
+    predicts : {"value", "distance", "signed_distance"}
+        As for :class:`pointproj.Projector`.
+    backend : str
+        Of the searches, see :func:`pointproj.backends`. Visibility is always by Warp.
+
+    Raises
+    ------
+    ValueError
+        For a width that is not a multiple of 8, too few neighbours, or another ``predicts``.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_channels: int = 16,
+        neighbors: int = 13,
+        rounds: int = 1,
+        in_channels: int = 0,
+        out_channels: int = 1,
+        predicts: str = "value",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if neighbors <= HOLE_NEIGHBOR:
+            raise ValueError(f"expected at least {HOLE_NEIGHBOR + 1} neighbours, got {neighbors}")
+        if predicts not in PREDICTED_CHANNELS:
+            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
+        self.neighbors = neighbors
+        self.predicts = predicts
+        self.backend = backend
+        width = hidden_channels
+        self.side = nn.Linear(2 * SEEN + 1 + in_channels, width)
+        among = partial(SideAttention, width, width, width, own_normals=True)
+        self.rounds = nn.ModuleList(among() for _ in range(rounds))
+        self.near = SideAttention(SEEN, width, width)
+        self.query_mlp = MLP(width + SEEN, 2 * width, out_channels * PREDICTED_CHANNELS[predicts])
+        if predicts != "value":
+            self.log_sigma = nn.Parameter(torch.tensor(UNIT / 4).log())
+            begin_at_soft_distance(self.query_mlp)
+
+    def encode(
+        self,
+        reference_points: Float[Tensor, "*batch n 3"],
+        features: Float[Tensor, "*batch n c"] | None = None,
+        *,
+        index: Index | None = None,
+    ) -> VisibilityEncoding:
+        """Do once what all queries share: everything but the last step.
+
+        Parameters
+        ----------
+        reference_points : (N, 3) or (B, N, 3) float tensor
+            The cloud, or a batch of clouds; at least ``neighbors`` points each.
+        features : (N, C) or (B, N, C) float tensor, optional
+            What else is known of the points.
+        index : Index, optional
+            Result of :func:`pointproj.build_index` on these reference points; built here without.
+
+        Returns
+        -------
+        VisibilityEncoding
+            For :meth:`decode`.
+        """
+        batched = reference_points.dim() == 3
+        if not batched:
+            reference_points = reference_points[None]
+            features = None if features is None else features[None]
+            index = None  # one of a single cloud does not fit a batch of one
+        if index is None:
+            index = build_index(reference_points, backend=self.backend)
+        with full_precision(reference_points):
+            distances, rows = self._nearest(reference_points, reference_points, index)
+            normals, fit = local_planes(reference_points, rows, UNIT)
+            holes = distances[..., HOLE_NEIGHBOR]
+            holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))
+            grid = disk_grid(reference_points, normals, holes)
+            places = torch.cat([reference_points, normals, holes[..., None]], dim=-1)
+            outwards = torch.stack([normals, -normals], dim=2)
+            beside = reference_points[:, :, None] + BESIDE * outwards
+            seen = _seen_from(beside.flatten(1, 2), grid).unflatten(1, (-1, 2))
+            known = fit if features is None else torch.cat([fit, features], dim=-1)
+            known = known[:, :, None].expand(-1, -1, 2, -1)
+            sides = self.side(torch.cat([seen, seen.flip(2), known], dim=-1))
+        twice = rows.repeat_interleave(2, dim=1)
+        among = beside.flatten(1, 2), places, twice, outwards.flatten(1, 2)
+        for attend in self.rounds:
+            sides = sides + attend(sides.flatten(1, 2), sides, *among).unflatten(1, (-1, 2))
+        return VisibilityEncoding(places, sides, grid, index, batched)
+
+    def decode(
+        self, query_points: Float[Tensor, "*batch q 3"], encoding: VisibilityEncoding
+    ) -> Float[Tensor, "*batch q out"]:
+        """Evaluate the network at query points; a large set may be given in parts.
+
+        Parameters
+        ----------
+        query_points : (Q, 3) or (B, Q, 3) float tensor
+            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
+        encoding : VisibilityEncoding
+            From :meth:`encode`.
+
+        Returns
+        -------
+        (Q, out) or (B, Q, out) float tensor
+        """
+        places, sides, grid, index, batched = encoding
+        if query_points.dim() == 2:
+            query_points = query_points.expand(places.shape[0], -1, -1)
+        reference_points = places[..., :3]
+        with full_precision(query_points):
+            _, rows = self._nearest(query_points, reference_points, index)
+            seen = _seen_from(query_points, grid)
+        near = self.near(seen, sides, query_points, places, rows)
+        predicted = self.query_mlp(torch.cat([near, seen], dim=-1))
+        if self.predicts != "value":
+            soft_distance = self._soft_distance(query_points, reference_points, rows, index)
+            predicted = as_predicted(predicted, soft_distance, self.predicts)
+        return predicted if batched else predicted[0]
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        index: Index | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
+        return self.decode(query_points, self.encode(reference_points, features, index=index))
+
+    def _nearest(
+        self, query_points: Tensor, reference_points: Tensor, index: Index
+    ) -> tuple[Float[Tensor, "b q k"], Tensor]:
+        """Distances and rows of the nearest reference points; which these are has no gradient."""
+        where = query_points.detach(), reference_points.detach()
+        return knn(*where, self.neighbors, index=index, backend=self.backend)
+
+    def _soft_distance(
+        self, query_points: Tensor, reference_points: Tensor, rows: Tensor, index: Index
+    ) -> Float[Tensor, "b q 1"]:
+        """Distance to the weighted mean of the nearest reference points."""
+        where = query_points, reference_points
+        with full_precision(query_points):
+            shared = {"sigma": self.log_sigma.exp(), "index": index, "backend": self.backend}
+            aggregate = partial(knn_aggregate, *where, k=self.neighbors, neighbor_indices=rows, **shared)
+            return aggregate_with_context(aggregate, *where, reference_points[..., :0])[2]
+
+    def extra_repr(self) -> str:
+        """The network's arguments, for ``print(model)``."""
+        return f"neighbors={self.neighbors}, predicts={self.predicts}, backend={self.backend}"
+
+
+def _seen_from(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 8"]:
+    seen = soft_visibility(points, grid)
+    return torch.cat([seen, seen.sqrt()], dim=-1)
