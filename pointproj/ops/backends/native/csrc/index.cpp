@@ -1,4 +1,5 @@
 // The torch operators that build an index: the cell list and the hash grid.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/argsort.h>
 
 #include "cell_list_build.h"
@@ -8,8 +9,10 @@ namespace pointproj {
 
 namespace {
 
-// Ranks by row, where atomics give them in the order of arrival.
+// Ranks by row, where atomics give them in the order of arrival. An index is constant to autograd, which would record
+// these operators.
 void sort_stably(const Tensor& points, const Tensor& place, const Tensor& sorted) {
+  const at::AutoDispatchBelowADInplaceOrView below;
   const Tensor order = at::argsort(place.select(1, 0), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   sorted.slice(1, 0, 3).copy_(points.index_select(0, order));
   const auto row = points.scalar_type() == at::kFloat ? at::kInt : at::kLong;
