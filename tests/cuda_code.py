@@ -178,12 +178,20 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
                 32 * warps,
                 tile_gradients.gradient_tiles_kernel(channels, warps, "exponential", "mean", gathered),
             )
-        division = sparse_sums.sparse_division(channels)
-        yield (
-            "sums within a radius, of sparse tiles",
-            usual,
-            sparse_sums.sparse_kernel(division, "exponential", "mean"),
-        )
+        for values in (torch.empty(1, channels), torch.empty(1, channels + 1)):
+            division = sparse_sums.sparse_division(values)
+            yield (
+                "sums within a radius, of sparse tiles",
+                division.block,
+                sparse_sums.sparse_kernel(division, "exponential", "mean"),
+            )
+            yield (
+                "feature gradients within a radius, of sparse tiles",
+                division.block,
+                radius_gradients.feature_gradient_kernel(
+                    torch.float32, torch.float32, division, "exponential"
+                ),
+            )
     for counted in (torch.int32, torch.int64):
         yield "running sum", usual, scan._kernel(counted)
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):

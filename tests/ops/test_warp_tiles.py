@@ -6,6 +6,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops.backends.warp import tile_sums
+from pointproj.ops.backends.warp.hash_table import MANY_POINTS
 from pointproj.ops.cases import clustered
 from pointproj.ops.reference import KERNELS
 
@@ -28,6 +29,9 @@ def _clouds(kind: str) -> tuple[Tensor, Tensor, float, float]:
         points = torch.randn(3000, 3, generator=g)
         points[::7], points[5] = torch.nan, torch.inf
         return points[:1100] + 0.01, points, 0.4, 0.1
+    if kind == "few":  # queries, whose cells are wide
+        points = torch.rand(3000, 3, generator=g)
+        return points[:100] + 0.01, points, 0.2, 0.1
     radius, sigma = {"wide": (1.5, 0.3), "small-sigma": (0.5, 2e-3), "dense": (0.3, 0.1)}[kind]
     return torch.rand(1100, 3, generator=g) * 2 - 1, torch.randn(3000, 3, generator=g), radius, sigma
 
@@ -53,10 +57,11 @@ def _compare(inputs: tuple[Tensor, ...], radius: float, **options) -> None:
         assert errors[0] < floor + 3 * errors[1]
 
 
-CHANNELS = {"clustered": 25, "sparse": 8, "not-finite": 2, "wide": 25, "small-sigma": 25, "dense": 70}
+CHANNELS = [("clustered", 25), ("sparse", 8), ("not-finite", 2), ("wide", 25), ("small-sigma", 25)]
+CHANNELS += [("dense", 70), ("few", 12)]
 
 
-@pytest.mark.parametrize(("kind", "channels"), CHANNELS.items())
+@pytest.mark.parametrize(("kind", "channels"), CHANNELS)
 def test_sums_of_many_tiles(kind: str, channels: int, device: str):
     queries, points, radius, sigma = _clouds(kind)
     features = torch.randn(len(points), channels, generator=torch.Generator().manual_seed(1))
@@ -65,11 +70,24 @@ def test_sums_of_many_tiles(kind: str, channels: int, device: str):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "channels"), CHANNELS.items())
+@pytest.mark.parametrize(("kind", "channels"), [*CHANNELS, ("sparse", 32), ("sparse", 40), ("clustered", 9)])
 def test_sparse_tiles_are_left_to_lanes(kind: str, channels: int, monkeypatch: pytest.MonkeyPatch):
     """As of many points; in ``sparse`` all tiles are, in ``clustered`` some."""
     monkeypatch.setattr(tile_sums, "MANY", 1)
     test_sums_of_many_tiles(kind, channels, "cuda")
+
+
+def test_a_table_of_many_points(device: str):
+    """It has fewer buckets a point."""
+    g = torch.Generator().manual_seed(0)
+    points = torch.rand(MANY_POINTS + 3, 3, generator=g).to(device)
+    features = points[:, :2].contiguous()
+    queries = points[::800_001] + 1e-3
+    got, expected = (
+        pointproj.radius_aggregate(queries, points, features, 0.01, sigma=0.01, backend=b)
+        for b in ("warp", "torch")
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -2,10 +2,12 @@
 
 Cells are about half as wide as the radius wherever the points are, so no bounding box is needed and one
 level does for every density. Cells that share a bucket of the table only cost a few distance tests in vain.
-Along x the table is contiguous: a row of cells is one run of points, or two where it wraps.
+Along x the table is contiguous: a row of cells is one run of points, or two where it wraps. Narrow cells
+spare tests of points and cost lookups of rows of cells: points that are few next to others have wide ones.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +24,9 @@ from pointproj.ops.backends.warp.common import (
     Batch,
     BatchStruct,
     cloud_of,
-    first_row_of,
 )
-from pointproj.ops.backends.warp.lanes import Lanes, floor_log2
+from pointproj.ops.backends.warp.hash_table import FARTHEST, bucket_count, table_functions
+from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.backends.warp.scan import running_sum, states_of
 from pointproj.ops.backends.warp.traversal import Visitor, run_visitor
 from pointproj.ops.bridge.scratch import Scratch
@@ -32,8 +34,7 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 
 # Edge of the cells, in radii: a little more than a half, so that rounding does not add a cell on each side.
 EDGE = 65 / 128
-BUCKETS_PER_POINT = 4
-FARTHEST = 2.0**28  # cells from the origin; what lies beyond counts as there
+FEW = 8  # cells are twice as wide for points of which there are so many times fewer than of all
 
 
 class HashGrid(NamedTuple):
@@ -42,7 +43,7 @@ class HashGrid(NamedTuple):
     The last bucket of each is for points that are not finite.
     """
 
-    width: Tensor  # (1,) real: edge of the cells
+    width: Tensor  # (sets,) real: edge of the cells
     start: Tensor  # (buckets + 1,) int32: first sorted row of each bucket
     points: Tensor  # (N, 4) real: positions, sorted, and the bits of their row in the cloud as given
 
@@ -53,7 +54,8 @@ class SearchedGrid(NamedTuple):
     width: Tensor
     start: Tensor
     points: Tensor
-    first_bucket: int  # of the points searched, where the table is that of two sets
+    number: int  # of the set searched: 1 for the second of two in one table
+    first_bucket: int  # of that set
     batch: Batch
 
 
@@ -73,22 +75,14 @@ class Side(NamedTuple):
         return self.searched.points[self.first_sorted : self.first_sorted + self.batch.rows]
 
 
-def build_hash_grid(
-    points: Tensor,
-    offsets: Tensor | None,
-    clouds: int,
-    radius: float | Tensor,
-    *,
-    others: Tensor | None = None,
-    other_offsets: Tensor | None = None,
-) -> HashGrid:
-    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``; and ``others`` (M, 3).
+def build_hash_grid(points: Tensor, offsets: Tensor | None, clouds: int, radius: float | Tensor) -> HashGrid:
+    """Sort ``points`` (N, 3), packed clouds, for searches within about ``radius``.
 
     A radius that only the device knows is a tensor of one element.
     """
     known = not isinstance(radius, Tensor)
     radii = (radius, None) if known else (0.0, radius.reshape(1))
-    return HashGrid(*_build(points, offsets, others, other_offsets, clouds, *radii))
+    return HashGrid(*_build(points, offsets, clouds, *radii))
 
 
 def new_hash_grid(
@@ -99,30 +93,23 @@ def new_hash_grid(
     radius: float,
     radius_on_device: Tensor | None,
 ) -> HashGrid:
-    """The same for ``points`` alone, for an operator that builds its own: that spares the call of another."""
+    """The same for an operator that builds its own: that spares the call of another."""
     rows = points.shape[0]
     grid = HashGrid(*_tables(rows, bucket_count(rows, clouds), points.dtype).allocate(points.device))
-    fill_hash_grid(launch, (points, offsets), (None, None), clouds, (radius, radius_on_device), grid)
+    fill_hash_grid(launch, [(points, offsets)], clouds, (radius, radius_on_device), grid, rows)
     return grid
 
 
-def bucket_count(rows: int, clouds: int) -> int:
-    """Buckets that a table has for so many points, with the one for points that are not finite."""
-    return BUCKETS_PER_POINT * rows + clouds + 1
+def hash_grid_specs(sets: Sequence[Tensor], clouds: int, dtype: torch.dtype) -> dict:
+    """Shape and dtype of the tables of some sets of points."""
+    rows = [points.shape[0] for points in sets]
+    buckets = sum(bucket_count(count, clouds) for count in rows)
+    return _table_specs(sum(rows), buckets, dtype, len(sets))
 
 
-def hash_grid_specs(points: Tensor, others: Tensor | None, clouds: int, **_: Any) -> dict:
-    """Shape and dtype of the tables of one or two sets of points."""
-    buckets, rows = bucket_count(points.shape[0], clouds), points.shape[0]
-    if others is not None:
-        buckets += bucket_count(others.shape[0], clouds)
-        rows += others.shape[0]
-    return _table_specs(rows, buckets, points.dtype)
-
-
-def _table_specs(rows: int, buckets: int, dtype: torch.dtype) -> dict:
+def _table_specs(rows: int, buckets: int, dtype: torch.dtype, sets: int) -> dict:
     return {
-        "cell_width": ((1,), dtype),
+        "cell_width": ((sets,), dtype),
         "start": ((buckets + 1,), torch.int32),
         "sorted_points": ((rows, 4), dtype),
     }
@@ -130,7 +117,7 @@ def _table_specs(rows: int, buckets: int, dtype: torch.dtype) -> dict:
 
 @functools.lru_cache
 def _tables(rows: int, buckets: int, dtype: torch.dtype) -> Scratch:
-    return Scratch((), list(_table_specs(rows, buckets, dtype).values()))
+    return Scratch((), list(_table_specs(rows, buckets, dtype, 1).values()))
 
 
 @functools.lru_cache
@@ -140,13 +127,15 @@ def _build_memory(rows: int, buckets: int) -> Scratch:
     return Scratch(counters, [((rows, 2), torch.int32)])
 
 
-@warp_op("pointproj::warp_build_hash_grid", outputs=hash_grid_specs)
+def _specs(points: Tensor, clouds: int, **_: Any) -> dict:
+    return hash_grid_specs([points], clouds, points.dtype)
+
+
+@warp_op("pointproj::warp_build_hash_grid", outputs=_specs)
 def _build(
     launch: Launch,
     points: Tensor,
     offsets: Tensor | None,
-    others: Tensor | None,
-    other_offsets: Tensor | None,
     clouds: int,
     radius: float,
     radius_on_device: Tensor | None,
@@ -156,29 +145,38 @@ def _build(
     sorted_points: Tensor,
 ) -> None:
     grid = HashGrid(cell_width, start, sorted_points)
-    fill_hash_grid(
-        launch, (points, offsets), (others, other_offsets), clouds, (radius, radius_on_device), grid
-    )
+    fill_hash_grid(launch, [(points, offsets)], clouds, (radius, radius_on_device), grid, points.shape[0])
 
 
 def fill_hash_grid(
     launch: Launch,
-    first: tuple[Tensor, Tensor | None],
-    second: tuple[Tensor | None, Tensor | None],
+    sets: Sequence[tuple[Tensor, Tensor | None]],
     clouds: int,
     radius: tuple[float, Tensor | None],
     grid: HashGrid,
+    all_rows: int,
 ) -> None:
-    """Sort one or two sets of points, each with its offsets; the radius is known here or on the device."""
-    (points, offsets), (others, other_offsets) = first, second
+    """Sort one or two sets of points.
+
+    Parameters
+    ----------
+    sets : sequence of (points, offsets)
+    radius : (float, Tensor or None)
+        The tensor, of one element, is in place of the number where only the device knows it.
+    all_rows : int
+        Of these points and of those of the other set, if that is in a grid of its own.
+    """
+    (points, offsets), (others, other_offsets) = (*sets, (None, None))[:2]
     cell_width, start, sorted_points = grid
     rows, buckets = sorted_points.shape[0], start.shape[0] - 1
     counters, states, occupancy, placed = _build_memory(rows, buckets).allocate(points.device)
     clear = _clear_kernel(points.dtype)
-    launch(clear, counters.shape[0], counters, cell_width, *radius)
+    first_rows = points.shape[0]
+    edges = _edge(first_rows, all_rows), _edge(rows - first_rows, all_rows)
+    launch(clear, counters.shape[0], counters, cell_width, *radius, *edges)
     both = (
-        *(points, Batch(offsets, points.shape[0], clouds)),
-        *(others, Batch(other_offsets, rows - points.shape[0], clouds)),
+        *(points, Batch(offsets, first_rows, clouds)),
+        *(others, Batch(other_offsets, rows - first_rows, clouds)),
     )
     launch(_place_kernel(points.dtype), rows, *both, cell_width, occupancy, placed)
     running_sum(launch, occupancy, 0, states, start)
@@ -199,65 +197,35 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
         width: wp.array(dtype=real),
         radius: real,
         radius_on_device: wp.array(dtype=real),
+        edge: real,
+        other_edge: real,
     ):
         i = wp.tid()
         counters[i] = 0
-        if i == 0:
+        if i < width.shape[0]:
             if radius_on_device:
                 radius = radius_on_device[0]
-            width[0] = wp.clamp(radius * real(EDGE), real(least), real(most))
+            width[i] = wp.clamp(radius * wp.where(i == 0, edge, other_edge), real(least), real(most))
 
     return clear
 
 
-@functools.cache
-def table_functions(dtype: torch.dtype) -> Any:
-    """Each cloud's part of the table, and the bucket of a cell in it."""
-    real, _ = REALS[dtype]
-
-    @wp.struct
-    class Table:
-        base: int  # first bucket
-        bits: wp.vec3i  # buckets along x, y, z, as powers of two
-
-    @wp.func
-    def table_of(cloud: int, batch: BatchStruct, first_bucket: int):
-        begin = first_row_of(cloud, batch)
-        size = first_row_of(cloud + 1, batch) - begin
-        bits = floor_log2(wp.max(BUCKETS_PER_POINT * size, 1))
-        table = Table()
-        table.base = first_bucket + BUCKETS_PER_POINT * begin + cloud
-        table.bits = wp.vec3i((bits + 2) / 3, (bits + 1) / 3, bits / 3)
-        return table
-
-    @wp.func
-    def axis_cell(x: real, per_unit: real):
-        return int(wp.floor(wp.clamp(x * per_unit, real(-FARTHEST), real(FARTHEST))))
-
-    @wp.func
-    def first_bucket_of(table: Table, y: int, z: int):
-        """First bucket of a row of cells."""
-        row = ((z & ((1 << table.bits[2]) - 1)) << table.bits[1]) | (y & ((1 << table.bits[1]) - 1))
-        return table.base + (row << table.bits[0])
-
-    @wp.func
-    def along(table: Table, x: int):
-        """Bucket in a row. Around the origin, where clouds mostly are, rows do not wrap."""
-        return (x + (1 << table.bits[0]) / 2) & ((1 << table.bits[0]) - 1)
-
-    return Table, table_of, axis_cell, first_bucket_of, along
+def _edge(rows: int, all_rows: int) -> float:
+    """Of the cells for ``rows`` points, in radii."""
+    return EDGE if FEW * rows > all_rows else 2.0 * EDGE
 
 
 @functools.cache
 def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, vec3 = REALS[dtype]
-    _, table_of, axis_cell, first_bucket_of, along = table_functions(dtype)
+    _, table_of, axis_cell, first_bucket_of, along, last_bucket = table_functions(dtype)
 
     @wp.func
-    def bucket_of(p: vec3, row: int, batch: BatchStruct, first_bucket: int, per_unit: real):
+    def bucket_of(p: vec3, row: int, batch: BatchStruct, first_bucket: int, width: real):
         """Bucket of a point; the last of all is for points that are not finite."""
         if not wp.isfinite(p):
-            return first_bucket + BUCKETS_PER_POINT * batch.rows + batch.count
+            return first_bucket + last_bucket(batch)
+        per_unit = real(1.0) / width
         table = table_of(cloud_of(row, batch), batch, first_bucket)
         x = axis_cell(p[0], per_unit)
         y = axis_cell(p[1], per_unit)
@@ -277,14 +245,13 @@ def _place_kernel(dtype: torch.dtype) -> wp.Kernel:
         """Bucket of each point and its rank of arrival there."""
         i = wp.tid()
         rows = batch.rows
-        per_unit = real(1.0) / width[0]
         at = int(0)
         if i < rows:
-            at = bucket_of(points[i], i, batch, 0, per_unit)
+            at = bucket_of(points[i], i, batch, 0, width[0])
         else:
             row = i - rows
-            first_bucket = BUCKETS_PER_POINT * rows + batch.count + 1
-            at = bucket_of(others[row], row, other_batch, first_bucket, per_unit)
+            first_bucket = last_bucket(batch) + 1
+            at = bucket_of(others[row], row, other_batch, first_bucket, width[1])
         placed[i, 0] = at
         placed[i, 1] = wp.atomic_add(occupancy, at, 1)
 
@@ -301,6 +268,7 @@ def searched_struct(dtype: torch.dtype) -> Any:
         width: wp.array(dtype=real)
         start: wp.array(dtype=wp.int32)
         points: wp.array2d(dtype=real)
+        number: int
         first_bucket: int
         batch: BatchStruct
 
@@ -310,14 +278,14 @@ def searched_struct(dtype: torch.dtype) -> Any:
 def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``search(state, q, searched, data, cloud, radius) -> state``: meet everything within the radius.
 
-    The visitor sees some points that are farther away.
+    The visitor sees some points that are farther away; of a ``q`` that is not finite none.
     """
     real, vec3 = REALS[dtype]
     SearchedStruct, State, Data = searched_struct(dtype), visitor.State, visitor.Data
-    _, table_of, axis_cell, first_bucket_of, along = table_functions(dtype)
+    _, table_of, axis_cell, first_bucket_of, along, _ = table_functions(dtype)
     visit_runs = run_visitor(dtype, lanes, visitor)
     unit, least, most = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype], torch.finfo(dtype).max
-    count, lane = lanes.count, lanes.lane
+    count, lane, any_item = lanes.count, lanes.lane, lanes.any_item
 
     @wp.func
     def gap(x: real, cell: int, width: real, slack: real):
@@ -328,9 +296,12 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
 
     @wp.func
     def search(state: State, q: vec3, searched: SearchedStruct, data: Data, cloud: int, radius: real):
+        searches = wp.isfinite(q)
+        if not searches:
+            q = vec3()
         table = table_of(cloud, searched.batch, searched.first_bucket)
         slack = real(unit) * (wp.max(wp.abs(q)) + radius) + real(least)
-        width = searched.width[0]
+        width = searched.width[searched.number]
         per_unit = real(1.0) / width
         first = wp.vec3i()
         size = wp.vec3i()
@@ -347,13 +318,16 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         row_part = int(lane())
         row_z = int(0)
         along_y = size[1] << split
-        for _first in range(0, along_y * size[2], count):
+        rows = wp.where(searches, along_y * size[2], 0)
+        begun = int(0)
+        while any_item(begun < rows):
+            begun += count
             while row_part >= along_y:
                 row_part -= along_y
                 row_z += 1
             begin = int(0)
             run = int(0)
-            if row_z < size[2]:
+            if searches and row_z < size[2]:
                 y = first[1] + (row_part >> split)
                 z = first[2] + row_z
                 across_y = gap(q[1], y, width, slack)

@@ -16,6 +16,7 @@ class Lanes(NamedTuple):
     count: int
     item: wp.Function  # (first of wp.tid()) -> what these lanes work on, in a launch of (items, count)
     lane: wp.Function  # () -> own number
+    any_item: wp.Function  # (flag, an item's) -> whether it is set for any item of the GPU warp
     take: wp.Function  # (x, lane) -> that lane's x
     previous: wp.Function  # (x) -> the x of the lane before this one; the first gets its own
     ballot: wp.Function  # (flag) -> one bit for each lane
@@ -28,7 +29,8 @@ class Lanes(NamedTuple):
 def lanes(count: int) -> Lanes:
     """Functions for 1 lane, or for 2 to 32 neighbouring threads of a GPU warp (a power of two).
 
-    All lanes of a query must call them together; the queries of one warp may go different ways.
+    All threads of a warp must call them together, also where several items are at work: loops go on until all
+    are done.
     """
     return _one_lane() if count == 1 else _several_lanes(count)
 
@@ -41,6 +43,10 @@ def _one_lane() -> Lanes:
     @wp.func
     def lane():
         return 0
+
+    @wp.func
+    def any_item(flag: bool):
+        return flag
 
     @wp.func
     def take(x: Any, source: int):
@@ -66,7 +72,7 @@ def _one_lane() -> Lanes:
     def total(x: Any):
         return x
 
-    return Lanes(1, item, lane, take, previous, ballot, sum_before, minimum, total)
+    return Lanes(1, item, lane, any_item, take, previous, ballot, sum_before, minimum, total)
 
 
 _LEAST_OF_WARP = """
@@ -78,18 +84,16 @@ _LEAST_OF_WARP = """
 
 def _several_lanes(count: int) -> Lanes:
     half = count // 2
-    # The threads of this query, as the mask that every exchange between threads asks for.
-    mask = f"const unsigned base = threadIdx.x & {32 - count}u, mask = {2**count - 1}u << base;"
-    previous_there = f"{mask} return __shfl_up_sync(mask, x, 1, {count});"
-    take_there = f"{mask} return __shfl_sync(mask, x, source, {count});"
-    least = f"""{mask}
+    previous_there = f"return __shfl_up_sync(0xffffffffu, x, 1, {count});"
+    take_there = f"return __shfl_sync(0xffffffffu, x, source, {count});"
+    least = f"""
         for (int step = {half}; step > 0; step >>= 1) {{
-            auto other = __shfl_xor_sync(mask, x, step);
+            auto other = __shfl_xor_sync(0xffffffffu, x, step);
             x = other < x ? other : x;
         }}
         return x;"""
-    sum_up = f"""{mask}
-        for (int step = {half}; step > 0; step >>= 1) x += __shfl_xor_sync(mask, x, step);
+    sum_up = f"""
+        for (int step = {half}; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
         return x;"""
 
     # What wp.tid() says, without its division by a number that it does not know to be a power of two.
@@ -98,6 +102,11 @@ def _several_lanes(count: int) -> Lanes:
 
     @wp.func_native(f"return threadIdx.x & {count - 1};")
     def lane() -> int: ...
+
+    any_of_warp = "flag" if count == 32 else "__any_sync(0xffffffffu, flag)"
+
+    @wp.func_native(f"return {any_of_warp};")
+    def any_item(flag: bool) -> bool: ...
 
     @wp.func_native(take_there)
     def take(x: wp.int32, source: int) -> wp.int32: ...
@@ -117,13 +126,15 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(previous_there)
     def previous(x: wp.float64) -> wp.float64: ...
 
-    @wp.func_native(f"{mask} return (__ballot_sync(mask, flag) & mask) >> base;")
+    of_item = f">> (threadIdx.x & {32 - count}u) & {2**count - 1}u"
+
+    @wp.func_native(f"return __ballot_sync(0xffffffffu, flag) {of_item};")
     def ballot(flag: bool) -> int: ...
 
-    @wp.func_native(f"""{mask}
+    @wp.func_native(f"""
         int sum = x;
         for (int step = 1; step < {count}; step <<= 1) {{
-            int other = __shfl_up_sync(mask, sum, step, {count});
+            int other = __shfl_up_sync(0xffffffffu, sum, step, {count});
             if ((threadIdx.x & {count - 1}) >= step) sum += other;
         }}
         return sum - x;""")
@@ -146,7 +157,7 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(sum_up)
     def total(x: wp.float64) -> wp.float64: ...
 
-    return Lanes(count, item, lane, take, previous, ballot, sum_before, minimum, total)
+    return Lanes(count, item, lane, any_item, take, previous, ballot, sum_before, minimum, total)
 
 
 # Integers in the order of the floats.

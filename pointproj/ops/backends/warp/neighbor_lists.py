@@ -95,7 +95,7 @@ def problem_of(
     else:
         radius_and_limits = 0.0, 0.0, radii, largest_squares_within(radii, query_points)
     balls = Balls(query_points, Batch(query_offsets, count, clouds), itself, *radius_and_limits)
-    return balls, SearchedGrid(*grid, 0, Batch(reference_offsets, references, clouds))
+    return balls, SearchedGrid(*grid, 0, 0, Batch(reference_offsets, references, clouds))
 
 
 def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:

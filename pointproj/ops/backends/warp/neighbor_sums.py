@@ -219,12 +219,12 @@ def aggregate_kernel(
     positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, reduce: str
 ) -> wp.Kernel:
     """Weights over each list, and the weighted sum."""
-    count, channels, searches = division
+    count, searches = division.lanes, division.searches
     real, _ = REALS[sums]
     ProblemStruct = neighbor_struct(positions, sums)
     distance = distance_function(positions, sums)
-    Channels, channel_of, add_row = row_sum(sums, count, channels)
-    queue = row_queue(sums, count, channels)
+    Channels, add_row, write_row = row_sum(sums, division)
+    queue = row_queue(sums, division)
     reserve, push, flush = queue.reserve, queue.push, queue.flush
     item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
     rate_of, level_of, relative_weight, *_ = weight_functions(kernel, sums)
@@ -278,9 +278,6 @@ def aggregate_kernel(
                         weights[query, begin + lane()] = weights[query, begin + lane()] * inverse
         if not wp.isfinite(p):
             inverse = real(wp.nan)
-        for i in range(channels):
-            channel = channel_of(chunk, i)
-            if channel < features.shape[1]:
-                aggregated[query, channel] = sums[i] * inverse
+        write_row(sums, chunk, inverse, aggregated, query)
 
     return aggregate

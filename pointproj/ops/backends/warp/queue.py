@@ -24,6 +24,8 @@ class Division(NamedTuple):
     lanes: int
     channels: int  # of each lane
     searches: int  # that it takes to cover all channels
+    together: int = 1  # channels that a lane reads and writes at once
+    block: int = BLOCK  # threads
 
 
 def divide(channels: int, device_type: str, most_lanes: int) -> Division:
@@ -40,8 +42,8 @@ class RowSum(NamedTuple):
     """Functions to sum rows of ``values``, of which each lane has some channels."""
 
     Channels: Any
-    channel_of: wp.Function  # (chunk, i) -> the i-th channel of this lane
     add_row: wp.Function  # (sums, values, chunk, weight, row) -> sums, for one lane
+    write_row: wp.Function  # (sums, chunk, factor, output, row)
 
 
 class Queue(NamedTuple):
@@ -56,11 +58,29 @@ class Queue(NamedTuple):
     flush: wp.Function  # (sums, values, chunk, address, size) -> sums with all rows, numbers being weights
 
 
+# Rows begin at multiples of what is written at once.
+_WRITE = """
+    const int columns = output.shape[1], lane = threadIdx.x & {last}u;
+    struct alignas({together} * sizeof({real})) Some {{ {real} x[{together}]; }};
+    #pragma unroll
+    for (int i = 0; i < {channels}; i += {together}) {{
+        const int channel = (chunk * {channels} + i) * {count} + lane * {together};
+        if (channel >= columns) continue;
+        Some some;
+        #pragma unroll
+        for (int j = 0; j < {together}; ++j) some.x[j] = total[i + j] * factor;
+        *reinterpret_cast<Some*>(output.data + static_cast<size_t>(row) * columns + channel) = some;
+    }}
+"""
+
+
 @functools.cache
-def row_sum(sums: torch.dtype, count: int, channels: int) -> RowSum:
-    """For sums in one dtype, ``count`` lanes a point and ``channels`` a lane."""
+def row_sum(sums: torch.dtype, division: Division) -> RowSum:
+    """For sums in one dtype."""
     real, _ = REALS[sums]
+    count, channels, *_ = division
     Channels = wp.types.vector(length=channels, dtype=real)
+    matrix = wp.array2d(dtype=real)
     lane = lanes(count).lane
 
     @wp.func
@@ -68,14 +88,41 @@ def row_sum(sums: torch.dtype, count: int, channels: int) -> RowSum:
         return (chunk * channels + i) * count + lane()
 
     @wp.func
-    def add_row(total: Channels, values: wp.array2d(dtype=real), chunk: int, weight: real, row: int):
+    def add_row(total: Channels, values: matrix, chunk: int, weight: real, row: int):
         for i in range(channels):
             channel = channel_of(chunk, i)
             if channel < values.shape[1]:
                 total[i] += weight * values[row, channel]
         return total
 
-    return RowSum(Channels, channel_of, add_row)
+    @wp.func
+    def write_row(total: Channels, chunk: int, factor: real, output: matrix, row: int):
+        for i in range(channels):
+            channel = channel_of(chunk, i)
+            if channel < output.shape[1]:
+                output[row, channel] = total[i] * factor
+
+    @wp.func_native(_WRITE.format(**_names(sums, division)))
+    def write_row_together(total: Channels, chunk: int, factor: real, output: matrix, row: int): ...
+
+    return RowSum(Channels, add_row, write_row if division.together == 1 else write_row_together)
+
+
+def _names(sums: torch.dtype, division: Division) -> dict[str, Any]:
+    """What snippets write down of a division."""
+    count = division.lanes
+    return {
+        "real": "float" if sums == torch.float32 else "double",
+        "channels": division.channels,
+        "together": division.together,
+        "block": division.block,
+        "count": count,
+        "last": count - 1,
+        "others": 32 - count,
+        "mask": 2**count - 1,
+        "entries": ENTRIES_PER_LANE * count + AT_A_TIME,
+        "ahead": AT_A_TIME,
+    }
 
 
 _TYPE = "struct Entry {{ {real} number; unsigned row; }};"
@@ -88,27 +135,26 @@ _RESERVE = (
 """
 )
 _PUSH = """
-    const unsigned lane = threadIdx.x & {last}u, base = threadIdx.x & {others}u;
-    const unsigned mask = {mask}u << base;
-    const unsigned present = (__ballot_sync(mask, exists) & mask) >> base;
+    const unsigned lane = threadIdx.x & {last}u;
+    const unsigned present = __ballot_sync(0xffffffffu, exists) >> (threadIdx.x & {others}u) & {mask}u;
     if (exists) queue[size + __popc(present & ((1u << lane) - 1u))] = {{number, static_cast<unsigned>(row)}};
-    __syncwarp(mask);
+    __syncwarp();
     return size + __popc(present);
 """
-# Lanes beyond the last channel read the last one in vain, and the queue ends in rows of weight 0: so no load
+# Lanes beyond the last channel read the last ones in vain, and the queue ends in rows of weight 0: so no load
 # waits for a condition.
 _FLUSH = """
-    const unsigned lane = threadIdx.x & {last}u, mask = {mask}u << (threadIdx.x & {others}u);
-    if (size == 0) return total;
-    if (lane < {ahead}) queue[size + lane] = {{0, queue[0].row}};
-    __syncwarp(mask);
-    const int last = values.shape[1] - 1;
+    struct alignas({together} * sizeof({real})) Some {{ {real} x[{together}]; }};
+    const unsigned lane = threadIdx.x & {last}u;
+    if (size > 0 && lane < {ahead}) queue[size + lane] = {{0, queue[0].row}};
+    __syncwarp();
+    const int last = values.shape[1] - {together};
     const unsigned stride = values.strides[0];
-    const int channel = chunk * {channels} * {count} + static_cast<int>(lane);
-    const char* columns[{channels}];
+    const int channel = chunk * {channels} * {count} + static_cast<int>(lane) * {together};
+    const char* columns[{channels} / {together}];
     #pragma unroll
-    for (int i = 0; i < {channels}; ++i) {{
-        const int there = channel + i * {count};
+    for (int i = 0; i < {channels} / {together}; ++i) {{
+        const int there = channel + i * {together} * {count};
         columns[i] = reinterpret_cast<const char*>(values.data + (there < last ? there : last));
     }}
     #pragma unroll 1
@@ -118,33 +164,26 @@ _FLUSH = """
             const Entry entry = queue[first + j];
             const unsigned long long row = static_cast<unsigned long long>(entry.row) * stride;
             #pragma unroll
-            for (int i = 0; i < {channels}; ++i) {{
-                total[i] = fma(entry.number, *reinterpret_cast<const {real}*>(columns[i] + row), total[i]);
+            for (int i = 0; i < {channels} / {together}; ++i) {{
+                const Some some = *reinterpret_cast<const Some*>(columns[i] + row);
+                #pragma unroll
+                for (int at = 0; at < {together}; ++at) {{
+                    total[i * {together} + at] = fma(entry.number, some.x[at], total[i * {together} + at]);
+                }}
             }}
         }}
     }}
-    __syncwarp(mask);
+    __syncwarp();
     return total;
 """
 
 
 @functools.cache
-def row_queue(sums: torch.dtype, count: int, channels: int) -> Queue:
-    """The queue, for several lanes of a GPU warp; all of them call each function together."""
+def row_queue(sums: torch.dtype, division: Division) -> Queue:
+    """The queue, for several lanes of a GPU warp; all threads of the warp call each function together."""
     real, _ = REALS[sums]
-    Channels = row_sum(sums, count, channels).Channels
-    capacity = ENTRIES_PER_LANE * count
-    names = {
-        "real": "float" if sums == torch.float32 else "double",
-        "channels": channels,
-        "count": count,
-        "entries": capacity + AT_A_TIME,
-        "ahead": AT_A_TIME,
-        "last": count - 1,
-        "others": 32 - count,
-        "mask": 2**count - 1,
-        "block": BLOCK,
-    }
+    Channels = row_sum(sums, division).Channels
+    names = _names(sums, division)
     entries = _ENTRIES.format(**names)
 
     @wp.func_native(_RESERVE.format(**names))
@@ -167,4 +206,5 @@ def row_queue(sums: torch.dtype, count: int, channels: int) -> Queue:
         total: Channels, values: wp.array2d(dtype=real), chunk: int, address: wp.uint64, size: int
     ) -> Channels: ...
 
+    capacity = ENTRIES_PER_LANE * division.lanes
     return Queue(capacity, reserve, push, number_at, row_at, set_number, flush)

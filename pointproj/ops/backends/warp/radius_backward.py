@@ -9,7 +9,7 @@ from pointproj.ops.backends.warp.hash_grid import Side
 from pointproj.ops.backends.warp.queue import divide
 from pointproj.ops.backends.warp.radius_gradients import feature_gradient_kernel, position_gradient_kernel
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem
-from pointproj.ops.backends.warp.sparse_sums import sparse_division
+from pointproj.ops.backends.warp.sparse_sums import SPARSE_LANES, sparse_division
 from pointproj.ops.backends.warp.tile_gradients import launch_gradient_tiles
 from pointproj.ops.backends.warp.tile_sums import sparse_tiles
 from pointproj.ops.backends.warp.tiles import MOST_CHANNELS
@@ -119,11 +119,11 @@ def _features_by_lanes(
     channels, dtypes = d_features.shape[1], (references.searched.points.dtype, d_features.dtype)
     division = divide(channels, d_features.device.type, most_lanes=32)
     if sparse is not None:
-        division = sparse_division(channels)
+        division = sparse_division(problem.grad)
     shape = (references.batch.rows * division.searches, division.lanes)
     own = references.in_order(), references.batch
     kernel = feature_gradient_kernel(*dtypes, division, weighting.kernel)
-    launch(kernel, shape, *own, queries.searched, problem, sparse, d_features)
+    launch(kernel, shape, *own, queries.searched, problem, sparse, d_features, block_dim=division.block)
 
 
 def _positions_by_lanes(
@@ -136,7 +136,7 @@ def _positions_by_lanes(
     d_points: Tensor,
     d_sigma: Tensor | None,
 ) -> None:
-    lane_count = 1 if d_points.device.type == "cpu" else 32
+    lane_count = 1 if d_points.device.type == "cpu" else 32 if sparse is None else SPARSE_LANES
     dtypes = side.points.dtype, d_points.dtype
     kernel = position_gradient_kernel(
         *dtypes, lane_count, weighting.kernel, weighting.reduce, from_query=d_sigma is not None

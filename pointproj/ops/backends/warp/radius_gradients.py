@@ -9,13 +9,20 @@ from pointproj.ops.backends.warp.common import BLOCK, OPTIONS, REALS, BatchStruc
 from pointproj.ops.backends.warp.hash_grid import ball_search, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
-from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct
+from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, neighbor_queue, problem_struct
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import weight_functions
 
 TILE = 32  # points of a tile
-FEATURE_BOUNDS = (BLOCK, 4)  # so many blocks at a time: latency is what this gradient waits for
+THREADS_AT_HAND = 1024  # of a processor, in large blocks: latency is what gradients of features wait for
+SMALL_BLOCK, SMALL_BLOCKS = 64, 12  # these balance points of which some have much to do; so many at a time
 POSITION_BOUNDS = (BLOCK, 3)
+
+
+def launch_bounds(division: Division) -> tuple[int, int]:
+    """Threads of a block, and blocks at a time, of sums by lanes."""
+    block = division.block
+    return block, SMALL_BLOCKS if block == SMALL_BLOCK else THREADS_AT_HAND // block
 
 
 @functools.cache
@@ -26,13 +33,15 @@ def feature_gradient_kernel(
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
-    count, channels, searches = division
+    count, searches = division.lanes, division.searches
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
     distance = neighbor_distance(positions, sums)
     load_point, _, row_of = packed_point(positions)
-    Channels, channel_of, add_row = row_sum(sums, count, channels)
-    capacity, reserve, push, number_at, row_at, set_number, flush_rows = row_queue(sums, count, channels)
-    item, lane = lanes(count).item, lanes(count).lane
+    Channels, add_row, write_row = row_sum(sums, division)
+    _, reserve, _, number_at, row_at, set_number, flush_rows = row_queue(sums, division)
+    meet, is_full = neighbor_queue(positions, sums, division)
+    group = lanes(count)
+    item, lane = group.item, group.lane
     rate_of, _, relative_weight, *_ = weight_functions(kernel, sums)
 
     @wp.struct
@@ -60,25 +69,22 @@ def feature_gradient_kernel(
 
     @wp.func
     def visit(state: State, p: vec3, problem: ProblemStruct, points: sorted_points, at: int, exists: bool):
-        far = real(-1.0)
-        query = int(0)
-        if exists:
+        if wp.static(count == 1):
             point = load_point(points, at)
             far = distance(problem, p, point)
-            query = row_of(point)
-        if wp.static(count == 1):
             if far >= real(0.0):
+                query = row_of(point)
                 weight = weight_of(problem, query, far, state.rate)
                 state.sums = add_row(state.sums, problem.grad, state.chunk, weight, query)
         else:
-            state.queued = push(reserve(), state.queued, far >= real(0.0), far, query)
-            if state.queued > capacity - count:
+            state.queued = meet(state.queued, p, problem, points, at, exists)
+            if is_full(state.queued):
                 state = flush(state, problem)
         return state
 
     search = ball_search(positions, lanes(count), Visitor(State, ProblemStruct, visit))
 
-    @wp.kernel(**OPTIONS, launch_bounds=FEATURE_BOUNDS)
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(division))
     def feature_gradient(
         reference_points: wp.array2d(dtype=place),
         batch: BatchStruct,
@@ -99,14 +105,10 @@ def feature_gradient_kernel(
         state = State()
         state.chunk = item(first) % searches
         state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
-        if wp.isfinite(p):
-            state = search(state, p, searched, problem, cloud, problem.radius)
-            if wp.static(count > 1):
-                state = flush(state, problem)
-        for i in range(channels):
-            channel = channel_of(state.chunk, i)
-            if channel < problem.grad.shape[1]:
-                d_features[reference, channel] = state.sums[i]
+        state = search(state, p, searched, problem, cloud, problem.radius)
+        if wp.static(count > 1):
+            state = flush(state, problem)
+        write_row(state.sums, state.chunk, real(1.0), d_features, reference)
 
     return feature_gradient
 
@@ -214,8 +216,7 @@ def position_gradient_kernel(
         if wp.static(from_query):
             state.base = problem.softmax[own, 0]
             state.inverse = problem.softmax[own, 1]
-        if wp.isfinite(p):
-            state = search(state, p, searched, problem, cloud, problem.radius)
+        state = search(state, p, searched, problem, cloud, problem.radius)
         for i in range(4):
             state.shares[i] = total_of(state.shares[i])
         if lane() == 0:

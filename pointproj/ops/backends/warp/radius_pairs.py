@@ -1,4 +1,4 @@
-"""What the kernels of the aggregation within a radius share: what they read, and who is a neighbour.
+"""What the kernels of the aggregation within a radius share: what they read and write, who is a neighbour.
 
 Each thread, or GPU warp, owns one point, visits the points of the other set within the radius, and writes its
 own rows only. Weights of a mean are a_ij = exp((nearest_i - d_ij) / sigma) / total_i, and for other kernels
@@ -14,7 +14,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS
+from pointproj.ops.backends.warp.common import REALS, packed_point
+from pointproj.ops.backends.warp.lanes import lanes
+from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
 from pointproj.ops.backends.warp.weighting import limit_of
 from pointproj.ops.pairs import largest_square_within
 from pointproj.ops.reference import Weighting
@@ -92,3 +94,70 @@ def neighbor_distance(positions: torch.dtype, sums: torch.dtype) -> wp.Function:
         return wp.sqrt(x * x + y * y + z * z)
 
     return distance
+
+
+class NeighborQueue(NamedTuple):
+    """Neighbours of a point that wait, with their distances, until it is worth to add them up."""
+
+    meet: wp.Function  # (queued, q, problem, points, at, exists) -> queued, with the candidate of each lane
+    is_full: wp.Function  # (queued) -> whether for any point of the GPU warp the next might not fit
+
+
+@functools.cache
+def neighbor_queue(positions: torch.dtype, sums: torch.dtype, division: Division) -> NeighborQueue:
+    """For several lanes a point, which wait in the queue of :func:`row_queue`."""
+    place, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+    ProblemStruct = problem_struct(positions, sums)
+    distance = neighbor_distance(positions, sums)
+    load_point, _, row_of = packed_point(positions)
+    queue = row_queue(sums, division)
+    reserve, push, most = queue.reserve, queue.push, queue.capacity - division.lanes
+    any_item = lanes(division.lanes).any_item
+
+    @wp.func
+    def meet(
+        queued: int, q: vec3, problem: ProblemStruct, points: wp.array2d(dtype=place), at: int, exists: bool
+    ):
+        far = real(-1.0)
+        row = int(0)
+        if exists:
+            point = load_point(points, at)
+            far = distance(problem, q, point)
+            row = row_of(point)
+        return push(reserve(), queued, far >= real(0.0), far, row)
+
+    @wp.func
+    def is_full(queued: int):
+        return any_item(queued > most)
+
+    return NeighborQueue(meet, is_full)
+
+
+@functools.cache
+def result_writer(positions: torch.dtype, sums: torch.dtype, division: Division, reduce: str) -> wp.Function:
+    """``write(problem, query, finite, chunk, base, total, sums)``: a query's results, and its softmax."""
+    real, _ = REALS[sums]
+    ProblemStruct = problem_struct(positions, sums)
+    rows = row_sum(sums, division)
+    Channels, write_row = rows.Channels, rows.write_row
+    lane, total_of = lanes(division.lanes).lane, lanes(division.lanes).total
+
+    @wp.func
+    def write(
+        problem: ProblemStruct, query: int, finite: bool, chunk: int, base: real, total: real, sums: Channels
+    ):
+        inverse = real(1.0)
+        if wp.static(reduce == "mean"):
+            total = total_of(total)
+            inverse = real(0.0)
+            if total > real(0.0):
+                inverse = real(1.0) / total
+        if not finite:
+            inverse = real(wp.nan)
+        write_row(sums, chunk, inverse, problem.aggregated, query)
+        if chunk == 0 and lane() == 0:
+            problem.softmax[query, 0] = base
+            problem.softmax[query, 1] = inverse
+
+    return write

@@ -20,7 +20,6 @@ from pointproj.ops.backends.warp.hash_grid import (
     Side,
     ball_search,
     bucket_count,
-    build_hash_grid,
     fill_hash_grid,
     hash_grid_specs,
     searched_struct,
@@ -28,7 +27,12 @@ from pointproj.ops.backends.warp.hash_grid import (
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, divide, row_sum
 from pointproj.ops.backends.warp.radius_backward import Wanted, ball_backward, tile_backward
-from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, problem_struct, radius_problem
+from pointproj.ops.backends.warp.radius_pairs import (
+    neighbor_distance,
+    problem_struct,
+    radius_problem,
+    result_writer,
+)
 from pointproj.ops.backends.warp.tile_sums import launch_tiles
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import is_relative, weight_functions
@@ -53,35 +57,41 @@ def radius_aggregate(
     Without a hash grid of the references, the operator builds it, and that of the queries where it is needed.
     """
     needs_queries = features.is_cuda or features.requires_grad or clouds.reference_points.requires_grad
-    if grid is None:
-        return _build_and_aggregate(*clouds, needs_queries, features, sigma, radius, *weighting)[0]
-    grids = [*grid]
-    if needs_queries:
-        points = clouds.detached()
-        grids += [*build_hash_grid(points.query_points, points.query_offsets, points.count, radius)]
-    return _aggregate(*clouds, grids, features, sigma, radius, *weighting)[0]
+    return _aggregate(*clouds, list(grid or ()), needs_queries, features, sigma, radius, *weighting)[0]
 
 
-def _sides(clouds: Clouds, grids: Sequence[Tensor]) -> tuple[Side, Side]:
-    """Queries and references; ``grids`` are the references' and the queries', or one with both in it.
+def _sides(clouds: Clouds, given: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[Side, Side]:
+    """Queries and references, in the tables that were ``given``, of the references, and ``made``.
 
     Where that of the queries is not needed, it is missing, and must not be searched.
     """
     queries = Batch(clouds.query_offsets, clouds.query_points.shape[0], clouds.count)
     references = Batch(clouds.reference_offsets, clouds.reference_points.shape[0], clouds.count)
-    first_bucket, first_sorted = 0, 0
-    if len(grids) == 3:
-        first_bucket, first_sorted = bucket_count(references.rows, clouds.count), references.rows
+    second = 0, 0
+    first_sorted = 0
+    if not given:
+        second = 1, bucket_count(references.rows, clouds.count)
+        first_sorted = references.rows
     return (
-        Side(clouds.query_points, SearchedGrid(*grids[-3:], first_bucket, queries), first_sorted),
-        Side(clouds.reference_points, SearchedGrid(*grids[:3], 0, references), 0),
+        Side(clouds.query_points, SearchedGrid(*made, *second, queries), first_sorted),
+        Side(clouds.reference_points, SearchedGrid(*(given or made), 0, 0, references), 0),
     )
 
 
-def _specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
+def _specs(
+    query_points: Tensor,
+    reference_points: Tensor,
+    clouds: int,
+    grid: list[Tensor],
+    with_queries: bool,
+    features: Tensor,
+    **_: Any,
+) -> dict:
+    sets = ([] if grid else [reference_points]) + ([query_points] if with_queries else [])
     return {
         "aggregated": ((query_points.shape[0], features.shape[1]), features.dtype),
         "softmax": ((query_points.shape[0], 2), features.dtype),
+        **hash_grid_specs(sets, clouds, query_points.dtype),
     }
 
 
@@ -97,12 +107,15 @@ def _backward(
     reference_points: Tensor,
     reference_offsets: Tensor | None,
     clouds: int,
-    grids: list[Tensor],
+    grid: list[Tensor],
     features: Tensor,
     sigma: Tensor,
     radius: float,
     aggregated: Tensor,
     softmax: Tensor,
+    cell_width: Tensor,
+    start: Tensor,
+    sorted_points: Tensor,
     grad_aggregated: Tensor,
     d_query_points: Tensor | None,
     d_reference_points: Tensor | None,
@@ -111,7 +124,7 @@ def _backward(
     **values: Any,
 ) -> None:
     packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    queries, references = _sides(packed, grids)
+    queries, references = _sides(packed, grid, (cell_width, start, sorted_points))
     weighting = weighting_of(values)
     results = aggregated, softmax, grad_aggregated
     problem = radius_problem(query_points, features, sigma, radius, weighting, *results)
@@ -140,56 +153,7 @@ def _aggregate(
     reference_points: Tensor,
     reference_offsets: Tensor | None,
     clouds: int,
-    grids: list[Tensor],
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
-    *,
-    aggregated: Tensor,
-    softmax: Tensor,
-) -> None:
-    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    weighting = Weighting(kernel, reduce, power, eps, support)
-    _launch_sums(launch, packed, grids, (features, sigma), radius, weighting, (aggregated, softmax))
-
-
-def _build_specs(
-    query_points: Tensor,
-    reference_points: Tensor,
-    clouds: int,
-    with_queries: bool,
-    features: Tensor,
-    **_: Any,
-) -> dict:
-    grid = hash_grid_specs(reference_points, query_points if with_queries else None, clouds)
-    return _specs(query_points, features) | grid
-
-
-def _backward_in_grid(
-    launch: Launch, cell_width: Tensor, start: Tensor, sorted_points: Tensor, **values: Any
-) -> None:
-    _backward(launch, grids=[cell_width, start, sorted_points], **values)
-
-
-@warp_op(
-    "pointproj::warp_build_and_aggregate",
-    outputs=_build_specs,
-    differentiable=DIFFERENTIABLE,
-    backward=_backward_in_grid,
-    second_backward=_second_backward,
-)
-def _build_and_aggregate(
-    launch: Launch,
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
+    grid: list[Tensor],
     with_queries: bool,
     features: Tensor,
     sigma: Tensor,
@@ -206,36 +170,25 @@ def _build_and_aggregate(
     start: Tensor,
     sorted_points: Tensor,
 ) -> None:
-    """In one operator: that spares eager calls the time of another."""
+    """Build what is missing, and aggregate: in one operator, which spares eager calls the time of another."""
     packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    grid = HashGrid(cell_width, start, sorted_points)
-    others = (query_points, query_offsets) if with_queries else (None, None)
-    fill_hash_grid(launch, (reference_points, reference_offsets), others, clouds, (radius, None), grid)
+    made = HashGrid(cell_width, start, sorted_points)
+    sets = [] if grid else [(reference_points, reference_offsets)]
+    if with_queries:
+        sets.append((query_points, query_offsets))
+    if sets:
+        rows = query_points.shape[0] + reference_points.shape[0]
+        fill_hash_grid(launch, sets, clouds, (radius, None), made, rows)
+    queries, references = _sides(packed, grid, made)
     weighting = Weighting(kernel, reduce, power, eps, support)
-    _launch_sums(launch, packed, grid, (features, sigma), radius, weighting, (aggregated, softmax))
-
-
-def _launch_sums(
-    launch: Launch,
-    clouds: Clouds,
-    grids: Sequence[Tensor],
-    features_and_sigma: tuple[Tensor, Tensor],
-    radius: float,
-    weighting: Weighting,
-    into: tuple[Tensor, Tensor],
-) -> None:
-    """``into`` are aggregated features and the queries' softmax."""
-    query_points, (features, _) = clouds.query_points, features_and_sigma
-    queries, references = _sides(clouds, grids)
-    problem = radius_problem(query_points, *features_and_sigma, radius, weighting, *into)
+    problem = radius_problem(query_points, features, sigma, radius, weighting, aggregated, softmax)
     if _by_tiles(features):
         own = queries.in_order(), queries.batch
-        launch_tiles(launch, *own, references.searched, problem, weighting.kernel, weighting.reduce)
+        launch_tiles(launch, *own, references.searched, problem, kernel, reduce)
         return
     division = divide(features.shape[1], "cpu", most_lanes=1)
-    dtypes = query_points.dtype, features.dtype
-    compiled = aggregate_kernel(*dtypes, division, weighting.kernel, weighting.reduce)
-    threads = queries.batch.rows * division.searches
+    compiled = aggregate_kernel(query_points.dtype, features.dtype, division, kernel, reduce)
+    threads = query_points.shape[0] * division.searches
     launch(compiled, threads, query_points, queries.batch, references.searched, problem)
 
 
@@ -247,11 +200,12 @@ def aggregate_kernel(
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
-    _, channels, searches = division
+    searches = division.searches
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
     distance = neighbor_distance(positions, sums)
     load_point, _, row_of = packed_point(positions)
-    Channels, channel_of, add_row = row_sum(sums, 1, channels)
+    Channels, add_row, _ = row_sum(sums, division)
+    write = result_writer(positions, sums, division, reduce)
     rate_of, level_of, relative_weight, *_ = weight_functions(kernel, sums)
     relative = is_relative(kernel, reduce)
 
@@ -297,21 +251,7 @@ def aggregate_kernel(
         state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         if wp.static(relative):
             state.base = real(wp.inf)
-        if wp.isfinite(q):
-            state = search(state, q, searched, problem, cloud, problem.radius)
-        inverse = real(1.0)
-        if wp.static(reduce == "mean"):
-            inverse = real(0.0)
-            if state.total > real(0.0):
-                inverse = real(1.0) / state.total
-        if not wp.isfinite(q):
-            inverse = real(wp.nan)
-        for i in range(channels):
-            channel = channel_of(state.chunk, i)
-            if channel < problem.features.shape[1]:
-                problem.aggregated[query, channel] = state.sums[i] * inverse
-        if state.chunk == 0:
-            problem.softmax[query, 0] = state.base
-            problem.softmax[query, 1] = inverse
+        state = search(state, q, searched, problem, cloud, problem.radius)
+        write(problem, query, wp.isfinite(q), state.chunk, state.base, state.total, state.sums)
 
     return aggregate

@@ -10,32 +10,32 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import (
-    BLOCK,
-    OPTIONS,
-    REALS,
-    Batch,
-    BatchStruct,
-    cloud_of,
-    packed_point,
-)
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, BatchStruct, cloud_of, packed_point
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, ball_search, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
-from pointproj.ops.backends.warp.radius_gradients import TILE
-from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, neighbor_distance, problem_struct
+from pointproj.ops.backends.warp.radius_gradients import SMALL_BLOCK, TILE, launch_bounds
+from pointproj.ops.backends.warp.radius_pairs import (
+    RadiusProblem,
+    neighbor_queue,
+    problem_struct,
+    result_writer,
+)
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
 
 SPARSE_LANES = 8
-SPARSE_BOUNDS = (BLOCK, 4)
 
 
-def sparse_division(channels: int) -> Division:
-    """How the channels of one point are divided up among few lanes."""
+def sparse_division(values: Tensor) -> Division:
+    """How the channels of the rows that are summed up are divided up among few lanes."""
+    channels = values.shape[1]
     of_lane = min(4, -(-channels // SPARSE_LANES))
-    return Division(SPARSE_LANES, of_lane, -(-channels // (SPARSE_LANES * of_lane)))
+    aligned = channels % 4 == 0 and values.data_ptr() % 16 == 0
+    together = 4 if aligned and of_lane > 1 else 1
+    of_lane = max(of_lane, together)
+    return Division(SPARSE_LANES, of_lane, -(-channels // (SPARSE_LANES * of_lane)), together, SMALL_BLOCK)
 
 
 def launch_sparse(
@@ -49,10 +49,10 @@ def launch_sparse(
     reduce: str,
 ) -> None:
     """Fill the rows of ``problem.aggregated`` and ``problem.softmax`` whose tile is sparse."""
-    division = sparse_division(problem.features.shape[1])
+    division = sparse_division(problem.features)
     compiled = sparse_kernel(division, kernel, reduce)
-    shape = (batch.rows * division.searches, division.lanes)
-    launch(compiled, shape, sorted_queries, batch, searched, problem, sparse)
+    shape, own = (batch.rows * division.searches, division.lanes), (sorted_queries, batch)
+    launch(compiled, shape, *own, searched, problem, sparse, block_dim=division.block)
 
 
 @functools.cache
@@ -62,14 +62,15 @@ def sparse_kernel(division: Division, kernel: str, reduce: str) -> wp.Kernel:
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
-    count, channels, searches = division
+    count, searches = division.lanes, division.searches
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
-    distance = neighbor_distance(positions, sums)
     load_point, _, row_of = packed_point(positions)
-    Channels, channel_of, _ = row_sum(sums, count, channels)
-    capacity, reserve, push, number_at, _, set_number, flush_rows = row_queue(sums, count, channels)
+    Channels = row_sum(sums, division).Channels
+    _, reserve, _, number_at, _, set_number, flush_rows = row_queue(sums, division)
+    meet, is_full = neighbor_queue(positions, sums, division)
+    write = result_writer(positions, sums, division, reduce)
     group = lanes(count)
-    item, lane, minimum, total_of = group.item, group.lane, group.minimum, group.total
+    item, lane, minimum = group.item, group.lane, group.minimum
     rate_of, level_of, relative_weight, *_ = weight_functions(kernel, sums)
     relative = is_relative(kernel, reduce)
 
@@ -106,20 +107,14 @@ def sparse_kernel(division: Division, kernel: str, reduce: str) -> wp.Kernel:
 
     @wp.func
     def visit(state: State, q: vec3, problem: ProblemStruct, points: sorted_points, at: int, exists: bool):
-        far = real(-1.0)
-        reference = int(0)
-        if exists:
-            point = load_point(points, at)
-            far = distance(problem, q, point)
-            reference = row_of(point)
-        state.queued = push(reserve(), state.queued, far >= real(0.0), far, reference)
-        if state.queued > capacity - count:
+        state.queued = meet(state.queued, q, problem, points, at, exists)
+        if is_full(state.queued):
             state = flush(state, problem)
         return state
 
     search = ball_search(positions, group, Visitor(State, ProblemStruct, visit))
 
-    @wp.kernel(**OPTIONS, launch_bounds=SPARSE_BOUNDS)
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(division))
     def aggregate_sparse(
         sorted_queries: wp.array2d(dtype=place),
         batch: BatchStruct,
@@ -139,21 +134,8 @@ def sparse_kernel(division: Division, kernel: str, reduce: str) -> wp.Kernel:
         state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         if wp.static(relative):
             state.base = real(wp.inf)
-        if wp.isfinite(q):
-            state = search(state, q, searched, problem, cloud_of(query, batch), problem.radius)
-            state = flush(state, problem)
-        total = total_of(state.total)
-        inverse = real(1.0)
-        if wp.static(reduce == "mean"):
-            inverse = wp.where(total > real(0.0), real(1.0) / total, real(0.0))
-        if not wp.isfinite(q):
-            inverse = real(wp.nan)
-        for i in range(channels):
-            channel = channel_of(state.chunk, i)
-            if channel < problem.features.shape[1]:
-                problem.aggregated[query, channel] = state.sums[i] * inverse
-        if state.chunk == 0 and lane() == 0:
-            problem.softmax[query, 0] = state.base
-            problem.softmax[query, 1] = inverse
+        state = search(state, q, searched, problem, cloud_of(query, batch), problem.radius)
+        state = flush(state, problem)
+        write(problem, query, wp.isfinite(q), state.chunk, state.base, state.total, state.sums)
 
     return aggregate_sparse

@@ -40,11 +40,10 @@ def launch_gradient_tiles(
     shape = tile_shape(batch.rows, problem.features.shape[1])
     gathered = Gathered(from_query, d_features is not None, d_points is not None)
     compiled = gradient_tiles_kernel(shape.channels, shape.warps, *weighting, gathered)
-    block = LANES * shape.warps
-    size = -(-batch.rows // LANES) * shape.searches, block
     made = d_features, None if d_points is None else d_points.view(-1), d_sigma
     own = sorted_points, batch
-    launch(*(compiled, size, shape.searches, *own, searched, problem, means, sparse, *made), block_dim=block)
+    values = *own, searched, problem, means, sparse, *made
+    launch(compiled, shape.dim, shape.searches, *values, block_dim=shape.block)
 
 
 @functools.cache

@@ -20,17 +20,20 @@ from pointproj.ops.backends.warp.common import (
     cloud_of,
     packed_point,
 )
-from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct, table_functions
+from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct
+from pointproj.ops.backends.warp.hash_table import table_functions
 from pointproj.ops.backends.warp.lanes import bit_count, lanes, lowest_bit
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
 from pointproj.ops.backends.warp.sparse_sums import launch_sparse
 from pointproj.ops.backends.warp.tiles import LANES, MOST_DECAY, SumTask, Tiles, sum_tiles, tile_shape
-from pointproj.ops.backends.warp.traversal import base_at, bits_up_to_lane, line_up, starts
+from pointproj.ops.backends.warp.traversal import line_of_runs
 from pointproj.ops.backends.warp.weighting import WITHOUT_END, is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
 
 MOST_STEPS = 2.0**20  # cells on each side: more than any table has along an axis
 SPARSE = 16  # so many points' searches take a tile longer than all its points apart
+FEW_CANDIDATES = 256  # and so few for all its points take less time by lanes
+MOST_ACROSS = 5  # cells, of which these are counted: lanes for all rows of cells
 MANY = 2**18  # so many points, and sparse tiles are left to a second kernel; of fewer they take little time
 WARPS_AT_HAND = 16  # of a processor: registers count for more than warps
 
@@ -53,12 +56,13 @@ def tile_search(tile: Tiles, warps: int) -> wp.Function:
     """
     SearchedStruct = searched_struct(torch.float32)
     ProblemStruct = problem_struct(torch.float32, torch.float32)
-    _, table_of, axis_cell, first_bucket_of, along = table_functions(torch.float32)
+    Table, table_of, axis_cell, first_bucket_of, along, _ = table_functions(torch.float32)
     load_point, _, _ = packed_point(torch.float32)
     State, Task, reserve, push, flush = tile
     group = lanes(LANES)
     lane, take, ballot = group.lane, group.take, group.ballot
     sum_before, minimum = group.sum_before, group.minimum
+    line_up, starts, bits_up_to_lane, base_at = line_of_runs(LANES)
     unit, least = torch.finfo(torch.float32).eps * ROUNDINGS, LEAST_DISTANCE[torch.float32]
 
     @wp.func
@@ -73,28 +77,27 @@ def tile_search(tile: Tiles, warps: int) -> wp.Function:
     @wp.func
     def run_of(
         start: wp.array(dtype=wp.int32),
-        base: int,
-        bits: wp.vec3i,
+        table: Table,
         first: wp.vec3i,
         size: wp.vec3i,
         split: int,
         part: int,
     ):
         """First point and number of points of a row of cells; where rows wrap, each comes in two parts."""
-        buckets = 1 << bits[0]
+        buckets = 1 << table.bits[0]
         parts = size[1] << split
         begin = int(0)
         run = int(0)
         if part < parts * size[2]:
             across = quotient(part, parts)
-            y = (first[1] + ((part - across * parts) >> split)) & ((1 << bits[1]) - 1)
-            z = (first[2] + across) & ((1 << bits[2]) - 1)
+            y = first[1] + ((part - across * parts) >> split)
+            z = first[2] + across
             x0 = first[0]
             x1 = wp.min(first[0] + size[0], buckets)
             if (part & split) == 1:
                 x0 = 0
                 x1 = first[0] + size[0] - buckets
-            row = base + (((z << bits[1]) | y) << bits[0])
+            row = first_bucket_of(table, y, z)
             begin = start[row + x0]
             run = start[row + x1] - begin
         return begin, run
@@ -123,7 +126,7 @@ def tile_search(tile: Tiles, warps: int) -> wp.Function:
         queue = reserve()
         radius = problem.radius
         table = table_of(cloud, searched.batch, searched.first_bucket)
-        per_unit = float(1.0) / searched.width[0]
+        per_unit = float(1.0) / searched.width[searched.number]
         x = along(table, axis_cell(q[0], per_unit))
         y = axis_cell(q[1], per_unit)
         z = axis_cell(q[2], per_unit)
@@ -145,18 +148,19 @@ def tile_search(tile: Tiles, warps: int) -> wp.Function:
             slack = float(unit) * (largest + radius) + float(least)
             limit = (radius + slack) * (radius + slack)
             steps = int(wp.min((radius + slack) * per_unit, float(MOST_STEPS))) + 1
-            base = take(table.base, chosen)
-            bits = wp.vec3i(
-                take(table.bits[0], chosen), take(table.bits[1], chosen), take(table.bits[2], chosen)
-            )
-            x0 = minimum(wp.where(active, x, 1 << bits[0]))
+            shared = Table()
+            shared.base = take(table.base, chosen)
+            for axis in range(3):
+                shared.bits[axis] = take(table.bits[axis], chosen)
+            buckets = 1 << shared.bits[0]
+            x0 = minimum(wp.where(active, x, buckets))
             x1 = -minimum(wp.where(active, -x, 0))
-            first, size = cells_near(bits, x0, x1, take(y, chosen), take(z, chosen), steps)
+            first, size = cells_near(shared.bits, x0, x1, take(y, chosen), take(z, chosen), steps)
             own_square = wp.where(active, problem.largest_square, float(-1.0))
             waiting = int(0)
-            split = wp.where(first[0] + size[0] > (1 << bits[0]), 1, 0)
+            split = wp.where(first[0] + size[0] > buckets, 1, 0)
             for first_part in range(0, (size[1] << split) * size[2], LANES):
-                begin, run = run_of(searched.start, base, bits, first, size, split, first_part + lane())
+                begin, run = run_of(searched.start, shared, first, size, split, first_part + lane())
                 offset = sum_before(run)
                 candidates = take(offset + run, LANES - 1)
                 bases = line_up(begin - offset, run)
@@ -187,33 +191,52 @@ def sparse_function() -> wp.Function:
     """``is_sparse(q, cloud, searched, problem)``: whether a tile's points have few neighbours in common.
 
     All lanes call it. What a tile searches grows with the cells between its first and its last point in each
-    row; apart from each other its points would search ``LANES`` times as much as one.
+    row; apart from each other its points would search ``LANES`` times as much as one. And what candidates
+    cost for all lanes at once pays where several of them need each.
     """
     SearchedStruct = searched_struct(torch.float32)
     ProblemStruct = problem_struct(torch.float32, torch.float32)
-    _, table_of, axis_cell, first_bucket_of, along = table_functions(torch.float32)
+    Table, table_of, axis_cell, first_bucket_of, along, _ = table_functions(torch.float32)
     group = lanes(LANES)
-    take, ballot, minimum = group.take, group.ballot, group.minimum
+    lane, take, ballot = group.lane, group.take, group.ballot
+    minimum, total_of = group.minimum, group.total
 
     @wp.func
     def is_sparse(q: wp.vec3f, cloud: int, searched: SearchedStruct, problem: ProblemStruct):
         table = table_of(cloud, searched.batch, searched.first_bucket)
-        per_unit = float(1.0) / searched.width[0]
+        per_unit = float(1.0) / searched.width[searched.number]
         x = along(table, axis_cell(q[0], per_unit))
-        row = first_bucket_of(table, axis_cell(q[1], per_unit), axis_cell(q[2], per_unit))
-        of_one = 2 * int(wp.min(problem.radius * per_unit, float(MOST_STEPS))) + 3
+        y = axis_cell(q[1], per_unit)
+        z = axis_cell(q[2], per_unit)
+        row = first_bucket_of(table, y, z)
+        steps = int(wp.min(problem.radius * per_unit, float(MOST_STEPS))) + 1
+        of_one = 2 * steps + 1
         there = wp.isfinite(q)
         todo = ballot(there)
         cells = float(0.0)
         most = float(SPARSE) * float(of_one)
+        candidates = float(0.0)  # in one of the rows around those of the points, a lane for each
         while todo != 0 and cells <= most:
-            chosen_row = take(row, lowest_bit(todo))
-            active = there and row == chosen_row
+            chosen = lowest_bit(todo)
+            active = there and row == take(row, chosen)
             todo = todo & ~ballot(active)
             first = minimum(wp.where(active, x, 1 << 30))
             last = -minimum(wp.where(active, -x, 0))
             cells += float(last - first + of_one)
-        return cells > most
+            near = Table()
+            near.base = take(table.base, chosen)
+            for axis in range(3):
+                near.bits[axis] = take(table.bits[axis], chosen)
+            across = lane() / of_one
+            bucket = first_bucket_of(
+                near, take(y, chosen) + lane() - across * of_one - steps, take(z, chosen) + across - steps
+            )
+            if of_one <= MOST_ACROSS and lane() < of_one * of_one:
+                begin = searched.start[bucket + wp.max(first - steps, 0)]
+                end = searched.start[bucket + wp.min(last + steps + 1, 1 << near.bits[0])]
+                candidates += float(end - begin)
+        few = total_of(candidates) < float(FEW_CANDIDATES)
+        return cells > most or (of_one <= MOST_ACROSS and few)
 
     return is_sparse
 
@@ -253,10 +276,9 @@ def launch_tiles(
     """
     shape = tile_shape(batch.rows, problem.features.shape[1])
     compiled = aggregate_tiles(shape.channels, shape.warps, kernel, reduce)
-    block = LANES * shape.warps
-    size = -(-batch.rows // LANES) * shape.searches, block
     sparse = sparse_tiles(sorted_queries)
-    launch(compiled, size, shape.searches, sorted_queries, batch, searched, problem, sparse, block_dim=block)
+    values = sorted_queries, batch, searched, problem, sparse
+    launch(compiled, shape.dim, shape.searches, *values, block_dim=shape.block)
     if sparse is not None:
         launch_sparse(launch, sorted_queries, batch, searched, problem, sparse, kernel, reduce)
 

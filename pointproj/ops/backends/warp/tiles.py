@@ -25,13 +25,25 @@ class TileShape(NamedTuple):
     channels: int  # of one search
     searches: int  # that it takes to cover all channels
     warps: int  # that share the 32 points
+    tiles: int
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return LANES * self.warps
+
+    @property
+    def dim(self) -> tuple[int, int]:
+        """Of a launch: a block for each tile and search."""
+        return self.tiles * self.searches, self.block
 
 
 def tile_shape(rows: int, channels: int) -> TileShape:
     """For so many own points; where there are few, more warps share them."""
     searches = max(1, -(-channels // MOST_CHANNELS))
     of_search = max(4, -(-channels // searches) + 3 & ~3)
-    return TileShape(of_search, searches, MANY_WARPS if rows <= FEW_GROUPS * LANES else FEW_WARPS)
+    tiles = -(-rows // LANES)
+    return TileShape(of_search, searches, MANY_WARPS if tiles <= FEW_GROUPS else FEW_WARPS, tiles)
 
 
 class Tiles(NamedTuple):

@@ -17,7 +17,7 @@ import warp as wp
 from pointproj.ops.backends.warp.common import REALS, packed_point
 from pointproj.ops.backends.warp.lane_sort import pair_sort
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.queue import row_queue
+from pointproj.ops.backends.warp.queue import Division, row_queue
 from pointproj.ops.backends.warp.top_k import NO_ROW, in_memory, squared_distance_function, top_k_struct
 from pointproj.ops.backends.warp.traversal import Visitor
 
@@ -177,7 +177,7 @@ def _queued(dtype: torch.dtype, State: Any, add: wp.Function, write: wp.Function
     squared_distance = squared_distance_function(dtype)
     load_point, _, row_of = packed_point(dtype)
     pair_of = pair_sort(dtype).pair
-    queue = row_queue(dtype, LANES, 1)
+    queue = row_queue(dtype, Division(LANES, 1, 1))
     reserve, push, number_at, queued_row_at = queue.reserve, queue.push, queue.number_at, queue.row_at
     lane = lanes(LANES).lane
     most = torch.finfo(dtype).max

@@ -6,6 +6,7 @@ to do with each point. Each lane looks up its own run; together the lanes then g
 candidate a lane. With one lane (on a CPU, or where each thread has a query) the same code is a plain loop.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +28,12 @@ class Visitor(NamedTuple):
     wanted: int = 0  # of the nearest: how many
 
 
-# With all 32 lanes: the runs that hold anything line up in shared memory. Of 32 candidates in a row, a bit
-# says where a run starts; the bits up to a lane count the runs before its candidate.
-_LINE_UP = f"""
-    __shared__ int all[{BLOCK}];
-    int* bases = all + (threadIdx.x & ~31u);
-    const unsigned present = __ballot_sync(0xffffffffu, count > 0);
+# The runs that hold anything line up in shared memory. Of as many candidates in a row as an item has lanes, a
+# bit says where a run starts; the bits up to a lane count the runs before its candidate.
+_LINE_UP = """
+    __shared__ int all[{block}];
+    int* bases = all + (threadIdx.x & ~{last}u);
+    const unsigned present = __ballot_sync(0xffffffffu, count > 0) & {mask}u << (threadIdx.x & {others}u);
     __syncwarp();  // all have read what stood there before
     if (count > 0) bases[__popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = base;
     __syncwarp();
@@ -40,48 +41,58 @@ _LINE_UP = f"""
 """
 _STARTS = """
     const int at = offset - first;
-    const unsigned bit = count > 0 && at >= 0 && at < 32 ? 1u << at : 0u;
+    unsigned bits = count > 0 && at >= 0 && at < {lanes} ? 1u << (at + (threadIdx.x & {others}u)) : 0u;
 #if __CUDA_ARCH__ >= 800
-    return __reduce_or_sync(0xffffffffu, bit);
+    bits = __reduce_or_sync(0xffffffffu, bits);
 #else
-    unsigned bits = bit;
     for (int step = 16; step > 0; step >>= 1) bits |= __shfl_xor_sync(0xffffffffu, bits, step);
-    return bits;
 #endif
+    return bits >> (threadIdx.x & {others}u) & {mask}u;
 """
+_UP_TO_LANE = "return __popc(bits & ({mask}u >> ({last}u - (threadIdx.x & {last}u))));"
 
 
-@wp.func_native(_LINE_UP)
-def line_up(base: int, count: int) -> wp.uint64:
-    """Store the bases of the runs that are not empty, in the order of their lanes; returns where."""
-    ...
+class Line(NamedTuple):
+    """Functions to line up the runs of all lanes of an item."""
+
+    line_up: wp.Function  # (base, count) -> where the bases of runs that are not empty are, in their order
+    starts: wp.Function  # (offset, count, first) -> a bit for each candidate from ``first`` that starts a run
+    bits_up_to_lane: wp.Function  # (bits) -> how many there are
+    base_at: wp.Function  # (where, i) -> the i-th base
 
 
-@wp.func_native(_STARTS)
-def starts(offset: int, count: int, first: int) -> int:
-    """A bit for each candidate, from ``first``, with which a run starts."""
-    ...
+@functools.cache
+def line_of_runs(lane_count: int) -> Line:
+    """For several lanes; all threads of a GPU warp call them together."""
+    names = {"block": BLOCK, "lanes": lane_count, "last": lane_count - 1}
+    names |= {"others": 32 - lane_count, "mask": 2**lane_count - 1}
 
+    @wp.func_native(_LINE_UP.format(**names))
+    def line_up(base: int, count: int) -> wp.uint64: ...
 
-@wp.func_native("return __popc(bits & (0xffffffffu >> (31u - (threadIdx.x & 31u))));")
-def bits_up_to_lane(bits: int) -> int: ...
+    @wp.func_native(_STARTS.format(**names))
+    def starts(offset: int, count: int, first: int) -> int: ...
 
+    @wp.func_native(_UP_TO_LANE.format(**names))
+    def bits_up_to_lane(bits: int) -> int: ...
 
-@wp.func_native("const int* bases = reinterpret_cast<const int*>(address); return bases[i];")
-def base_at(address: wp.uint64, i: int) -> int: ...
+    @wp.func_native("const int* bases = reinterpret_cast<const int*>(address); return bases[i];")
+    def base_at(address: wp.uint64, i: int) -> int: ...
+
+    return Line(line_up, starts, bits_up_to_lane, base_at)
 
 
 def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``visit_runs(state, q, points, data, begin, count) -> state``: every lane brings a run of sorted
     points.
 
-    All 32 lanes of a warp share the points of all runs; fewer lanes go through their runs side by side.
+    The lanes of an item share the points of all their runs.
     """
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     width, lane, take, sum_before = lanes.count, lanes.lane, lanes.take, lanes.sum_before
-    ballot = lanes.ballot
+    any_item = lanes.any_item
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
@@ -89,13 +100,9 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
             state = visit(state, q, data, points, at, True)
         return state
 
-    @wp.func
-    def visit_own_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
-        i = int(0)
-        while ballot(i < count) != 0:
-            state = visit(state, q, data, points, begin + i, i < count)
-            i += 1
-        return state
+    if width == 1:
+        return visit_run
+    line_up, starts, bits_up_to_lane, base_at = line_of_runs(width)
 
     @wp.func
     def visit_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
@@ -103,14 +110,15 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         candidates = take(offset + count, width - 1)
         bases = line_up(begin - offset, count)
         before = int(-1)
-        for first in range(0, candidates, width):
+        first = int(0)
+        while any_item(first < candidates):
             begun = starts(offset, count, first)
             candidate = first + lane()
-            at = base_at(bases, before + bits_up_to_lane(begun)) + candidate
+            # An item without candidates waits for the others of the warp.
+            at = base_at(bases, wp.max(before + bits_up_to_lane(begun), 0)) + candidate
             before += bit_count(begun)
             state = visit(state, q, data, points, at, candidate < candidates)
+            first += width
         return state
 
-    if width == 1:
-        return visit_run
-    return visit_runs if width == 32 else visit_own_runs
+    return visit_runs
