@@ -57,7 +57,7 @@ _MASKS = ", ".join(f"{sum(1 << int(place) for place in np.flatnonzero(row))}ull"
 
 
 @wp.func_native(f"""
-    const float rows[{3 * DIRECTIONS}] = {{ {_ROWS} }};
+    static const float rows[{3 * DIRECTIONS}] = {{ {_ROWS} }};
     return wp::vec3f(rows[3 * number], rows[3 * number + 1], rows[3 * number + 2]);
 """)
 def direction_of(number: int) -> wp.vec3f:
@@ -66,7 +66,7 @@ def direction_of(number: int) -> wp.vec3f:
 
 
 @wp.func_native(f"""
-    const unsigned long long masks[{DIRECTIONS}] = {{ {_MASKS} }};
+    static const unsigned long long masks[{DIRECTIONS}] = {{ {_MASKS} }};
     int twice = 0;
     for (int number = 0; number < {DIRECTIONS}; ++number) {{
         const unsigned long long met = (escaped >> number) & 1ull ? escaped & masks[number] : 0ull;
@@ -209,15 +209,15 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
         found = wp.max(found, stopped_in(grid, cloud, cell, origin, direction))
         if found == 2:
             break
-        axis = int(0)
-        if following[1] < following[0]:
-            axis = 1
-        if following[2] < following[axis]:
-            axis = 2
-        at[axis] = at[axis] + step[axis]
-        if at[axis] < 0 or at[axis] >= cells[axis]:
+        nearest = wp.min(following[0], wp.min(following[1], following[2]))
+        inside = int(1)
+        for axis in range(3):  # no index that varies, which would take the vectors out of the registers
+            if following[axis] == nearest and inside == 1:
+                at[axis] = at[axis] + step[axis]
+                following[axis] = following[axis] + wp.abs(1.0 / direction[axis])
+                inside = wp.where(at[axis] >= 0 and at[axis] < cells[axis], 2, 0)
+        if inside == 0:
             break
-        following[axis] = following[axis] + wp.abs(1.0 / direction[axis])
     return found
 
 
