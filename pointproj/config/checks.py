@@ -61,6 +61,16 @@ def _data_problems(config: Config) -> Iterator[str]:
         )
     if data.download and data.name != "modelnet10":
         yield f"data.download=true is for data=modelnet10; data={data.name} needs no download: leave it out"
+    if data.name == "gaussian" and (data.sampling != "area" or data.noise):
+        yield (
+            "data=gaussian is one cloud and has no surface: leave data.sampling and data.noise out, or write "
+            "data=furniture"
+        )
+    if data.sizes is not None:
+        if not data.sizes or min(data.sizes) < 1:
+            yield f"data.sizes={data.sizes}: expected numbers of at least 1, such as [2048,4096], or null"
+        if not data.resample:
+            yield "data.sizes draws other points in every epoch: write data.resample=true, or leave it out"
     for name in ("varied", "defects"):
         if getattr(data, name) and data.name in ("modelnet10", "gaussian"):
             yield f"data.{name}=true is for data=furniture; data={data.name} is taken as it is: leave it out"
@@ -79,11 +89,12 @@ def _query_problems(config: Config) -> Iterator[str]:
             "data.queries=2048 for random query points, or augmentation.rotate=none and no mirror, stretch, "
             "warp or shrink"
         )
-    kept = int(config.data.points * (1 - augmentation.drop))
+    points = config.data.fewest_points
+    kept = int(points * (1 - augmentation.drop))
     if augmentation.drop and kept < FEWEST_POINTS:
-        most = 1 - FEWEST_POINTS / config.data.points
+        most = 1 - FEWEST_POINTS / points
         yield (
-            f"augmentation.drop={augmentation.drop} leaves {kept} of {config.data.points} points: expected "
+            f"augmentation.drop={augmentation.drop} leaves {kept} of {points} points: expected "
             f"at most {max(0.0, most):.3g}, so that {FEWEST_POINTS} are left"
         )
     facts = TARGETS.get(target.name)

@@ -186,9 +186,10 @@ NETWORKS: dict[str, type[ProjectorConfig]] = {
 
 def too_few_points(network: ProjectorConfig, key: str, config: Config) -> Iterator[str]:
     """Yield the problem of a network that asks for more neighbours, by ``key``, than there are points."""
-    points = config.data.points
+    points = config.data.fewest_points
     if network.fewest_points > points:
+        named = "data.points" if points == config.data.points else "the smallest of data.sizes"
         yield (
-            f"projector.{key}={network.fewest_points} neighbours of data.points={points} reference points: "
+            f"projector.{key}={network.fewest_points} neighbours of {named}={points} reference points: "
             f"expected at most {points}, or more points"
         )

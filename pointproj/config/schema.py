@@ -84,6 +84,21 @@ class DataConfig:
     varied: bool = value(False, "furniture in many more designs and sizes of parts")
     defects: bool = value(False, "furniture whose surfaces have the defects of real files")
     points: int = value(1024, "reference points of each shape", least=1, most=1_000_000_000)
+    sizes: list[int] | None = value(  # noqa: RUF009 - a field
+        None, "reference points of training shapes: each batch has the next of these; null: always `points`"
+    )
+    sampling: str = value(
+        "area",
+        "how points are drawn from a surface: uniformly by `area`, or `even`: the farthest from each other "
+        "of five times as many",
+        choices=("area", "even"),
+    )
+    noise: float = value(
+        0.0,
+        "standard deviation of noise on all points, as a fraction of a shape's longest side",
+        least=0,
+        below=1,
+    )
     resample: bool = value(True, "fresh points in every epoch; false: always the same points")
     grid: int = value(30, "points along each side of the query grid on [-1, 1]^3", least=2, most=1024)
     queries: int | None = value(
@@ -104,6 +119,16 @@ class DataConfig:
         choices=("auto", "device", "loader"),
     )
     workers: int = value(0, "processes of the loader that sample batches ahead", least=0, most=1024)
+
+    @property
+    def training_sizes(self) -> tuple[int, ...]:
+        """Reference points of training shapes, one batch after the other."""
+        return tuple(self.sizes or [self.points])
+
+    @property
+    def fewest_points(self) -> int:
+        """Reference points of the smallest cloud."""
+        return min(self.points, *self.training_sizes)
 
 
 @dataclass

@@ -5,6 +5,7 @@ Nothing waits for the device.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,12 @@ from pointproj.geometry.meshes import LONGEST_SIDE
 
 
 def augment(
-    batch: dict[str, Any], settings: AugmentationConfig, *, seed: tuple[int, int], distances: bool
+    batch: dict[str, Any],
+    settings: AugmentationConfig,
+    *,
+    seed: tuple[int, int],
+    distances: bool,
+    finish: Callable[[dict[str, Any], torch.Generator], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Change the shapes of a batch, each in its own way.
 
@@ -32,20 +38,25 @@ def augment(
         Seed of the run, and step. Equal ones change equal batches equally.
     distances : bool
         Whether the target holds distances, which scale with the shape.
+    finish : callable, optional
+        Makes clouds of the points that were drawn, once the shapes have moved, and before points get noise or
+        a gap: :meth:`pointproj.data.clouds.Sampling.finish`.
 
     Returns
     -------
     dict
         The batch with other tensors; the one given keeps its own.
     """
-    if settings == AugmentationConfig():
+    if settings == AugmentationConfig() and finish is None:
         return batch
     device = batch["reference_points"].device
-    generator = torch.Generator(device).manual_seed(seed[0] * 1_000_003 + seed[1])
+    generator = torch.Generator(device).manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**64)
     if settings.warp:
         batch = _warped(batch, settings.warp, generator)
     if settings.moves:
         batch = _moved(batch, settings, generator, distances)
+    if finish is not None:
+        batch = finish(batch, generator)
     points = batch["reference_points"]
     if settings.noise:
         size = settings.noise * _uniform(points, generator)

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pointproj.data.dataset import ShapeDataset
+from pointproj.data.dataset import Draw, ShapeDataset
 from pointproj.runtime.distributed import ALONE, Processes
 
 
@@ -25,7 +25,7 @@ def batches(
     start: int = 0,
     workers: int = 0,
     processes: Processes = ALONE,
-    draw: Callable[[Sequence[tuple[int, int]]], dict[str, Any]] | None = None,
+    draw: Callable[[Sequence[Draw]], dict[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
 
@@ -48,7 +48,7 @@ def batches(
         Each gets its own part of batches that are ``processes.count`` times as large. Where the last one is
         too small for all, the others get a shape of it again, with the share 0.
     draw : callable, optional
-        Makes a batch of the (epoch, index) of its shapes, here and without workers; by default the samples
+        Makes a batch of what is to be drawn of its shapes, here and without workers; by default the samples
         of ``dataset`` are stacked.
 
     Yields
@@ -61,10 +61,10 @@ def batches(
     """
     whole = batch_size * processes.count
     parts = (
-        _part(batch, number, dataset.costs, processes)
+        _part(batch, number, size, dataset.costs, processes)
         for number in range(epoch, epoch + epochs)
-        for batch in _whole_batches(
-            len(dataset), whole, [seed, number] if shuffle else None, start if number == epoch else 0
+        for batch, size in _whole_batches(
+            dataset, whole, number, seed if shuffle else None, start if number == epoch else 0
         )
     )
     ahead, behind = itertools.tee(parts)
@@ -87,21 +87,26 @@ def batches(
 
 
 def _whole_batches(
-    count: int, size: int, seed: Sequence[int] | None, start: int
-) -> Iterator[Int[np.ndarray, " B"]]:
-    """Yield the indices of an epoch's batches from batch ``start`` on; shuffled if there is a seed."""
-    order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
-    for low in range(start * size, count, size):
-        yield order[low : low + size]
+    dataset: ShapeDataset, batch_size: int, epoch: int, seed: int | None, start: int
+) -> Iterator[tuple[Int[np.ndarray, " B"], int]]:
+    """Yield indices and points a shape of an epoch's batches from ``start`` on; shuffled if there is a seed.
+
+    Sizes take turns, and every epoch begins with the next: so batches of each size are equally many, however
+    few an epoch has.
+    """
+    count, sizes = len(dataset), dataset.sizes
+    order = np.arange(count) if seed is None else np.random.default_rng([seed, epoch]).permutation(count)
+    for number in range(start, -(-count // batch_size)):
+        yield order[number * batch_size : (number + 1) * batch_size], sizes[(epoch + number) % len(sizes)]
 
 
 def _part(
-    batch: Int[np.ndarray, " B"], epoch: int, costs: Sequence[float] | None, processes: Processes
-) -> tuple[list[tuple[int, int]], float]:
-    """Return what this process takes of a batch, as (epoch, index) pairs, and its share of the whole."""
+    batch: Int[np.ndarray, " B"], epoch: int, size: int, costs: Sequence[float] | None, processes: Processes
+) -> tuple[list[Draw], float]:
+    """Return what this process draws of a batch, and its share of the whole."""
     part = split_batch(batch, costs, processes.count)[processes.rank]
     indices = part if len(part) else batch[:1]
-    return [(epoch, int(index)) for index in indices], len(part) / len(batch)
+    return [Draw(epoch, int(index), size) for index in indices], len(part) / len(batch)
 
 
 def split_batch(batch: Int[np.ndarray, " B"], costs: Sequence[float] | None, count: int) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from pointproj.config import Config
 from pointproj.data.cache import Cache
+from pointproj.data.clouds import BY_AREA, Sampling, finished_cloud
 from pointproj.data.costs import search_cost
 from pointproj.data.modelnet import SPLITS, DataError, MeshFile
 from pointproj.data.preparation import PreparedMesh, Recipe, prepare_meshes
@@ -34,6 +35,14 @@ log = logging.getLogger(__name__)
 TEST_SEED = 0  # samples of test shapes do not depend on the run's seed, so that runs can be compared
 
 
+class Draw(NamedTuple):
+    """What is drawn of a shape for a batch."""
+
+    epoch: int
+    index: int
+    points: int
+
+
 class ShapeDataset(Dataset[dict[str, Any]]):
     """Shapes with freshly sampled reference points, fixed by (seed, epoch, shape).
 
@@ -43,12 +52,16 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         What to sample; may load each when it is asked for.
     query_points : float32 tensor, shape (Q, 3)
         The grid that all targets belong to.
-    points : int
-        Reference points a shape.
+    sizes : sequence of int
+        Reference points a shape: every batch has the next of these.
     seed : int
         Another seed draws other points.
     resample : bool
-        Draw other points in every epoch; otherwise always those of epoch 0.
+        Draw other points in every epoch; otherwise always those of epoch 0. Fresh points are left as they
+        were drawn, to be finished on the device after augmentation
+        (:meth:`pointproj.data.clouds.Sampling.finish`); those that stay the same are finished here.
+    sampling : Sampling
+        How points are drawn.
     queries : int
         Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
     costs : sequence of float, optional
@@ -60,31 +73,33 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         shapes: Sequence[Shape],
         query_points: Float[Tensor, "Q 3"],
         *,
-        points: int,
+        sizes: Sequence[int],
         seed: int,
         resample: bool,
+        sampling: Sampling = BY_AREA,
         queries: int = 0,
         costs: Sequence[float] | None = None,
     ) -> None:
         self.shapes = shapes
         self.costs = costs
         self.query_points = query_points
-        self.points = points
+        self.sizes = sizes
         self.seed = seed
         self.resample = resample
+        self.sampling = sampling
         self.queries = queries
 
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
+    def __getitem__(self, index: int | Draw) -> dict[str, Any]:
         """Sample one shape.
 
         Parameters
         ----------
-        index : int or tuple of int
-            Of the shape; or (epoch, index), which draws other points in every epoch if ``resample``.
-            An index alone is of epoch 0.
+        index : int or Draw
+            Of the shape, for epoch 0 and the first size; or a draw, of other points in every epoch if
+            ``resample``.
 
         Returns
         -------
@@ -93,17 +108,17 @@ class ShapeDataset(Dataset[dict[str, Any]]):
             ``name``, ``class_name``, ``identity``; with random queries also ``query_points`` (Q, 3) float32,
             where ``target`` is.
         """
-        epoch, index = index if isinstance(index, tuple) else (0, index)
+        epoch, index, size = index if isinstance(index, tuple) else Draw(0, index, self.sizes[0])
         shape = self.shapes[index]
         generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
-        points, normals = shape.source.draw(self.points, generator)
+        points, normals = shape.source.draw(self.sampling.drawn(size), generator)
         queries = {"target": shape.target}
         if self.queries:
             chosen = generator.integers(len(shape.pool_points), size=self.queries)
             queries = {"query_points": shape.pool_points[chosen], "target": shape.pool_values[chosen]}
+        cloud = {"reference_points": torch.from_numpy(points), "normals": torch.from_numpy(normals)}
         return {
-            "reference_points": torch.from_numpy(points),
-            "normals": torch.from_numpy(normals),
+            **(cloud if self.resample else finished_cloud(cloud, self.sampling, generator)),
             **queries,
             "name": shape.name,
             "class_name": shape.class_name,
@@ -177,11 +192,12 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
     )
     grid = torch.from_numpy(query_grid(config.data.grid))
     data = config.data
-    shared = {"seed": config.seed, "resample": data.resample, "queries": data.queries}
+    shared = {"sampling": Sampling.of(data)}
+    of_training = {"seed": config.seed, "resample": data.resample, "queries": data.queries, **shared}
     train, test = (StoredShapes(entries[split], Cache(Path(data.cache))) for split in SPLITS)
     return PreparedData(
-        ShapeDataset(train, grid, points=data.points, costs=_costs(train, processes), **shared),
-        ShapeDataset(test, grid, points=data.points, seed=TEST_SEED, resample=False),
+        ShapeDataset(train, grid, sizes=data.training_sizes, costs=_costs(train, processes), **of_training),
+        ShapeDataset(test, grid, sizes=[data.points], seed=TEST_SEED, resample=False, **shared),
         left_out,
     )
 
@@ -245,5 +261,5 @@ def _gaussian(config: Config) -> PreparedData:
     target = torch.from_numpy(generator.standard_normal(config.data.grid**3, dtype=np.float32))
     shape = Shape("gaussian", "gaussian", config.seed, cloud, target)
     grid = torch.from_numpy(query_grid(config.data.grid))
-    dataset = ShapeDataset([shape], grid, points=config.data.points, seed=config.seed, resample=False)
+    dataset = ShapeDataset([shape], grid, sizes=[config.data.points], seed=config.seed, resample=False)
     return PreparedData(dataset, dataset, [])

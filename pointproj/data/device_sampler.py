@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pointproj.data.batches import collate
-from pointproj.data.dataset import ShapeDataset
+from pointproj.data.dataset import Draw, ShapeDataset
 from pointproj.data.shapes import Entry, Shape, StoredShapes
 from pointproj.data.surface_draws import Surfaces, draw_from_pools, draw_on_surfaces
 from pointproj.runtime.devices import to_device
 
-DrawBatch = Callable[[Sequence[tuple[int, int]]], dict[str, Any]]  # (epoch, index) of each shape -> batch
+DrawBatch = Callable[[Sequence[Draw]], dict[str, Any]]
 
 COPIED_TOGETHER = 64  # shapes
 MOST_ENTRIES = 2**31  # of a table: Warp counts in int32
@@ -40,7 +40,7 @@ def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int)
     Returns
     -------
     callable
-        Takes (epoch, index) of each shape of a batch; returns what :func:`pointproj.data.batches.collate`
+        Takes what to draw of each shape of a batch; returns what :func:`pointproj.data.batches.collate`
         does, with ``query_points``, on the device. Points of meshes are not those that ``dataset`` draws, but
         fixed by the same (seed, epoch, shape), and distributed equally. What is the same in every epoch
         (``resample=False``) is that of ``dataset``.
@@ -72,15 +72,15 @@ class KeptSamples:
 
     def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
         queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
-        _require(4 * len(dataset) * (6 * dataset.points + queries), most_bytes)
+        _require(4 * len(dataset) * (6 * max(dataset.sizes) + queries), most_bytes)
         self._dataset = dataset
         self._device = device
         self._query_points = dataset.query_points.to(device)
         self._kept: dict[int, dict[str, Any]] = {}  # by index
 
-    def __call__(self, chunk: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    def __call__(self, chunk: Sequence[Draw]) -> dict[str, Any]:
         """Return the samples of a batch."""
-        return {"query_points": self._query_points, **collate([self._sample(index) for _, index in chunk])}
+        return {"query_points": self._query_points, **collate([self._sample(each.index) for each in chunk])}
 
     def _sample(self, index: int) -> dict[str, Any]:
         if index not in self._kept:
@@ -115,17 +115,18 @@ class SurfaceBatches:
         self._tables = tables
         self._query_points = dataset.query_points.to(device)
 
-    def __call__(self, chunk: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    def __call__(self, chunk: Sequence[Draw]) -> dict[str, Any]:
         """Draw a batch."""
-        entries = [self._entries[index] for _, index in chunk]
+        entries = [self._entries[each.index] for each in chunk]
         numbers = [
-            (self._rows[index], entry.identity % 2**64, epoch)
-            for entry, (epoch, index) in zip(entries, chunk, strict=True)
+            (self._rows[each.index], entry.identity % 2**64, each.epoch)
+            for entry, each in zip(entries, chunk, strict=True)
         ]
         drawn = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64))
         drawn = to_device({"drawn": drawn}, self._device)["drawn"]
         dataset = self._dataset
-        points, normals = draw_on_surfaces(self._surfaces, drawn, dataset.seed, dataset.points)
+        count = dataset.sampling.drawn(chunk[0].points)
+        points, normals = draw_on_surfaces(self._surfaces, drawn, dataset.seed, count)
         return {
             "reference_points": points,
             "normals": normals,

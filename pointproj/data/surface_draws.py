@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pointproj.ops.bridge.warp_op import warp_op
 
-OPTIONS = {"module": "unique", "module_options": {"enable_backward": False}}
+OPTIONS = {"module": "unique", "module_options": {"enable_backward": False, "fuse_fp": False}}
 
 ROUNDS = 10
 MULTIPLIER_0, MULTIPLIER_1 = wp.constant(wp.uint64(0xD2511F53)), wp.constant(wp.uint64(0xCD9E8D57))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pointproj.config import TARGETS, Config
+from pointproj.config import TARGETS, AugmentationConfig, Config
 from pointproj.data.augmentation import augment
 from pointproj.data.batches import batches
 from pointproj.data.dataset import PreparedData, ShapeDataset
@@ -76,11 +76,13 @@ class BatchLoader:
 
     def test(self) -> Iterator[dict[str, Any]]:
         """All batches of the test meshes."""
-        return self._as_they_are(self.data.test)
+        for batch in self._batches(self.data.test):
+            yield with_features(batch, self.config.projector.normals)
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Batches of the training meshes as they are, without augmentation."""
-        return map(self._with_neighbors, self._as_they_are(self.data.train, shuffle=True))
+        batches = self._batches(self.data.train, shuffle=True)
+        return (self._with_neighbors(self._augmented(batch, AugmentationConfig(), 0)) for batch in batches)
 
     def training(self, position: Position) -> Iterator[dict[str, Any]]:
         """All batches that are left of this run, in an order that follows from the seed and the epoch.
@@ -94,15 +96,11 @@ class BatchLoader:
         left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
         order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
         for batch in self._batches(self.data.train, **order):
-            yield self._with_neighbors(self._augmented(batch, position.step))
+            yield self._with_neighbors(self._augmented(batch, config.augmentation, position.step))
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copy a batch to the device, with what the network is shown of its clouds."""
         return with_features(to_device(batch, self.device), self.config.projector.normals)
-
-    def _as_they_are(self, dataset: ShapeDataset, **order: Any) -> Iterator[dict[str, Any]]:
-        for batch in self._batches(dataset, **order):
-            yield with_features(batch, self.config.projector.normals)
 
     def _batches(self, dataset: ShapeDataset, **order: Any) -> Iterator[dict[str, Any]]:
         """On the device, without what the network is shown: augmentation comes before that."""
@@ -116,12 +114,13 @@ class BatchLoader:
     def _with_neighbors(self, batch: dict[str, Any]) -> dict[str, Any]:
         return batch if self._neighbors is None else self._neighbors(batch)
 
-    def _augmented(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
-        """Change the shapes of the batch of a step, and of this process."""
-        config = self.config
+    def _augmented(self, batch: dict[str, Any], changes: AugmentationConfig, step: int) -> dict[str, Any]:
+        """Change the shapes of the batch of a step, and of this process, and finish clouds drawn afresh."""
+        config, train = self.config, self.data.train
         seed = config.seed, step * self.processes.count + self.processes.rank
+        finish = {"finish": train.sampling.finish} if train.resample else {}
         distances = TARGETS[config.target.name].is_distance
-        changed = augment(batch, config.augmentation, seed=seed, distances=distances)
+        changed = augment(batch, changes, seed=seed, distances=distances, **finish)
         return with_features(changed, config.projector.normals)
 
 

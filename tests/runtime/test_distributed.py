@@ -154,7 +154,7 @@ def shapes(count):
 
     grid = torch.zeros(1, 3)
     made = [Shape(f"s{i}", "c", i, Point(), torch.zeros(1)) for i in range(count)]
-    return ShapeDataset(made, grid, points=1, seed=0, resample=True)
+    return ShapeDataset(made, grid, sizes=[1], seed=0, resample=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -105,3 +105,16 @@ def test_two_processes_train_what_one_does_on_batches_twice_as_large(config, fol
     together = losses(RunFolder(tmp_path / "together"))
     assert together == pytest.approx(losses(alone), rel=1e-5)
     assert len(together) == 8
+
+
+@pytest.mark.parametrize(("sampler", "compiled"), [("loader", False), ("device", True)])
+def test_one_network_trains_on_even_clouds_of_many_sizes(config, tmp_path, sampler, compiled):
+    config.data.sampler, config.data.sampling, config.data.sizes = sampler, "even", [16, 24, 33]
+    config.data.noise = 0.005
+    config.compile = compiled
+    config.training.epochs = 2
+    run = RunFolder(tmp_path / "run")
+    metrics = train(config, run)
+    assert metrics["mode"] == ("compiled" if compiled else "eager")
+    assert len(losses(run)) == 6
+    assert all(0 < loss < 1 for loss in losses(run).values())

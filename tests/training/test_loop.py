@@ -43,7 +43,7 @@ def spheres(count, points=60, seed=0, resample=True):
         Shape(f"sphere_{i}", "odd" if i % 2 else "even", i, Sphere(r), (grid.norm(dim=1) - r).abs())
         for i, r in enumerate(radii)
     ]
-    return ShapeDataset(shapes, grid, points=points, seed=seed, resample=resample)
+    return ShapeDataset(shapes, grid, sizes=[points], seed=seed, resample=resample)
 
 
 def small_config():

@@ -1,0 +1,93 @@
+"""How clouds are made of points drawn from a surface: thinned to an even spread, and with noise."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pointproj.config import DataConfig
+from pointproj.data.farthest_points import farthest_points
+from pointproj.geometry.meshes import LONGEST_SIDE
+
+DENSER = 5
+"""Points drawn by area for each point of an even cloud."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a surface is sampled.
+
+    Attributes
+    ----------
+    kind : {"area", "even"}
+        As ``data.sampling``.
+    noise : float
+        Standard deviation of each coordinate, as a fraction of a shape's longest side.
+    """
+
+    kind: str = "area"
+    noise: float = 0.0
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "Sampling":
+        """Return what a config asks for."""
+        return cls(data.sampling, data.noise)
+
+    def drawn(self, points: int) -> int:
+        """Return how many points are drawn for a cloud of so many."""
+        return DENSER * points if self.kind == "even" else points
+
+    def finish(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+        """Make clouds of the points that were drawn for them.
+
+        Shapes change before that, not after: an even cloud that is stretched is no longer even, and noise
+        has the same size in all directions.
+
+        Parameters
+        ----------
+        batch : dict
+            ``reference_points`` and ``normals`` (B, n, 3), with ``n`` as :meth:`drawn` says; anything else is
+            passed on.
+        generator : torch.Generator
+            On the batch's device; advanced where there is noise.
+
+        Returns
+        -------
+        dict
+            The batch with other tensors.
+        """
+        points, normals = batch["reference_points"], batch["normals"]
+        if self.kind == "even":
+            rows = farthest_points(points, points.shape[1] // DENSER)[..., None].expand(-1, -1, 3)
+            points, normals = points.gather(1, rows), normals.gather(1, rows)
+        if self.noise:
+            size = self.noise * LONGEST_SIDE
+            points = points + size * torch.randn(points.shape, generator=generator, device=points.device)
+        return {**batch, "reference_points": points, "normals": normals}
+
+
+BY_AREA = Sampling()
+
+
+def finished_cloud(
+    cloud: dict[str, Tensor], sampling: Sampling, generator: np.random.Generator
+) -> dict[str, Tensor]:
+    """Make a cloud of points that were drawn, as :meth:`Sampling.finish` does for a batch.
+
+    Parameters
+    ----------
+    cloud : dict
+        ``reference_points`` and ``normals`` (n, 3), on the CPU.
+    sampling : Sampling
+    generator : numpy.random.Generator
+        Advanced; the same state gives the same noise.
+
+    Returns
+    -------
+    dict
+    """
+    seeded = torch.Generator().manual_seed(int(generator.integers(2**63)))
+    finished = sampling.finish({name: tensor[None] for name, tensor in cloud.items()}, seeded)
+    return {name: tensor[0] for name, tensor in finished.items()}

@@ -1,0 +1,133 @@
+"""Even clouds against the plain definition, in which order shapes move and clouds are made, and sizes."""
+
+import numpy as np
+import pytest
+import torch
+
+from pointproj.config import AugmentationConfig, Config, DataConfig, TargetConfig
+from pointproj.data.augmentation import augment
+from pointproj.data.batches import batches
+from pointproj.data.clouds import DENSER, Sampling, finished_cloud
+from pointproj.data.dataset import Draw, prepare
+from pointproj.data.device_sampler import device_sampler
+from pointproj.data.farthest_points import farthest_points
+from pointproj.data.furniture import write_furniture
+from pointproj.geometry.meshes import LONGEST_SIDE
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def plainly_farthest(points, count):
+    """The definition: all points are compared with each that was chosen."""
+    nearest, chosen = torch.full((len(points),), float("inf")), [0]
+    while len(chosen) < count:
+        away = points - points[chosen[-1]]
+        squared = away * away
+        nearest = torch.minimum(nearest, squared[:, 0] + squared[:, 1] + squared[:, 2])
+        chosen.append(int(nearest.argmax()))
+    return torch.tensor(chosen)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("clouds", "size", "count"), [(3, 1001, 201), (1, 5, 5), (2, 17, 3), (1, 16, 1), (1, 1, 1)]
+)
+def test_chosen_points_are_those_of_the_definition(device, clouds, size, count):
+    points = torch.rand((clouds, size, 3), generator=torch.Generator().manual_seed(size))
+    points[..., 2] *= torch.tensor([0.0, 0.5, 3.0])[:clouds, None]  # the first cloud is flat
+    chosen = farthest_points(points.to(device), count)
+    assert chosen.dtype == torch.int64
+    assert chosen.tolist() == [plainly_farthest(cloud, count).tolist() for cloud in points]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_of_equally_far_points_the_first_is_chosen_and_copies_last(device):
+    corners = torch.tensor([[x, y, z] for x in (0.0, 1.0) for y in (0.0, 1.0) for z in (0.0, 1.0)])
+    points = torch.cat([corners, corners.flip(0)])[None].to(device)
+    chosen = farthest_points(points, 12)[0].tolist()
+    assert chosen == plainly_farthest(points[0].cpu(), 12).tolist()
+    assert chosen[:2] == [0, 7]
+    assert sorted(chosen[:8]) == list(range(8))
+    assert chosen[8:] == [0] * 4
+
+
+@pytest.mark.parametrize("count", [0, 6])
+def test_a_count_that_no_cloud_has_is_refused(count):
+    with pytest.raises(ValueError, match=rf"from 1 to 5 points of each cloud, got {count}"):
+        farthest_points(torch.zeros(1, 5, 3), count)
+
+
+def test_an_even_cloud_is_finished_after_the_shape_has_moved():
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.rand((2, DENSER * 40, 3), generator=generator) - 0.5
+    batch = {
+        **{"reference_points": drawn, "normals": torch.nn.functional.normalize(drawn, dim=-1)},
+        **{"query_points": drawn[:, :7], "target": torch.zeros(2, 7)},
+    }
+    settings, seed = AugmentationConfig(stretch=0.6, warp=0.5, rotate="any"), (3, 4)
+    moved = augment(batch, settings, seed=seed, distances=False)
+    made = augment(batch, settings, seed=seed, distances=False, finish=Sampling("even").finish)
+    for cloud in range(2):
+        rows = plainly_farthest(moved["reference_points"][cloud], 40)
+        for name in ("reference_points", "normals"):
+            assert torch.equal(made[name][cloud], moved[name][cloud][rows])
+    assert torch.equal(made["query_points"], moved["query_points"])
+
+
+def test_noise_is_of_the_size_asked_for_whatever_the_shape_did():
+    batch = {"reference_points": torch.rand(3, 5000, 3), "normals": torch.zeros(3, 5000, 3)}
+    batch |= {"query_points": torch.rand(3, 7, 3), "target": torch.zeros(3, 7)}
+    settings, given = AugmentationConfig(stretch=0.6, shrink=0.5), {"seed": (1, 2), "distances": False}
+    plain = augment(batch, settings, **given)["reference_points"]
+    noisy = augment(batch, settings, finish=Sampling(noise=0.01).finish, **given)["reference_points"]
+    deviation = (noisy - plain).std(dim=1)
+    torch.testing.assert_close(deviation, torch.full((3, 3), 0.01 * LONGEST_SIDE), rtol=0.05, atol=0)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("clouds")
+    write_furniture(root, ["dresser"], train=3, test=1)
+    return root
+
+
+def prepared(root, **data):
+    chosen = {"name": "modelnet10", "root": str(root), "cache": str(root / "cache"), "grid": 6, "points": 50}
+    section = DataConfig(**(chosen | {"queries": 9, "pool": 60} | data))
+    return prepare(Config(data=section, target=TargetConfig(name="udf"), seed=5))
+
+
+def test_test_clouds_are_even_and_noisy_and_always_the_same(root):
+    plain = prepared(root, points=50 * DENSER).test[0]["reference_points"]
+    even = prepared(root, sampling="even").test[0]
+    rows = plainly_farthest(plain, 50)
+    assert torch.equal(even["reference_points"], plain[rows])
+    noisy = [prepared(root, sampling="even", noise=0.01).test[0]["reference_points"] for _ in range(2)]
+    assert torch.equal(*noisy)
+    assert 0 < (noisy[0] - even["reference_points"]).abs().max() < 0.1
+
+
+def test_finished_clouds_follow_from_the_generator():
+    cloud = {"reference_points": torch.rand(60, 3), "normals": torch.rand(60, 3)}
+    ones, same, others = (
+        finished_cloud(cloud, Sampling("even", 0.1), np.random.default_rng(seed)) for seed in (0, 0, 1)
+    )
+    assert ones["reference_points"].shape == (12, 3)
+    assert torch.equal(ones["reference_points"], same["reference_points"])
+    assert not torch.equal(ones["reference_points"], others["reference_points"])
+
+
+@pytest.mark.parametrize("sampler", ["loader", "device"])
+def test_batches_take_turns_with_sizes_also_where_a_run_resumes(root, sampler):
+    dataset = prepared(root, sizes=[8, 20], sampling="even").train
+    draw = device_sampler(dataset, torch.device("cpu"), 2**30) if sampler == "device" else None
+    order = {"shuffle": True, "seed": 1, "epochs": 2, "draw": draw}
+    made = list(batches(dataset, 1, **order))
+    sizes = [batch["reference_points"].shape[1] for batch in made]
+    assert sizes == [DENSER * size for size in (8, 20, 8, 20, 8, 20)]
+    rest = list(batches(dataset, 1, start=2, **order))
+    for batch, other in zip(rest, made[2:], strict=True):
+        assert torch.equal(batch["reference_points"], other["reference_points"])
+    if draw is None:
+        (shape,) = (index for index, shape in enumerate(dataset.shapes) if shape.name == made[1]["name"][0])
+        assert torch.equal(made[1]["reference_points"][0], dataset[Draw(0, shape, 20)]["reference_points"])
