@@ -22,7 +22,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pointproj.ops import functional
+from pointproj.ops.arguments import checked_radius
+from pointproj.ops.clouds import as_dtype
 from pointproj.ops.neighbor_lists import radius_neighbors
+from pointproj.ops.scalars import scalar
 
 NAME = "pointproj"  # of the implementations
 RANK = -1  # the lowest is chosen; the library's begin at 0
@@ -83,11 +86,11 @@ def radius_search(
         indices, neighbors, distances = _all_within(points, queries, radius)
     else:
         indices, neighbors, distances = _nearest_within(points, queries, radius, max_points)
-    found = [indices.int()]
+    found = [as_dtype(indices, torch.int32)]
     if return_points:
-        found.append(neighbors().to(dtype))
+        found.append(as_dtype(neighbors(), dtype))
     if return_dists:
-        found.append(distances.to(dtype))
+        found.append(as_dtype(distances(), dtype))
     return tuple(found) if len(found) > 1 else found[0]
 
 
@@ -220,26 +223,38 @@ def uninstall() -> None:
 
 def _nearest_within(
     points: Tensor, queries: Tensor, radius: float, max_points: int
-) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
-    """Indices (..., Q, max_points), a function that gives the points there, and distances."""
-    distances, indices = functional.knn(queries, points, min(max_points, points.shape[-2]), max_radius=radius)
-    exists = indices >= 0
-    indices, distances = torch.where(exists, indices, 0), torch.where(exists, distances, 0.0)
-    missing = max_points - indices.shape[-1]
+) -> tuple[Tensor, Callable[[], Tensor], Callable[[], Tensor]]:
+    """Indices (..., Q, max_points), and functions that give the points there, and distances."""
+    shape, size = (*queries.shape[:-1], max_points), points.shape[-2]
+    if points.ndim == 3 and len(points) == 1:
+        points, queries = points[0], queries[0]
+    radius = checked_radius(radius, points.dtype)
+    # A search of the nearest ends where it has them, one within a radius meets all that are within.
+    distances, rows = functional.knn(queries, points, min(max_points, size), index_dtype=torch.int32)
+    missing = (distances.detach() <= scalar(radius, points.dtype, points.device)).logical_not_()  # or NaN
+
+    def filled(found: Tensor, *of_pair: int) -> Tensor:
+        """0 in empty slots."""
+        found.masked_fill_(missing[..., None] if of_pair else missing, 0)
+        if size < max_points:
+            found = pad(found, (*(2 * len(of_pair) * (0,)), 0, max_points - size))
+        return found.view(*shape, *of_pair)
 
     def neighbors() -> Tensor:
-        clouds = torch.arange(points.shape[:-2].numel(), device=points.device).view(-1, 1, 1)
-        rows = indices + (clouds * points.shape[-2] if points.ndim == 3 else 0)
-        found = points.reshape(-1, 3).index_select(0, rows.flatten()).view(*indices.shape, 3)
-        return pad(torch.where(exists[..., None], found, 0.0), (0, 0, 0, missing))
+        # Points beyond the radius too: the gradients of empty slots, all 0, would meet at one point otherwise.
+        at = rows.clamp(min=0)
+        if points.ndim == 3:
+            at = at + torch.arange(0, points.shape[:2].numel(), size, device=at.device)[:, None, None]
+        found = points.reshape(-1, 3).index_select(0, at.flatten())
+        return filled(found.view(*rows.shape, 3), 3)
 
-    return pad(indices, (0, missing)), neighbors, pad(distances, (0, missing))
+    return filled(rows.clone()), neighbors, lambda: filled(distances.clone())
 
 
 def _all_within(
     points: Tensor, queries: Tensor, radius: float
-) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
-    """Indices (2 or 3, M), a function that gives the points there, and distances (M,)."""
+) -> tuple[Tensor, Callable[[], Tensor], Callable[[], Tensor]]:
+    """Indices (2 or 3, M), and functions that give the points there, and distances (M,)."""
     found = radius_neighbors(queries, points, radius, capacity=None)
     if len(found.indices) >= MOST_PAIRS:
         raise RuntimeError(
@@ -249,7 +264,7 @@ def _all_within(
     if points.ndim == 3:
         clouds = found.query_indices // queries.shape[1]
         rows, pairs = rows + clouds * points.shape[1], [clouds, pairs[0] % queries.shape[1], pairs[1]]
-    return torch.stack(pairs), lambda: points.reshape(-1, 3).index_select(0, rows), found.distances
+    return torch.stack(pairs), lambda: points.reshape(-1, 3).index_select(0, rows), lambda: found.distances
 
 
 def _check_ranks(points: Tensor, queries: Tensor) -> None:
