@@ -237,11 +237,11 @@ def _nearest_within(
         """0 in empty slots."""
         found.masked_fill_(missing[..., None] if of_pair else missing, 0)
         if size < max_points:
-            found = pad(found, (*(2 * len(of_pair) * (0,)), 0, max_points - size))
+            found = pad(found, (0, 0) * len(of_pair) + (0, max_points - size))
         return found.view(*shape, *of_pair)
 
     def neighbors() -> Tensor:
-        # Points beyond the radius too: the gradients of empty slots, all 0, would meet at one point otherwise.
+        # Points beyond the radius too: gradients of empty slots, all 0, would meet at one point otherwise.
         at = rows.clamp(min=0)
         if points.ndim == 3:
             at = at + torch.arange(0, points.shape[:2].numel(), size, device=at.device)[:, None, None]
