@@ -89,9 +89,9 @@ class DataConfig:
     )
     sampling: str = value(
         "area",
-        "how points are drawn from a surface: uniformly by `area`, or `even`: the farthest from each other "
-        "of five times as many",
-        choices=("area", "even"),
+        "how points are drawn from a surface: uniformly by `area`; `even`: the farthest from each other of "
+        "five times as many; `scan`: what ten cameras around it see",
+        choices=("area", "even", "scan"),
     )
     noise: float = value(
         0.0,

@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.config import DataConfig
 from pointproj.data.farthest_points import farthest_points
 from pointproj.geometry.meshes import LONGEST_SIDE
+from pointproj.geometry.sampling import PointSource
+from pointproj.geometry.scanning import scan
 
 DENSER = 5
 """Points drawn by area for each point of an even cloud."""
@@ -21,7 +24,7 @@ class Sampling:
 
     Attributes
     ----------
-    kind : {"area", "even"}
+    kind : {"area", "even", "scan"}
         As ``data.sampling``.
     noise : float
         Standard deviation of each coordinate, as a fraction of a shape's longest side.
@@ -38,6 +41,14 @@ class Sampling:
     def drawn(self, points: int) -> int:
         """Return how many points are drawn for a cloud of so many."""
         return DENSER * points if self.kind == "even" else points
+
+    def draw(
+        self, source: PointSource, points: int, generator: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+        """Draw what a cloud of so many points is made of: points and normals, see :meth:`finish`."""
+        if self.kind == "scan":
+            return scan(source, points, generator)
+        return source.draw(self.drawn(points), generator)
 
     def finish(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
         """Make clouds of the points that were drawn for them.

@@ -111,7 +111,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         epoch, index, size = index if isinstance(index, tuple) else Draw(0, index, self.sizes[0])
         shape = self.shapes[index]
         generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
-        points, normals = shape.source.draw(self.sampling.drawn(size), generator)
+        points, normals = self.sampling.draw(shape.source, size, generator)
         queries = {"target": shape.target}
         if self.queries:
             chosen = generator.integers(len(shape.pool_points), size=self.queries)

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import warp as wp
 from torch import Tensor
 
 from pointproj.data.batches import collate
 from pointproj.data.dataset import Draw, ShapeDataset
 from pointproj.data.shapes import Entry, Shape, StoredShapes
 from pointproj.data.surface_draws import Surfaces, draw_from_pools, draw_on_surfaces
+from pointproj.geometry.meshes import Mesh
+from pointproj.geometry.warp_meshes import on_device, search_mesh
 from pointproj.runtime.devices import to_device
 
 DrawBatch = Callable[[Sequence[Draw]], dict[str, Any]]
@@ -110,9 +113,16 @@ class SurfaceBatches:
         self._entries = entries
         self._rows = [rows[entry.key] for entry in entries]
         shapes = dataset.shapes.read(first.values())
+        self._scanned: list[wp.Mesh] = []  # keeps alive what their ids stand for
+        if dataset.sampling.kind == "scan":
+            shapes = map(self._with_search, shapes)
         tables = _tables(shapes, bool(dataset.queries), device, most_bytes)
         self._surfaces = Surfaces(*(tables.pop(name) for name in Surfaces._fields))
         self._tables = tables
+        self._searched = None
+        if self._scanned:
+            wp.synchronize_device(str(device))  # Warp built them on a stream of its own
+            self._searched = torch.tensor([mesh.id for mesh in self._scanned], device=device)
         self._query_points = dataset.query_points.to(device)
 
     def __call__(self, chunk: Sequence[Draw]) -> dict[str, Any]:
@@ -126,7 +136,7 @@ class SurfaceBatches:
         drawn = to_device({"drawn": drawn}, self._device)["drawn"]
         dataset = self._dataset
         count = dataset.sampling.drawn(chunk[0].points)
-        points, normals = draw_on_surfaces(self._surfaces, drawn, dataset.seed, count)
+        points, normals = draw_on_surfaces(self._surfaces, drawn, dataset.seed, count, self._searched)
         return {
             "reference_points": points,
             "normals": normals,
@@ -135,6 +145,13 @@ class SurfaceBatches:
             "class_name": [entry.class_name for entry in entries],
             "identity": [entry.identity for entry in entries],
         }
+
+    def _with_search(self, shape: Shape) -> Shape:
+        """Make the mesh of a shape searchable on the device."""
+        with on_device(str(self._device)):
+            surface = shape.source
+            self._scanned.append(search_mesh(Mesh(surface.vertices, surface.faces, shape.name)))
+        return shape
 
     def _queries(self, drawn: Tensor) -> dict[str, Tensor]:
         tables, dataset = self._tables, self._dataset

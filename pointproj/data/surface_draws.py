@@ -14,6 +14,7 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pointproj.geometry.scanning import CAMERA_DISTANCE, CAMERAS, first_seen
 from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"enable_backward": False, "fuse_fp": False}}
@@ -23,9 +24,10 @@ MULTIPLIER_0, MULTIPLIER_1 = wp.constant(wp.uint64(0xD2511F53)), wp.constant(wp.
 INCREMENT_0, INCREMENT_1 = wp.constant(wp.uint32(0x9E3779B9)), wp.constant(wp.uint32(0xBB67AE85))
 HALF = wp.constant(wp.uint64(32))
 UNIT = wp.constant(wp.float64(2.0**-32))
-FOR_QUERIES = wp.constant(
-    wp.uint32(1 << 31)
-)  # of the counter's first word: queries have numbers of their own
+# Of the counter's first word: queries and cameras have numbers of their own.
+FOR_QUERIES, FOR_CAMERAS = wp.constant(wp.uint32(1 << 31)), wp.constant(wp.uint32(1 << 30))
+RAYS_FROM = wp.constant(CAMERAS)
+FAR = wp.constant(wp.float64(CAMERA_DISTANCE))
 
 Words = wp.types.vector(length=4, dtype=wp.uint32)
 
@@ -52,9 +54,13 @@ class SurfacesStruct:
 
 
 def draw_on_surfaces(
-    surfaces: Surfaces, drawn: Int[Tensor, "B 3"], seed: int, count: int
+    surfaces: Surfaces,
+    drawn: Int[Tensor, "B 3"],
+    seed: int,
+    count: int,
+    scanned: Int[Tensor, " S"] | None = None,
 ) -> tuple[Float[Tensor, "B n 3"], Float[Tensor, "B n 3"]]:
-    """Draw points from shapes, uniformly by area.
+    """Draw points from shapes, uniformly by area, or what cameras see on the way to them.
 
     Parameters
     ----------
@@ -64,13 +70,16 @@ def draw_on_surfaces(
     seed : int
     count : int
         Points a cloud.
+    scanned : (S,) int64 tensor, optional
+        Ids of the shapes' ``warp.Mesh`` objects on the same device. With these, a cloud is a scan
+        (:mod:`pointproj.geometry.scanning`).
 
     Returns
     -------
     points, normals : (B, count, 3) float32 tensors
         Unit normals of the faces.
     """
-    return _points(*surfaces, drawn, seed, count)
+    return _points(*surfaces, scanned, drawn, seed, count)
 
 
 def draw_from_pools(
@@ -143,9 +152,19 @@ def face_at(surfaces: SurfacesStruct, shape: int, where: wp.float64) -> int:
     return low
 
 
+@wp.func
+def camera_at(words: Words) -> wp.vec3f:
+    """Place of a camera, at random on a sphere around the query cube."""
+    height = wp.float64(2.0) * fraction(words[0]) - wp.float64(1.0)
+    angle = wp.float64(wp.TAU) * fraction(words[1])
+    radius = wp.sqrt(wp.float64(1.0) - height * height)
+    return wp.vec3f(FAR * wp.vec3d(radius * wp.cos(angle), radius * wp.sin(angle), height))
+
+
 @wp.kernel(**OPTIONS)
 def points_kernel(
     surfaces: SurfacesStruct,
+    scanned: wp.array(dtype=wp.int64),
     drawn: wp.array2d(dtype=wp.int64),
     seed: wp.int64,
     points: wp.array2d(dtype=wp.vec3f),
@@ -164,6 +183,13 @@ def points_kernel(
     point = origin + (across * (wp.float64(1.0) - along)) * first + (across * along) * second
     points[cloud, number] = wp.vec3f(point)
     normals[cloud, number] = wp.vec3f(wp.normalize(wp.cross(first, second)))
+    if scanned:
+        mesh = wp.uint64(scanned[wp.int32(drawn[cloud, 0])])
+        camera = FOR_CAMERAS | wp.uint32(number % RAYS_FROM)
+        place = camera_at(words_of(camera, drawn[cloud, 1], drawn[cloud, 2], seed))
+        seen = first_seen(mesh, place, points[cloud, number], normals[cloud, number])
+        points[cloud, number] = seen.point
+        normals[cloud, number] = seen.normal
 
 
 @wp.kernel(**OPTIONS)
@@ -191,7 +217,7 @@ def _clouds(drawn: Tensor, count: int, *names: str) -> dict[str, tuple[Sequence[
 
 @warp_op(
     "pointproj::draw_on_surfaces",
-    outputs=lambda vertices, faces, summed_areas, first_face, last_face, drawn, seed, count: _clouds(
+    outputs=lambda vertices, faces, summed_areas, first_face, last_face, scanned, drawn, seed, count: _clouds(
         drawn, count, "points", "normals"
     ),
 )
@@ -202,6 +228,7 @@ def _points(
     summed_areas: Tensor,
     first_face: Tensor,
     last_face: Tensor,
+    scanned: Tensor | None,
     drawn: Tensor,
     seed: int,
     count: int,
@@ -209,7 +236,7 @@ def _points(
     normals: Tensor,
 ):
     surfaces = Surfaces(vertices, faces, summed_areas, first_face, last_face)
-    launch(points_kernel, (len(drawn), count), surfaces, drawn, seed, points, normals)
+    launch(points_kernel, (len(drawn), count), surfaces, scanned, drawn, seed, points, normals)
 
 
 @warp_op(

@@ -107,6 +107,14 @@ def test_two_processes_train_what_one_does_on_batches_twice_as_large(config, fol
     assert len(together) == 8
 
 
+@pytest.mark.parametrize("sampler", ["loader", "device"])
+def test_a_network_trains_and_is_tested_on_scans(config, tmp_path, sampler):
+    config.data.sampler, config.data.sampling, config.data.noise = sampler, "scan", 0.005
+    run = RunFolder(tmp_path / "run")
+    train(config, run)
+    assert all(0 < loss < 1 for loss in losses(run).values())
+
+
 @pytest.mark.parametrize(("sampler", "compiled"), [("loader", False), ("device", True)])
 def test_one_network_trains_on_even_clouds_of_many_sizes(config, tmp_path, sampler, compiled):
     config.data.sampler, config.data.sampling, config.data.sizes = sampler, "even", [16, 24, 33]

@@ -1,0 +1,91 @@
+"""Scans of a mesh: points that cameras outside see.
+
+After Sulzer et al., Deep surface reconstruction from point clouds with visibility information, 2022, ten
+cameras stand around a shape at random, and each has as many rays. A ray goes to a random point of the
+surface, by area, and ends at the first face that it meets. So what no camera sees has no points, and whether
+a face points to the camera makes no difference.
+"""
+
+import numpy as np
+import warp as wp
+from jaxtyping import Float
+
+from pointproj.geometry.meshes import Mesh
+from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.warp_meshes import on_device, search_mesh
+
+wp.set_module_options({"enable_backward": False, "fuse_fp": False})
+
+CAMERAS = 10
+
+CAMERA_DISTANCE = 3.0
+"""From the centre of the query cube, whose corners are at 1.73."""
+
+
+@wp.struct
+class Seen:
+    """What a ray meets."""
+
+    point: wp.vec3f
+    normal: wp.vec3f
+
+
+@wp.func
+def first_seen(mesh: wp.uint64, camera: wp.vec3f, target: wp.vec3f, normal: wp.vec3f) -> Seen:
+    """The first point of a mesh on the way to a target on it, of which the normal is given."""
+    seen = Seen()
+    seen.point = target
+    seen.normal = normal
+    hit = wp.mesh_query_ray(mesh, camera, wp.normalize(target - camera), wp.length(target - camera))
+    if hit.result:  # else rounding let the ray end before the target
+        seen.point = wp.mesh_eval_position(mesh, hit.face, hit.u, hit.v)
+        seen.normal = hit.normal
+    return seen
+
+
+@wp.kernel
+def _scan_kernel(
+    mesh: wp.uint64,
+    cameras: wp.array(dtype=wp.vec3f),
+    targets: wp.array(dtype=wp.vec3f),
+    target_normals: wp.array(dtype=wp.vec3f),
+    points: wp.array(dtype=wp.vec3f),
+    normals: wp.array(dtype=wp.vec3f),
+):
+    i = wp.tid()
+    seen = first_seen(mesh, cameras[i % cameras.shape[0]], targets[i], target_normals[i])
+    points[i] = seen.point
+    normals[i] = seen.normal
+
+
+def scan(
+    sampler: SurfaceSampler, count: int, generator: np.random.Generator
+) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+    """Scan a normalised mesh from cameras around it.
+
+    Parameters
+    ----------
+    sampler : SurfaceSampler
+        Of the mesh.
+    count : int
+        Number of points.
+    generator : numpy.random.Generator
+        Advanced; the same state gives the same points.
+
+    Returns
+    -------
+    points, normals : float32 arrays, shape (count, 3)
+        Unit normals of the faces, with the sign of their orientation.
+    """
+    directions = generator.standard_normal((CAMERAS, 3))
+    cameras = CAMERA_DISTANCE * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    targets, normals = sampler.draw(count, generator)
+    with on_device("cpu"):
+        mesh = search_mesh(Mesh(sampler.vertices, sampler.faces, "scanned"))
+        arrays = [
+            wp.array(values.astype(np.float32), dtype=wp.vec3f) for values in (cameras, targets, normals)
+        ]
+        made = [wp.empty(count, dtype=wp.vec3f) for _ in range(2)]
+        wp.launch(_scan_kernel, count, inputs=[mesh.id, *arrays], outputs=made)
+        points, normals = (array.numpy() for array in made)
+    return points, normals
