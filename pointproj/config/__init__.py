@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from pointproj.config.checks import problems_of
-from pointproj.config.networks import NETWORKS, KnnConfig, MultiscaleConfig, RadiusConfig, VisibilityConfig
+from pointproj.config.networks import NETWORKS, KnnConfig, RadiusConfig, VisibilityConfig
 from pointproj.config.schema import (
     AllocatorConfig,
     AugmentationConfig,
@@ -37,7 +37,6 @@ __all__ = [
     "ConfigError",
     "DataConfig",
     "KnnConfig",
-    "MultiscaleConfig",
     "OptimizerConfig",
     "ProfilerConfig",
     "ProjectorConfig",

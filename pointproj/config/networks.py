@@ -105,48 +105,6 @@ class RadiusConfig(_AggregatingConfig):
 
 
 @dataclass
-class MultiscaleConfig(ProjectorConfig):
-    """Projections at several scales, 3D convolutions over their grids, decoded at any points."""
-
-    NETWORK: ClassVar[str] = "pointproj.nn.multiscale:Multiscale"
-    OPERATOR: ClassVar[str] = "radius"
-
-    name: str = value("multiscale", "the network")
-    hidden_channels: int = value(16, "width at the points, a multiple of 8", least=1, most=65_536)
-    grid_channels: int = value(16, "width of the finest grid, a multiple of 8", least=1)
-    side: int = value(16, "cells along each side of the finest grid", least=1, most=256)
-    levels: int = value(3, "grids, each with half the side of the one before", least=1, most=10)
-    neighbors: int = value(8, "reference points that a point attends to, including itself", least=3)
-
-    @property
-    def fewest_points(self) -> int:
-        """One for each neighbour."""
-        return self.neighbors
-
-    def arguments(self) -> dict[str, Any]:
-        """Return arguments of :class:`pointproj.nn.multiscale.Multiscale`."""
-        own = ("hidden_channels", "grid_channels", "side", "levels", "neighbors")
-        return {name: getattr(self, name) for name in own}
-
-    def fill_in(self, config: Config) -> None:
-        """No normals, which it does not need."""
-        self.normals = bool(self.normals)
-
-    def problems(self, config: Config) -> Iterator[str]:
-        """Yield a side that cannot be halved, odd widths, and too many neighbours."""
-        parts = 2 ** min(self.levels - 1, 10)  # more levels than that are refused anyway
-        if self.side % parts:
-            yield (
-                f"projector.side={self.side} cannot be halved {self.levels - 1} times, as "
-                f"projector.levels={self.levels} asks for: write a multiple of {parts}"
-            )
-        for name in ("hidden_channels", "grid_channels"):
-            if getattr(self, name) % 8:
-                yield f"projector.{name}={getattr(self, name)}: projector=multiscale needs a multiple of 8"
-        yield from too_few_points(self, "neighbors", config)
-
-
-@dataclass
 class VisibilityConfig(ProjectorConfig):
     """What is seen of the outside from the sides of the samples and from each query point."""
 
@@ -180,7 +138,7 @@ class VisibilityConfig(ProjectorConfig):
 
 
 NETWORKS: dict[str, type[ProjectorConfig]] = {
-    network.name: network for network in (KnnConfig, RadiusConfig, MultiscaleConfig, VisibilityConfig)
+    network.name: network for network in (KnnConfig, RadiusConfig, VisibilityConfig)
 }
 
 

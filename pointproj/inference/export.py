@@ -25,7 +25,7 @@ from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import plain_local_planes
-from pointproj.nn.widest_path import plain_widest_path
+from pointproj.nn.soft_visibility import plain_list_disks, plain_soft_visibility
 from pointproj.ops.registry import BackendUnavailable, exportable, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line
@@ -223,8 +223,9 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
     forms = {
-        torch.ops.pointproj.widest_path.default: plain_widest_path,
         torch.ops.pointproj.local_planes.default: plain_local_planes,
+        torch.ops.pointproj.list_disks.default: plain_list_disks,
+        torch.ops.pointproj.soft_visibility.default: plain_soft_visibility,
     }
     return program.run_decompositions(forms)
 

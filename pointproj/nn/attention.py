@@ -1,4 +1,4 @@
-"""Attention from query points to their nearest reference points, with weights that are learned."""
+"""Attention to the two sides of the nearest reference points, with weights that are learned."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,33 +6,29 @@ from torch import Tensor, nn
 
 from pointproj.ops.reference import safe_sqrt
 
-PAIR_CHANNELS = 5  # displacement (3), distance, height above the neighbour's plane
-OWN_PLANE_CHANNELS = 2  # the neighbour's height above the point's own plane, cosine between the two planes
 HEAD_CHANNELS = 8
-SIDED_CHANNELS = 8
+PAIR_CHANNELS = 6  # displacement (3), distance, height over the neighbour's plane, distance along it
+OWN_NORMAL_CHANNELS = 2  # the neighbour's height over the point's own plane, cosine between the two sides
 
 
-class NeighborAttention(nn.Module):
-    """Look at each of the k nearest reference points on its own, then average what was seen.
+class SideAttention(nn.Module):
+    """Look at the side of each neighbour that faces the point, and at the other; then average what was seen.
 
-    A small MLP sees, for every pair, where the neighbour lies from the query point, how high the query point
-    is above the neighbour's plane, and the neighbour's features. It gives values and the logits of a softmax
-    over the neighbours, one a head of 8 channels. So two sheets that lie close together stay apart, where an
-    average over distances alone would mix them.
-
-    Which side of a plane is up says nothing. So some of the neighbour's features are multiplied by the
-    height: what a neighbour knows of its two sides becomes something about the query point.
+    Every reference point has two sides, that of its normal first, and features for each. Which of them faces
+    a point follows from the sign of the point's height above the plane. So the sign of a normal, which is
+    arbitrary, makes no difference. Lengths are measured in each neighbour's own unit, so that clouds of any
+    density look alike.
 
     Parameters
     ----------
-    in_channels : int
-        Channels of the reference points' features.
+    own_channels : int
+        Channels of what a point knows of itself.
+    side_channels : int
+        Channels of a side's features.
     channels : int
         Width of the MLP and of the result; a multiple of 8.
-    unit : float
-        Displacements are measured in it; the usual distance between reference points.
-    own_planes : bool
-        Query points have planes too.
+    own_normals : bool
+        Points have normals too.
 
     Raises
     ------
@@ -40,78 +36,77 @@ class NeighborAttention(nn.Module):
         If ``channels`` is not a multiple of 8.
     """
 
-    def __init__(self, in_channels: int, channels: int, *, unit: float, own_planes: bool = False) -> None:
+    def __init__(
+        self, own_channels: int, side_channels: int, channels: int, *, own_normals: bool = False
+    ) -> None:
         super().__init__()
         if channels % HEAD_CHANNELS:
             raise ValueError(f"expected channels to be a multiple of {HEAD_CHANNELS}, got {channels}")
-        self.unit = unit
-        pair_channels = PAIR_CHANNELS + OWN_PLANE_CHANNELS * own_planes
-        self.neighbor = nn.Linear(in_channels, channels + SIDED_CHANNELS)
-        self.pair = nn.Linear(pair_channels + SIDED_CHANNELS, channels, bias=False)
+        self.own = nn.Linear(own_channels, channels)
+        self.side = nn.Linear(2 * side_channels, channels, bias=False)
+        self.pair = nn.Linear(PAIR_CHANNELS + OWN_NORMAL_CHANNELS * own_normals, channels, bias=False)
         self.hidden = nn.Linear(channels, channels)
         self.value = nn.Linear(channels, channels)
         self.logit = nn.Linear(channels, channels // HEAD_CHANNELS)
 
     def forward(
         self,
-        query_points: Float[Tensor, "b q 3"],
-        reference_points: Float[Tensor, "b n 3"],
-        normals: Float[Tensor, "b n 3"],
-        features: Float[Tensor, "b n c"],
+        known: Float[Tensor, "b q own"],
+        sides: Float[Tensor, "b n 2 side"],
+        points: Float[Tensor, "b q 3"],
+        places: Float[Tensor, "b n 7"],
         rows: Int[Tensor, "b q k"],
         own_normals: Float[Tensor, "b q 3"] | None = None,
     ) -> Float[Tensor, "b q channels"]:
-        """Attend from the query points to the reference points.
+        """Attend from points to reference points.
 
         Parameters
         ----------
-        query_points : (B, Q, 3) float tensor
-        reference_points : (B, N, 3) float tensor
-        normals : (B, N, 3) float tensor
-            Of the reference points' planes, from :func:`pointproj.nn.planes.local_planes`.
-        features : (B, N, in_channels) float tensor
+        known : (B, Q, own_channels) float tensor
+            What each point knows of itself.
+        sides : (B, N, 2, side_channels) float tensor
+            Features of the side of each reference point that its normal points to, and of the other.
+        points : (B, Q, 3) float tensor
+        places : (B, N, 7) float tensor
+            Of the reference points: position, unit normal, unit of length.
         rows : (B, Q, k) integer tensor
-            Of the k nearest reference points, from :func:`pointproj.knn`; -1 for none, as a query point has
-            that is not finite: its result is NaN.
-        own_normals : (B, Q, 3) float tensor
-            Of the query points' planes, where they have some.
+            Of the k nearest reference points; -1 for none, as a point has that is not finite: its result is
+            NaN.
+        own_normals : (B, Q, 3) float tensor, optional
+            Where the points are themselves on sides of planes: the normals of these sides.
 
         Returns
         -------
         (B, Q, channels) float tensor
         """
-        with full_precision(query_points):
-            seen = self._seen(query_points, reference_points, normals, features, rows, own_normals)
+        with full_precision(points):
+            pair, rows = self._pairs(points, places, rows, own_normals)
+            both = torch.stack([sides.flatten(2), sides.flip(2).flatten(2)], dim=2)  # the facing one first
+            facing = take_rows(self.side(both).flatten(1, 2), rows)
+            seen = facing + self.pair(pair) + self.own(known)[:, :, None]
         hidden = self.hidden(seen.relu()).relu()
         logits = self.logit(hidden)
         weights = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=2)
         values = self.value(hidden).unflatten(-1, (-1, HEAD_CHANNELS))
-        return (weights[..., None].to(values.dtype) * values).sum(2).flatten(-2).to(query_points.dtype)
+        return (weights[..., None].to(values.dtype) * values).sum(2).flatten(-2).to(points.dtype)
 
-    def _seen(
-        self,
-        query_points: Tensor,
-        reference_points: Tensor,
-        normals: Tensor,
-        features: Tensor,
-        rows: Tensor,
-        own_normals: Tensor | None,
-    ) -> Float[Tensor, "b q k channels"]:
-        """The first layer of the MLP, in which positions become features."""
+    def _pairs(
+        self, points: Tensor, places: Tensor, rows: Tensor, own_normals: Tensor | None
+    ) -> tuple[Float[Tensor, "b q k pair"], Int[Tensor, "b q k"]]:
+        """Where the neighbours lie; and rows of their sides that face the points, two for each neighbour."""
         rows = rows.clamp(min=0)  # where there is none, the displacement is NaN anyway
-        neighbor_points, normals = take_rows(torch.cat([reference_points, normals], dim=-1), rows).split(
-            3, dim=-1
-        )
-        displacement = (neighbor_points - query_points[:, :, None]) / self.unit
-        distance = safe_sqrt(displacement.square().sum(-1, keepdim=True))
+        neighbors, normals, unit = take_rows(places, rows).split([3, 3, 1], dim=-1)
+        displacement = (neighbors - points[:, :, None]) / unit
         height = -(displacement * normals).sum(-1, keepdim=True)
-        pair = [displacement, distance, height]
+        squared = displacement.square().sum(-1, keepdim=True)
+        along = safe_sqrt((squared - height.square()).clamp(min=0))
+        behind = height < 0
+        pair = [displacement, safe_sqrt(squared), height.abs(), along]
         if own_normals is not None:
+            facing = torch.where(behind, -normals, normals)
             own = own_normals[:, :, None]
-            pair += [(other * own).sum(-1, keepdim=True) for other in (displacement, normals)]
-        neighbor = take_rows(self.neighbor(features), rows)
-        known, sided = neighbor.split([self.hidden.in_features, SIDED_CHANNELS], dim=-1)
-        return known + self.pair(torch.cat([*pair, sided * height], dim=-1))
+            pair += [(other * own).sum(-1, keepdim=True) for other in (displacement, facing)]
+        return torch.cat(pair, dim=-1), 2 * rows + behind.squeeze(-1)
 
 
 def full_precision(points: Tensor) -> torch.autocast:

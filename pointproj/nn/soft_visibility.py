@@ -6,11 +6,15 @@ ones reach over edges and narrow openings, so there are two sizes. A ray through
 an opening have neighbours. So the result says how many rays escape, and how many pairs of neighbours do.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.nn.disk_grid import (
+    DIRECTIONS,
     FEATURES,
     IN_PLANE,
     INNER,
@@ -72,24 +76,36 @@ def soft_visibility(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Ten
     return look_around(points.detach().float().contiguous(), *grid).to(points.dtype)
 
 
+def plain_list_disks(disks: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Stand in for the cells, which :func:`plain_soft_visibility` does without."""
+    nothing = torch.zeros(1, dtype=torch.int32, device=disks.device)
+    return disks.new_zeros(disks.shape[0], 7), nothing, nothing.clone()
+
+
 def plain_soft_visibility(
     points: Tensor, frames: Tensor, disks: Tensor, start: Tensor, entries: Tensor
 ) -> Tensor:
     """The same as operators of torch, which try every disk for every ray: what the kernels are held to."""
-    centres, normals, squared_radii = disks[:, None].split([3, 3, 1], dim=-1)
-    away = points[:, :, None] - centres
-    height = (away * normals).sum(-1)
+    *sides, squared_radii = disks[:, None].unbind(-1)  # (B, 1, N) each
+    centre, normal = sides[:3], sides[3:]
+    away = [place[..., None] - middle for place, middle in zip(points.unbind(-1), centre, strict=True)]
+    height = _dot(normal, away)
     off_plane = height.abs() > IN_PLANE
-    near = torch.as_tensor(neighboring, device=points.device)
-    escaped = []
-    for direction in torch.as_tensor(directions, dtype=points.dtype, device=points.device):
-        slope = (normals * direction).sum(-1)
-        distance = -height / torch.where(slope == 0, 1.0, slope)
-        squared = (away + distance[..., None] * direction).square().sum(-1)
+    escaped = []  # (B, Q, 2) for each direction
+    for direction in directions.tolist():
+        slope = _dot(normal, direction)
+        distance = height / torch.where(slope == 0, 1.0, slope)
+        met = [one - distance * along for one, along in zip(away, direction, strict=True)]
+        squared = _dot(met, met)
         ahead = off_plane & (height * slope < 0)
-        sizes = INNER**2 * squared_radii[..., 0], squared_radii[..., 0]
-        escaped.append(torch.stack([~(ahead & (squared < size)).any(-1) for size in sizes], dim=-1))
-    passed = torch.stack(escaped, dim=-1).to(points.dtype)  # (B, Q, 2, 64)
-    pairs = ((passed @ near.to(points.dtype)) * passed).sum(-1) / (2 * PAIRS)
-    result = torch.stack([passed.mean(-1), pairs], dim=-1).flatten(-2)
+        sizes = INNER**2 * squared_radii, squared_radii
+        blocked = ((ahead & (squared < size)).any(-1) for size in sizes)
+        escaped.append(torch.stack([1 - one.to(points.dtype) for one in blocked], dim=-1))
+    both = [escaped[one] * escaped[other] for one, other in np.argwhere(np.triu(neighboring)).tolist()]
+    result = torch.stack([sum(escaped) / DIRECTIONS, sum(both) / PAIRS], dim=-1).flatten(-2)
     return torch.where(points.isfinite().all(-1, keepdim=True), result, torch.nan)
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor | float]) -> Tensor:
+    """Summed in the order of the kernels."""
+    return one[0] * other[0] + one[1] * other[1] + one[2] * other[2]

@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.nn.attention import full_precision
+from pointproj.nn.attention import SideAttention, full_precision
 from pointproj.nn.context import aggregate_with_context
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import local_planes
 from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
-from pointproj.nn.side_attention import SideAttention
 from pointproj.nn.soft_visibility import FEATURES, DiskGrid, disk_grid, soft_visibility
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
 

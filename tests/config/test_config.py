@@ -136,7 +136,7 @@ def test_an_experiment_gives_way_to_the_command_line():
         (["projector.name=kn"], ["projector.name=kn", "did you mean knn?"]),
         (["projector.k=0"], ["projector.k=0", "at least 1"]),
         (["projector=radius", "projector.radius=-1"], ["projector.radius=-1.0", "above 0"]),
-        (["projector=multiscale", "projector.levels=2000"], ["projector.levels=2000", "at most 10"]),
+        (["projector=visibility", "projector.rounds=2000"], ["projector.rounds=2000", "at most 100"]),
         (["projector.k=65", "data.points=64"], ["projector.k=65", "data.points=64"]),
         (["projector.keep_neighbors=true"], ["keep_neighbors=true", "write data.resample=false"]),
         (["data=gaussian"], ["data=gaussian", "target=random", "data=furniture"]),

@@ -103,9 +103,8 @@ def composed(*overrides):
         (["target.loss=smoth"], "did you mean smooth"),
         (["target=udf", "target.loss=cross_entropy"], "target=occupancy"),
         (["target=occupancy", "target.eikonal=0.1"], r"target\.eikonal=0"),
-        (["projector=multiscale", "projector.side=18"], "multiple of 4"),
-        (["projector=multiscale", "projector.hidden_channels=12"], "multiple of 8"),
-        (["projector=multiscale", "projector.neighbors=1900"], "at most 1024"),
+        (["projector=visibility", "projector.hidden_channels=12"], "multiple of 8"),
+        (["projector=visibility", "projector.neighbors=1900"], "at most 1024"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -114,7 +113,7 @@ def test_what_does_not_go_together_is_refused(overrides, words):
         composed(*overrides)
 
 
-def test_multiscale_sees_no_normals_unless_asked():
-    assert composed("projector=multiscale", "target=occupancy").projector.normals is False
+def test_visibility_sees_no_normals_unless_asked():
+    assert composed("projector=visibility", "target=occupancy").projector.normals is False
     assert composed("projector=knn", "target=occupancy").projector.normals is True
-    assert composed("projector=multiscale", "projector.normals=true").projector.normals is True
+    assert composed("projector=visibility", "projector.normals=true").projector.normals is True

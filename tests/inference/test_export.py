@@ -122,9 +122,9 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
             "target=udf",
             "projector.hidden_channels=8",
         ],
-        ["experiment=reconstruct", "projector.side=4", "projector.levels=1", "projector.hidden_channels=8"],
+        ["experiment=reconstruct", "projector.hidden_channels=8"],
     ],
-    ids=["radius", "multiscale"],
+    ids=["radius", "visibility"],
 )
 def test_other_networks_become_programs_of_plain_torch(overrides: list[str], tmp_path: Path):
     config = _config(*overrides)

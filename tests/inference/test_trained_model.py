@@ -17,9 +17,7 @@ from tests.processes import PROJECT
 
 MODELS = {
     "projector": ["projector=knn", "projector.hidden_channels=8", "projector.normals=false"],
-    "multiscale": [
-        *("projector=multiscale", "projector.hidden_channels=8", "projector.side=8", "projector.levels=2")
-    ],
+    "visibility": ["projector=visibility", "projector.hidden_channels=8"],
 }
 
 

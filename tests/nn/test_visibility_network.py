@@ -5,7 +5,7 @@ import torch
 
 from pointproj import build_index, knn
 from pointproj.nn import visibility_network as module
-from pointproj.nn.side_attention import SideAttention
+from pointproj.nn.attention import SideAttention
 from pointproj.nn.visibility_network import VisibilityNetwork
 
 
