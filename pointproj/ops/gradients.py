@@ -127,8 +127,14 @@ class LogKernel(NamedTuple):
     by_sigma_sigma: Tensor | float = 0.0
 
 
-def log_kernel_derivatives(distances: Tensor, sigma: Tensor, weighting: Weighting) -> LogKernel:
-    """Derivatives of :func:`pointproj.ops.reference.log_kernel`."""
+def log_kernel_derivatives(
+    distances: Tensor, sigma: Tensor, weighting: Weighting, nearest: Tensor | float = 0.0
+) -> LogKernel:
+    """Derivatives of :func:`pointproj.ops.reference.log_kernel`.
+
+    What is the same for a whole row is of no account in a mean: an exponential's slope along sigma is that
+    beyond the ``nearest``, so that equal distances have none, instead of slopes that must cancel.
+    """
     d, square = distances, distances.square()
     # Powers of a small sigma vanish, and 0 / 0 is not what becomes of a distance of 0.
     once, twice, thrice, four_times = (
@@ -136,7 +142,8 @@ def log_kernel_derivatives(distances: Tensor, sigma: Tensor, weighting: Weightin
     )
     match weighting.kernel:
         case "exponential":
-            return LogKernel(-once, d * twice, 0.0, twice, -2 * d * thrice)
+            beyond = d - nearest
+            return LogKernel(-once, beyond * twice, 0.0, twice, -2 * beyond * thrice)
         case "gaussian":
             return LogKernel(-d * twice, square * thrice, -twice, 2 * d * thrice, -3 * square * four_times)
         case "inverse_distance":
@@ -176,7 +183,11 @@ class Block:
         self.weights = weights_of(self.distances, is_neighbor, sigma, weighting, None)
 
     def log_kernel(self) -> LogKernel:
-        return log_kernel_derivatives(self.distances, self.sigma, self.weighting)
+        nearest: Tensor | float = 0.0
+        if self.weighting.reduce == "mean" and self.distances.shape[-1]:
+            among = self.distances.masked_fill(~self.neighbors.is_neighbor, torch.inf)
+            nearest = among.amin(-1, keepdim=True).nan_to_num(posinf=0.0)
+        return log_kernel_derivatives(self.distances, self.sigma, self.weighting, nearest)
 
     def mean_over_row(self, per_pair: Tensor) -> Tensor | float:
         """What the division by the total weight takes away; a sum is not divided."""

@@ -29,7 +29,7 @@ class PeriodicBox(NamedTuple):
         columns = []
         for x, length in zip(points.unbind(-1), self.lengths, strict=True):
             if math.isfinite(length):
-                moved = x - length * (x / length).floor()
+                moved = x - length * _divided(x, length).floor()
                 # Just below 0 that rounds up to the length itself, which is the same place as 0. NaN remains.
                 x = torch.where((x >= 0) & (x < length), x, torch.where(moved >= length, 0.0, moved))
             columns.append(x)
@@ -54,7 +54,7 @@ class PeriodicBox(NamedTuple):
         """Displacements (..., 3) to the nearest copy of a point."""
         columns = []
         for x, length in zip(displacements.unbind(-1), self.lengths, strict=True):
-            columns.append(x - length * (x.detach() / length).round() if math.isfinite(length) else x)
+            columns.append(x - length * _divided(x.detach(), length).round() if math.isfinite(length) else x)
         return torch.stack(columns, -1)
 
     def merged(self, rows: Tensor, images: Clouds, k: int) -> Tensor:
@@ -95,3 +95,8 @@ def periodic_box(box: tuple[float, ...] | None) -> PeriodicBox | None:
 def _sorted_by(key: Tensor, rows: Tensor, squared: Tensor) -> tuple[Tensor, Tensor]:
     order = key.argsort(dim=1, stable=True)
     return rows.gather(1, order), squared.gather(1, order)
+
+
+def _divided(x: Tensor, length: float) -> Tensor:
+    """The rounded quotient: CUDA multiplies by the inverse of a number, which moves half a box off a half."""
+    return x / x.new_full((), length)
