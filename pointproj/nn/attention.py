@@ -47,7 +47,7 @@ class SideAttention(nn.Module):
         self.pair = nn.Linear(PAIR_CHANNELS + OWN_NORMAL_CHANNELS * own_normals, channels, bias=False)
         self.hidden = nn.Linear(channels, channels)
         self.value = nn.Linear(channels, channels)
-        self.logit = nn.Linear(channels, channels // HEAD_CHANNELS)
+        self.logit = nn.Linear(channels, channels // HEAD_CHANNELS, bias=False)  # a softmax takes no notice
 
     def forward(
         self,
