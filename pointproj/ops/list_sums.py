@@ -5,9 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, log_kernel, relative_log_kernel, sigma_in_range
+from pointproj.ops.weighted_sums import SPARE, least_of_rows, rows_or_spare, weighted_sums
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -26,8 +27,9 @@ def aggregate(
 ) -> Float[Tensor, "*batch q c"]:
     """Aggregate features over neighbour lists, with the weights of a kernel or with given ones.
 
-    ``out_i = sum_j w_ij f_j / sum_j w_ij`` over the neighbours j of query i that are in the list. Unlike
-    :func:`pointproj.knn_aggregate` this gathers the features of all pairs, in memory of their size.
+    ``out_i = sum_j w_ij f_j / sum_j w_ij`` over the neighbours j of query i that are in the list. Maxima and
+    weights of each channel gather the features of all pairs, in memory of their size; one weight a pair
+    gathers some of them at a time.
 
     Parameters
     ----------
@@ -73,7 +75,7 @@ def aggregate(
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
-    values = pairs.gathered(features.reshape(-1, features.shape[-1]).to(dtype))
+    values = features.reshape(-1, features.shape[-1]).to(dtype)
     if weights is not None:
         weights = pairs.masked(weights.to(dtype))
     elif reduce != "max":
@@ -84,11 +86,11 @@ def aggregate(
     if reference_weights is not None:
         own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
         weights = own if weights is None else weights * own
-    terms = values if weights is None else values * weights
     if reduce == "max":
-        aggregated = pairs.largest(terms)
+        values = pairs.gathered(values)
+        aggregated = pairs.largest(values if weights is None else values * weights)
     else:
-        aggregated = pairs.summed(terms)
+        aggregated = pairs.weighted(values, weights)
         if reduce == "mean":
             total = pairs.summed(weights)
             aggregated = torch.where(total != 0, aggregated / torch.where(total != 0, total, 1.0), 0.0)
@@ -100,7 +102,7 @@ class _Padded:
 
     def __init__(self, neighbors: Neighbors, features: Tensor) -> None:
         rows = rows_in_packed(neighbors.indices, features.shape[-2], dense_clouds(features))
-        self.rows = rows.reshape(-1, rows.shape[-1])
+        self.rows = as_dtype(rows.reshape(-1, rows.shape[-1]), torch.int64)
         self.exists = (self.rows >= 0)[..., None]
         self.radius = neighbors.radius
         self.shape = *neighbors.indices.shape[:-1], features.shape[-1]
@@ -129,6 +131,12 @@ class _Padded:
             logits = log_kernel(distances, sigma, weighting)
         return torch.where(self.exists, logits, -torch.inf).exp()
 
+    def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Sums of values (N, C) over each query's pairs: (Q, C)."""
+        if weights.shape[-1] == 1:
+            return weighted_sums(values, weights[..., 0], self.rows)
+        return self.summed(self.gathered(values) * weights)
+
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
         return terms.sum(1)
@@ -146,11 +154,13 @@ class _Listed:
 
     def __init__(self, neighbors: NeighborList, features: Tensor) -> None:
         self.queries = neighbors.row_splits.shape[0] - 1
-        query = queries_of(neighbors.row_splits, neighbors.indices.shape[0])
+        self.row_splits = neighbors.row_splits
+        query = queries_of(self.row_splits, neighbors.indices.shape[0])
         dense = features.ndim == 3
         per_cloud = self.queries // features.shape[0] if dense else self.queries
         clouds = query // max(1, per_cloud) if dense else None
-        self.rows = rows_in_packed(neighbors.indices, features.shape[-2], clouds)
+        rows = rows_in_packed(neighbors.indices, features.shape[-2], clouds)
+        self.rows = as_dtype(rows, torch.int64)
         self.exists = (self.rows >= 0)[:, None]
         # Unused slots add nothing to any query: to each some, since a GPU adds to one place after the other.
         slots = torch.arange(self.rows.shape[0], device=query.device)
@@ -172,22 +182,35 @@ class _Listed:
         radius = _radius_of_compact(self.radius, kernel)
         if not isinstance(radius, Tensor):
             return radius
-        radius = radius.reshape(-1) if self.queries else radius.new_ones(1)  # slots may be there all the same
-        return radius[self.query, None]
+        return self.of_pairs(radius.reshape(-1))
 
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (M, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances[:, None], 0.0)
         if weighting.reduce == "mean":
             known = torch.where(self.exists, distances.detach(), torch.inf)
-            nearest = _finite(-self._largest(-known))[self.query]
-            logits = relative_log_kernel(distances, nearest, sigma, weighting)
+            nearest = _finite(least_of_rows(known[:, 0], self.row_splits))
+            logits = relative_log_kernel(distances, self.of_pairs(nearest), sigma, weighting)
         else:
             logits = log_kernel(distances, sigma, weighting)
         return torch.where(self.exists, logits, -torch.inf).exp()
 
+    def of_pairs(self, numbers: Tensor) -> Tensor:
+        """Numbers (Q,) of each pair's query: (M, 1)."""
+        if not self.queries:  # slots may be there all the same
+            numbers = numbers.new_ones(1)
+        return numbers[self.query, None]
+
+    def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Sums of values (N, C) over each query's pairs: (Q, C)."""
+        if weights.shape[-1] == 1:
+            return weighted_sums(values, weights[:, 0], self.rows, self.row_splits)
+        return self.summed(self.gathered(values) * weights)
+
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
+        if terms.shape[-1] == 1:
+            return weighted_sums(terms.new_ones(1, 1), terms[:, 0], self.rows.clamp(max=0), self.row_splits)
         into = terms.new_zeros(self.rows_of_sums, terms.shape[1])
         return into.index_add(0, self.query, terms)[: self.queries]
 
@@ -205,9 +228,9 @@ class _Listed:
 
 
 def _rows_of(values: Tensor, rows: Tensor) -> Tensor:
-    """Rows (..., C) of values (N, C), 0 for row -1: one row of zeros stands behind the others."""
-    padded = torch.nn.functional.pad(values, (0, 0, 0, 1))
-    at = torch.where(rows >= 0, rows, values.shape[0])
+    """Rows (..., C) of values (N, C), 0 for row -1: rows of zeros stand behind the others."""
+    padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))
+    at = rows_or_spare(rows, values.shape[0], SPARE)
     return padded.index_select(0, at.flatten()).view(*rows.shape, values.shape[1])
 
 

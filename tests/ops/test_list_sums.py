@@ -24,10 +24,10 @@ def _leaves(problem: Problem) -> tuple[Tensor, ...]:
 
 def _derivatives(value: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """The value, every gradient and second gradient by name."""
-    grad = torch.linspace(-1, 2, value.numel(), dtype=value.dtype).view_as(value)
+    grad = torch.linspace(-1, 2, value.numel()).to(value).view_as(value)
     options = {"allow_unused": True, "materialize_grads": True}
     first = torch.autograd.grad(value, leaves, grad, create_graph=True, **options)
-    scalar = sum((g * torch.linspace(-2, 1, g.numel(), dtype=g.dtype).view_as(g)).sum() for g in first)
+    scalar = sum((g * torch.linspace(-2, 1, g.numel()).to(g).view_as(g)).sum() for g in first)
     second = torch.autograd.grad(scalar, leaves, **options)
     named = {"aggregated": value} | {f"d_{n}": g for n, g in zip(NAMES, first, strict=True)}
     return named | {f"dd_{n}": g for n, g in zip(NAMES, second, strict=True)}
@@ -142,6 +142,24 @@ def test_values_that_are_not_finite_stay_where_they_are(form: str):
     has_it = reference.within(*problem[:2], torch.tensor(0.3))[:, 0]
     assert got[has_it].isnan().all()
     assert got[~has_it].isfinite().all()
+
+
+@forms
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_few_pairs_in_many_slots(device: str, form: str):
+    """Indices of 32 bits, on every device, as sums over a matrix of all pairs have it."""
+    leaves = tuple(leaf.detach().to(device).requires_grad_() for leaf in _leaves(by_id("fp64").problem()))
+    query, points, features, _, weights = leaves
+    found = radius_neighbors(query, points, 0.5, backend="torch", **FORMS[form])
+    found = found._replace(indices=found.indices.int())
+    got = aggregate(features, found, kernel="inverse_distance", eps=0.2, reference_weights=weights)
+    apart = reference.length(query[:, None] - points)
+    matrix = torch.where(apart <= 0.5, apart.clamp(min=0.2) ** -2.0, 0.0) * weights
+    total = matrix.sum(1, keepdim=True)
+    expected = torch.where(total != 0, matrix @ features / torch.where(total != 0, total, 1.0), 0.0)
+    wanted = _derivatives(expected, leaves)
+    for name, value in _derivatives(got, leaves).items():
+        assert_close(name, value, wanted[name])
 
 
 @forms

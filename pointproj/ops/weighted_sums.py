@@ -1,0 +1,175 @@
+"""Sums of features over neighbour lists, one given weight a pair, that never hold the features of all pairs.
+
+With s_i = sum_j w_ij f_j, the first backward for an upstream gradient g_i is
+
+    d f_j = sum_i w_ij g_i          d w_ij = g_i . f_j
+
+and that of <both, (u, v)>
+
+    d g_i = sum_j w_ij u_j + v_ij f_j          d f_j = sum_i v_ij g_i          d w_ij = g_i . u_j
+
+which are three kinds of sums in all: of each query, of each reference point, and of each pair.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding_bag, pad
+
+from pointproj.ops.bridge.torch_op import Saved, torch_op
+from pointproj.ops.clouds import queries_of
+
+VALUES_AT_ONCE = 2**26  # features that a chunk of pairs may gather
+SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
+REST = 4096  # parts of the slots that are left over: a GPU goes through each part slot by slot
+
+
+def weighted_sums(
+    features: Float[Tensor, "n c"],
+    weights: Float[Tensor, "*pairs"],
+    rows: Int[Tensor, "*pairs"],
+    row_splits: Int[Tensor, " q+1"] | None = None,
+) -> Float[Tensor, "q c"]:
+    """The sum of weight times feature over each query's pairs; differentiable twice in both.
+
+    Parameters
+    ----------
+    features : (N, C) float tensor
+    weights : (Q, K) or (M,) float tensor
+        In the features' dtype, finite where there is no neighbour.
+    rows : (Q, K) or (M,) int64 tensor
+        Rows of the features, -1 where there is no neighbour.
+    row_splits : (Q + 1,) int64 tensor, optional
+        For (M,) pairs: those of query i are at ``row_splits[i]:row_splits[i + 1]``, and behind the last
+        one's there is no neighbour.
+
+    Returns
+    -------
+    (Q, C) float tensor
+    """
+    return _weighted_sums(features, weights, rows, row_splits)
+
+
+class _Lists(NamedTuple):
+    """The pairs of an operator."""
+
+    rows: Tensor
+    row_splits: Tensor | None
+
+    @property
+    def queries(self) -> int:
+        return len(self.rows) if self.row_splits is None else len(self.row_splits) - 1
+
+    def of_queries(self, features: Tensor, weights: Tensor) -> Tensor:
+        """Sums over the pairs of each query: (Q, C)."""
+        if not (self.rows.numel() and self.queries):
+            return features.new_zeros(self.queries, features.shape[1])
+        at = rows_or_spare(self.rows, len(features), 1)
+        padded = pad(features, (0, 0, 0, 1))
+        if self.row_splits is None:
+            return embedding_bag(at, padded, per_sample_weights=weights, mode="sum")
+        total = self.row_splits[-1:]
+        part = torch.arange(1, REST, device=total.device)
+        offsets = torch.cat([self.row_splits, total + (len(at) - total) * part // REST])
+        sums = embedding_bag(at, padded, offsets=offsets, per_sample_weights=weights, mode="sum")
+        return sums[: self.queries].clone()
+
+    def of_references(self, upstream: Tensor, weights: Tensor, count: int) -> Tensor:
+        """Sums over the pairs of each reference point: (N, C)."""
+        sums = upstream.new_zeros(count + SPARE, upstream.shape[1])
+        for at, own in self._chunks(upstream):
+            terms = (own * weights[at][..., None]).flatten(0, -2)
+            rows = rows_or_spare(self.rows[at], count, SPARE).flatten()
+            if rows.is_cuda:
+                sums.index_add_(0, rows, terms)
+            else:  # the same, which takes a CPU half the time
+                sums.scatter_add_(0, rows[:, None].expand_as(terms), terms)
+        return sums[:count].clone()
+
+    def of_pairs(self, upstream: Tensor, features: Tensor) -> Tensor:
+        """Products of each pair, summed over the channels; 0 where there is no neighbour."""
+        products = upstream.new_zeros(self.rows.shape)
+        padded = pad(features, (0, 0, 0, 1))
+        for at, own in self._chunks(upstream):
+            rows = rows_or_spare(self.rows[at], len(features), 1)
+            dots = (own * padded[rows]).sum(-1)
+            products[at] = dots.masked_fill_(self.rows[at] < 0, 0)
+        return products
+
+    def _chunks(self, upstream: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Some pairs, and what arrives for the query of each: (m, 1, C) or (m, C)."""
+        if not (self.rows.numel() and self.queries):
+            return
+        queries = None if self.row_splits is None else queries_of(self.row_splits, len(self.rows))
+        size = max(1, VALUES_AT_ONCE // (self.rows[:1].numel() * upstream.shape[1]))
+        for first in range(0, len(self.rows), size):
+            at = slice(first, first + size)
+            yield at, upstream[at, None] if queries is None else upstream[queries[at]]
+
+
+def rows_or_spare(rows: Tensor, count: int, spare: int) -> Tensor:
+    """Rows, and where there are none one of the ``spare`` rows behind them; on a CPU the first of these."""
+    if spare == 1 or not rows.is_cuda:
+        return torch.where(rows >= 0, rows, count)
+    number = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
+    return torch.where(rows >= 0, rows, count + (number & (spare - 1)))
+
+
+def _forward(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Tensor]:
+    return (_Lists(rows, row_splits).of_queries(features, weights),)
+
+
+def _outputs(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Any]:
+    queries = rows.shape[0] if row_splits is None else row_splits.shape[0] - 1
+    return (((queries, features.shape[1]), features.dtype),)
+
+
+def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
+    features, weights, *lists = saved.inputs.values()
+    lists = _Lists(*lists)
+    return (
+        lists.of_references(grads[0], weights, len(features)) if needs["features"] else None,
+        lists.of_pairs(grads[0], features) if needs["weights"] else None,
+    )
+
+
+def _second_backward(
+    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
+) -> tuple[Tensor, ...]:
+    features, weights, *lists = saved.inputs.values()
+    lists = _Lists(*lists)
+    return (
+        lists.of_queries(directions[0], weights) + lists.of_queries(features, directions[1]),
+        lists.of_references(grads[0], directions[1], len(features)),
+        lists.of_pairs(grads[0], directions[0]),
+    )
+
+
+_weighted_sums = torch_op(
+    "pointproj::weighted_sums",
+    _forward,
+    _outputs,
+    differentiable=("features", "weights"),
+    backward=_backward,
+    second_backward=_second_backward,
+)
+
+
+def least_of_rows(distances: Float[Tensor, " pairs"], row_splits: Int[Tensor, " q+1"]) -> Float[Tensor, " q"]:
+    """The least of each query's distances, inf without any; it has no gradient."""
+    return _least_of_rows(distances, row_splits)
+
+
+def _least(distances: Tensor, row_splits: Tensor) -> tuple[Tensor]:
+    # Unsafe: without checks of the offsets, which would wait for the device.
+    return (torch.segment_reduce(distances, "min", offsets=row_splits, initial=torch.inf, unsafe=True),)
+
+
+_least_of_rows = torch_op(
+    "pointproj::least_of_rows",
+    _least,
+    lambda distances, row_splits: (((row_splits.shape[0] - 1,), distances.dtype),),
+)
