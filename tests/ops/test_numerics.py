@@ -310,7 +310,8 @@ def test_uninitialised_memory_is_never_read(operator: str, name: str, where: Whe
         got = _derivatives(operator, problem, case, where, at)
     finally:
         torch.use_deterministic_algorithms(False)
-    neighborhood = case.neighborhood(operator)
+    problem, neighborhood = case.problem(), case.neighborhood(operator)
+    at = probe(problem, case.sigma)
     plain = derivatives(lambda p, s: specified(operator, p, neighborhood, s), problem, at)
     is_neighbor = neighbors(operator, problem, neighborhood)
     expected = derivatives(lambda p, s: exact(p, is_neighbor, s), problem, at, double=True)
