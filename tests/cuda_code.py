@@ -159,6 +159,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         radius_sums,
         scan,
         sparse_sums,
+        sparse_tiles,
         tile_gradients,
         tile_sums,
     )
@@ -192,6 +193,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
                     torch.float32, torch.float32, division, "exponential"
                 ),
             )
+    yield "which tiles are sparse", usual, sparse_tiles._mark_kernel()
     for counted in (torch.int32, torch.int64):
         yield "running sum", usual, scan._kernel(counted)
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):

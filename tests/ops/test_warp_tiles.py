@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops.backends.warp import tile_sums
+from pointproj.ops.backends.warp import sparse_tiles
 from pointproj.ops.backends.warp.hash_table import MANY_POINTS
 from pointproj.ops.cases import clustered
 from pointproj.ops.reference import KERNELS
@@ -73,7 +73,7 @@ def test_sums_of_many_tiles(kind: str, channels: int, device: str):
 @pytest.mark.parametrize(("kind", "channels"), [*CHANNELS, ("sparse", 32), ("sparse", 40), ("clustered", 9)])
 def test_sparse_tiles_are_left_to_lanes(kind: str, channels: int, monkeypatch: pytest.MonkeyPatch):
     """As of many points; in ``sparse`` all tiles are, in ``clustered`` some."""
-    monkeypatch.setattr(tile_sums, "MANY", 1)
+    monkeypatch.setattr(sparse_tiles, "MANY", 1)
     test_sums_of_many_tiles(kind, channels, "cuda")
 
 

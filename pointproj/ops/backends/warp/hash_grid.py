@@ -282,7 +282,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     """
     real, vec3 = REALS[dtype]
     SearchedStruct, State, Data = searched_struct(dtype), visitor.State, visitor.Data
-    _, table_of, axis_cell, first_bucket_of, along, _ = table_functions(dtype)
+    Table, table_of, axis_cell, first_bucket_of, along, _ = table_functions(dtype)
     visit_runs = run_visitor(dtype, lanes, visitor)
     unit, least, most = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype], torch.finfo(dtype).max
     count, lane, any_item = lanes.count, lanes.lane, lanes.any_item
@@ -294,64 +294,96 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         low = real(cell) * width
         return wp.max(wp.max(low - x, x - (low + width)) - slack, real(0.0))
 
+    @wp.struct
+    class Ball:
+        table: Table
+        first: wp.vec3i  # of the cells that the ball may touch
+        size: wp.vec3i
+        whole: bool  # the ball is as wide as the table: no row can be left out by its distance
+        split: int  # 1 where rows wrap, and come in two parts
+        width: real
+        slack: real
+        limit: real  # squared distance
+
+    @wp.func
+    def ball_around(q: vec3, searched: SearchedStruct, cloud: int, radius: real):
+        ball = Ball()
+        ball.table = table_of(cloud, searched.batch, searched.first_bucket)
+        ball.slack = real(unit) * (wp.max(wp.abs(q)) + radius) + real(least)
+        reach = radius + ball.slack
+        # A number, so that what is left of it is one: no square of a neighbour's distance overflows.
+        ball.limit = wp.min(reach * reach, real(most))
+        ball.width = searched.width[searched.number]
+        per_unit = real(1.0) / ball.width
+        for axis in range(3):
+            ball.first[axis] = axis_cell(q[axis] - radius - ball.slack, per_unit)
+            ball.size[axis] = axis_cell(q[axis] + radius + ball.slack, per_unit) - ball.first[axis] + 1
+            if ball.size[axis] >= (1 << ball.table.bits[axis]):
+                ball.size[axis] = 1 << ball.table.bits[axis]
+                ball.whole = True
+        ball.split = wp.where(
+            along(ball.table, ball.first[0]) + ball.size[0] > (1 << ball.table.bits[0]), 1, 0
+        )
+        return ball
+
+    @wp.func
+    def run_of(q: vec3, ball: Ball, start: wp.array(dtype=wp.int32), row_part: int, row_z: int):
+        """First point and number of points of a row of cells, or part of it, that the ball touches."""
+        per_unit = real(1.0) / ball.width
+        buckets = 1 << ball.table.bits[0]
+        y = ball.first[1] + (row_part >> ball.split)
+        z = ball.first[2] + row_z
+        across_y = gap(q[1], y, ball.width, ball.slack)
+        across_z = gap(q[2], z, ball.width, ball.slack)
+        across = across_y * across_y + across_z * across_z
+        begin_x = along(ball.table, ball.first[0])
+        x0 = begin_x
+        x1 = begin_x + ball.size[0]
+        if not ball.whole:  # only what the ball touches in this row
+            half = wp.sqrt(wp.max(ball.limit - across, real(0.0))) + ball.slack
+            x0 += wp.max(axis_cell(q[0] - half, per_unit) - ball.first[0], 0)
+            x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - ball.first[0] + 1)
+        if (row_part & ball.split) == 0:
+            x1 = wp.min(x1, buckets)
+        else:
+            x0 = wp.max(x0 - buckets, 0)
+            x1 -= buckets
+        begin = int(0)
+        run = int(0)
+        if (ball.whole or across <= ball.limit) and x0 < x1:
+            bucket = first_bucket_of(ball.table, y, z)
+            begin = start[bucket + x0]
+            run = start[bucket + x1] - begin
+        return begin, run
+
     @wp.func
     def search(state: State, q: vec3, searched: SearchedStruct, data: Data, cloud: int, radius: real):
         searches = wp.isfinite(q)
         if not searches:
             q = vec3()
-        table = table_of(cloud, searched.batch, searched.first_bucket)
-        slack = real(unit) * (wp.max(wp.abs(q)) + radius) + real(least)
-        width = searched.width[searched.number]
-        per_unit = real(1.0) / width
-        first = wp.vec3i()
-        size = wp.vec3i()
-        whole = bool(False)  # the ball is as wide as the table: no row can be left out by its distance
-        for axis in range(3):
-            first[axis] = axis_cell(q[axis] - radius - slack, per_unit)
-            size[axis] = axis_cell(q[axis] + radius + slack, per_unit) - first[axis] + 1
-            if size[axis] >= (1 << table.bits[axis]):
-                size[axis] = 1 << table.bits[axis]
-                whole = True
-        buckets = 1 << table.bits[0]
-        begin_x = along(table, first[0])
-        split = wp.where(begin_x + size[0] > buckets, 1, 0)  # whether the row wraps, and comes in two parts
+        ball = ball_around(q, searched, cloud, radius)
+        along_y = ball.size[1] << ball.split
+        rows = wp.where(searches, along_y * ball.size[2], 0)
         row_part = int(lane())
         row_z = int(0)
-        along_y = size[1] << split
-        rows = wp.where(searches, along_y * size[2], 0)
         begun = int(0)
-        while any_item(begun < rows):
-            begun += count
+        begin = int(0)
+        run = int(0)
+        # Each row is looked up while the points of the one before are visited.
+        while any_item(begun < rows + count):
+            next_begin = int(0)
+            next_run = int(0)
             while row_part >= along_y:
                 row_part -= along_y
                 row_z += 1
-            begin = int(0)
-            run = int(0)
-            if searches and row_z < size[2]:
-                y = first[1] + (row_part >> split)
-                z = first[2] + row_z
-                across_y = gap(q[1], y, width, slack)
-                across_z = gap(q[2], z, width, slack)
-                across = across_y * across_y + across_z * across_z
-                # A number, so that what is left of it is one: no square of a neighbour's distance overflows.
-                limit = wp.min((radius + slack) * (radius + slack), real(most))
-                x0 = begin_x
-                x1 = begin_x + size[0]
-                if not whole:  # only what the ball touches in this row
-                    half = wp.sqrt(wp.max(limit - across, real(0.0))) + slack
-                    x0 += wp.max(axis_cell(q[0] - half, per_unit) - first[0], 0)
-                    x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - first[0] + 1)
-                if (row_part & split) == 0:
-                    x1 = wp.min(x1, buckets)
-                else:
-                    x0 = wp.max(x0 - buckets, 0)
-                    x1 -= buckets
-                if (whole or across <= limit) and x0 < x1:
-                    bucket = first_bucket_of(table, y, z)
-                    begin = searched.start[bucket + x0]
-                    run = searched.start[bucket + x1] - begin
+            if begun < rows and row_z < ball.size[2]:
+                next_begin, next_run = run_of(q, ball, searched.start, row_part, row_z)
+            if begun > 0:
+                state = visit_runs(state, q, searched.points, data, begin, run)
+            begin = next_begin
+            run = next_run
             row_part += count
-            state = visit_runs(state, q, searched.points, data, begin, run)
+            begun += count
         return state
 
     return search

@@ -15,6 +15,7 @@ from pointproj.ops.backends.warp.common import REALS, BatchStruct, first_row_of
 from pointproj.ops.backends.warp.lanes import floor_log2
 
 MANY_POINTS = 2**22  # more buckets a point spare tests in vain, until to clear and sum them up takes longer
+MOST_STEPS = 2.0**20  # cells on each side: more than any table has along an axis
 FARTHEST = 2.0**28  # cells from the origin; what lies beyond counts as there
 
 

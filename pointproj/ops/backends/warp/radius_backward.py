@@ -10,8 +10,8 @@ from pointproj.ops.backends.warp.queue import divide
 from pointproj.ops.backends.warp.radius_gradients import feature_gradient_kernel, position_gradient_kernel
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem
 from pointproj.ops.backends.warp.sparse_sums import SPARSE_LANES, sparse_division
+from pointproj.ops.backends.warp.sparse_tiles import mark_sparse
 from pointproj.ops.backends.warp.tile_gradients import launch_gradient_tiles
-from pointproj.ops.backends.warp.tile_sums import sparse_tiles
 from pointproj.ops.backends.warp.tiles import MOST_CHANNELS
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -70,9 +70,10 @@ def tile_backward(
     gather = partial(launch_gradient_tiles, launch, problem=problem, weighting=weighting[:2])
     means = None
     if wanted.of_queries or wanted.reference_points is not None:
-        means, sparse = problem.softmax.new_empty(queries.batch.rows), sparse_tiles(queries.in_order())
+        means = problem.softmax.new_empty(queries.batch.rows)
         made = _made_for_queries(problem, wanted)
         own = queries.in_order(), queries.batch, references.searched
+        sparse = mark_sparse(launch, *own, problem.radius)
         gather(*own, means=means, sparse=sparse, from_query=True, d_points=made[0], d_sigma=made[1])
         if sparse is not None:
             _positions_by_lanes(launch, queries, references, problem, weighting, sparse, *made)
@@ -80,11 +81,11 @@ def tile_backward(
     d_points, d_features = wanted.reference_points, wanted.features
     if d_points is None and d_features is None:
         return
-    sparse = sparse_tiles(references.in_order())
+    own = references.in_order(), references.batch, queries.searched
+    sparse = mark_sparse(launch, *own, problem.radius)
     if d_points is None and sparse is None:
         _features_by_lanes(launch, queries, references, problem, weighting, None, d_features)
         return
-    own = references.in_order(), references.batch, queries.searched
     gather(*own, means=means, sparse=sparse, from_query=False, d_points=d_points, d_features=d_features)
     if sparse is None:
         return

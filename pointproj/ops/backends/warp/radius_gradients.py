@@ -15,7 +15,7 @@ from pointproj.ops.backends.warp.weighting import weight_functions
 
 TILE = 32  # points of a tile
 THREADS_AT_HAND = 1024  # of a processor, in large blocks: latency is what gradients of features wait for
-SMALL_BLOCK, SMALL_BLOCKS = 64, 12  # these balance points of which some have much to do; so many at a time
+SMALL_BLOCK, SMALL_BLOCKS = 64, 14  # these balance points of which some have much to do; so many at a time
 POSITION_BOUNDS = (BLOCK, 3)
 
 

@@ -12,7 +12,7 @@ from pointproj.ops.backends.warp.gradient_tiles import Gathered, GradientTask, g
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
-from pointproj.ops.backends.warp.tile_sums import WARPS_AT_HAND, is_careful, sparse_function, tile_search
+from pointproj.ops.backends.warp.tile_sums import WARPS_AT_HAND, is_careful, tile_search
 from pointproj.ops.backends.warp.tiles import LANES, tile_shape
 from pointproj.ops.backends.warp.weighting import weight_functions
 from pointproj.ops.bridge.warp_op import Launch
@@ -35,7 +35,7 @@ def launch_gradient_tiles(
 ) -> None:
     """Fill the gradients of one side that are given; ``d_sigma`` row by row, all in float32.
 
-    ``sparse`` is that of :func:`pointproj.ops.backends.warp.tile_sums.sparse_tiles`.
+    ``sparse`` says which tiles are left to lanes.
     """
     shape = tile_shape(batch.rows, problem.features.shape[1])
     gathered = Gathered(from_query, d_features is not None, d_points is not None)
@@ -59,7 +59,7 @@ def gradient_tiles_kernel(
     search = tile_search(tile, warps)
     lane = lanes(LANES).lane
     rate_of, *_, sigma_unit = weight_functions(kernel, torch.float32)
-    careful, is_sparse = is_careful(kernel), sparse_function()
+    careful = is_careful(kernel)
     unit = 1.0 / math.log(2.0)
     from_query = gathered.from_query
 
@@ -102,11 +102,8 @@ def gradient_tiles_kernel(
             task.values = problem.features
             unit_of_share = sigma_unit(problem.sigma[0])
         state = begin(task, own_rows, problem.aggregated, row)
-        if sparse:
-            leaves = is_sparse(q, cloud, searched, problem)
-            sparse[block / searches] = wp.where(leaves, 1, 0)
-            if leaves:
-                return
+        if sparse and sparse[block / searches] != 0:
+            return
         state = search(state, q, cloud, searched, problem, task)
         write(state, reserve(), row, task.chunk, unit_of_share, d_features, d_points, d_sigma)
 

@@ -21,20 +21,16 @@ from pointproj.ops.backends.warp.common import (
     packed_point,
 )
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, searched_struct
-from pointproj.ops.backends.warp.hash_table import table_functions
+from pointproj.ops.backends.warp.hash_table import MOST_STEPS, table_functions
 from pointproj.ops.backends.warp.lanes import bit_count, lanes, lowest_bit
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem, problem_struct
 from pointproj.ops.backends.warp.sparse_sums import launch_sparse
+from pointproj.ops.backends.warp.sparse_tiles import mark_sparse
 from pointproj.ops.backends.warp.tiles import LANES, MOST_DECAY, SumTask, Tiles, sum_tiles, tile_shape
 from pointproj.ops.backends.warp.traversal import line_of_runs
 from pointproj.ops.backends.warp.weighting import WITHOUT_END, is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
 
-MOST_STEPS = 2.0**20  # cells on each side: more than any table has along an axis
-SPARSE = 16  # so many points' searches take a tile longer than all its points apart
-FEW_CANDIDATES = 256  # and so few for all its points take less time by lanes
-MOST_ACROSS = 5  # cells, of which these are counted: lanes for all rows of cells
-MANY = 2**18  # so many points, and sparse tiles are left to a second kernel; of fewer they take little time
 WARPS_AT_HAND = 16  # of a processor: registers count for more than warps
 
 
@@ -186,61 +182,6 @@ def tile_search(tile: Tiles, warps: int) -> wp.Function:
     return search
 
 
-@functools.cache
-def sparse_function() -> wp.Function:
-    """``is_sparse(q, cloud, searched, problem)``: whether a tile's points have few neighbours in common.
-
-    All lanes call it. What a tile searches grows with the cells between its first and its last point in each
-    row; apart from each other its points would search ``LANES`` times as much as one. And what candidates
-    cost for all lanes at once pays where several of them need each.
-    """
-    SearchedStruct = searched_struct(torch.float32)
-    ProblemStruct = problem_struct(torch.float32, torch.float32)
-    Table, table_of, axis_cell, first_bucket_of, along, _ = table_functions(torch.float32)
-    group = lanes(LANES)
-    lane, take, ballot = group.lane, group.take, group.ballot
-    minimum, total_of = group.minimum, group.total
-
-    @wp.func
-    def is_sparse(q: wp.vec3f, cloud: int, searched: SearchedStruct, problem: ProblemStruct):
-        table = table_of(cloud, searched.batch, searched.first_bucket)
-        per_unit = float(1.0) / searched.width[searched.number]
-        x = along(table, axis_cell(q[0], per_unit))
-        y = axis_cell(q[1], per_unit)
-        z = axis_cell(q[2], per_unit)
-        row = first_bucket_of(table, y, z)
-        steps = int(wp.min(problem.radius * per_unit, float(MOST_STEPS))) + 1
-        of_one = 2 * steps + 1
-        there = wp.isfinite(q)
-        todo = ballot(there)
-        cells = float(0.0)
-        most = float(SPARSE) * float(of_one)
-        candidates = float(0.0)  # in one of the rows around those of the points, a lane for each
-        while todo != 0 and cells <= most:
-            chosen = lowest_bit(todo)
-            active = there and row == take(row, chosen)
-            todo = todo & ~ballot(active)
-            first = minimum(wp.where(active, x, 1 << 30))
-            last = -minimum(wp.where(active, -x, 0))
-            cells += float(last - first + of_one)
-            near = Table()
-            near.base = take(table.base, chosen)
-            for axis in range(3):
-                near.bits[axis] = take(table.bits[axis], chosen)
-            across = lane() / of_one
-            bucket = first_bucket_of(
-                near, take(y, chosen) + lane() - across * of_one - steps, take(z, chosen) + across - steps
-            )
-            if of_one <= MOST_ACROSS and lane() < of_one * of_one:
-                begin = searched.start[bucket + wp.max(first - steps, 0)]
-                end = searched.start[bucket + wp.min(last + steps + 1, 1 << near.bits[0])]
-                candidates += float(end - begin)
-        few = total_of(candidates) < float(FEW_CANDIDATES)
-        return cells > most or (of_one <= MOST_ACROSS and few)
-
-    return is_sparse
-
-
 def is_careful(kernel: str) -> wp.Function:
     """``careful(problem, decay)``: whether weights may vanish, or be too large, next to any other."""
     ProblemStruct = problem_struct(torch.float32, torch.float32)
@@ -276,19 +217,11 @@ def launch_tiles(
     """
     shape = tile_shape(batch.rows, problem.features.shape[1])
     compiled = aggregate_tiles(shape.channels, shape.warps, kernel, reduce)
-    sparse = sparse_tiles(sorted_queries)
+    sparse = mark_sparse(launch, sorted_queries, batch, searched, problem.radius)
     values = sorted_queries, batch, searched, problem, sparse
     launch(compiled, shape.dim, shape.searches, *values, block_dim=shape.block)
     if sparse is not None:
         launch_sparse(launch, sorted_queries, batch, searched, problem, sparse, kernel, reduce)
-
-
-def sparse_tiles(sorted_points: Tensor) -> Tensor | None:
-    """Where the kernel of tiles says, for each, whether it has left it; None if there are few."""
-    rows = sorted_points.shape[0]
-    if rows < MANY:
-        return None
-    return torch.empty(-(-rows // LANES), dtype=torch.int32, device=sorted_points.device)
 
 
 @functools.cache
@@ -297,7 +230,6 @@ def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.K
     SearchedStruct = searched_struct(torch.float32)
     ProblemStruct = problem_struct(torch.float32, torch.float32)
     load_point, _, row_of = packed_point(torch.float32)
-    is_sparse = sparse_function()
     tile, least_of_block, write_rows = sum_tiles(channels, warps, kernel, reduce)
     State, reserve = tile.State, tile.reserve
     search = tile_search(tile, warps)
@@ -316,6 +248,8 @@ def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.K
         sparse: wp.array(dtype=wp.int32),
     ):
         block, _ = wp.tid()
+        if sparse and sparse[block / searches] != 0:
+            return
         task = SumTask()
         task.chunk = block % searches
         task.values = problem.features
@@ -329,11 +263,6 @@ def aggregate_tiles(channels: int, warps: int, kernel: str, reduce: str) -> wp.K
             query = row_of(point)
         cloud = cloud_of(wp.max(query, 0), batch)
         task.decay = rate_of(float(unit), problem.sigma[0], problem.power, problem.limit)
-        if sparse:
-            leaves = is_sparse(q, cloud, searched, problem)
-            sparse[block / searches] = wp.where(leaves, 1, 0)
-            if leaves:
-                return
         # Weights of a mean are relative to a neighbour: the first that a warp meets, where they cannot
         # vanish or grow too large then, else the nearest. So one weight is 1, and its features every bit.
         state = State()
