@@ -82,6 +82,30 @@ class Sampling:
 BY_AREA = Sampling()
 
 
+def sample_cloud(
+    source: PointSource, points: int, generator: np.random.Generator, sampling: Sampling
+) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+    """Sample a shape once, as test shapes are in training.
+
+    Parameters
+    ----------
+    source : PointSource
+        Of a normalised shape.
+    points : int
+    generator : numpy.random.Generator
+        Advanced; the same state gives the same cloud.
+    sampling : Sampling
+
+    Returns
+    -------
+    points, normals : float32 arrays, shape (points, 3)
+    """
+    names = "reference_points", "normals"
+    drawn = dict(zip(names, map(torch.from_numpy, sampling.draw(source, points, generator)), strict=True))
+    cloud = finished_cloud(drawn, sampling, generator)
+    return cloud["reference_points"].numpy(), cloud["normals"].numpy()
+
+
 def finished_cloud(
     cloud: dict[str, Tensor], sampling: Sampling, generator: np.random.Generator
 ) -> dict[str, Tensor]:

@@ -71,11 +71,31 @@ class Truth:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one method reached on one mesh; ``values`` has the keys of :data:`METRICS`."""
+    """What one method reached on one mesh.
+
+    Attributes
+    ----------
+    name, class_name : str
+        Of the mesh.
+    samples : str
+        How it was sampled.
+    points : int
+        In the cloud.
+    method : str
+    label_agreement : float
+        From :func:`pointproj.geometry.well_posed.label_agreement`.
+    values : dict
+        With the keys of :data:`METRICS`.
+    seconds : float
+        That the reconstruction took.
+    """
 
     name: str
     class_name: str
+    samples: str
+    points: int
     method: str
+    label_agreement: float
     values: dict[str, float]
     seconds: float
 

@@ -1,8 +1,8 @@
 """Measure how well a trained model reconstructs unseen meshes.
 
-Every test mesh is sampled, reconstructed by the model and by baselines that need no training, and compared
-with the truth (:mod:`pointproj.geometry.metrics`). Left behind are a table, a CSV file, reconstructions and a
-page of pictures, worst first.
+Every test mesh is sampled in several ways, reconstructed by the model and by baselines that need no training,
+and compared with the truth (:mod:`pointproj.geometry.metrics`). Left behind are a table, CSV files,
+reconstructions and a page of pictures, worst first.
 """
 
 import argparse
@@ -10,11 +10,13 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
+from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.dataset import TEST_SEED
 from pointproj.data.modelnet import DataError, MeshFile, find_meshes
 from pointproj.data.sources import mesh_files
@@ -22,11 +24,12 @@ from pointproj.geometry.baselines import baseline, baselines
 from pointproj.geometry.files import parse_mesh, read_content, write_mesh
 from pointproj.geometry.isosurfaces import Reconstruction, reconstruct
 from pointproj.geometry.meshes import MeshError, normalize
-from pointproj.geometry.metrics import Measured, Truth, measure, truth_of
-from pointproj.geometry.sampling import sample_surface
+from pointproj.geometry.metrics import Measured, measure, truth_of
+from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.well_posed import label_agreement
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained, whole
 from pointproj.runtime.run_folder import require_writable
-from pointproj.viz.evaluation_page import summary_table, write_csv, write_page
+from pointproj.viz.evaluation_page import summary_table, write_csv, write_page, write_summary
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
 log = logging.getLogger(__name__)
@@ -35,13 +38,33 @@ MODEL = "model"
 Points = Float[np.ndarray, "n 3"]
 Method = Callable[[Points, Points], Reconstruction]  # points and normals to a solid
 
+SCAN_POINTS, SCAN_NOISE = 3000, 0.005
+"""Of the scans in the literature on ModelNet10: see :mod:`pointproj.geometry.scanning`."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How test meshes are sampled, and with how many points."""
+
+    sampling: Sampling
+    points: int
+
+
+def protocols(points: int) -> dict[str, Protocol]:
+    """Return every protocol by its name: ``points`` samples, or scans as in the literature."""
+    return {
+        "even": Protocol(Sampling("even"), points),
+        "area": Protocol(Sampling("area"), points),
+        "scan": Protocol(Sampling("scan", SCAN_NOISE), SCAN_POINTS),
+    }
+
 
 def evaluate_shapes(
     files: Sequence[MeshFile],
     methods: Mapping[str, Method],
+    chosen: Mapping[str, Protocol],
     out: Path,
     *,
-    points: int,
     grid: int,
     device: str = "cpu",
 ) -> Iterator[Measured]:
@@ -53,10 +76,10 @@ def evaluate_shapes(
         What to reconstruct; meshes that cannot be used, or have no inside, are left out with a warning.
     methods : mapping of str to Method
         By name; the first is the one that is judged.
+    chosen : mapping of str to Protocol
+        By name.
     out : Path
-        Gets ``meshes/NAME-METHOD.{ply,off}`` and ``pictures/NAME.png``, in the query cube.
-    points : int
-        Samples a method sees.
+        Gets ``meshes/NAME-PROTOCOL-METHOD.{ply,off}`` and ``pictures/NAME.png``, in the query cube.
     grid : int
         Points a side of the query grid of ``iou_grid``.
     device : str
@@ -75,26 +98,26 @@ def evaluate_shapes(
         except MeshError as error:
             log.warning("left out %s: %s", file.path, error.reason)
             continue
+        agreement = label_agreement(mesh, truth.grid_inside, device=device)
+        sampler = SurfaceSampler(mesh.vertices, mesh.faces)
         identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
-        generator = np.random.default_rng([TEST_SEED, 0, identity])  # the samples that training tests with
-        sample = sample_surface(mesh, points, generator)
-        made = {}
-        for name, method in methods.items():
-            started = time.perf_counter()
-            made[name] = method(*sample)
-            seconds = time.perf_counter() - started
-            yield Measured(file.name, file.class_name, name, measure(made[name], truth), seconds)
-        _keep(file.name, sample[0], made, truth, out)
-
-
-def _keep(name: str, cloud: Points, made: Mapping[str, Reconstruction], truth: Truth, out: Path) -> None:
-    for method, solid in made.items():
-        for suffix in (".ply", ".off"):
-            write_mesh(solid.mesh, out / "meshes" / f"{name}-{method}{suffix}")
-    panels = [cloud_panel(f"{len(cloud):,} points", cloud)]
-    panels += [surface_panel(method, solid.mesh) for method, solid in made.items()]
-    (out / "pictures").mkdir(parents=True, exist_ok=True)
-    draw_rows(out / "pictures" / f"{name}.png", [("", [*panels, surface_panel("truth", truth.mesh)])])
+        rows = []
+        for samples, protocol in chosen.items():
+            generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
+            cloud = sample_cloud(sampler, protocol.points, generator, protocol.sampling)
+            panels = [cloud_panel(f"{protocol.points:,} points", cloud[0])]
+            for name, method in methods.items():
+                started = time.perf_counter()
+                solid = method(*cloud)
+                seconds = time.perf_counter() - started
+                of_mesh = file.name, file.class_name, samples, protocol.points, name, agreement
+                yield Measured(*of_mesh, measure(solid, truth), seconds)
+                for suffix in (".ply", ".off"):
+                    write_mesh(solid.mesh, out / "meshes" / f"{file.name}-{samples}-{name}{suffix}")
+                panels.append(surface_panel(name, solid.mesh))
+            rows.append((samples, [*panels, surface_panel("truth", truth.mesh)]))
+        (out / "pictures").mkdir(parents=True, exist_ok=True)
+        draw_rows(out / "pictures" / f"{file.name}.png", rows)
 
 
 def model_method(trained: TrainedModel, side: int) -> Method:
@@ -140,7 +163,15 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--meshes", type=Path, help="other test meshes: FOLDER/<class>/test/*.off")
     parser.add_argument("--limit", type=whole(1), help="at most this many meshes a class")
-    parser.add_argument("--points", type=whole(1), help="samples a mesh; by default as in training")
+    parser.add_argument("--points", type=whole(1), help="even or random samples; by default as in training")
+    parser.add_argument(
+        "--samples",
+        nargs="+",
+        choices=[*protocols(0)],
+        default=[*protocols(0)],
+        help=f"how meshes are sampled: evenly, at random by area, as scans of {SCAN_POINTS:,} points with "
+        f"noise of {SCAN_NOISE}; by default all",
+    )
     parser.add_argument("--baselines", nargs="*", choices=[*baselines()], help="by default all")
     parser.add_argument("--out", type=Path, help="folder; by default evaluation/ beside the checkpoint")
     return parser.parse_args(arguments)
@@ -154,22 +185,26 @@ def main(arguments: Sequence[str]) -> None:
     require_writable(out)
     trained = load_trained(given.checkpoint, given.device)
     device = str(trained.device)
-    methods = {MODEL: model_method(trained, given.side)}
+    side = given.side or trained.default_side
+    methods = {MODEL: model_method(trained, side)}
     methods |= _baseline_methods(given.baselines, device)
     files = _test_files(trained, given.meshes, given.limit)
-    points = given.points or trained.points
-    log.info("%d meshes, %d points each, surface from %d^3, %s", len(files), points, given.side, device)
+    every = protocols(given.points or trained.points)
+    chosen = {name: every[name] for name in dict.fromkeys(given.samples)}
+    sampled = ", ".join(f"{name} ({protocol.points:,} points)" for name, protocol in chosen.items())
+    log.info("%d meshes, sampled as %s, surface from %d^3, %s", len(files), sampled, side, device)
     results = []
     grid = trained.config.data.grid
-    facts = {"checkpoint": given.checkpoint, "points": points, "side": given.side, "device": device}
-    for result in evaluate_shapes(files, methods, out, points=points, grid=grid, device=device):
+    facts = {"checkpoint": given.checkpoint, "side": side, "device": device}
+    for result in evaluate_shapes(files, methods, chosen, out, grid=grid, device=device):
         results.append(result)
         write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
         if result.method == MODEL:
             iou, f_score = result.values["iou"], result.values["f_score"]
-            log.info("%-18s IoU %.3f, F-score %.3f", result.name, iou, f_score)
+            log.info("%-18s %-5s IoU %.3f, F-score %.3f", result.name, result.samples, iou, f_score)
     if not results:
         raise DataError(f"none of the {len(files)} meshes has an inside, so there is nothing to compare")
     write_page(out / "index.html", results, facts)
+    write_summary(out, results)
     log.info("%s", summary_table(results))
-    log.info("pictures, worst first: %s; beside it results.csv and meshes/", out / "index.html")
+    log.info("pictures, worst first: %s; beside it summary.md, CSV files and meshes/", out / "index.html")

@@ -2,18 +2,20 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.modelnet import DataError
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
-from pointproj.geometry.isosurfaces import DEFAULT_SIDE, reconstruct
+from pointproj.geometry.isosurfaces import reconstruct
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
 
-def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_SIDE) -> list[Path]:
+def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int | None = None) -> list[Path]:
     """Reconstruct a cloud and write mesh and picture.
 
     Parameters
@@ -23,8 +25,8 @@ def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_
         From :func:`pointproj.geometry.files.points.read_cloud`.
     out : Path
         Folder, made as needed.
-    side : int
-        Points a side of the grid that the surface is extracted from.
+    side : int, optional
+        Points a side of the grid that the surface is extracted from; by default that of the model's device.
 
     Returns
     -------
@@ -37,6 +39,7 @@ def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int = DEFAULT_
         If the model needs normals that the cloud has not, or finds nothing inside; nothing is written then.
     """
     field = trained.field(cloud.points, cloud.normals)
+    side = side or trained.default_side
     mesh = reconstruct(field, cloud.name, side, cloud=cloud.points, device=str(trained.device)).mesh
     if not len(mesh.faces):
         raise DataError(
@@ -69,6 +72,7 @@ def main(arguments: Sequence[str]) -> None:
     given = _parsed(arguments)
     require_writable(given.out)
     trained = load_trained(given.checkpoint, given.device)
-    cloud = read_cloud(given.file, trained.points)
+    sample = partial(sample_cloud, sampling=Sampling.of(trained.config.data))
+    cloud = read_cloud(given.file, trained.points, sample=sample)
     for file in predict(trained, cloud, given.out, given.side):
         print(file)

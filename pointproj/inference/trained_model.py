@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pointproj.config import TARGETS, Config
 from pointproj.data.modelnet import DataError
 from pointproj.geometry.grids import Field
-from pointproj.geometry.isosurfaces import DEFAULT_SIDE
+from pointproj.geometry.isosurfaces import DEFAULT_SIDE, GPU_SIDE
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device
@@ -48,6 +48,11 @@ class TrainedModel:
     def points(self) -> int:
         """Reference points a shape that it was trained with."""
         return self.config.data.points
+
+    @property
+    def default_side(self) -> int:
+        """Points a side of the grid that surfaces are extracted from, unless another is given."""
+        return DEFAULT_SIDE if self.device.type == "cpu" else GPU_SIDE
 
     @torch.inference_mode()
     def field(
@@ -134,8 +139,9 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
 def add_arguments(parser: ArgumentParser) -> None:
     """Give a command line what each one needs that uses a checkpoint."""
     parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
-    help_side = f"grid points a side that the surface is extracted from; {DEFAULT_SIDE} by default"
-    parser.add_argument("--side", type=whole(2, MOST_SIDE), default=DEFAULT_SIDE, help=help_side)
+    help_side = "grid points a side that the surface is extracted from; by default"
+    help_side += f" {GPU_SIDE} on a GPU, else {DEFAULT_SIDE}"
+    parser.add_argument("--side", type=whole(2, MOST_SIDE), help=help_side)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
 
 

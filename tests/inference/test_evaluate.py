@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from pointproj.__main__ import main
 from pointproj.config import register_schema, to_config
 from pointproj.data.furniture import write_furniture
+from pointproj.geometry import well_posed
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.grids import dense_values
 from pointproj.inference.trained_model import load_trained
@@ -49,30 +50,46 @@ def call(command, *arguments):
     main([command, *map(str, arguments)])
 
 
-def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_path, caplog):
+def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_path, caplog, monkeypatch):
     out = tmp_path / "out"
+    monkeypatch.setattr(well_posed, "FLOOD_SIDES", (20, 40))  # in a tenth of the time
     with caplog.at_level("INFO"):
         arguments = ("--meshes", furniture, "--side", 24, "--baselines", "flood", "--out", out)
+        arguments += ("--samples", "even", "scan")
         call("evaluate", trained.parent, *arguments)
     with (out / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["mesh"], row["method"]) for row in rows] == [
-        ("chair_5001", "model"),
-        ("chair_5001", "flood"),
-        ("table_5001", "model"),
-        ("table_5001", "flood"),
+    assert [(row["mesh"], row["samples"], row["points"], row["method"]) for row in rows] == [
+        (mesh, samples, points, method)
+        for mesh in ("chair_5001", "table_5001")
+        for samples, points in (("even", "256"), ("scan", "3000"))
+        for method in ("model", "flood")
     ]
     for row in rows:
         assert 0 < float(row["iou"]) < 1
-        assert 0 < float(row["f_score"]) <= 1
-        assert (row["points"], row["side"]) == ("256", "24")
+        assert 0 <= float(row["f_score"]) <= 1
+        assert row["side"] == "24"
+        assert float(row["label_agreement"]) == 1
     assert "IoU, grid" in caplog.text
+    with (out / "summary.csv").open(newline="") as file:
+        means = list(csv.DictReader(file))
+    assert len(means) == (2 + 2) * 2 * 2  # classes, well-posed and all meshes; samples; methods
+    last = [row for row in means if (row["class"], row["samples"], row["method"]) == ("all", "scan", "flood")]
+    of_both = [float(row["iou"]) for row in rows if (row["samples"], row["method"]) == ("scan", "flood")]
+    assert float(last[0]["iou"]) == pytest.approx(np.mean(of_both), rel=1e-4)
+    assert (last[0]["meshes"], last[0]["well_posed"]) == ("2", "2")
+    lines = (out / "summary.md").read_text().splitlines()
+    assert lines[0].startswith("| class | samples | method | meshes | well posed | IoU, grid |")
+    assert len([line for line in lines if line.startswith("|")]) == 2 + len(means)
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     page = (out / "index.html").read_text()
-    worst = min((row for row in rows if row["method"] == "model"), key=lambda row: float(row["iou"]))
+    judged = [row for row in rows if (row["samples"], row["method"]) == ("even", "model")]
+    worst = min(judged, key=lambda row: float(row["iou"]))
     assert page.index("<h2>") == page.index(f"<h2>{worst['mesh']}</h2>")
     for row in rows:
         assert (out / "pictures" / f"{row['mesh']}.png").read_bytes()[1:4] == b"PNG"
-        ply, off = (out / "meshes" / f"{row['mesh']}-{row['method']}{suffix}" for suffix in (".ply", ".off"))
+        name = f"{row['mesh']}-{row['samples']}-{row['method']}"
+        ply, off = (out / "meshes" / f"{name}{suffix}" for suffix in (".ply", ".off"))
         one, other = read_mesh(ply), read_mesh(off)
         assert np.array_equal(one.vertices, other.vertices)
         assert np.array_equal(one.faces, other.faces)
@@ -120,7 +137,7 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
             call("predict", path, file, "--out", out)
     with pytest.raises(SystemExit, match=r"expected.*class.*test"):
         call("evaluate", trained, "--meshes", tmp_path / "nowhere", "--out", out)
-    for wrong in (("--side", 1), ("--side", 100_000), ("--baselines", "flod")):
+    for wrong in (("--samples", "regular"), ("--side", 1), ("--side", 100_000), ("--baselines", "flod")):
         with pytest.raises(SystemExit, match="2"):
             call("evaluate", trained, *wrong)
     for command, more in (("evaluate", ()), ("predict", (chair,))):

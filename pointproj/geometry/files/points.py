@@ -17,9 +17,14 @@ from pointproj.geometry.files.obj import parse_points as obj_points
 from pointproj.geometry.files.ply import parse_points as ply_points
 from pointproj.geometry.files.text import FormatError, Points, decode
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
-from pointproj.geometry.sampling import sample_surface
+from pointproj.geometry.sampling import SurfaceSampler
 
 log = logging.getLogger(__name__)
+
+Sample = Callable[
+    [SurfaceSampler, int, np.random.Generator],
+    tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]],
+]
 
 FLATTEST = 1e-3
 """A cloud whose thinnest direction is below this share of its longest is planar."""
@@ -62,7 +67,7 @@ class Cloud:
     placement: Placement
 
 
-def read_cloud(path: str | Path, count: int, *, seed: int = 0) -> Cloud:
+def read_cloud(path: str | Path, count: int, *, seed: int = 0, sample: Sample = SurfaceSampler.draw) -> Cloud:
     """Read a file as a cloud, moved and scaled into the query cube as training shapes are.
 
     Parameters
@@ -73,6 +78,8 @@ def read_cloud(path: str | Path, count: int, *, seed: int = 0) -> Cloud:
         Points to sample from a mesh, and most that are kept of a larger cloud (a random choice).
     seed : int
         Of the sample or choice.
+    sample : callable
+        Samples a mesh, given its sampler, the number of points and a random generator; uniformly by default.
 
     Returns
     -------
@@ -94,8 +101,8 @@ def read_cloud(path: str | Path, count: int, *, seed: int = 0) -> Cloud:
         mesh = parse_mesh(content, path)
         used = mesh.vertices[mesh.faces].reshape(-1, 3)
         placement = _checked_placement(used, path)
-        in_cube = Mesh(placement.to_cube(mesh.vertices), mesh.faces, mesh.name)
-        return Cloud(path.stem, *sample_surface(in_cube, count, generator), placement)
+        sampler = SurfaceSampler(placement.to_cube(mesh.vertices), mesh.faces)
+        return Cloud(path.stem, *sample(sampler, count, generator), placement)
     points, normals = loose
     placement = _checked_placement(points, path)
     if normals is not None:
