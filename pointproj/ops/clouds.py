@@ -76,8 +76,8 @@ def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)
 
 
-def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None) -> Tensor:
-    """Rows of the packed points for indices into clouds of a dense batch, -1 for what is no row of its cloud.
+def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None, missing: int = -1) -> Tensor:
+    """Rows of the packed points for indices into clouds of a dense batch.
 
     Parameters
     ----------
@@ -87,6 +87,8 @@ def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None) -> T
         How many reference points each cloud has.
     clouds : integer tensor or None
         The cloud of each index, of a shape that goes with theirs; None: all are of one cloud, or packed.
+    missing : int
+        Stands for what is no row of its cloud.
 
     Returns
     -------
@@ -95,7 +97,7 @@ def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None) -> T
     """
     exists = (indices >= 0) & (indices < references)
     rows = indices if clouds is None else indices + (clouds * references).to(indices.dtype)
-    return torch.where(exists, rows, -1)
+    return torch.where(exists, rows, missing)
 
 
 def rows_in_cloud(rows: Tensor, references: int, clouds: Tensor | None) -> Tensor:
@@ -106,8 +108,8 @@ def rows_in_cloud(rows: Tensor, references: int, clouds: Tensor | None) -> Tenso
 
 
 def dense_clouds(points: Tensor) -> Tensor | None:
-    """The cloud of each row of lists (B, Q, k) over a dense batch of points, (B, 1, 1); else None."""
-    if points.ndim == 2:
+    """The cloud of each row of lists (B, Q, k) over a dense batch, (B, 1, 1); None for one cloud."""
+    if points.ndim == 2 or points.shape[0] == 1:
         return None
     return torch.arange(points.shape[0], device=points.device)[:, None, None]
 

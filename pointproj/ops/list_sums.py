@@ -101,9 +101,9 @@ class _Padded:
     """Neighbours of each query in a row of their own."""
 
     def __init__(self, neighbors: Neighbors, features: Tensor) -> None:
-        rows = rows_in_packed(neighbors.indices, features.shape[-2], dense_clouds(features))
-        self.rows = as_dtype(rows.reshape(-1, rows.shape[-1]), torch.int64)
-        self.exists = (self.rows >= 0)[..., None]
+        rows = _rows_of_features(neighbors.indices, features, dense_clouds(features))
+        self.rows = rows.reshape(-1, rows.shape[-1])
+        self.exists = (self.rows < _count(features))[..., None]
         self.radius = neighbors.radius
         self.shape = *neighbors.indices.shape[:-1], features.shape[-1]
 
@@ -159,13 +159,13 @@ class _Listed:
         dense = features.ndim == 3
         per_cloud = self.queries // features.shape[0] if dense else self.queries
         clouds = query // max(1, per_cloud) if dense else None
-        rows = rows_in_packed(neighbors.indices, features.shape[-2], clouds)
-        self.rows = as_dtype(rows, torch.int64)
-        self.exists = (self.rows >= 0)[:, None]
+        self.rows = _rows_of_features(neighbors.indices, features, clouds)
+        exists = self.rows < _count(features)
+        self.exists = exists[:, None]
         # Unused slots add nothing to any query: to each some, since a GPU adds to one place after the other.
         slots = torch.arange(self.rows.shape[0], device=query.device)
         self.rows_of_sums = max(1, self.queries)
-        self.query = torch.where(self.rows >= 0, query, slots % self.rows_of_sums)
+        self.query = torch.where(exists, query, slots % self.rows_of_sums)
         self.radius = neighbors.radius
         self.shape = (*((features.shape[0],) if dense else ()), per_cloud, features.shape[-1])
 
@@ -210,7 +210,8 @@ class _Listed:
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
         if terms.shape[-1] == 1:
-            return weighted_sums(terms.new_ones(1, 1), terms[:, 0], self.rows.clamp(max=0), self.row_splits)
+            none = self.exists[:, 0].logical_not().long()
+            return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
         into = terms.new_zeros(self.rows_of_sums, terms.shape[1])
         return into.index_add(0, self.query, terms)[: self.queries]
 
@@ -227,16 +228,27 @@ class _Listed:
         return into.scatter_reduce(0, at, terms, "amax", include_self=False)
 
 
+def _count(features: Tensor) -> int:
+    return features.shape[:-1].numel()
+
+
+def _rows_of_features(indices: Tensor, features: Tensor, clouds: Tensor | None) -> Tensor:
+    """Rows of the packed features, int64; where there is no neighbour, how many there are."""
+    return as_dtype(
+        rows_in_packed(indices, features.shape[-2], clouds, missing=_count(features)), torch.int64
+    )
+
+
 def _rows_of(values: Tensor, rows: Tensor) -> Tensor:
-    """Rows (..., C) of values (N, C), 0 for row -1: rows of zeros stand behind the others."""
+    """Rows (..., C) of values (N, C), 0 for row N: rows of zeros stand behind the others."""
     padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))
-    at = rows_or_spare(rows, values.shape[0], SPARE)
+    at = rows_or_spare(rows, values.shape[0])
     return padded.index_select(0, at.flatten()).view(*rows.shape, values.shape[1])
 
 
 def _finite(nearest: Tensor) -> Tensor:
     """inf, of queries without neighbours, as a number that can be subtracted."""
-    return torch.where(nearest < torch.inf, nearest, 0.0)
+    return nearest.nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _radius_of_compact(radius: float | Tensor | None, kernel: str) -> float | Tensor:

@@ -145,7 +145,8 @@ def radius_neighbors(
     arguments.check_box(box, radius, reference_points, inside=index is not None)
     dims = query_points.shape[-1]
     search = _Search(clouds, radius, periodic_box(box), dims)
-    module, tables = choose_backend(backend, search.largest(), index, reference_points, clouds)
+    largest = search.radius if index is None else search.largest()
+    module, tables = choose_backend(backend, largest, index, reference_points, clouds)
     dense = dense_clouds(reference_points)
     size = reference_points.shape[-2]
     if max_neighbors is not None:

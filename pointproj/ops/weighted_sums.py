@@ -41,7 +41,7 @@ def weighted_sums(
     weights : (Q, K) or (M,) float tensor
         In the features' dtype, finite where there is no neighbour.
     rows : (Q, K) or (M,) int64 tensor
-        Rows of the features, -1 where there is no neighbour.
+        Rows of the features, N where there is no neighbour.
     row_splits : (Q + 1,) int64 tensor, optional
         For (M,) pairs: those of query i are at ``row_splits[i]:row_splits[i + 1]``, and behind the last
         one's there is no neighbour.
@@ -67,14 +67,13 @@ class _Lists(NamedTuple):
         """Sums over the pairs of each query: (Q, C)."""
         if not (self.rows.numel() and self.queries):
             return features.new_zeros(self.queries, features.shape[1])
-        at = rows_or_spare(self.rows, len(features), 1)
         padded = pad(features, (0, 0, 0, 1))
         if self.row_splits is None:
-            return embedding_bag(at, padded, per_sample_weights=weights, mode="sum")
+            return embedding_bag(self.rows, padded, per_sample_weights=weights, mode="sum")
         total = self.row_splits[-1:]
         part = torch.arange(1, REST, device=total.device)
-        offsets = torch.cat([self.row_splits, total + (len(at) - total) * part // REST])
-        sums = embedding_bag(at, padded, offsets=offsets, per_sample_weights=weights, mode="sum")
+        offsets = torch.cat([self.row_splits, total + (len(self.rows) - total) * part // REST])
+        sums = embedding_bag(self.rows, padded, offsets=offsets, per_sample_weights=weights, mode="sum")
         return sums[: self.queries].clone()
 
     def of_references(self, upstream: Tensor, weights: Tensor, count: int) -> Tensor:
@@ -82,7 +81,7 @@ class _Lists(NamedTuple):
         sums = upstream.new_zeros(count + SPARE, upstream.shape[1])
         for at, own in self._chunks(upstream):
             terms = (own * weights[at][..., None]).flatten(0, -2)
-            rows = rows_or_spare(self.rows[at], count, SPARE).flatten()
+            rows = rows_or_spare(self.rows[at], count).flatten()
             if rows.is_cuda:
                 sums.index_add_(0, rows, terms)
             else:  # the same, which takes a CPU half the time
@@ -94,9 +93,8 @@ class _Lists(NamedTuple):
         products = upstream.new_zeros(self.rows.shape)
         padded = pad(features, (0, 0, 0, 1))
         for at, own in self._chunks(upstream):
-            rows = rows_or_spare(self.rows[at], len(features), 1)
-            dots = (own * padded[rows]).sum(-1)
-            products[at] = dots.masked_fill_(self.rows[at] < 0, 0)
+            dots = (own * padded[self.rows[at]]).sum(-1)
+            products[at] = dots.masked_fill_(self.rows[at] == len(features), 0)
         return products
 
     def _chunks(self, upstream: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -110,12 +108,12 @@ class _Lists(NamedTuple):
             yield at, upstream[at, None] if queries is None else upstream[queries[at]]
 
 
-def rows_or_spare(rows: Tensor, count: int, spare: int) -> Tensor:
-    """Rows, and where there are none one of the ``spare`` rows behind them; on a CPU the first of these."""
-    if spare == 1 or not rows.is_cuda:
-        return torch.where(rows >= 0, rows, count)
+def rows_or_spare(rows: Tensor, count: int) -> Tensor:
+    """Rows, and for those that are ``count`` one of the ``SPARE`` rows from there on; on a CPU the first."""
+    if not rows.is_cuda:
+        return rows
     number = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
-    return torch.where(rows >= 0, rows, count + (number & (spare - 1)))
+    return torch.where(rows < count, rows, count + (number & (SPARE - 1)))
 
 
 def _forward(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Tensor]:

@@ -28,7 +28,11 @@ void search_in_registers(const Device& device, const Search<Real>& search, const
   const int queries = search.queries.rows, k = search.nearest.k;
   const bool short_list = k <= kShortestList;
   if (device.is_cuda && queries <= (short_list ? kFewQueries : kManyQueries)) {
-    device.each_on_gpu(SearchByWarp<Real>{search}, queries);
+    if (short_list) {
+      device.each_on_gpu(SearchByWarp<Real, WarpList<Real>>{search}, queries);
+    } else {
+      device.each_on_gpu(SearchByWarp<Real, WarpBlocks<Real, 1>>{search}, queries);
+    }
   } else if (short_list) {
     search_by_thread<kShortestList>(device, search);
   } else if (k <= 16) {

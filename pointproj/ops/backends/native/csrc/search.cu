@@ -10,7 +10,8 @@ namespace pointproj::cuda {
   EACH(SearchByThread<Real, 16, Levels::kOne, false>)  \
   EACH(SearchByThread<Real, 32, Levels::kOne, false>)  \
   EACH(SearchInMemory<Real>)                           \
-  EACH(SearchByWarp<Real>)                             \
+  EACH(SearchByWarp<Real, WarpList<Real>>)             \
+  EACH(SearchByWarp<Real, WarpBlocks<Real, 1>>)        \
   EACH(SearchPostponedByThread<Real>)                  \
   EACH(SearchPostponedByWarp<Real>)
 

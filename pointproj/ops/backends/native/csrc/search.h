@@ -90,8 +90,8 @@ struct SearchInMemory {
   }
 };
 
-// A warp a query, where there are few. Serves self-kNN of 10^4 points.
-template <class Real>
+// A warp a query, where there are few. Long lists take their candidates many at a time. Serves self-kNN of 10^4 points.
+template <class Real, class List>
 struct SearchByWarp {
   using Number = float;
   static constexpr int kLanes = 32;
@@ -101,7 +101,7 @@ struct SearchByWarp {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
     const int query = search.query_at(item);
-    const bool found = search.template find<Levels::kOne>(lanes, WarpList<Real>(search.nearest.k), query);
+    const bool found = search.template find<Levels::kOne>(lanes, List(search.nearest.k), query);
     if (!found) search.postponed.add(lanes, query);
   }
 };
