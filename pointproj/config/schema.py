@@ -90,8 +90,8 @@ class DataConfig:
     sampling: str = value(
         "area",
         "how points are drawn from a surface: uniformly by `area`; `even`: the farthest from each other of "
-        "five times as many; `scan`: what ten cameras around it see",
-        choices=("area", "even", "scan"),
+        "five times as many; `either` of these, by chance for each shape; `scan`: what ten cameras see",
+        choices=("area", "even", "either", "scan"),
     )
     noise: float = value(
         0.0,

@@ -24,7 +24,7 @@ class Sampling:
 
     Attributes
     ----------
-    kind : {"area", "even", "scan"}
+    kind : {"area", "even", "either", "scan"}
         As ``data.sampling``.
     noise : float
         Standard deviation of each coordinate, as a fraction of a shape's longest side.
@@ -40,7 +40,7 @@ class Sampling:
 
     def drawn(self, points: int) -> int:
         """Return how many points are drawn for a cloud of so many."""
-        return DENSER * points if self.kind == "even" else points
+        return DENSER * points if self.kind in ("even", "either") else points
 
     def draw(
         self, source: PointSource, points: int, generator: np.random.Generator
@@ -62,7 +62,7 @@ class Sampling:
             ``reference_points`` and ``normals`` (B, n, 3), with ``n`` as :meth:`drawn` says; anything else is
             passed on.
         generator : torch.Generator
-            On the batch's device; advanced where there is noise.
+            On the batch's device; advanced where something is random.
 
         Returns
         -------
@@ -70,8 +70,12 @@ class Sampling:
             The batch with other tensors.
         """
         points, normals = batch["reference_points"], batch["normals"]
-        if self.kind == "even":
-            rows = farthest_points(points, points.shape[1] // DENSER)[..., None].expand(-1, -1, 3)
+        if self.kind in ("even", "either"):
+            rows = farthest_points(points, points.shape[1] // DENSER)
+            if self.kind == "either":
+                is_even = torch.rand((len(rows), 1), generator=generator, device=rows.device) < 0.5
+                rows = torch.where(is_even, rows, torch.arange(rows.shape[1], device=rows.device))
+            rows = rows[..., None].expand(-1, -1, 3)
             points, normals = points.gather(1, rows), normals.gather(1, rows)
         if self.noise:
             size = self.noise * LONGEST_SIDE

@@ -74,6 +74,19 @@ def test_an_even_cloud_is_finished_after_the_shape_has_moved():
     assert torch.equal(made["query_points"], moved["query_points"])
 
 
+def test_either_is_by_area_or_even_as_chance_decides_for_each_cloud():
+    drawn = torch.rand((8, DENSER * 20, 3), generator=torch.Generator().manual_seed(1))
+    batch = {"reference_points": drawn, "normals": -drawn}
+    made = Sampling("either").finish(batch, torch.Generator().manual_seed(0))
+    even = Sampling("even").finish(batch, torch.Generator())
+    is_even = (made["reference_points"] == even["reference_points"]).all((1, 2))
+    by_area = (made["reference_points"] == drawn[:, :20]).all((1, 2))
+    assert is_even.any()
+    assert by_area.any()
+    assert torch.equal(is_even, ~by_area)
+    assert torch.equal(made["normals"], -made["reference_points"])
+
+
 def test_noise_is_of_the_size_asked_for_whatever_the_shape_did():
     batch = {"reference_points": torch.rand(3, 5000, 3), "normals": torch.zeros(3, 5000, 3)}
     batch |= {"query_points": torch.rand(3, 7, 3), "target": torch.zeros(3, 7)}
