@@ -13,6 +13,7 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.ops.backends.warp.common import packed_point
 from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
@@ -27,7 +28,10 @@ MARGIN = wp.constant(1e-4)  # of a cell: disks are listed where rounding can lea
 IN_PLANE = wp.constant(1e-6)  # a disk whose plane is this close hides nothing
 _SIDE = wp.constant(SIDE)
 _DIRECTIONS = wp.constant(DIRECTIONS)
+_RAYS = wp.constant(8)  # of a thread
 _INNER_SQUARED = wp.constant(INNER * INNER)
+
+load_four, _, _ = packed_point(torch.float32)
 
 
 def _spiral() -> Float[np.ndarray, "64 3"]:
@@ -65,31 +69,47 @@ def direction_of(number: int) -> wp.vec3f:
     ...
 
 
+_BIT_COUNT = """
+#if defined(__CUDA_ARCH__)
+    return __popcll(bits);
+#else
+    return __builtin_popcountll(bits);
+#endif
+"""
+
+
+@wp.func_native(_BIT_COUNT)
+def bit_count(bits: wp.uint64) -> int:
+    """How many bits are set."""
+    ...
+
+
 @wp.func_native(f"""
     static const unsigned long long masks[{DIRECTIONS}] = {{ {_MASKS} }};
-    int twice = 0;
-    for (int number = 0; number < {DIRECTIONS}; ++number) {{
-        const unsigned long long met = (escaped >> number) & 1ull ? escaped & masks[number] : 0ull;
-#if defined(__CUDA_ARCH__)
-        twice += __popcll(met);
-#else
-        twice += __builtin_popcountll(met);
-#endif
-    }}
-    return twice / 2;
+    return masks[number];
 """)
-def pairs_in(escaped: wp.uint64) -> int:
-    """Pairs of neighbouring directions that both escaped; a bit each."""
+def neighbors_of(number: int) -> wp.uint64:
+    """The neighbours of a direction, a bit each."""
     ...
+
+
+@wp.func
+def pairs_in(escaped: wp.uint64):
+    """Pairs of neighbouring directions that both escaped; a bit each."""
+    twice = int(0)
+    for number in range(_DIRECTIONS):
+        if (escaped >> wp.uint64(number)) & wp.uint64(1):
+            twice += bit_count(escaped & neighbors_of(number))
+    return twice / 2
 
 
 class DiskGrid(NamedTuple):
     """Disks of a batch of clouds in cells; passed to the kernels as :class:`DiskGridStruct`."""
 
     frames: Float[Tensor, "b 7"]  # lower corner (3), cells a unit, cells along each axis (3)
-    disks: Float[Tensor, "b n 7"]  # centre (3), normal (3), squared radius; 0 for none
+    disks: Float[Tensor, "b n 8"]  # centre (3), squared radius, normal (3), unused; 0 for none
     start: Tensor  # (B * SIDE**3 + 1,) int32: where a cell's disks begin among the entries
-    entries: Tensor  # (B * N * CELLS_OF_DISK,) int32: rows of disks
+    entries: Tensor  # (B * N * CELLS_OF_DISK,) int32: rows among the disks of all clouds
 
 
 @wp.struct
@@ -97,7 +117,7 @@ class DiskGridStruct:
     """:class:`DiskGrid` inside a kernel."""
 
     frames: wp.array2d(dtype=wp.float32)
-    disks: wp.array3d(dtype=wp.float32)
+    disks: wp.array2d(dtype=wp.float32)  # rows of four numbers, two for each disk
     start: wp.array(dtype=wp.int32)
     entries: wp.array(dtype=wp.int32)
 
@@ -130,12 +150,12 @@ def list_kernel(
     ``taken`` has a number for each cell, 0 before; ``entries`` may be absent.
     """
     cloud, row = wp.tid()
-    squared = disks[cloud, row, 6]
+    squared = disks[cloud, row, 3]
     if squared == 0.0:
         return
     per_unit = frames[cloud, 3]
     radius = wp.sqrt(squared) * per_unit
-    normal = wp.vec3(disks[cloud, row, 3], disks[cloud, row, 4], disks[cloud, row, 5])
+    normal = wp.vec3(disks[cloud, row, 4], disks[cloud, row, 5], disks[cloud, row, 6])
     centre = wp.vec3()
     low = wp.vec3i()
     high = wp.vec3i()
@@ -154,27 +174,27 @@ def list_kernel(
                     cell = cell_row(cloud, x, y, z)
                     place = wp.atomic_add(taken, cell, 1)
                     if entries:
-                        entries[start[cell] + place] = row
+                        entries[start[cell] + place] = cloud * disks.shape[1] + row
 
 
 @wp.func
-def stopped_in(grid: DiskGridStruct, cloud: int, cell: int, origin: wp.vec3, direction: wp.vec3):
+def stopped_in(grid: DiskGridStruct, cell: int, origin: wp.vec3, direction: wp.vec3):
     """0 if no disk of a cell stops a ray, 1 if only large ones do, 2 if a small one does."""
     found = int(0)
     for entry in range(grid.start[cell], grid.start[cell + 1]):
         row = grid.entries[entry]
-        normal = wp.vec3(grid.disks[cloud, row, 3], grid.disks[cloud, row, 4], grid.disks[cloud, row, 5])
-        away = origin - wp.vec3(
-            grid.disks[cloud, row, 0], grid.disks[cloud, row, 1], grid.disks[cloud, row, 2]
-        )
+        sphere = load_four(grid.disks, 2 * row)
+        plane = load_four(grid.disks, 2 * row + 1)
+        normal = wp.vec3(plane[0], plane[1], plane[2])
+        away = origin - wp.vec3(sphere[0], sphere[1], sphere[2])
         height = wp.dot(normal, away)
         slope = wp.dot(normal, direction)
         if height * slope < 0.0 and wp.abs(height) > IN_PLANE:
             away = away - (height / slope) * direction
             squared = wp.dot(away, away)
-            if squared < _INNER_SQUARED * grid.disks[cloud, row, 6]:
+            if squared < _INNER_SQUARED * sphere[3]:
                 return 2
-            if squared < grid.disks[cloud, row, 6]:
+            if squared < sphere[3]:
                 found = 1
     return found
 
@@ -206,7 +226,7 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
         following[axis] = (border - place[axis]) / direction[axis]
     while True:
         cell = cell_row(cloud, at[0], at[1], at[2])
-        found = wp.max(found, stopped_in(grid, cloud, cell, origin, direction))
+        found = wp.max(found, stopped_in(grid, cell, origin, direction))
         if found == 2:
             break
         nearest = wp.min(following[0], wp.min(following[1], following[2]))
@@ -222,35 +242,46 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
 
 
 @wp.kernel(**OPTIONS)
-def visibility_kernel(
-    grid: DiskGridStruct, points: wp.array2d(dtype=wp.vec3), result: wp.array2d(dtype=wp.vec4)
-):
-    """One thread a point, launched over (B, Q)."""
-    cloud, number = wp.tid()
+def rays_kernel(grid: DiskGridStruct, points: wp.array2d(dtype=wp.vec3), escaped: wp.array3d(dtype=wp.int32)):
+    """One thread for eight rays of a point, launched over (B, Q, 8): a bit for each ray that escapes.
+
+    The lower eight bits are for small disks, the next eight for large ones.
+    """
+    cloud, number, group = wp.tid()
     origin = points[cloud, number]
-    if not wp.isfinite(origin):
+    bits = int(0)
+    if wp.isfinite(origin):
+        for ray in range(_RAYS):
+            found = stopped(grid, cloud, origin, direction_of(group * _RAYS + ray))
+            if found < 2:
+                bits |= 1 << ray
+            if found == 0:
+                bits |= 1 << (ray + _RAYS)
+    escaped[cloud, number, group] = bits
+
+
+@wp.kernel(**OPTIONS)
+def count_kernel(
+    points: wp.array2d(dtype=wp.vec3), escaped: wp.array3d(dtype=wp.int32), result: wp.array2d(dtype=wp.vec4)
+):
+    """One thread a point, launched over (B, Q): count the rays that escape, and pairs of neighbours."""
+    cloud, number = wp.tid()
+    if not wp.isfinite(points[cloud, number]):
         result[cloud, number] = wp.vec4(wp.NAN, wp.NAN, wp.NAN, wp.NAN)
         return
-    past_small = wp.uint64(0)
-    past_large = wp.uint64(0)
-    small = int(0)
-    large = int(0)
-    for ray in range(_DIRECTIONS):
-        found = stopped(grid, cloud, origin, direction_of(ray))
-        bit = wp.uint64(1) << wp.uint64(ray)
-        if found < 2:
-            past_small |= bit
-            small += 1
-        if found == 0:
-            past_large |= bit
-            large += 1
-    rays = float(_DIRECTIONS)
-    pairs = float(_PAIRS)
+    small = wp.uint64(0)
+    large = wp.uint64(0)
+    place = wp.uint64(0)
+    for group in range(escaped.shape[2]):
+        bits = wp.uint64(escaped[cloud, number, group])
+        small |= (bits & wp.uint64(255)) << place
+        large |= (bits >> wp.uint64(8)) << place
+        place += wp.uint64(8)
     result[cloud, number] = wp.vec4(
-        float(small) / rays,
-        float(pairs_in(past_small)) / pairs,
-        float(large) / rays,
-        float(pairs_in(past_large)) / pairs,
+        float(bit_count(small)) / float(_DIRECTIONS),
+        float(pairs_in(small)) / float(_PAIRS),
+        float(bit_count(large)) / float(_DIRECTIONS),
+        float(pairs_in(large)) / float(_PAIRS),
     )
 
 
@@ -267,7 +298,7 @@ def _grid_specs(disks: Tensor, radius: Tensor) -> dict:
 def list_disks(
     launch, disks: Tensor, radius: Tensor, *, frames: Tensor, start: Tensor, entries: Tensor
 ) -> None:
-    """List disks (B, N, 7) in cells; ``radius`` (B,) is that of the largest of each cloud."""
+    """List disks (B, N, 8) in cells; ``radius`` (B,) is that of the largest of each cloud."""
     centres = disks[..., :3]
     low = (centres - radius[:, None, None]).amin(1)
     extent = (centres + radius[:, None, None]).amax(1) - low
@@ -298,5 +329,8 @@ def look_around(
     result: Tensor,
 ) -> None:
     """Visibility (B, Q, 4) at points (B, Q, 3)."""
-    grid = DiskGrid(frames, disks, start, entries)
-    launch(visibility_kernel, points.shape[:2], grid, points, result, block_dim=64)
+    grid = DiskGrid(frames, disks.view(-1, 4), start, entries)
+    shape = points.shape[:2]
+    escaped = torch.empty((*shape, DIRECTIONS // 8), dtype=torch.int32, device=points.device)
+    launch(rays_kernel, escaped.shape, grid, points, escaped, block_dim=64)
+    launch(count_kernel, shape, points, escaped, result)

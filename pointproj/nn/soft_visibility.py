@@ -49,10 +49,11 @@ def disk_grid(
     DiskGrid
         Without gradients, in single precision.
     """
-    disks = torch.cat([points, normals, radii[..., None].square()], dim=-1).detach().float()
+    squared = radii[..., None].square()
+    disks = torch.cat([points, squared, normals, torch.zeros_like(squared)], dim=-1).detach().float()
     exists = disks.isfinite().all(-1, keepdim=True) & normals.detach().any(-1, keepdim=True)
     disks = torch.where(exists, disks, 0.0)
-    frames, start, entries = list_disks(disks, disks[..., 6].amax(1).sqrt())
+    frames, start, entries = list_disks(disks, disks[..., 3].amax(1).sqrt())
     return DiskGrid(frames, disks, start, entries)
 
 
@@ -86,8 +87,8 @@ def plain_soft_visibility(
     points: Tensor, frames: Tensor, disks: Tensor, start: Tensor, entries: Tensor
 ) -> Tensor:
     """The same as operators of torch, which try every disk for every ray: what the kernels are held to."""
-    *sides, squared_radii = disks[:, None].unbind(-1)  # (B, 1, N) each
-    centre, normal = sides[:3], sides[3:]
+    numbers = disks[:, None].unbind(-1)  # (B, 1, N) each
+    centre, squared_radii, normal = numbers[:3], numbers[3], numbers[4:7]
     away = [place[..., None] - middle for place, middle in zip(points.unbind(-1), centre, strict=True)]
     height = _dot(normal, away)
     off_plane = height.abs() > IN_PLANE
