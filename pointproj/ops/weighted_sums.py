@@ -53,7 +53,7 @@ def weighted_sums(
     return _weighted_sums(features, weights, rows, row_splits)
 
 
-class _Lists(NamedTuple):
+class Lists(NamedTuple):
     """The pairs of an operator."""
 
     rows: Tensor
@@ -70,42 +70,56 @@ class _Lists(NamedTuple):
         padded = pad(features, (0, 0, 0, 1))
         if self.row_splits is None:
             return embedding_bag(self.rows, padded, per_sample_weights=weights, mode="sum")
-        total = self.row_splits[-1:]
-        part = torch.arange(1, REST, device=total.device)
-        offsets = torch.cat([self.row_splits, total + (len(self.rows) - total) * part // REST])
-        sums = embedding_bag(self.rows, padded, offsets=offsets, per_sample_weights=weights, mode="sum")
-        return sums[: self.queries].clone()
+        return _sums_of_runs(padded, self.rows, weights, self.row_splits)
 
     def of_references(self, upstream: Tensor, weights: Tensor, count: int) -> Tensor:
         """Sums over the pairs of each reference point: (N, C)."""
-        sums = upstream.new_zeros(count + SPARE, upstream.shape[1])
-        for at, own in self._chunks(upstream):
+        if self.rows.is_cuda:
+            return self.of_references_by_sorting(upstream, weights, count)
+        sums = upstream.new_zeros(count + 1, upstream.shape[1])
+        for at, own in self._chunks(upstream, upstream.shape[1]):
             terms = (own * weights[at][..., None]).flatten(0, -2)
-            rows = rows_or_spare(self.rows[at], count).flatten()
-            if rows.is_cuda:
-                sums.index_add_(0, rows, terms)
-            else:  # the same, which takes a CPU half the time
-                sums.scatter_add_(0, rows[:, None].expand_as(terms), terms)
+            sums.scatter_add_(0, self.rows[at].reshape(-1, 1).expand_as(terms), terms)
         return sums[:count].clone()
+
+    def of_references_by_sorting(self, upstream: Tensor, weights: Tensor, count: int) -> Tensor:
+        """The same, always in the same order; on a GPU in half the time that adding terms takes."""
+        sums = upstream.new_zeros(count, upstream.shape[1])
+        numbers = torch.arange(self.queries, device=upstream.device)[:, None]
+        for at, own in self._chunks(numbers, 1):
+            rows, order = self.rows[at].flatten().int().sort(stable=True)
+            starts = torch.searchsorted(rows, torch.arange(count + 1, dtype=rows.dtype, device=rows.device))
+            queries = own[..., 0].expand_as(self.rows[at]).flatten()[order]
+            sums += _sums_of_runs(upstream, queries, weights[at].flatten()[order], starts)
+        return sums
 
     def of_pairs(self, upstream: Tensor, features: Tensor) -> Tensor:
         """Products of each pair, summed over the channels; 0 where there is no neighbour."""
         products = upstream.new_zeros(self.rows.shape)
         padded = pad(features, (0, 0, 0, 1))
-        for at, own in self._chunks(upstream):
+        for at, own in self._chunks(upstream, upstream.shape[1]):
             dots = (own * padded[self.rows[at]]).sum(-1)
             products[at] = dots.masked_fill_(self.rows[at] == len(features), 0)
         return products
 
-    def _chunks(self, upstream: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Some pairs, and what arrives for the query of each: (m, 1, C) or (m, C)."""
+    def _chunks(self, of_queries: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
+        """Some pairs, and what their queries (Q, C) have: (m, 1, C) or (m, C)."""
         if not (self.rows.numel() and self.queries):
             return
         queries = None if self.row_splits is None else queries_of(self.row_splits, len(self.rows))
-        size = max(1, VALUES_AT_ONCE // (self.rows[:1].numel() * upstream.shape[1]))
+        size = max(1, VALUES_AT_ONCE // (self.rows[:1].numel() * width))
         for first in range(0, len(self.rows), size):
             at = slice(first, first + size)
-            yield at, upstream[at, None] if queries is None else upstream[queries[at]]
+            yield at, of_queries[at, None] if queries is None else of_queries[queries[at]]
+
+
+def _sums_of_runs(values: Tensor, rows: Tensor, weights: Tensor, starts: Tensor) -> Tensor:
+    """Weighted sums over rows of values; the i-th is of those from ``starts[i]`` to ``starts[i + 1]``."""
+    total = starts[-1:]
+    part = torch.arange(1, REST, device=total.device)
+    offsets = torch.cat([starts, total + (len(rows) - total) * part // REST])
+    sums = embedding_bag(rows, values, offsets=offsets, per_sample_weights=weights, mode="sum")
+    return sums[: len(starts) - 1].clone()
 
 
 def rows_or_spare(rows: Tensor, count: int) -> Tensor:
@@ -117,7 +131,7 @@ def rows_or_spare(rows: Tensor, count: int) -> Tensor:
 
 
 def _forward(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Tensor]:
-    return (_Lists(rows, row_splits).of_queries(features, weights),)
+    return (Lists(rows, row_splits).of_queries(features, weights),)
 
 
 def _outputs(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Any]:
@@ -127,7 +141,7 @@ def _outputs(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor
 
 def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
     features, weights, *lists = saved.inputs.values()
-    lists = _Lists(*lists)
+    lists = Lists(*lists)
     return (
         lists.of_references(grads[0], weights, len(features)) if needs["features"] else None,
         lists.of_pairs(grads[0], features) if needs["weights"] else None,
@@ -138,7 +152,7 @@ def _second_backward(
     directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
 ) -> tuple[Tensor, ...]:
     features, weights, *lists = saved.inputs.values()
-    lists = _Lists(*lists)
+    lists = Lists(*lists)
     return (
         lists.of_queries(directions[0], weights) + lists.of_queries(features, directions[1]),
         lists.of_references(grads[0], directions[1], len(features)),

@@ -8,6 +8,7 @@ from pointproj import NeighborList, Neighbors, aggregate, knn, knn_aggregate, ra
 from pointproj.ops import reference
 from pointproj.ops.cases import Problem, by_id
 from pointproj.ops.reference import KERNELS, Weighting
+from pointproj.ops.weighted_sums import Lists
 from tests.oracle import assert_close
 
 FORMS = {"padded": {"max_neighbors": 40}, "csr": {"capacity": 1500}}
@@ -160,6 +161,21 @@ def test_few_pairs_in_many_slots(device: str, form: str):
     wanted = _derivatives(expected, leaves)
     for name, value in _derivatives(got, leaves).items():
         assert_close(name, value, wanted[name])
+
+
+@forms
+def test_sums_of_references_by_sorting(form: str):
+    """As a GPU makes them, with slots that are left over."""
+    problem = by_id("fp64").problem()
+    found = radius_neighbors(*problem[:2], 0.5, backend="torch", **FORMS[form])
+    count = len(problem.reference_points)
+    rows = torch.where(found.indices >= 0, found.indices, count)
+    weights = torch.where(found.indices >= 0, found.distances, 0.0)
+    lists = Lists(rows, None if form == "padded" else found.row_splits)
+    upstream = torch.linspace(-1, 2, lists.queries * 3).view(-1, 3).double()
+    expected = lists.of_references(upstream, weights, count)
+    assert expected.abs().sum() > 0
+    assert_close("sums", lists.of_references_by_sorting(upstream, weights, count), expected)
 
 
 @forms
