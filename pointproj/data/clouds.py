@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.config import DataConfig
 from pointproj.data.farthest_points import farthest_points
+from pointproj.geometry.files.points import random_rows
 from pointproj.geometry.meshes import LONGEST_SIDE
 from pointproj.geometry.sampling import PointSource
 from pointproj.geometry.scanning import scan
@@ -49,6 +50,14 @@ class Sampling:
         if self.kind == "scan":
             return scan(source, points, generator)
         return source.draw(self.drawn(points), generator)
+
+    def thin(
+        self, points: Float[np.ndarray, "n 3"], count: int, generator: np.random.Generator
+    ) -> Int[np.ndarray, " count"]:
+        """Choose rows of a cloud that has too many points."""
+        if self.kind != "even":
+            return random_rows(points, count, generator)
+        return farthest_points(torch.from_numpy(points)[None], count)[0].numpy()
 
     def finish(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
         """Make clouds of the points that were drawn for them.

@@ -72,7 +72,9 @@ def main(arguments: Sequence[str]) -> None:
     given = _parsed(arguments)
     require_writable(given.out)
     trained = load_trained(given.checkpoint, given.device)
-    sample = partial(sample_cloud, sampling=Sampling.of(trained.config.data))
-    cloud = read_cloud(given.file, trained.points, sample=sample)
+    data = trained.config.data
+    sampling, most = Sampling.of(data), max(data.points, *data.training_sizes)
+    sample = partial(sample_cloud, sampling=sampling)
+    cloud = read_cloud(given.file, data.points, most=most, sample=sample, thin=sampling.thin)
     for file in predict(trained, cloud, given.out, given.side):
         print(file)

@@ -121,7 +121,12 @@ class BatchLoader:
         finish = {"finish": train.sampling.finish} if train.resample else {}
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, changes, seed=seed, distances=distances, **finish)
-        return with_features(changed, config.projector.normals)
+        shown = with_features(changed, config.projector.normals)
+        if config.compile and len(train.sizes) > 1:  # else the first size would be compiled alone, in vain
+            for name in ("reference_points", "features"):
+                if name in shown:
+                    torch._dynamo.maybe_mark_dynamic(shown[name], 1)
+        return shown
 
 
 def _device_samplers(

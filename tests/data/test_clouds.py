@@ -120,6 +120,14 @@ def test_test_clouds_are_even_and_noisy_and_always_the_same(root):
     assert 0 < (noisy[0] - even["reference_points"]).abs().max() < 0.1
 
 
+def test_a_cloud_with_too_many_points_is_thinned_as_training_clouds_are():
+    points = np.random.default_rng(0).random((90, 3), dtype=np.float32)
+    even = Sampling("even").thin(points, 20, np.random.default_rng(1))
+    assert even.tolist() == plainly_farthest(torch.from_numpy(points), 20).tolist()
+    chosen = Sampling("area").thin(points, 20, np.random.default_rng(1))
+    assert len(set(chosen)) == 20
+
+
 def test_finished_clouds_follow_from_the_generator():
     cloud = {"reference_points": torch.rand(60, 3), "normals": torch.rand(60, 3)}
     ones, same, others = (

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from pointproj.data.device_sampler import SamplerUnavailable
 from pointproj.data.furniture import write_furniture
@@ -122,7 +123,10 @@ def test_one_network_trains_on_even_clouds_of_many_sizes(config, tmp_path, sampl
     config.compile = compiled
     config.training.epochs = 2
     run = RunFolder(tmp_path / "run")
+    torch.compiler.reset()
+    counters.clear()
     metrics = train(config, run)
+    assert counters["stats"]["unique_graphs"] == int(compiled)
     assert metrics["mode"] == ("compiled" if compiled else "eager")
     assert len(losses(run)) == 6
     assert all(0 < loss < 1 for loss in losses(run).values())

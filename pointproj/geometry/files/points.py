@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from pointproj.geometry.files import MESH_SUFFIXES, parse_mesh, read_content
 from pointproj.geometry.files.obj import parse_points as obj_points
@@ -25,6 +25,8 @@ Sample = Callable[
     [SurfaceSampler, int, np.random.Generator],
     tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]],
 ]
+
+Thin = Callable[[Float[np.ndarray, "n 3"], int, np.random.Generator], Int[np.ndarray, " count"]]
 
 FLATTEST = 1e-3
 """A cloud whose thinnest direction is below this share of its longest is planar."""
@@ -67,7 +69,22 @@ class Cloud:
     placement: Placement
 
 
-def read_cloud(path: str | Path, count: int, *, seed: int = 0, sample: Sample = SurfaceSampler.draw) -> Cloud:
+def random_rows(
+    points: Float[np.ndarray, "n 3"], count: int, generator: np.random.Generator
+) -> Int[np.ndarray, " count"]:
+    """Choose so many points, each as likely as any other."""
+    return np.sort(generator.choice(len(points), count, replace=False))
+
+
+def read_cloud(
+    path: str | Path,
+    count: int,
+    *,
+    most: int | None = None,
+    seed: int = 0,
+    sample: Sample = SurfaceSampler.draw,
+    thin: Thin = random_rows,
+) -> Cloud:
     """Read a file as a cloud, moved and scaled into the query cube as training shapes are.
 
     Parameters
@@ -75,11 +92,15 @@ def read_cloud(path: str | Path, count: int, *, seed: int = 0, sample: Sample = 
     path : str or Path
         Its suffix says what it is: one of :data:`SUFFIXES`.
     count : int
-        Points to sample from a mesh, and most that are kept of a larger cloud (a random choice).
+        Points to sample from a mesh.
+    most : int, optional
+        Points that are kept of a larger cloud; by default ``count``.
     seed : int
         Of the sample or choice.
     sample : callable
         Samples a mesh, given its sampler, the number of points and a random generator; uniformly by default.
+    thin : callable
+        Chooses rows of a larger cloud, given its points in the query cube, how many, and a generator.
 
     Returns
     -------
@@ -110,9 +131,10 @@ def read_cloud(path: str | Path, count: int, *, seed: int = 0, sample: Sample = 
         if not (np.isfinite(length) & (length > 0)).all():
             raise MeshError(path, "has normals without a direction: leave them out")
         normals = (normals / length).astype(np.float32)
-    if len(points) > count:
-        log.info("%s: %d of its %d points are used, as in training", path, count, len(points))
-        chosen = np.sort(generator.choice(len(points), count, replace=False))
+    most = most or count
+    if len(points) > most:
+        log.info("%s: %d of its %d points are used, as in training", path, most, len(points))
+        chosen = thin(placement.to_cube(points).astype(np.float32), most, generator)
         points, normals = points[chosen], None if normals is None else normals[chosen]
     elif len(points) < count / 2:
         log.warning("%s has %d points; the model was trained with %d", path, len(points), count)
