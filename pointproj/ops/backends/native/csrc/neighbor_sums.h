@@ -34,6 +34,7 @@ struct ListedNeighbors {
   Weighting weighting;
   int chunks;
 
+  POINTPROJ_FN bool is_done() const { return false; }
   POINTPROJ_FN Point<Real> own(int at) const { return {load_position(own_points, at), at}; }
   POINTPROJ_FN int row(int pair) const { return start ? pair / k : rows[pair]; }
   POINTPROJ_FN Vec3<Real> other(int row) const { return load_position(other_points, row); }

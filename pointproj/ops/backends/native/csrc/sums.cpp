@@ -1,6 +1,7 @@
 // The torch operators of both aggregations and their gradients: they check, allocate, and hand out tasks.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sum.h>
 
@@ -150,6 +151,10 @@ struct NeighborProblem : Problem {
         queries());
     return true;
   }
+  template <TileJob, bool on_gpu = false, class Task, class Tiles>
+  void each(const Task& task, int64_t items, Tiles) const {
+    device.each<on_gpu>(task, items);
+  }
   int64_t saved_columns() const { return rows.size(1); }
   void check_gradients() const {
     TORCH_CHECK(rows.numel() <= kLargestInt, "gradients of more than ", kLargestInt,
@@ -176,6 +181,7 @@ struct NeighborProblem : Problem {
 // Over all points within a radius.
 struct RadiusProblem : Problem {
   static constexpr int64_t kLine = 128;  // bytes of a GPU's cache
+  static constexpr int64_t kManyPoints = 1 << 18;
   static constexpr const char* kName = "native_radius_sums";
   static constexpr std::array<int, 4> kDifferentiable = {0, 2, 7, 8};
 
@@ -241,6 +247,16 @@ struct RadiusProblem : Problem {
   bool add_gradients(const Weighting&, const Tensor&, const Tensor&, const Tensor&, const Gradients&) const {
     return false;
   }
+  // By tiles where neighbourhoods are dense, which only the device knows; of_tiles(neighbors) is their task. Among more
+  // points those side by side may be far from each other, and a tile would search all that is between them.
+  template <TileJob job, bool on_gpu = false, class Task, class OfTiles>
+  void each(Task task, int64_t items, [[maybe_unused]] OfTiles of_tiles) const {
+    if constexpr (std::is_same_v<decltype(task.problem), decltype(RadiusTiles::problem)>) {
+      task.problem.has_tiles = device.is_cuda && channels() <= kTileChannels && items <= kManyPoints;
+      if (task.problem.has_tiles) device.tiles<job>(of_tiles(task.problem), items);
+    }
+    device.each<on_gpu>(task, items);
+  }
   int64_t saved_columns() const { return 2; }
   void check_gradients() const {}
   void prepare_references() {}
@@ -263,10 +279,12 @@ struct Operator {
       const int chunks = problem.chunks();
       Neighbors neighbors = problem.template neighbors<Real>(weighting, true, chunks);
       const Tensor features = problem.to_be_summed(neighbors);
-      problem.device.each(
+      problem.template each<TileJob::kSums>(
           typename Problem::template Forward<Real, Weighting>{neighbors, matrix<const Sum>(features),
                                                               matrix<Sum>(aggregated), {data<Sum>(saved)}},
-          problem.queries() * chunks);
+          problem.queries() * chunks, [&](const auto& same) -> RadiusTiles {
+            return {same, {}, matrix<const float>(features), {}, data<float>(saved), {}, {}, {}, matrix<float>(aggregated)};
+          });
     });
     return {aggregated, saved};
   }
@@ -312,41 +330,46 @@ struct Operator {
     const typename Neighbors::Weights weights{data<const Sum>(saved)};
     const bool of_features = made.features.numel() > 0, of_references = made.reference_points.numel() > 0;
     const int64_t references = problem.references();
-    const bool at_once = problem.device.is_cuda && of_features && of_references &&
-                         problem.channels() <= kChannelsAtOnce;  // gradients of the references
+    const bool at_once = problem.device.is_cuda && of_references && problem.channels() <= kChannelsAtOnce;
     problem.check_gradients();
     if (of_features || of_references) problem.prepare_references();
     const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
+    float* const known = const_cast<float*>(reinterpret_cast<const float*>(data<const Sum>(saved)));
     if (of_features && !at_once) {
       const int chunks = problem.chunks();
-      problem.device.each(
+      problem.template each<TileJob::kFeatures>(
           FeatureGradient<Neighbors>{neighbors_of(false, chunks), matrix<const Sum>(own_grad),
                                      matrix<Sum>(made.features), weights},
-          references * chunks);
+          references * chunks, [&](const auto& same) -> RadiusTiles {
+            return {same, {}, matrix<const float>(own_grad), {}, known, {}, {}, {}, matrix<float>(made.features)};
+          });
     }
     if (!made.of_points) return;
     const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
     const Tensor means = at::empty({problem.queries()}, features.options());
-    problem.device.each(
+    problem.template each<TileJob::kQueries>(
         PointGradient<Neighbors, true>{neighbors_of(true, 1), matrix<const Sum>(own_grad), matrix<const Sum>(features),
                                        matrix<const Sum>(aggregated), weights, data<Sum>(means),
                                        data<Real>(made.query_points), data<Sum>(made.sigma_rows)},
-        problem.queries());
+        problem.queries(), [&](const auto& same) -> RadiusTiles {
+          return {same, matrix<const float>(own_grad), matrix<const float>(features),
+                  matrix<const float>(aggregated), known, data<float>(means),
+                  data<float>(made.query_points), data<float>(made.sigma_rows)};
+        });
     if (!of_references) return;
-    if (at_once) {
-      problem.device.each_on_gpu(
-          PointGradient<Neighbors, false, true>{neighbors_of(false, 1), matrix<const Sum>(features),
-                                                matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
-                                                data<Sum>(means), data<Real>(made.reference_points), nullptr,
-                                                matrix<Sum>(made.features)},
-          references);
-    } else {
-      problem.device.each(
-          PointGradient<Neighbors, false>{neighbors_of(false, 1), matrix<const Sum>(features),
-                                          matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
-                                          data<Sum>(means), data<Real>(made.reference_points), nullptr},
-          references);
-    }
+    const Tensor d_features = at_once && !of_features ? at::empty_like(problem.features) : made.features;
+    const auto gather_references = [&]<bool with_features>(std::bool_constant<with_features>) {
+      problem.template each<TileJob::kReferences, with_features>(
+          PointGradient<Neighbors, false, with_features>{
+              neighbors_of(false, 1), matrix<const Sum>(features), matrix<const Sum>(own_grad),
+              matrix<const Sum>(aggregated), weights, data<Sum>(means), data<Real>(made.reference_points), nullptr,
+              {data<Sum>(d_features), static_cast<int>(problem.channels())}},
+          references, [&](const auto& same) -> RadiusTiles {
+            return {same, matrix<const float>(features), matrix<const float>(own_grad), {}, known, data<float>(means),
+                    data<float>(made.reference_points), {}, matrix<float>(d_features)};
+          });
+    };
+    at_once ? gather_references(std::true_type()) : gather_references(std::false_type());
   }
 
   static void define(torch::Library& library, const std::string& arguments) {
