@@ -8,6 +8,7 @@ from pointproj.nn.attention import take_rows
 
 PAIRED = 10  # of the nearest neighbours; each pair of them spans a plane that is tried
 ON_PLANE = 0.01  # a neighbour that far from a plane, in units, counts half
+FEW, FEWEST = 0.3, 0.05  # share of the neighbours on a plane: if less than few, samples are noisy or curved
 UPWARDS = (0.37, 0.52, 0.77)  # a direction that few planes of made things contain
 
 
@@ -18,7 +19,8 @@ def local_planes(
 
     Every pair of near neighbours is tried (the search of RANSAC, complete). Samples of a flat piece lie on
     their plane exactly, so it is found beside an edge, and where a second sheet is closer than the samples
-    are to each other, which an average over neighbours would mix in.
+    are to each other, which an average over neighbours would mix in. Where no plane holds many neighbours,
+    because samples have noise or the surface is curved, the plane has the direction of least squares.
 
     Parameters
     ----------
@@ -50,8 +52,28 @@ def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tenso
     on_plane = (1 / (1 + (height / ON_PLANE).square())).mean(-1) * normals.square().sum(-1)
     fit, best = on_plane.max(-1, keepdim=True)
     normal = normals.gather(2, best[..., None].expand(-1, -1, -1, 3))[:, :, 0]
+    normal = torch.where((fit < FEW) & (fit > FEWEST), _least_squares(away), normal)
     upwards = sum(axis * part for axis, part in zip(normal.split(1, dim=-1), UPWARDS, strict=True))
     return torch.where(upwards < 0, -normal, normal), fit
+
+
+def _least_squares(away: Float[Tensor, "b n k 3"]) -> Float[Tensor, "b n 3"]:
+    """Unit normals of the planes that are nearest to points: eigenvectors of the least eigenvalue.
+
+    They are the columns of a high power of the inverse, here of the adjugate. torch's own function waits for
+    the device.
+    """
+    centred = away - away.mean(2, keepdim=True)
+    moments = centred.mT @ centred + 1e-6 * torch.eye(3, dtype=away.dtype, device=away.device)
+    x, y, z = moments.unbind(-2)
+    cross = torch.linalg.cross
+    power = torch.stack([cross(y, z), cross(z, x), cross(x, y)], dim=-2)
+    for _ in range(5):
+        power = power / power.abs().amax((-2, -1), keepdim=True).clamp(min=1e-20)
+        power = power @ power
+    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    column = power.gather(-2, largest[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
+    return column / column.norm(dim=-1, keepdim=True).clamp(min=1e-20)
 
 
 # One operator to torch.compile: with it in the graph, Inductor of torch 2.11 failed, perhaps at roll.

@@ -37,6 +37,23 @@ def test_beside_an_edge_the_plane_is_that_of_one_face():
     assert (of_own_face > 0.9999).double().mean() > 0.97
 
 
+def test_planes_of_noisy_samples_are_those_of_least_squares():
+    generator = torch.Generator().manual_seed(2)
+    sheet = torch.cat([flat(), 0.01 * torch.randn(600, 1, generator=generator, dtype=torch.float64)], dim=1)
+    rotation = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).double()).Q
+    sheet = sheet @ rotation.mT
+    normals, fit = planes_of(sheet)
+    _, rows = knn(sheet, sheet, 16, backend="torch")
+    away = sheet[rows[:, 1:]] - sheet[:, None]
+    centred = away - away.mean(1, keepdim=True)
+    expected = torch.linalg.eigh(centred.mT @ centred).eigenvectors[..., 0]
+    noisy = (fit < 0.3) & (fit > 0.05)
+    assert noisy.double().mean() > 0.9
+    aligned = (normals * expected).sum(1).abs()
+    torch.testing.assert_close(aligned[noisy], torch.ones_like(aligned[noisy]), atol=1e-3, rtol=0)
+    assert (normals @ rotation[:, 2]).abs().mean() > 0.95
+
+
 def test_where_neighbours_span_no_plane_there_is_none():
     line = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None] * torch.tensor([[1.0, 2.0, 2.0]]).double()
     for points in (line, line[:1].expand(40, 3)):
