@@ -51,6 +51,11 @@ class Sampling:
             return scan(source, points, generator)
         return source.draw(self.drawn(points), generator)
 
+    @classmethod
+    def for_prediction(cls, data: DataConfig) -> "Sampling":
+        """Return what a mesh is best shown as to a network of that config: even where it knows such clouds."""
+        return cls("even" if data.sampling == "either" else data.sampling)
+
     def thin(
         self, points: Float[np.ndarray, "n 3"], count: int, generator: np.random.Generator
     ) -> Int[np.ndarray, " count"]:

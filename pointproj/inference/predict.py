@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
     require_writable(given.out)
     trained = load_trained(given.checkpoint, given.device)
     data = trained.config.data
-    sampling, most = Sampling.of(data), max(data.points, *data.training_sizes)
+    sampling, most = Sampling.for_prediction(data), max(data.points, *data.training_sizes)
     sample = partial(sample_cloud, sampling=sampling)
     cloud = read_cloud(given.file, data.points, most=most, sample=sample, thin=sampling.thin)
     for file in predict(trained, cloud, given.out, given.side):

@@ -126,6 +126,8 @@ def test_a_cloud_with_too_many_points_is_thinned_as_training_clouds_are():
     assert even.tolist() == plainly_farthest(torch.from_numpy(points), 20).tolist()
     chosen = Sampling("area").thin(points, 20, np.random.default_rng(1))
     assert len(set(chosen)) == 20
+    assert Sampling.for_prediction(DataConfig(sampling="either", noise=0.1)) == Sampling("even")
+    assert Sampling.for_prediction(DataConfig(sampling="scan", noise=0.1)) == Sampling("scan")
 
 
 def test_finished_clouds_follow_from_the_generator():
