@@ -53,7 +53,7 @@ class Sampling:
 
     @classmethod
     def for_prediction(cls, data: DataConfig) -> "Sampling":
-        """Return what a mesh is best shown as to a network of that config: even where it knows such clouds."""
+        """Return how to sample a mesh for a network of that config: evenly where it knows such clouds."""
         return cls("even" if data.sampling == "either" else data.sampling)
 
     def thin(
