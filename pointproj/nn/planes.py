@@ -8,7 +8,7 @@ from pointproj.nn.attention import take_rows
 
 PAIRED = 10  # of the nearest neighbours; each pair of them spans a plane that is tried
 ON_PLANE = 0.01  # a neighbour that far from a plane, in units, counts half
-FEW, FEWEST = 0.3, 0.05  # share of the neighbours on a plane: if less than few, samples are noisy or curved
+FEW, FEWEST = 0.25, 0.05  # share of the neighbours on a plane: if less than few, samples are noisy or curved
 UPWARDS = (0.37, 0.52, 0.77)  # a direction that few planes of made things contain
 
 
