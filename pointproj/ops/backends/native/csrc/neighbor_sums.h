@@ -111,6 +111,8 @@ struct NeighborSums {
 
 // Sorts pairs by the reference point that they contain.
 struct InvertRows {
+  static constexpr int kBlocks = 2;  // of a processor
+
   const int* rows;  // (Q k,)
   int* start;       // (references + 2,): first pair of each; then of places without a neighbour
   int* pairs;       // (Q k,)

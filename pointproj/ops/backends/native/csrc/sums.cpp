@@ -180,7 +180,7 @@ struct NeighborProblem : Problem {
 
 // Over all points within a radius.
 struct RadiusProblem : Problem {
-  static constexpr int64_t kLine = 128;  // bytes of a GPU's cache
+  static constexpr int64_t kLine = 128, kCacheSize = 1 << 26;  // of a GPU, in bytes
   static constexpr int64_t kManyPoints = 1 << 18;
   static constexpr const char* kName = "native_radius_sums";
   static constexpr std::array<int, 4> kDifferentiable = {0, 2, 7, 8};
@@ -236,10 +236,9 @@ struct RadiusProblem : Problem {
   // twice for it, and few queries read a row but a few times. Rows are then whole lines of the cache already.
   template <class Neighbors>
   Tensor to_be_summed(Neighbors& neighbors) const {
-    constexpr int64_t kCache = 1 << 26;
     const int64_t row = channels() * features.element_size();
     const bool is_aligned = reinterpret_cast<uintptr_t>(features.const_data_ptr()) % kLine == 0;
-    neighbors.by_row = device.is_cuda && 2 * queries() <= references() && references() * row > kCache &&
+    neighbors.by_row = device.is_cuda && 2 * queries() <= references() && references() * row > kCacheSize &&
                        row % kLine == 0 && is_aligned;
     return neighbors.by_row ? features : sorted<Neighbors>(false, features);
   }
@@ -384,12 +383,11 @@ struct Operator {
   }
 };
 
-using T = const Tensor&;
-using OptionalT = const OptionalTensor&;
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(pointproj, library) {
+  using T = const Tensor&;
+  using OptionalT = const OptionalTensor&;
   Operator<NeighborProblem, T, T, T, T, T>::define(
       library,
       "Tensor query_points, Tensor reference_points, Tensor features, Tensor sigma, Tensor neighbor_indices");
