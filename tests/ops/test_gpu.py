@@ -10,7 +10,7 @@ from torch import Tensor
 import pointproj
 from pointproj.ops.cases import Case, Problem, by_id, clustered, itself, uniform
 from tests.conftest import Where
-from tests.oracle import INPUTS, Probe, assert_close, derivatives, exact, neighbors, probe, run
+from tests.oracle import INPUTS, Probe, assert_close, derivatives, probe, run
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])
 SHAPES = pytest.mark.parametrize("name", ["odd-sizes", "dense", "ragged", "bf16", "fp64"])
@@ -216,38 +216,6 @@ def test_device_that_is_not_current(operator: str, on_gpu: Where):
 
 def _call(operator: str, case: Case, where: Where) -> Callable[[Problem, Tensor], Tensor]:
     return lambda p, sigma: run(operator, p, case.neighborhood(operator), sigma, backend=where.backend)
-
-
-@pytest.mark.parametrize("sigma", [0.1, 2e-3])
-@pytest.mark.parametrize("channels", [1, 25, 32])
-def test_dense_neighborhoods(channels: int, sigma: float, on_gpu: Where):
-    """About fifty neighbours of each point, where products may be made on tensor cores."""
-    on_gpu.skip_unless("radius")
-    case = Case("", uniform(1301, 1501), radius=0.5, sigma=sigma, channels=channels)
-    here = case.problem("cpu")
-    here.reference_points[17] = torch.nan
-    is_neighbor, at = neighbors("radius", here, case.radius), probe(here, sigma)
-    here.reference_points[17] = 9.0  # as far away for the formula
-    expected = derivatives(lambda p, s: exact(p, is_neighbor, s), here, at, double=True)
-    plain = derivatives(_call("radius", case, Where("torch", "cpu")), here, at)
-    problem, at = _on_gpu(case)
-    problem.reference_points[17] = torch.nan
-    got = derivatives(_call("radius", case, on_gpu), problem, at)
-    for name in ("aggregated", *(f"d_{n}" for n in INPUTS)):
-        assert_close(name, got[name], expected[name], plain[name])
-
-
-def test_infinite_features_of_dense_neighborhoods(on_gpu: Where):
-    """They are seen by neighbours alone, although rows of values are multiplied with many points at once."""
-    on_gpu.skip_unless("radius")
-    case = Case("", uniform(1301, 1501), radius=0.5, channels=7)
-    problem, _ = _on_gpu(case)
-    problem.features[5, 3], problem.features[99, 0] = torch.inf, torch.nan
-    sees = neighbors("radius", case.problem("cpu"), case.radius)
-    got = _call("radius", case, on_gpu)(problem, torch.tensor(0.1, device="cuda")).isfinite().cpu()
-    expected = torch.ones_like(got)
-    expected[:, 3], expected[:, 0] = ~sees[:, 5], ~sees[:, 99]
-    assert torch.equal(got, expected)
 
 
 def _on_gpu(case: Case, seed: int = 0) -> tuple[Problem, Probe]:

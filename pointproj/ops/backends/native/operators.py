@@ -40,7 +40,7 @@ def _hash_grid(points: Tensor, clouds: int) -> tuple[Spec, ...]:
     rows = points.shape[0]
     slots = (4 if rows <= 2**22 else 2) * rows + clouds  # as in csrc/hash_grid.h
     width = ((), points.dtype)  # edge of the cells
-    start = ((slots + 3,), torch.int32)  # first sorted point of each slot, and what csrc/hash_grid.h adds
+    start = ((slots + 2,), torch.int32)  # first sorted point of each slot; then of points not finite
     return width, start, _sorted_points(points)
 
 

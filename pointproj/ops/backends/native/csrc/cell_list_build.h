@@ -38,8 +38,6 @@ struct Box {
 
 template <class Real>
 struct BuildCellList {
-  static constexpr int kBlocks = 2;  // of a processor
-
   const Real* positions;  // (rows, 3)
   Batch batch;
   CellListSizes sizes;

@@ -100,7 +100,7 @@ struct AllThreads {
 };
 
 template <class Task>
-__global__ void __launch_bounds__(kBuildThreads, Task::kBlocks) build_kernel(const Task task) {
+__global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task) {
   __shared__ Shared<32, float> shared[kBuildWarps];
   AllThreads machine;
   machine.shared = &shared[threadIdx.x / 32];

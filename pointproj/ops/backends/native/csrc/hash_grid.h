@@ -13,8 +13,6 @@ namespace pointproj {
 POINTPROJ_EVERYWHERE int slots_per_point(int64_t rows) { return rows <= 1 << 22 ? 4 : 2; }
 template <class Real>
 constexpr Real kWidest = std::numeric_limits<Real>::max() / 8;  // edge of cells; the narrowest is kLeastDistance
-constexpr int kSampled = 128;
-constexpr double kBall = 4.19;         // volume of a ball of radius 1
 constexpr double kFarthest = 1 << 28;  // cells from the origin; what is beyond counts as there
 
 POINTPROJ_FN int floor_log2(unsigned x) {
@@ -52,8 +50,7 @@ struct HashTable {
 template <class Real>
 struct HashGrid {
   Real* width;  // () edge of the cells
-  int* start;   // (slots + 3,) first sorted point of each slot; then of points not finite; then about how many points
-                // lie within the radius of one of the other set, the less of both: 0 if that is not known, as on a CPU
+  int* start;   // (slots + 2,) first sorted point of each slot; then of points not finite
   SortedPoints<Real> points;
   Batch batch;
 
@@ -69,11 +66,10 @@ struct HashGrid {
   POINTPROJ_FN static int cell_along(Real x, Real per_unit) {
     return static_cast<int>(floor(lesser(greater(x * per_unit, Real(-kFarthest)), Real(kFarthest))));
   }
-  POINTPROJ_FN int& about_within() const { return start[slots() + 2]; }
   // The last slot is for points that are not finite.
-  POINTPROJ_FN int slot_of(const Vec3<Real>& p, int cloud, Real per_unit) const {
+  POINTPROJ_FN int slot_of(const Vec3<Real>& p, int row, Real per_unit) const {
     if (!is_finite(p)) return slots();
-    const HashTable table = table_of(cloud);
+    const HashTable table = table_of(batch.cloud_of(row));
     return table.row(cell_along(p[1], per_unit), cell_along(p[2], per_unit)) + table.along(cell_along(p[0], per_unit));
   }
 };
@@ -82,8 +78,6 @@ struct HashGrid {
 // One launch instead of two saves 10 us of 63 of the operator of W2.
 template <class Real>
 struct BuildHashGrids {
-  static constexpr int kBlocks = 3;  // of a processor
-
   struct Side {
     const Real* positions;
     HashGrid<Real> grid;
@@ -106,14 +100,12 @@ struct BuildHashGrids {
     machine.each(sort.slots, [&](int i) { sort.occupancy[i] = 0; });
     machine.each(count, [&](int side) {
       sides[side].grid.start[0] = 0;
-      sides[side].grid.about_within() = 0;
       *sides[side].grid.width = cell_width(sides[side]);
     });
     machine.barrier();
     const Real per_unit[2] = {Real(1) / cell_width(sides[0]), Real(1) / cell_width(sides[count - 1])};
     const auto slot_of = [&](int side, int row) {
-      const HashGrid<Real>& grid = sides[side].grid;
-      return grid.slot_of(load_position(sides[side].positions, row), grid.batch.cloud_of(row), per_unit[side]);
+      return sides[side].grid.slot_of(load_position(sides[side].positions, row), row, per_unit[side]);
     };
     sort.count(machine, [&](int row) -> Slot {
       if (row < first_rows) return {slot_of(0, row), true};
@@ -135,33 +127,6 @@ struct BuildHashGrids {
           const int at = side.grid.start[first ? slot : slot - first_slots] + rank;
           side.grid.points.store(at, load_position(side.positions, own), own);
         });
-#if defined(__CUDACC__)
-    if (count == 2 && sides[0].grid.batch.rows > 0 && sides[1].grid.batch.rows > 0) {
-      machine.each_warp(1, [&](auto& lanes, int) {
-        const Real within = lesser(estimate(lanes, 0, per_unit[0]), estimate(lanes, 1, per_unit[1]));
-        if (lanes.lane() != 0) return;
-        for (const Side& side : sides) side.grid.about_within() = static_cast<int>(lesser(within, Real(kFarthest)));
-      });
-    }
-#endif
-  }
-
-  // Points of one set within the radius of one of the other, from the cells that a sample of that falls into.
-  template <class Lanes>
-  POINTPROJ_FN Real estimate(Lanes& lanes, int of, Real per_unit) const {
-    const HashGrid<Real>& grid = sides[of].grid;
-    const Side& others = sides[1 - of];
-    const Batch& batch = others.grid.batch;
-    Real found = 0;
-    POINTPROJ_UNROLL
-    for (int first = 0; first < kSampled; first += Lanes::width) {
-      const int i = first + lanes.lane();
-      const int row = static_cast<int>(int64_t(i) * batch.rows / kSampled);
-      const int slot = grid.slot_of(load_position(others.positions, row), batch.cloud_of(row), per_unit);
-      if (slot < grid.slots()) found += Real(grid.start[slot + 1] - grid.start[slot]);
-    }
-    const int cells = sides[of].cells;
-    return lanes.sum(found) / Real(kSampled) * Real(kBall * cells * cells * cells);
   }
 };
 

@@ -71,7 +71,7 @@ std::array<Tables, kCount> make_hash_grids(
   for (size_t i = 0; i < kCount; ++i) {
     const auto& [points, batch] = clouds[i];
     const int64_t own = HashGrid<float>::slots_of(batch.rows, batch.clouds);
-    made[i] = {at::empty({}, like.options()), empty_ints({own + 3}, like), empty_sorted_points(points)};
+    made[i] = {at::empty({}, like.options()), empty_ints({own + 2}, like), empty_sorted_points(points)};
     slots += own + 1;
     rows += batch.rows;
   }

@@ -34,7 +34,6 @@ struct ListedNeighbors {
   Weighting weighting;
   int chunks;
 
-  POINTPROJ_FN bool is_done() const { return false; }
   POINTPROJ_FN Point<Real> own(int at) const { return {load_position(own_points, at), at}; }
   POINTPROJ_FN int row(int pair) const { return start ? pair / k : rows[pair]; }
   POINTPROJ_FN Vec3<Real> other(int row) const { return load_position(other_points, row); }
@@ -111,8 +110,6 @@ struct NeighborSums {
 
 // Sorts pairs by the reference point that they contain.
 struct InvertRows {
-  static constexpr int kBlocks = 2;  // of a processor
-
   const int* rows;  // (Q k,)
   int* start;       // (references + 2,): first pair of each; then of places without a neighbour
   int* pairs;       // (Q k,)

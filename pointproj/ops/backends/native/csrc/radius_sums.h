@@ -6,8 +6,6 @@
 
 namespace pointproj {
 
-constexpr int kDense = 24;  // neighbours on average
-
 // Rows of values in the order of sorted points, each padded with zeros: read in long words, next to each other.
 template <class Real, class Sum>
 struct SortRows {
@@ -62,7 +60,6 @@ struct RadiusNeighbors {
   Weighting weighting;
   int chunks;
   bool by_row = false;  // whether a neighbour's number is its row, not its place among the sorted points
-  bool has_tiles = false;  // whether another kernel sees to dense neighbourhoods (tiles.h)
 
   template <class Lanes, class Add>
   struct Visitor {
@@ -81,10 +78,6 @@ struct RadiusNeighbors {
     }
   };
 
-  // Whether neighbourhoods are dense. Either all are taken for it or none: one kernel that does both needs the registers
-  // of the larger one.
-  POINTPROJ_FN bool is_dense() const { return others.about_within() >= kDense; }
-  POINTPROJ_FN bool is_done() const { return has_tiles && is_dense(); }
   POINTPROJ_FN Point<Real> own(int at) const { return own_points.load(at); }
   POINTPROJ_FN int row(int at) const { return at; }
   POINTPROJ_FN Vec3<Real> other(int at) const { return others.points.load(at).position; }
@@ -115,7 +108,6 @@ struct RadiusSums {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    if (problem.is_done()) return;
     const auto [at, chunk] = split_item(item, problem.chunks);
     const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();

@@ -1,7 +1,6 @@
 // The torch operators of both aggregations and their gradients: they check, allocate, and hand out tasks.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sum.h>
 
@@ -151,10 +150,6 @@ struct NeighborProblem : Problem {
         queries());
     return true;
   }
-  template <TileJob, bool on_gpu = false, class Task, class Tiles>
-  void each(const Task& task, int64_t items, Tiles) const {
-    device.each<on_gpu>(task, items);
-  }
   int64_t saved_columns() const { return rows.size(1); }
   void check_gradients() const {
     TORCH_CHECK(rows.numel() <= kLargestInt, "gradients of more than ", kLargestInt,
@@ -180,8 +175,7 @@ struct NeighborProblem : Problem {
 
 // Over all points within a radius.
 struct RadiusProblem : Problem {
-  static constexpr int64_t kLine = 128, kCacheSize = 1 << 26;  // of a GPU, in bytes
-  static constexpr int64_t kManyPoints = 1 << 18;
+  static constexpr int64_t kLine = 128;  // bytes of a GPU's cache
   static constexpr const char* kName = "native_radius_sums";
   static constexpr std::array<int, 4> kDifferentiable = {0, 2, 7, 8};
 
@@ -236,25 +230,16 @@ struct RadiusProblem : Problem {
   // twice for it, and few queries read a row but a few times. Rows are then whole lines of the cache already.
   template <class Neighbors>
   Tensor to_be_summed(Neighbors& neighbors) const {
+    constexpr int64_t kCache = 1 << 26;
     const int64_t row = channels() * features.element_size();
     const bool is_aligned = reinterpret_cast<uintptr_t>(features.const_data_ptr()) % kLine == 0;
-    neighbors.by_row = device.is_cuda && 2 * queries() <= references() && references() * row > kCacheSize &&
+    neighbors.by_row = device.is_cuda && 2 * queries() <= references() && references() * row > kCache &&
                        row % kLine == 0 && is_aligned;
     return neighbors.by_row ? features : sorted<Neighbors>(false, features);
   }
   template <class Real, class Weighting>
   bool add_gradients(const Weighting&, const Tensor&, const Tensor&, const Tensor&, const Gradients&) const {
     return false;
-  }
-  // By tiles where neighbourhoods are dense, which only the device knows; of_tiles(neighbors) is their task. Among more
-  // points those side by side may be far from each other, and a tile would search all that is between them.
-  template <TileJob job, bool on_gpu = false, class Task, class OfTiles>
-  void each(Task task, int64_t items, [[maybe_unused]] OfTiles of_tiles) const {
-    if constexpr (std::is_same_v<decltype(task.problem), decltype(RadiusTiles::problem)>) {
-      task.problem.has_tiles = device.is_cuda && channels() <= kTileChannels && items <= kManyPoints;
-      if (task.problem.has_tiles) device.tiles<job>(of_tiles(task.problem), items);
-    }
-    device.each<on_gpu>(task, items);
   }
   int64_t saved_columns() const { return 2; }
   void check_gradients() const {}
@@ -278,12 +263,10 @@ struct Operator {
       const int chunks = problem.chunks();
       Neighbors neighbors = problem.template neighbors<Real>(weighting, true, chunks);
       const Tensor features = problem.to_be_summed(neighbors);
-      problem.template each<TileJob::kSums>(
+      problem.device.each(
           typename Problem::template Forward<Real, Weighting>{neighbors, matrix<const Sum>(features),
                                                               matrix<Sum>(aggregated), {data<Sum>(saved)}},
-          problem.queries() * chunks, [&](const auto& same) -> RadiusTiles {
-            return {same, {}, matrix<const float>(features), {}, data<float>(saved), {}, {}, {}, matrix<float>(aggregated)};
-          });
+          problem.queries() * chunks);
     });
     return {aggregated, saved};
   }
@@ -329,46 +312,41 @@ struct Operator {
     const typename Neighbors::Weights weights{data<const Sum>(saved)};
     const bool of_features = made.features.numel() > 0, of_references = made.reference_points.numel() > 0;
     const int64_t references = problem.references();
-    const bool at_once = problem.device.is_cuda && of_references && problem.channels() <= kChannelsAtOnce;
+    const bool at_once = problem.device.is_cuda && of_features && of_references &&
+                         problem.channels() <= kChannelsAtOnce;  // gradients of the references
     problem.check_gradients();
     if (of_features || of_references) problem.prepare_references();
     const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
-    float* const known = const_cast<float*>(reinterpret_cast<const float*>(data<const Sum>(saved)));
     if (of_features && !at_once) {
       const int chunks = problem.chunks();
-      problem.template each<TileJob::kFeatures>(
+      problem.device.each(
           FeatureGradient<Neighbors>{neighbors_of(false, chunks), matrix<const Sum>(own_grad),
                                      matrix<Sum>(made.features), weights},
-          references * chunks, [&](const auto& same) -> RadiusTiles {
-            return {same, {}, matrix<const float>(own_grad), {}, known, {}, {}, {}, matrix<float>(made.features)};
-          });
+          references * chunks);
     }
     if (!made.of_points) return;
     const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
     const Tensor means = at::empty({problem.queries()}, features.options());
-    problem.template each<TileJob::kQueries>(
+    problem.device.each(
         PointGradient<Neighbors, true>{neighbors_of(true, 1), matrix<const Sum>(own_grad), matrix<const Sum>(features),
                                        matrix<const Sum>(aggregated), weights, data<Sum>(means),
                                        data<Real>(made.query_points), data<Sum>(made.sigma_rows)},
-        problem.queries(), [&](const auto& same) -> RadiusTiles {
-          return {same, matrix<const float>(own_grad), matrix<const float>(features),
-                  matrix<const float>(aggregated), known, data<float>(means),
-                  data<float>(made.query_points), data<float>(made.sigma_rows)};
-        });
+        problem.queries());
     if (!of_references) return;
-    const Tensor d_features = at_once && !of_features ? at::empty_like(problem.features) : made.features;
-    const auto gather_references = [&]<bool with_features>(std::bool_constant<with_features>) {
-      problem.template each<TileJob::kReferences, with_features>(
-          PointGradient<Neighbors, false, with_features>{
-              neighbors_of(false, 1), matrix<const Sum>(features), matrix<const Sum>(own_grad),
-              matrix<const Sum>(aggregated), weights, data<Sum>(means), data<Real>(made.reference_points), nullptr,
-              {data<Sum>(d_features), static_cast<int>(problem.channels())}},
-          references, [&](const auto& same) -> RadiusTiles {
-            return {same, matrix<const float>(features), matrix<const float>(own_grad), {}, known, data<float>(means),
-                    data<float>(made.reference_points), {}, matrix<float>(d_features)};
-          });
-    };
-    at_once ? gather_references(std::true_type()) : gather_references(std::false_type());
+    if (at_once) {
+      problem.device.each_on_gpu(
+          PointGradient<Neighbors, false, true>{neighbors_of(false, 1), matrix<const Sum>(features),
+                                                matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
+                                                data<Sum>(means), data<Real>(made.reference_points), nullptr,
+                                                matrix<Sum>(made.features)},
+          references);
+    } else {
+      problem.device.each(
+          PointGradient<Neighbors, false>{neighbors_of(false, 1), matrix<const Sum>(features),
+                                          matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
+                                          data<Sum>(means), data<Real>(made.reference_points), nullptr},
+          references);
+    }
   }
 
   static void define(torch::Library& library, const std::string& arguments) {
@@ -383,11 +361,12 @@ struct Operator {
   }
 };
 
+using T = const Tensor&;
+using OptionalT = const OptionalTensor&;
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(pointproj, library) {
-  using T = const Tensor&;
-  using OptionalT = const OptionalTensor&;
   Operator<NeighborProblem, T, T, T, T, T>::define(
       library,
       "Tensor query_points, Tensor reference_points, Tensor features, Tensor sigma, Tensor neighbor_indices");

@@ -7,7 +7,6 @@
 //   Real, Sum                                   of positions and sums
 //   Weighting, weighting                        how distances become weights (weighting.h)
 //   kVector                                     values of a row that are read at a time
-//   is_done()                                   whether another kernel sees to all of it
 //   own(at)                                     the point that a group of lanes owns
 //   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
 //   row(number)                                 of a neighbour that was added by this number
@@ -37,7 +36,6 @@ struct FeatureGradient {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    if (problem.is_done()) return;
     const auto [at, chunk] = split_item(item, problem.chunks);
     const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();
@@ -80,7 +78,6 @@ struct PointGradient {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    if (problem.is_done()) return;
     const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();
     Sum of_sigma = 0, along[3] = {0, 0, 0};

@@ -17,7 +17,6 @@
 #include "cell_list.h"
 #include "hash_grid.h"
 #include "launch.h"
-#include "tiles.h"
 
 namespace pointproj {
 
@@ -75,26 +74,15 @@ struct Device {
 #endif
     cpu::build(task);
   }
-  // on_gpu: the task is none that a CPU has.
-  template <bool on_gpu = false, class Task>
+  template <class Task>
   void each(const Task& task, int64_t items) const {
-    if constexpr (on_gpu) {
-      each_on_gpu(task, items);
-    } else {
-      is_cuda ? each_on_gpu(task, items) : cpu::each(task, items);
-    }
+    is_cuda ? each_on_gpu(task, items) : cpu::each(task, items);
   }
   // For tasks that a CPU does not have.
   template <class Task>
   void each_on_gpu([[maybe_unused]] const Task& task, [[maybe_unused]] int64_t items) const {
 #ifdef POINTPROJ_CUDA
     cuda::each(task, items, stream);
-#endif
-  }
-  template <TileJob job>
-  void tiles([[maybe_unused]] const RadiusTiles& task, [[maybe_unused]] int64_t points) const {
-#ifdef POINTPROJ_CUDA
-    cuda::tiles<job>(task, points, stream);
 #endif
   }
   void clear([[maybe_unused]] int* data, [[maybe_unused]] int64_t count) const {
@@ -253,7 +241,7 @@ inline void check_cell_list(TensorList tables, const Tensor& points, int64_t clo
 
 inline void check_hash_grid(const char* name, TensorList tables, const Tensor& points, const Batch& batch) {
   const int64_t slots = HashGrid<float>::slots_of(batch.rows, batch.clouds);
-  check_tables(name, tables, {}, slots + 3, points, "build_hash_grid");
+  check_tables(name, tables, {}, slots + 2, points, "build_hash_grid");
 }
 
 template <class Real>
