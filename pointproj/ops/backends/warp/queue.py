@@ -15,7 +15,6 @@ from pointproj.ops.backends.warp.common import BLOCK, REALS
 from pointproj.ops.backends.warp.lanes import lanes
 
 AT_A_TIME = 4  # rows on their way
-ENTRIES_PER_LANE = 4
 
 
 class Division(NamedTuple):
@@ -26,6 +25,7 @@ class Division(NamedTuple):
     searches: int  # that it takes to cover all channels
     together: int = 1  # channels that a lane reads and writes at once
     block: int = BLOCK  # threads
+    waiting: int = 4  # rows for each lane that the queue holds
 
 
 def divide(channels: int, device_type: str, most_lanes: int) -> Division:
@@ -120,7 +120,7 @@ def _names(sums: torch.dtype, division: Division) -> dict[str, Any]:
         "last": count - 1,
         "others": 32 - count,
         "mask": 2**count - 1,
-        "entries": ENTRIES_PER_LANE * count + AT_A_TIME,
+        "entries": division.waiting * count + AT_A_TIME,
         "ahead": AT_A_TIME,
     }
 
@@ -206,5 +206,5 @@ def row_queue(sums: torch.dtype, division: Division) -> Queue:
         total: Channels, values: wp.array2d(dtype=real), chunk: int, address: wp.uint64, size: int
     ) -> Channels: ...
 
-    capacity = ENTRIES_PER_LANE * division.lanes
+    capacity = division.waiting * division.lanes
     return Queue(capacity, reserve, push, number_at, row_at, set_number, flush)

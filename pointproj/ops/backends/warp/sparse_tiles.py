@@ -1,8 +1,7 @@
 """Which tiles of points have few neighbours in common, and are left to lanes that work on one point each.
 
 What a tile searches grows with the cells between its first and its last point in each row of cells; apart
-from each other its points would search 32 times as much as one. And what a candidate costs for all lanes at
-once pays where several of them need it.
+from each other its points would search 32 times as much as one.
 """
 
 import functools
@@ -19,8 +18,6 @@ from pointproj.ops.backends.warp.tiles import LANES
 from pointproj.ops.bridge.warp_op import Launch
 
 SPARSE = 16  # so many points' searches take a tile longer than all its points apart
-FEW_CANDIDATES = 256  # and so few for all its points take less time by lanes
-MOST_ACROSS = 5  # cells, of which candidates are counted: lanes for all rows of cells
 MANY = 2**18  # so many points, and sparse tiles are left to a second kernel; of fewer they take little time
 
 
@@ -42,11 +39,11 @@ def mark_sparse(
 @functools.cache
 def _mark_kernel() -> wp.Kernel:
     SearchedStruct = searched_struct(torch.float32)
-    Table, table_of, axis_cell, first_bucket_of, along, _ = table_functions(torch.float32)
+    _, table_of, axis_cell, first_bucket_of, along, _ = table_functions(torch.float32)
     load_point, _, row_of = packed_point(torch.float32)
     group = lanes(LANES)
     item, lane, take, ballot = group.item, group.lane, group.take, group.ballot
-    minimum, total_of = group.minimum, group.total
+    minimum = group.minimum
 
     @wp.func
     def is_sparse(q: wp.vec3f, cloud: int, searched: SearchedStruct, radius: float):
@@ -54,40 +51,20 @@ def _mark_kernel() -> wp.Kernel:
         table = table_of(cloud, searched.batch, searched.first_bucket)
         per_unit = float(1.0) / searched.width[searched.number]
         x = along(table, axis_cell(q[0], per_unit))
-        y = axis_cell(q[1], per_unit)
-        z = axis_cell(q[2], per_unit)
-        row = first_bucket_of(table, y, z)
-        steps = int(wp.min(radius * per_unit, float(MOST_STEPS))) + 1
-        of_one = 2 * steps + 1
+        row = first_bucket_of(table, axis_cell(q[1], per_unit), axis_cell(q[2], per_unit))
+        of_one = 2 * int(wp.min(radius * per_unit, float(MOST_STEPS))) + 3
         there = wp.isfinite(q)
         todo = ballot(there)
         cells = float(0.0)
         most = float(SPARSE) * float(of_one)
-        candidates = float(0.0)  # in one of the rows around those of the points, a lane for each
         while todo != 0 and cells <= most:
-            chosen = lowest_bit(todo)
-            chosen_row = take(row, chosen)
-            chosen_y = take(y, chosen)
-            chosen_z = take(z, chosen)
-            near = Table()
-            near.base = take(table.base, chosen)
-            for axis in range(3):
-                near.bits[axis] = take(table.bits[axis], chosen)
+            chosen_row = take(row, lowest_bit(todo))
             active = there and row == chosen_row
             todo = todo & ~ballot(active)
             first = minimum(wp.where(active, x, 1 << 30))
             last = -minimum(wp.where(active, -x, 0))
             cells += float(last - first + of_one)
-            if of_one <= MOST_ACROSS and lane() < of_one * of_one:
-                across = lane() / of_one
-                bucket = first_bucket_of(
-                    near, chosen_y + lane() - across * of_one - steps, chosen_z + across - steps
-                )
-                begin = searched.start[bucket + wp.max(first - steps, 0)]
-                end = searched.start[bucket + wp.min(last + steps + 1, 1 << near.bits[0])]
-                candidates += float(end - begin)
-        few = total_of(candidates) < float(FEW_CANDIDATES)
-        return cells > most or (of_one <= MOST_ACROSS and few)
+        return cells > most
 
     @wp.kernel(**OPTIONS)
     def mark(
