@@ -9,16 +9,19 @@ Q and N may be any numbers from 2, and N at least the number of neighbours.
 import argparse
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError
 
 from pointproj.config import Config
@@ -43,6 +46,18 @@ TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
 
 class ExportError(RuntimeError):
     """A network cannot be exported; the message says why and what to do."""
+
+
+class PackageCrashError(ExportError):
+    """A package ends the process that loads or runs it."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+        super().__init__(
+            f"torch {torch.__version__} compiled {PACKAGE}, but it does not run ({said}), so it was not "
+            f"kept; {PROGRAM} is written. Take another --backend or --device, another C++ compiler (CXX), or "
+            f"a newer torch"
+        )
 
 
 class Exported(NamedTuple):
@@ -121,19 +136,41 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
             plain,
             chosen,
         )
-        written.differences[PACKAGE] = _write(
-            written.package,
-            lambda path: _compile(traced, path),
-            _in_its_own_process,
-            plain,
-            chosen,
-        )
+        written.differences[PACKAGE] = _write_package(written.package, traced, plain, chosen)
     return written
 
 
-def _compile(program: torch.export.ExportedProgram, path: str) -> None:
+def _write_package(
+    path: Path, program: torch.export.ExportedProgram, network: CloudField, device: torch.device
+) -> float:
+    """Compile with each compiler in turn until the package runs; return the largest difference."""
+    compilers = _compilers()
+    for place, compiler in enumerate(compilers):
+        try:
+            return _write(path, partial(_compile, program, compiler), _in_its_own_process, network, device)
+        except PackageCrashError as error:
+            if place == len(compilers) - 1:
+                raise
+            log.warning("compiled with %s, %s does not run (%s)", compiler, PACKAGE, error.said)
+            log.warning("compiling it again, with %s", compilers[place + 1])
+    raise AssertionError("there is at least one compiler")
+
+
+def _compilers() -> list[str]:
+    """The C++ compiler that torch takes (CXX, if it is set), and the system's, if that is another.
+
+    Code of a compiler that is newer than the C++ library of the process crashes while it is loaded.
+    """
+    first = get_cpp_compiler()
+    found = shutil.which("g++", path=os.defpath)
+    known = shutil.which(first)
+    return [first] if not (found and known) or os.path.samefile(found, known) else [first, found]
+
+
+def _compile(program: torch.export.ExportedProgram, compiler: str, path: str) -> None:
     try:
-        torch._inductor.aoti_compile_and_package(program, package_path=path)
+        with torch._inductor.config.patch({"cpp.cxx": (None, compiler)}):
+            torch._inductor.aoti_compile_and_package(program, package_path=path)
     except InductorError as error:
         raise ExportError(
             f"torch {torch.__version__} could not compile {PACKAGE} ({first_line(error.inner_exception)}); "
@@ -165,11 +202,7 @@ def _in_its_own_process(package: str) -> Callable[..., Tensor]:
         ended = subprocess.run(command, capture_output=True, text=True)
         if ended.returncode != 0:
             said = ended.stderr.strip().splitlines() or ["no message"]
-            raise ExportError(
-                f"torch {torch.__version__} compiled {PACKAGE}, but it does not run (exit code "
-                f"{ended.returncode}: {said[-1]}), so it was not kept; {PROGRAM} is written. Take another "
-                f"--backend or --device, or a newer torch"
-            )
+            raise PackageCrashError(f"exit code {ended.returncode}: {said[-1]}")
         return torch.load(output).to(points[0].device)
 
     return run

@@ -15,7 +15,15 @@ from torch.utils.cpp_extension import include_paths
 
 from pointproj.__main__ import main
 from pointproj.config import Config, register_schema, to_config
-from pointproj.inference.export import PACKAGE, PROGRAM, CloudField, ExportError, export, plain_program
+from pointproj.inference.export import (
+    PACKAGE,
+    PROGRAM,
+    CloudField,
+    ExportError,
+    PackageCrashError,
+    export,
+    plain_program,
+)
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
 
@@ -173,11 +181,33 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
 def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(
-        "pointproj.inference.export._compile", lambda program, path: Path(path).write_text("broken")
+        "pointproj.inference.export._compile", lambda program, cxx, path: Path(path).write_text("broken")
     )
     with pytest.raises(ExportError, match=r"it does not run \(exit code 1.*projector.program.pt2 is written"):
         export(tmp_path / "best.pt", tmp_path, device="cpu")
     assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
+
+
+def test_a_compiler_whose_package_crashes_is_followed_by_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    network = _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+
+    def compile_with(program: torch.export.ExportedProgram, compiler: str, path: str) -> None:
+        Path(path).write_text(compiler)
+
+    def load(package: str):
+        if Path(package).read_text() == "newer":
+            raise PackageCrashError("exit code -11: while it was loaded")
+        return network
+
+    monkeypatch.setattr("pointproj.inference.export._compile", compile_with)
+    monkeypatch.setattr("pointproj.inference.export._in_its_own_process", load)
+    monkeypatch.setattr("pointproj.inference.export._compilers", lambda: ["newer", "of the system"])
+    written = export(tmp_path / "best.pt", tmp_path, device="cpu")
+    assert written.package.read_text() == "of the system"
+    assert "compiled with newer" in caplog.text
+    assert "exit code -11" in caplog.text
 
 
 @pytest.mark.gpu
