@@ -1,83 +1,19 @@
-"""Data of a run: found, prepared once, sampled repeatably, left out with a reason."""
+"""Data of a run: found, sampled repeatably, left out with a reason."""
 
-import logging
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from pointproj.config import Config, DataConfig, TargetConfig
-from pointproj.data import preparation
 from pointproj.data.batches import batches
 from pointproj.data.dataset import Draw, prepare
-from pointproj.data.furniture import write_furniture
 from pointproj.data.modelnet import DataError, find_meshes
-from pointproj.geometry.fields import target_field
 from pointproj.geometry.files import read_mesh
-from pointproj.geometry.meshes import LONGEST_SIDE, MeshError, normalize, query_grid
-from pointproj.runtime import helpers
-from pointproj.runtime.helpers import HelperProcesses
+from pointproj.geometry.meshes import LONGEST_SIDE, MeshError, normalize
+from tests.data.samples import SHEET, all_batches, assert_equal_batches, forbid_making, names
 
 REAL = Path(__file__).parents[3] / "shared" / "modelnet10" / "ModelNet10"
-SHEET = "OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2 3\n"
-
-
-@pytest.fixture(scope="session")
-def furniture(tmp_path_factory):
-    """Three training and two test pieces of two classes, prepared by most tests with a small grid."""
-    root = tmp_path_factory.mktemp("furniture")
-    write_furniture(root / "ModelNet10", ["dresser", "sofa"], train=3, test=2)
-    return root
-
-
-@pytest.fixture
-def config(furniture, tmp_path):
-    def make(target="udf", **data):
-        chosen = {"name": "modelnet10", "root": str(furniture), "cache": str(tmp_path / "cache"), "grid": 6}
-        section = DataConfig(**(chosen | {"points": 64} | data))
-        return Config(data=section, target=TargetConfig(name=target), seed=5)
-
-    return make
-
-
-@pytest.fixture
-def broken(furniture, tmp_path):
-    """The furniture's dressers, and beside them files that are no meshes, and a sheet without interior."""
-    root = tmp_path / "broken"
-    for path in furniture.glob("ModelNet10/dresser/*/*.off"):
-        copy = root / path.relative_to(furniture / "ModelNet10")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    (root / "dresser" / "train" / "dresser_0100.off").write_text("")
-    (root / "dresser" / "train" / "dresser_0101.off").write_text(SHEET.replace("1 1 0", "1 nan 0"))
-    (root / "dresser" / "test" / "dresser_0102.off").write_text(SHEET)
-    return root
-
-
-def forbid_making(monkeypatch):
-    def fail(*arguments):
-        raise AssertionError("made again instead of read from the cache")
-
-    monkeypatch.setattr(preparation, "_make", fail)
-
-
-def names(dataset):
-    return [shape.name for shape in dataset.shapes]
-
-
-def all_batches(*arguments, **keywords):
-    return list(batches(*arguments, **keywords))
-
-
-def assert_equal_batches(ones, others):
-    assert len(ones) == len(others) > 0
-    for one, other in zip(ones, others, strict=True):
-        assert one["name"] == other["name"]
-        assert one["class_name"] == other["class_name"]
-        for key in ("reference_points", "normals", "target", "query_points"):
-            assert torch.equal(one[key], other[key])
 
 
 # --- finding files ---
@@ -116,133 +52,6 @@ def test_missing_data_say_both_ways_forward(config, tmp_path):
     (tmp_path / "bed" / "train").mkdir(parents=True)
     with pytest.raises(DataError, match="no mesh file"):
         prepare(config(root=str(tmp_path)))
-
-
-# --- preparing and caching ---
-
-
-@pytest.mark.parametrize("target", ["udf", "sdf", "occupancy"])
-def test_targets_are_those_of_the_files(config, furniture, target):
-    data = prepare(config(target))
-    assert names(data.train) == [
-        f"{name}_{number:04d}" for name in ("dresser", "sofa") for number in (1, 2, 3)
-    ]
-    assert names(data.test) == ["dresser_5001", "dresser_5002", "sofa_5001", "sofa_5002"]
-    assert data.left_out == []
-    shape = data.train.shapes[4]
-    mesh = normalize(read_mesh(furniture / "ModelNet10/sofa/train/sofa_0002.off"))
-    assert np.array_equal(shape.target.numpy(), target_field(mesh, 6, target))
-    assert shape.class_name == "sofa"
-    assert torch.equal(data.train.query_points, torch.from_numpy(query_grid(6)))
-
-
-def test_the_second_run_makes_nothing(config, monkeypatch):
-    first = prepare(config("sdf"))
-    forbid_making(monkeypatch)
-    second = prepare(config("sdf"))
-    assert_equal_batches(all_batches(first.train, 4), all_batches(second.train, 4))
-
-
-@pytest.mark.parametrize("change", [{"grid": 7}, {"target": "occupancy"}, {"target": "random"}])
-def test_a_changed_setting_reads_no_old_entry(config, monkeypatch, change):
-    one = {"classes": ["sofa"], "limit": 1}
-    prepare(config(**one))
-    forbid_making(monkeypatch)
-    prepare(config(**one))
-    with pytest.raises(AssertionError, match="made again"):
-        prepare(config(**(one | change)))
-
-
-def test_changed_code_and_changed_content_read_no_old_entry(config, broken, monkeypatch):
-    chosen = {"root": str(broken), "limit": 1}
-    before = prepare(config(**chosen)).train.shapes[0]
-    path = broken / "dresser/train/dresser_0001.off"
-    path.write_bytes((broken / "dresser/train/dresser_0002.off").read_bytes())
-    after = prepare(config(**chosen)).train.shapes[0]
-    assert not torch.equal(before.target, after.target)
-    assert before.identity != after.identity
-    monkeypatch.setattr(preparation, "_code_digest", lambda: "other code")
-    forbid_making(monkeypatch)
-    with pytest.raises(AssertionError, match="made again"):
-        prepare(config(**chosen))
-
-
-def test_damaged_entries_are_rebuilt(config, tmp_path, caplog):
-    first = prepare(config())
-    entries = sorted((tmp_path / "cache").rglob("*.npz"))
-    assert len(entries) == 10
-    sound = [entry.read_bytes() for entry in entries]
-    for number, entry in enumerate(entries):
-        entry.write_bytes(sound[number][: 97 * number])
-    with caplog.at_level(logging.WARNING):
-        second = prepare(config())
-    assert caplog.text.count("is damaged") == 10
-    assert_equal_batches(all_batches(first.train, 4), all_batches(second.train, 4))
-    assert [entry.read_bytes() for entry in entries] == sound
-
-
-def test_a_mesh_that_is_not_in_the_cache_is_read_once(config, furniture, monkeypatch):
-    read = []
-    monkeypatch.setattr(preparation, "read_content", lambda path: read.append(path) or path.read_bytes())
-    prepare(config("sdf", queries=4, pool=8))
-    assert sorted(read) == sorted(file.path for file in find_meshes(furniture))
-
-
-def test_several_processes_make_the_same_entries(furniture, tmp_path, monkeypatch):
-    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
-    files = find_meshes(furniture, limit=1)
-    recipe = preparation.Recipe(grid=6, target="sdf")
-    alone, two = HelperProcesses(1), HelperProcesses(2)
-    with two:
-        apart = dict(preparation.prepare_meshes(files, recipe, tmp_path / "two", helpers=two))
-    alone = dict(preparation.prepare_meshes(files, recipe, tmp_path / "one", helpers=alone))
-    assert apart.keys() == alone.keys() == set(files)
-    for file in files:
-        assert apart[file] == alone[file]
-    stored = {
-        folder: {path.name: path.read_bytes() for path in (tmp_path / folder).rglob("*.npz")}
-        for folder in ("one", "two")
-    }
-    assert stored["one"] == stored["two"]
-
-
-@pytest.mark.parametrize(("count", "expected"), [(1, "cuda:0"), (7, "cuda:0"), (8, "cpu")])
-def test_few_processes_share_a_gpu(furniture, tmp_path, monkeypatch, count, expected):
-    used = []
-    made = preparation.PreparedMesh("", "", None)
-    monkeypatch.setattr(preparation, "_make", lambda *arguments: used.append(arguments[-1]) or made)
-    files = find_meshes(furniture, ["sofa"])
-    recipe = preparation.Recipe(grid=6, target="udf")
-    processes = HelperProcesses(count)
-    monkeypatch.setattr(
-        processes, "run", lambda title, jobs, unit: ((key, job()) for key, job in jobs.items())
-    )
-    assert (
-        len(dict(preparation.prepare_meshes(files, recipe, tmp_path, helpers=processes, device="cuda:0")))
-        == 5
-    )
-    assert used == [expected] * 5
-
-
-def test_work_goes_on_alone_when_the_processes_die(furniture, tmp_path, monkeypatch, caplog):
-    class DyingPool:
-        def __init__(self, *arguments, **keywords):
-            pass
-
-        def submit(self, *arguments):
-            raise BrokenProcessPool("killed")
-
-        def shutdown(self, **keywords):
-            pass
-
-    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
-    monkeypatch.setattr(helpers, "ProcessPoolExecutor", DyingPool)
-    files = find_meshes(furniture, ["dresser"])
-    recipe = preparation.Recipe(grid=6, target="udf")
-    with HelperProcesses(2) as two:
-        prepared = dict(preparation.prepare_meshes(files, recipe, tmp_path, helpers=two))
-    assert list(prepared) == files
-    assert "this one makes the other 5 meshes" in caplog.text
 
 
 # --- unusable meshes ---

@@ -9,23 +9,12 @@ from torch import Tensor
 import pointproj
 from pointproj import NeighborList, Neighbors, knn, radius_neighbors
 from pointproj.ops import reference
-from pointproj.ops.cases import CASES, Case, Problem, by_id, uniform
+from pointproj.ops.cases import CASES, Case, Problem, by_id
 from tests.conftest import Where
 from tests.oracle import assert_close
 
 RADIUS_CASES = [pytest.param(case, id=case.id) for case in CASES if case.radius]
 BATCHES = ("odd-sizes", "dense", "ragged-with-empty-clouds", "fp64")
-
-
-@pytest.fixture
-def lists(where: Where) -> Iterator[Callable]:
-    """``radius_neighbors`` on a backend that has it."""
-    where.skip_unless("radius")
-
-    def search(problem: Problem, radius: float | Tensor, **options) -> Neighbors | NeighborList:
-        return radius_neighbors(*problem[:2], radius, backend=where.backend, **problem.offsets, **options)
-
-    return search
 
 
 @pytest.mark.parametrize("case", RADIUS_CASES)
@@ -112,64 +101,11 @@ def test_points_that_are_not_finite(lists: Callable, where: Where):
     assert torch.equal(listed.row_splits.diff(), nearest.counts)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_points_that_are_not_finite_in_a_periodic_box(bad: float, lists: Callable, where: Where):
-    points = torch.tensor([[0.0, 0, 0], [bad, 0, 0]], device=where.device)
-    found = lists(Problem(points, points, points), 0.3, capacity=None, box=(1.0, 1.0, 1.0))
-    assert found.row_splits.tolist() == [0, 1, 1]
-    assert found.indices.tolist() == [0]
-
-
 def test_no_points_in_an_odd_layout(lists: Callable, where: Where):
     points = torch.rand(5, 3, device=where.device)
     none = torch.empty(3, 0, device=where.device).T
     for query, others in ((none, points), (points, none)):
         assert len(lists(Problem(query, others, others), 0.3, capacity=None).indices) == 0
-
-
-@pytest.mark.parametrize("dims", [2, 3])
-def test_periodic_box_equals_replicas(dims: int, lists: Callable, where: Where):
-    case = Case("box", uniform(23, 61))
-    problem = case.problem(where.device)
-    box, radius = (1.5, 1.0, torch.inf)[:dims], 0.42
-    query, points = (4 * t[:, :dims].contiguous() for t in problem[:2])  # far outside of the box
-    problem = problem._replace(query_points=query, reference_points=points)
-    inside = (query.new_tensor(box) if dims == 2 else query.new_tensor([*box[:2], 1e9])).view(1, -1)
-    wrapped_query, wrapped = query.remainder(inside), points.remainder(inside)
-    if dims == 3:  # not periodic along z
-        wrapped_query[:, 2], wrapped[:, 2] = query[:, 2], points[:, 2]
-    shifts = torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2)).to(points) * inside[:, :2]
-    shifts = torch.nn.functional.pad(shifts, (0, dims - 2))
-    replicas = (wrapped + shifts[:, None]).flatten(0, 1)
-    expected = radius_neighbors(wrapped_query, replicas, radius, capacity=None, backend="torch")
-    copies = torch.stack([expected.query_indices, expected.indices % len(points)])
-    expected_pairs = copies[:, (copies[0] * len(points) + copies[1]).argsort()]
-
-    listed = lists(problem, radius, capacity=None, box=box, displacements=True)
-    assert torch.equal(torch.stack([listed.query_indices, listed.indices]), expected_pairs)
-    assert_close("lengths", listed.displacements.norm(dim=1), listed.distances)
-    nearest = lists(problem, radius, max_neighbors=6, box=box)
-    assert torch.equal(nearest.counts, expected.row_splits.diff())
-    order = radius_neighbors(wrapped_query, replicas, radius, max_neighbors=6, backend="torch")
-    assert torch.equal(nearest.indices, torch.where(order.indices >= 0, order.indices % len(points), -1))
-    finite = order.distances.isfinite()
-    assert torch.allclose(nearest.distances[finite], order.distances[finite], atol=1e-5)
-
-
-def test_nearest_in_a_periodic_box(where: Where):
-    where.skip_unless("knn")
-    problem = by_id("fp64").problem(where.device)
-    query, points = problem[:2]
-    box = (2.0, 2.5, 3.0)
-    delta = query[:, None] - points
-    delta -= query.new_tensor(box) * (delta / query.new_tensor(box)).round()
-    expected = delta.norm(dim=-1).sort(dim=1)
-    distances, rows = knn(query, points, 9, box=box, backend=where.backend)
-    assert_close("distances", distances, expected.values[:, :9])
-    assert torch.equal(rows, expected.indices[:, :9])
-    few, rows = knn(query, points[:3], 3, box=box, backend=where.backend)  # an image may find one twice
-    assert torch.equal(rows.sort(dim=1).values, torch.arange(3, device=rows.device).expand(len(query), 3))
-    assert (few.diff(dim=1) >= 0).all()
 
 
 @pytest.mark.parametrize("name", BATCHES)
