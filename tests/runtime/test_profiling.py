@@ -1,5 +1,6 @@
 """The profiler around a bounded number of steps, several times in one process."""
 
+import gc
 import json
 import logging
 import sys
@@ -95,6 +96,7 @@ def test_a_missing_line_profiler_is_told_before_training(monkeypatch):
 
 
 def test_host_peak_grows_with_what_is_allocated():
+    gc.collect()  # what other tests left must not be freed in between
     memory.reset_peak("cpu")  # other tests may have allocated more before
     before = memory.peak_bytes("cpu")
     tensor = torch.ones(64 * 2**20)
