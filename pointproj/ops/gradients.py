@@ -34,6 +34,7 @@ from pointproj.ops.reference import (
     Weighting,
     compact_rest,
     nan_where_query_is_not_finite,
+    nearest_of,
     weights_of,
 )
 
@@ -185,8 +186,7 @@ class Block:
     def log_kernel(self) -> LogKernel:
         nearest: Tensor | float = 0.0
         if self.weighting.reduce == "mean" and self.distances.shape[-1]:
-            among = self.distances.masked_fill(~self.neighbors.is_neighbor, torch.inf)
-            nearest = among.amin(-1, keepdim=True).nan_to_num(posinf=0.0)
+            nearest = nearest_of(self.distances, self.neighbors.is_neighbor)
         return log_kernel_derivatives(self.distances, self.sigma, self.weighting, nearest)
 
     def mean_over_row(self, per_pair: Tensor) -> Tensor | float:

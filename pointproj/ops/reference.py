@@ -240,6 +240,14 @@ def relative_log_kernel(
     return torch.where(largest == -torch.inf, alone, logits)
 
 
+def nearest_of(
+    distances: Float[Tensor, "*rows k"], is_neighbor: Bool[Tensor, "*rows k"]
+) -> Float[Tensor, "*rows 1"]:
+    """The distance of each row's nearest neighbour, 0 without one; a constant for autograd."""
+    nearest = distances.detach().masked_fill(~is_neighbor, torch.inf).amin(-1, keepdim=True)
+    return nearest.masked_fill(nearest.isinf(), 0.0)
+
+
 def log_kernel(
     distances: Float[Tensor, "*pairs"], sigma: float | Tensor, weighting: Weighting
 ) -> Float[Tensor, "*pairs"]:
@@ -275,9 +283,7 @@ def weights_of(
 ) -> Float[Tensor, "*pairs"]:
     """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
     if weighting.reduce == "mean" and is_neighbor.shape[-1]:
-        nearest = distances.detach().masked_fill(~is_neighbor, torch.inf).amin(-1, keepdim=True)
-        nearest = nearest.masked_fill(nearest.isinf(), 0.0)
-        logits = relative_log_kernel(distances, nearest, sigma, weighting)
+        logits = relative_log_kernel(distances, nearest_of(distances, is_neighbor), sigma, weighting)
     else:
         logits = log_kernel(distances, sigma, weighting)
     weights = torch.where(is_neighbor, torch.where(is_neighbor, logits, -torch.inf).exp(), 0.0)
