@@ -4,6 +4,9 @@
 graph, which is then replayed with new inputs. Nothing here waits for the device: losses are summed there and
 read on request.
 
+A batch with fewer clouds than others, the last one of an epoch, runs the model as it is: compiling for it
+takes up to half a minute, and it is captured all the same.
+
 Where several processes train together, each has its own part of the batch, and all gradients and the loss are
 summed as one tensor between backward and clipping. The sum is recorded in the graph like everything else.
 """
@@ -98,6 +101,7 @@ class TrainingStep:
         self._called = torch.compile(model, fullgraph=True) if compile else model
         self._guard = FiniteGuard(optimizer)
         self._compare = loss_function
+        self._most_clouds = 0  # in a batch so far
         if self.captured:  # what is small costs its launches, and here nothing else
             self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
             self._guard.compiled = True
@@ -139,9 +143,10 @@ class TrainingStep:
 
     def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
         """Predict for a batch the way the step does: compiled and under autocast where those are on."""
+        model = self._called if self._is_full(batch) else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
             known = {"neighbor_indices": batch["neighbor_indices"]} if "neighbor_indices" in batch else {}
-            prediction = self._called(
+            prediction = model(
                 batch["query_points"], batch["reference_points"], features=batch.get("features"), **known
             )
         return prediction.squeeze(-1).float()
@@ -230,6 +235,12 @@ class TrainingStep:
         finite = status.steps - len(ages)
         self._mean_loss = status.loss_sum.item() / finite if finite else float("nan")
 
+    def _is_full(self, batch: Batch) -> bool:
+        """Whether no batch before had more clouds."""
+        clouds = len(batch["reference_points"])
+        self._most_clouds = max(self._most_clouds, clouds)
+        return clouds == self._most_clouds
+
     def _backward(self, inputs: Batch) -> Tensor:
         try:
             return self._loss_with_gradients(inputs)
@@ -253,7 +264,8 @@ class TrainingStep:
             query_points = inputs["query_points"].expand(clouds, -1, -1).detach().requires_grad_()
             inputs = {**inputs, "query_points": query_points}
         prediction = self.forward(inputs)
-        loss = self._compare(prediction, inputs["target"])
+        compare = self._compare if self._is_full(inputs) else self.loss_function
+        loss = compare(prediction, inputs["target"])
         if self.eikonal:
             loss = loss + self.eikonal * eikonal_penalty(prediction, query_points)
         if "share" in inputs:

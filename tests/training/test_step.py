@@ -116,6 +116,24 @@ def test_an_error_of_the_model_itself_is_not_hidden_by_compilation(monkeypatch):
         step(batch)
 
 
+def test_a_smaller_batch_is_not_compiled_for(monkeypatch):
+    compiled_for = []
+
+    def compile(function, **options):
+        def called(*args, **named):
+            compiled_for.append(len(args[1]))
+            return function(*args, **named)
+
+        return called
+
+    expected = losses(make_step(), batches(5, sizes=(3, 2, 4)))
+    monkeypatch.setattr(torch, "compile", compile)
+    step = make_step(compile=True)
+    assert losses(step, batches(5, sizes=(3, 2, 4))) == expected
+    assert compiled_for == [3, 4]  # not the one of 2, nor that of 3 after the one of 4
+    assert step.mode == "compiled"
+
+
 @pytest.mark.slow
 def test_compiled_losses_equal_eager_ones():
     step = make_step(compile=True)
