@@ -348,7 +348,7 @@ def _aggregated(
 def _packed_features(features: Tensor, dtype: torch.dtype, sigma: float | Tensor) -> tuple[Tensor, Tensor]:
     """Features and sigma in the dtype that sums run in."""
     if isinstance(sigma, Tensor):
-        sigma = sigma_in_range(sigma.reshape(()).to(dtype))
+        sigma = sigma_in_range((sigma.reshape(()) if sigma.ndim else sigma).to(dtype))
     else:
         sigma = scalar(sigma, dtype, features.device)
     if features.ndim > 2:

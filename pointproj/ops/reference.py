@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import hardtanh
 
 PAIRS_AT_ONCE = 2**22
 KERNELS = ("exponential", "gaussian", "inverse_distance", "uniform", "compact")
@@ -216,12 +217,12 @@ def sigma_range(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """A sigma outside of :func:`sigma_range`, also 0 or negative, counts as its end and has the gradient 0.
+    """A sigma that is not inside of :func:`sigma_range`, also 0 or negative, counts as its end, with the gradient 0.
 
     At the lower end only the nearest neighbours weigh, in equal parts; at the upper end all weigh the same.
     Those are the limits, so long as squared distances are normal numbers.
     """
-    return sigma.clamp(*sigma_range(sigma.dtype))
+    return hardtanh(sigma, *sigma_range(sigma.dtype))  # as clamp, whose backward takes five kernels
 
 
 def relative_log_kernel(
