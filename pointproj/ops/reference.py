@@ -217,7 +217,7 @@ def sigma_range(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """A sigma that is not inside of :func:`sigma_range`, also 0 or negative, counts as its end, with the gradient 0.
+    """A sigma that is not inside of :func:`sigma_range`, also 0, counts as its end and has the gradient 0.
 
     At the lower end only the nearest neighbours weigh, in equal parts; at the upper end all weigh the same.
     Those are the limits, so long as squared distances are normal numbers.
