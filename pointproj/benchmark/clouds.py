@@ -12,7 +12,13 @@ from pointproj.benchmark.contenders import Contender
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peer import Nearest
 from pointproj.benchmark.plan import Entry
-from pointproj.benchmark.recorder import Recorder, check_error, collect_only_new_garbage, without_time
+from pointproj.benchmark.recorder import (
+    Recorder,
+    check_error,
+    collect_only_new_garbage,
+    exclude_from_collection,
+    without_time,
+)
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import NETWORK, SUMS, Workload
 from pointproj.runtime.errors import first_line
@@ -37,14 +43,15 @@ def measure_workload(recorder: Recorder, workload: Workload, planned: list[Entry
         return
     recorder.display.workload(workload, clouds.problem, clouds.expected.checked_queries)
     recorder.mark(f"{workload.name}, clouds of {clouds.problem.reference_points.shape[:-1].numel():,} points")
-    for entry in planned:
-        if entry.missing:
-            blank = clouds.blank(entry.contender, "-", "-")
-            recorder.add(dataclasses.replace(blank, status=MISSING, note=entry.missing))
-        else:
-            with collect_only_new_garbage():
-                clouds.measure(entry.contender, entry.measurements)
-        torch.compiler.reset()  # its limit of versions of one function is for a whole process
+    with collect_only_new_garbage():
+        for entry in planned:
+            if entry.missing:
+                blank = clouds.blank(entry.contender, "-", "-")
+                recorder.add(dataclasses.replace(blank, status=MISSING, note=entry.missing))
+                continue
+            clouds.measure(entry.contender, entry.measurements)
+            torch.compiler.reset()  # its limit of versions of one function is for a whole process
+            exclude_from_collection()
 
 
 class _Clouds:

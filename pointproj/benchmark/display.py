@@ -56,6 +56,14 @@ class Display:
         """A workload's clouds are being made."""
         self._status.update(f"making the clouds of {name}")
 
+    def compiling(self, done: int, jobs: int) -> None:
+        """So much of what the rows compile is compiled."""
+        self._status.update(f"compiling ahead: {done} of {jobs}")
+
+    def compiled(self, processes: int, seconds: float) -> None:
+        """What the rows compile is in the caches."""
+        self.console.print(f"compiled what the rows compile, in {processes} processes and {seconds:.0f} s")
+
     def workload(self, workload: Workload, problem: Problem, checked: int) -> None:
         """A workload begins."""
         operator = (

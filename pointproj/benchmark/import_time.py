@@ -9,7 +9,7 @@ from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
 from pointproj.machine import PROJECT, package_version
 
-REPETITIONS = 7
+REPETITIONS = 4
 TIMEOUT_S = 120
 PROGRAM = """
 import time

@@ -24,15 +24,17 @@ from pointproj.benchmark.list_contenders import SUMS, ListContender, list_conten
 from pointproj.benchmark.list_parity import ExpectedPairs, ExpectedSums
 from pointproj.benchmark.list_peers import Question
 from pointproj.benchmark.projection import PILOT_PAIRS
-from pointproj.benchmark.recorder import Recorder, collect_only_new_garbage
+from pointproj.benchmark.recorder import Recorder, collect_only_new_garbage, exclude_from_collection
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import surface, uniform
 from pointproj.ops import reference
 from pointproj.ops.cases import Case, itself
 
 SIZES = {"cuda": (10**5,), "cpu": (10**4, 10**5)}
+SEARCHES = ("padded", "csr")
+UNIFORM = "lists_uniform"
 CLOUDS = {
-    "lists_uniform": lambda size: itself(uniform(size)),
+    UNIFORM: lambda size: itself(uniform(size)),
     "lists_surface": lambda size: itself(surface(size)),
 }
 EAGER_ONLY = ("lists_surface",)  # unless the config names executions: compiling all takes minutes
@@ -60,13 +62,14 @@ def planned(config: BenchConfig, device_type: str) -> list[Planned]:
     rows = []
     for size in sorted(config.sizes or SIZES[device_type]):
         for workload in CLOUDS:
-            for contender in list_contenders(config, device_type, ("padded", "csr", *SUMS)):
+            for contender in list_contenders(config, device_type, (*SEARCHES, *SUMS)):
                 if config.gpu_memory == "rmm":
                     contender = dataclasses.replace(contender, name=f"{contender.name}{WITH_RMM}")
                 runs = [e for e in wanted if e in contender.executions]
                 if config.execution is None:
                     runs = [e for e in runs if e != "compiled"]
-                if config.execution is None and workload in EAGER_ONLY:
+                all_pairs = contender.brute_force and contender.mode in SEARCHES  # launches cost it nothing
+                if config.execution is None and (workload in EAGER_ONLY or all_pairs):
                     runs = ["eager"]
                 if contender.missing:
                     runs = ["-"][: len(runs)]
@@ -80,10 +83,11 @@ def measure(recorder: Recorder, rows: list[Planned]) -> None:
         recorder.display.preparing(workload)
         cloud = ListCloud(recorder, workload, size)
         recorder.mark(f"{workload}, clouds of {size:,} points")
-        for contender, of_contender in itertools.groupby(of_cloud, key=lambda row: row.contender):
-            with collect_only_new_garbage():
+        with collect_only_new_garbage():
+            for contender, of_contender in itertools.groupby(of_cloud, key=lambda row: row.contender):
                 cloud.measure(contender, [row.execution for row in of_contender])
-            torch.compiler.reset()  # its limit of versions of one function is for a whole process
+                torch.compiler.reset()  # its limit of versions of one function is for a whole process
+                exclude_from_collection()
 
 
 class ListCloud:
@@ -100,9 +104,7 @@ class ListCloud:
 
     def __init__(self, recorder: Recorder, workload: str, size: int) -> None:
         self.recorder, self.workload = recorder, workload
-        case = Case(workload, CLOUDS[workload](size), radius=None, channels=CHANNELS)
-        _, points, features, *_ = case.problem(recorder.device)
-        self.asked = Question(points, points, K, radius_of(points), CAPACITY * size)  # one tensor, not two
+        self.asked, features = question(workload, size, recorder.device)
         self.pairs = ExpectedPairs(self.asked)
         self.features = features.requires_grad_()
         generator = torch.Generator().manual_seed(SEED)
@@ -202,6 +204,13 @@ class ListCloud:
             package=contender.package,
             **self.recorder.machine,
         )
+
+
+def question(workload: str, size: int, device: torch.device) -> tuple[Question, Tensor]:
+    """What is asked of one of :data:`CLOUDS`, and features of its points."""
+    case = Case(workload, CLOUDS[workload](size), radius=None, channels=CHANNELS)
+    _, points, features, *_ = case.problem(device)
+    return Question(points, points, K, radius_of(points), CAPACITY * size), features  # one tensor, not two
 
 
 def radius_of(points: Tensor) -> float:

@@ -1,4 +1,6 @@
-"""One step of a model, measured in a process of its own: ``python -m pointproj.benchmark.model_process``.
+"""One step of a model, in a process of its own: ``python -m pointproj.benchmark.model_process NAME``.
+
+It imports what the model needs, reads one line, a :class:`Request`, and writes one, the answer.
 
 A step is the forward, the mean square of the output, the backward, and SGD, which holds no state. Memory on
 the CPU is that of the whole process, so no other model of that size may have been in it.
@@ -16,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from pointproj.benchmark.parity import relative_error
+from pointproj.benchmark.peer import import_failure
 from pointproj.benchmark.timing import Timing, measure, percentiles
 from pointproj.runtime.memory import allocated_bytes, peak_bytes, reset_peak
 
@@ -100,4 +103,6 @@ def _timing(step: Callable[[], None], device: torch.device, budget_s: float, com
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(Request(**json.loads(sys.argv[1])))))
+    import_failure(import_module(f"pointproj.benchmark.{sys.argv[1]}").IMPORTS)
+    if asked := sys.stdin.readline():  # else whoever began this process has ended
+        print(json.dumps(answer(Request(**json.loads(asked)))))

@@ -1,13 +1,12 @@
 """The workloads ``gino`` and ``geotransolver``: a step of a model, with its library's search and with ours.
 
-Each row is measured by a process of its own (:mod:`pointproj.benchmark.model_process`). On the CPU such steps
-take seconds to minutes: those that are known to take longer than ``slowest_call_s`` are left out.
+Each row is measured by a process of its own (:mod:`pointproj.benchmark.model_process`). On a GPU these begin
+with the run and wait: importing takes longer than a step. On the CPU such steps take seconds to minutes:
+those that are known to take longer than ``slowest_call_s`` are left out.
 """
 
 import dataclasses
 import json
-import subprocess
-import sys
 from types import ModuleType
 
 from pointproj.benchmark import geotransolver, gino
@@ -17,7 +16,7 @@ from pointproj.benchmark.projection import Unaffordable
 from pointproj.benchmark.recorder import Recorder, check_error, with_time, without_time
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.timing import Timing
-from pointproj.machine import PROJECT, package_version
+from pointproj.machine import package_version
 
 MODELS = {"gino": gino, "geotransolver": geotransolver}
 OURS = "pointproj"
@@ -38,8 +37,14 @@ def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str, str, 
         if contender == OURS or config.peers != []
         for points in model.SIZES[contender]
         for execution in model.EXECUTIONS
-        if execution in (config.execution or ("eager",))  # compiling takes most of a minute
+        if execution in (config.execution or model.EXECUTIONS)
     ]
+
+
+def begin(recorder: Recorder, rows: list[tuple[str, str, str, int]]) -> None:
+    """Start the processes that will measure these rows, as far as their libraries can be imported."""
+    names = (workload for workload, *_ in rows)
+    recorder.waiting.begin(name for name in names if import_failure(MODELS[name].IMPORTS) is None)
 
 
 def measure(recorder: Recorder, rows: list[tuple[str, str, str, int]]) -> None:
@@ -82,12 +87,7 @@ def _measured(recorder: Recorder, blank: Row) -> Row:
         **{"workload": blank.workload, "replaced": blank.contender == OURS, "execution": blank.execution},
         **{"points": blank.references, "device": str(recorder.device), "budget_s": recorder.config.budget_s},
     }
-    command = [sys.executable, "-m", "pointproj.benchmark.model_process", json.dumps(request)]
-    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if ended.returncode != 0:
-        reason = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"]
-        raise RuntimeError(f"the step failed: {reason[-1]}")
-    found = json.loads(ended.stdout.strip().splitlines()[-1])  # the libraries print too
+    found = json.loads(recorder.waiting.ask(blank.workload, json.dumps(request), TIMEOUT_S))
     if found["error"] is not None:
         check_error("output and gradients of a small model", found["error"], TOLERANCE)
     timing = Timing(*(found[name] for name in ("p20_ms", "p50_ms", "p80_ms", "repetitions")))

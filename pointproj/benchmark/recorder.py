@@ -15,6 +15,7 @@ from pointproj.benchmark.display import Display
 from pointproj.benchmark.projection import Projection, Unaffordable
 from pointproj.benchmark.results import FAILED, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure, measure_host
+from pointproj.benchmark.waiting import WaitingProcesses
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.memory import allocated_bytes, empty_cache, peak_bytes, reset_peak
 
@@ -42,6 +43,8 @@ class Recorder:
         The columns of every row that say where and with what it was measured.
     file : ResultsFile
     display : Display
+    waiting : WaitingProcesses
+        For rows that are measured by processes of their own.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class Recorder:
         machine: dict[str, str],
         file: ResultsFile,
         display: Display,
+        waiting: WaitingProcesses,
     ) -> None:
         self.config = config
         self.device = device
         self.machine = machine
         self.file = file
         self.display = display
+        self.waiting = waiting
         self.projection = Projection(config, device)
         self.rows: list[Row] = []
         self.spent: list[tuple[str, float]] = []  # seconds of each row and of what was made for several
@@ -168,6 +173,15 @@ def without_time(blank: Row, reason: Exception) -> Row:
     return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
 
 
+def exclude_from_collection() -> None:
+    """Collect garbage; what is left is not looked at again within :func:`collect_only_new_garbage`.
+
+    To be called before the next contender, when nothing but the imports of the last one is left.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def collect_only_new_garbage() -> Iterator[None]:
     """Exclude all objects that exist now from garbage collection within the block.
@@ -175,8 +189,7 @@ def collect_only_new_garbage() -> Iterator[None]:
     Each row begins with a collection, and torch.compile and the other libraries keep so many objects that
     looking at them all takes half a second.
     """
-    gc.collect()
-    gc.freeze()
+    exclude_from_collection()
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from pointproj.benchmark import import_time, interop, large, lists, models, start
+from pointproj.benchmark.ahead import compile_ahead
 from pointproj.benchmark.clouds import measure_workload
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_names, peer_names
@@ -16,6 +17,7 @@ from pointproj.benchmark.peers import prepare_environment
 from pointproj.benchmark.plan import entries, executions
 from pointproj.benchmark.recorder import Recorder
 from pointproj.benchmark.results import ResultsFile, Row
+from pointproj.benchmark.waiting import WaitingProcesses
 from pointproj.benchmark.workloads import workloads
 from pointproj.config import AllocatorConfig, ConfigError
 from pointproj.machine import device_name, machine_columns, slug
@@ -62,8 +64,8 @@ def run(config: BenchConfig) -> list[Row]:
     machine = {**machine_columns(device), "device": _device_names(device, processes)}
     machine["date"] = config.started or machine["date"]
     file = ResultsFile(config.output or _default_output(machine), writes=processes.is_first)
-    with Display(shown=processes.is_first) as display:
-        recorder = Recorder(config, device, machine, file, display)
+    with Display(shown=processes.is_first) as display, WaitingProcesses() as waiting:
+        recorder = Recorder(config, device, machine, file, display, waiting)
         _measure(recorder)
     return recorder.rows
 
@@ -73,6 +75,10 @@ def _measure(recorder: Recorder) -> None:
     display.header(recorder.machine, str(recorder.file.path))
     parts = [(name, *part) for name in config.workloads for part in _parts(recorder, name)]
     display.expect(sum(rows for _, rows, _ in parts))
+    if recorder.device.type == "cuda" and distributed.join().alone:
+        models.begin(recorder, models.planned(config, "cuda"))
+        compile_ahead(config, recorder.device, display)
+        recorder.mark("ahead, what rows compile and import")
     for name, rows, measure in parts:
         if rows and recorder.projection.is_over:
             log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, rows, name)

@@ -1,15 +1,17 @@
 """Steps of whole models: which rows there are, and what a process answers."""
 
-import subprocess
+import json
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import geotransolver, gino, model_process, models
+from pointproj.benchmark import geotransolver, gino, model_process, models, waiting
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.model_process import Request
 from pointproj.benchmark.results import MISSING, OK, SKIPPED, WRONG
 from pointproj.benchmark.run import run
+from pointproj.benchmark.waiting import WaitingProcesses
 from tests.benchmark.test_run import bench_config
 from tests.compat.physicsnemo_library import import_physicsnemo
 
@@ -22,7 +24,7 @@ def test_every_model_has_rows_with_its_own_search_and_with_ours():
     rows = models.planned(BenchConfig(), "cpu")
     assert ("gino", "neuraloperator", "eager", 10**4) in rows
     assert ("gino", "pointproj", "eager", 10**6) in rows
-    for asked, executions in ((None, ["eager"]), (["eager", "compiled"], ["eager", "compiled"])):
+    for asked, executions in ((None, ["eager", "compiled"]), (["eager"], ["eager"])):
         rows = models.planned(BenchConfig(execution=asked), "cpu")
         assert [row[2] for row in rows if row[:2] == ("geotransolver", "pointproj")] == executions
     assert not models.planned(BenchConfig(modes=["knn"]), "cpu")
@@ -45,8 +47,7 @@ def test_what_a_process_answers_is_a_row(
     error: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(models, "import_failure", lambda module: None)
-    said = subprocess.CompletedProcess([], 0, f"the library prints too\n{ANSWER % error}\n", "")
-    monkeypatch.setattr(models.subprocess, "run", lambda *_, **__: said)
+    monkeypatch.setattr(WaitingProcesses, "ask", lambda *_: ANSWER % error)
     row, *_ = run(bench_config(tmp_path, **CONFIG))
     assert (row.contender, row.queries, row.references, row.status) == (
         "neuraloperator",
@@ -57,6 +58,31 @@ def test_what_a_process_answers_is_a_row(
     if status == OK:
         assert (row.p50_ms, row.repetitions, row.peak_mib) == (2, 4, 3)
         assert row.note == "1 MiB before the first step"
+
+
+def test_processes_wait_for_a_request_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = """
+        import json, os, sys
+        print("the library prints too")
+        asked = json.loads(sys.stdin.readline())
+        if "fail" in asked:
+            sys.exit("a line\\nno such library")
+        print(json.dumps({"model": sys.argv[1], "asked": asked, "process": os.getpid()}))
+    """
+    (tmp_path / "answers.py").write_text(textwrap.dedent(program))
+    monkeypatch.setattr(waiting, "MODULE", "answers")
+    monkeypatch.setattr(waiting, "PROJECT", tmp_path)
+    with WaitingProcesses() as processes:
+        processes.begin(["a", "b", "a"])
+        begun = [process for of_model in processes._waiting.values() for process in of_model]
+        answers = [json.loads(processes.ask("a", json.dumps({"row": number}), 60)) for number in range(3)]
+        assert [found["model"] for found in answers] == ["a"] * 3
+        assert [found["asked"]["row"] for found in answers] == [0, 1, 2]
+        used = [found["process"] for found in answers]
+        assert [process in [p.pid for p in begun] for process in used] == [True, True, False]
+        with pytest.raises(RuntimeError, match="the step failed: no such library"):
+            processes.ask("a", json.dumps({"fail": True}), 60)
+    assert all(process.poll() is not None for process in begun)
 
 
 @pytest.mark.peers

@@ -1,0 +1,67 @@
+"""Processes that have imported what they need and wait for a request, so that no row waits for imports."""
+
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from pointproj.machine import PROJECT
+
+MODULE = "pointproj.benchmark.model_process"
+ENDS_WITHIN_S = 10
+
+
+class WaitingProcesses:
+    """A context of processes for the models of :data:`MODULE`; those that nothing was asked end with it."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (process for processes in self._waiting.values() for process in processes):
+            process.kill()
+            process.communicate(timeout=ENDS_WITHIN_S)
+
+    def begin(self, models: Iterable[str]) -> None:
+        """Start a process for each model; they import side by side."""
+        for model in models:
+            command = [sys.executable, "-m", MODULE, model]
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            self._waiting[model].append(subprocess.Popen(command, cwd=PROJECT, text=True, **pipes))
+
+    def ask(self, model: str, request: str, timeout_s: float) -> str:
+        """Return the last line that a process of its own answers.
+
+        Parameters
+        ----------
+        model : str
+            A process that waits for a request about it is taken, else one begins now.
+        request : str
+            One line.
+        timeout_s : float
+
+        Raises
+        ------
+        RuntimeError
+            With the last line of what the process wrote, if it failed.
+        TimeoutExpired
+        """
+        if not self._waiting[model]:
+            self.begin([model])
+        process = self._waiting[model].pop()
+        try:
+            said, errors = process.communicate(f"{request}\n", timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        if process.returncode != 0:
+            reason = errors.strip().splitlines() or [f"exit status {process.returncode}"]
+            raise RuntimeError(f"the step failed: {reason[-1]}")
+        return said.strip().splitlines()[-1]  # the libraries print too
