@@ -145,7 +145,7 @@ def _without_placeholders(argument: str, folder: Path) -> str:
 def _choices(override: str) -> list[str]:
     """The values of a sweep, the same one again where there is but one."""
     key, _, values = override.partition("=")
-    chosen = values.split(",")
+    chosen = [values] if values.startswith("[") else values.split(",")
     return [f"{key}={value}" for value in (chosen if len(chosen) > 1 else chosen * 2)]
 
 

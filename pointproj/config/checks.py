@@ -61,16 +61,16 @@ def _data_problems(config: Config) -> Iterator[str]:
         )
     if data.download and data.name != "modelnet10":
         yield f"data.download=true is for data=modelnet10; data={data.name} needs no download: leave it out"
-    if data.name == "gaussian" and (data.sampling != "area" or data.noise):
+    if data.name == "gaussian" and (data.sampling != "area" or data.noise or data.mixture):
         yield (
-            "data=gaussian is one cloud and has no surface: leave data.sampling and data.noise out, or write "
-            "data=furniture"
+            "data=gaussian is one cloud and has no surface: leave data.sampling, data.noise and data.mixture "
+            "out, or write data=furniture"
         )
-    if data.sizes is not None:
-        if not data.sizes or min(data.sizes) < 1:
-            yield f"data.sizes={data.sizes}: expected numbers of at least 1, such as [2048,4096], or null"
+    if data.mixture is not None:
+        if not data.mixture:
+            yield "data.mixture=[]: expected at least one kind of clouds, such as [{sampling:even}], or null"
         if not data.resample:
-            yield "data.sizes draws other points in every epoch: write data.resample=true, or leave it out"
+            yield "data.mixture draws other points in every epoch: write data.resample=true, or leave it out"
     for name in ("varied", "defects"):
         if getattr(data, name) and data.name in ("modelnet10", "gaussian"):
             yield f"data.{name}=true is for data=furniture; data={data.name} is taken as it is: leave it out"

@@ -146,7 +146,7 @@ def too_few_points(network: ProjectorConfig, key: str, config: Config) -> Iterat
     """Yield the problem of a network that asks for more neighbours, by ``key``, than there are points."""
     points = config.data.fewest_points
     if network.fewest_points > points:
-        named = "data.points" if points == config.data.points else "the smallest of data.sizes"
+        named = "data.points" if points == config.data.points else "the smallest cloud of data.mixture"
         yield (
             f"projector.{key}={network.fewest_points} neighbours of {named}={points} reference points: "
             f"expected at most {points}, or more points"

@@ -102,7 +102,10 @@ def _type_name(annotation: Any) -> str:
     if annotation is type(None):
         return "null"
     if typing.get_origin(annotation) in (list, tuple):
-        return "list of " + _type_name(typing.get_args(annotation)[0])
+        listed = typing.get_args(annotation)[0]
+        if is_dataclass(listed):
+            return "list of {" + ", ".join(entry.name for entry in fields(listed)) + "}"
+        return "list of " + _type_name(listed)
     return annotation.__name__
 
 
@@ -114,6 +117,8 @@ def _written(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return "[" + ",".join(_written(each) for each in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_written(each)}" for key, each in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -13,6 +13,8 @@ from omegaconf import MISSING
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import value
 
+SAMPLINGS = ("area", "even", "scan")
+
 
 @dataclass
 class BackendConfig:
@@ -68,6 +70,15 @@ class ProjectorConfig:
 
 
 @dataclass
+class MixtureConfig:
+    """One kind of clouds in ``data.mixture``; null stands for the value of that name in ``data``."""
+
+    sampling: str | None = value(None, "as `data.sampling`", choices=SAMPLINGS)
+    points: int | None = value(None, "as `data.points`", least=1, most=1_000_000_000)
+    noise: float | None = value(None, "as `data.noise`", least=0, below=1)
+
+
+@dataclass
 class DataConfig:
     """Where shapes come from and how they are sampled."""
 
@@ -84,20 +95,22 @@ class DataConfig:
     varied: bool = value(False, "furniture in many more designs and sizes of parts")
     defects: bool = value(False, "furniture whose surfaces have the defects of real files")
     points: int = value(1024, "reference points of each shape", least=1, most=1_000_000_000)
-    sizes: list[int] | None = value(  # noqa: RUF009 - a field
-        None, "reference points of training shapes: each batch has the next of these; null: always `points`"
-    )
     sampling: str = value(
         "area",
         "how points are drawn from a surface: uniformly by `area`; `even`: the farthest from each other of "
-        "five times as many; `either` of these, by chance for each shape; `scan`: what ten cameras see",
-        choices=("area", "even", "either", "scan"),
+        "five times as many; `scan`: what ten cameras see",
+        choices=SAMPLINGS,
     )
     noise: float = value(
         0.0,
         "standard deviation of noise on all points, as a fraction of a shape's longest side",
         least=0,
         below=1,
+    )
+    mixture: list[MixtureConfig] | None = value(  # noqa: RUF009 - a field
+        None,
+        "kinds of clouds that batches of training shapes take turns with, such as "
+        "`[{sampling:even},{sampling:scan,points:3000,noise:0.005}]`; null: all are as the tests'",
     )
     resample: bool = value(True, "fresh points in every epoch; false: always the same points")
     grid: int = value(30, "points along each side of the query grid on [-1, 1]^3", least=2, most=1024)
@@ -121,14 +134,22 @@ class DataConfig:
     workers: int = value(0, "processes of the loader that sample batches ahead", least=0, most=1024)
 
     @property
-    def training_sizes(self) -> tuple[int, ...]:
-        """Reference points of training shapes, one batch after the other."""
-        return tuple(self.sizes or [self.points])
+    def clouds(self) -> tuple["MixtureConfig", ...]:
+        """All kinds of clouds, with their values filled in: that of the tests, then those of ``mixture``."""
+        own = {"sampling": self.sampling, "points": self.points, "noise": self.noise}
+        given = [{}, *(vars(kind) for kind in self.mixture or [])]
+        written = [{key: chosen for key, chosen in kind.items() if chosen is not None} for kind in given]
+        return tuple(MixtureConfig(**own | kind) for kind in written)
 
     @property
     def fewest_points(self) -> int:
         """Reference points of the smallest cloud."""
-        return min(self.points, *self.training_sizes)
+        return min(cloud.points for cloud in self.clouds)
+
+    @property
+    def most_points(self) -> int:
+        """Reference points of the largest cloud."""
+        return max(cloud.points for cloud in self.clouds)
 
 
 @dataclass

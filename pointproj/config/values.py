@@ -55,6 +55,10 @@ def value_problems(section: Any, prefix: str) -> Iterator[str]:
         key, given = prefix + entry.name, getattr(section, entry.name)
         if dataclasses.is_dataclass(given):
             yield from value_problems(given, f"{key}.")
+        elif isinstance(given, list):
+            for place, part in enumerate(given):
+                if dataclasses.is_dataclass(part):
+                    yield from value_problems(part, f"{key}[{place}].")
         elif given is not None:
             expected = _expected(given, entry)
             if expected:

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import Draw, ShapeDataset
 from pointproj.runtime.distributed import ALONE, Processes
 
@@ -56,19 +57,20 @@ def batches(
     dict
         ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
         ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name``, ``class_name`` and
-        ``identity``, lists of B. Where there are several processes also ``share`` (), float32: this part's
-        share of the whole batch.
+        ``identity``, lists of B; ``sampling``, a :class:`pointproj.data.clouds.Sampling`, how its points are
+        drawn. Where there are several processes also ``share`` (), float32: this part's share of the whole
+        batch.
     """
     whole = batch_size * processes.count
     parts = (
-        _part(batch, number, size, dataset.costs, processes)
+        _part(batch, number, sampling, dataset.costs, processes)
         for number in range(epoch, epoch + epochs)
-        for batch, size in _whole_batches(
+        for batch, sampling in _whole_batches(
             dataset, whole, number, seed if shuffle else None, start if number == epoch else 0
         )
     )
     ahead, behind = itertools.tee(parts)
-    chunks, shares = (chunk for chunk, _ in ahead), (share for _, share in behind)
+    chunks = (chunk for chunk, _ in ahead)
     if draw is not None:
         stacked = map(draw, chunks)
     elif workers == 0:
@@ -81,32 +83,37 @@ def batches(
             collate_fn=collate,
             generator=torch.Generator(),  # else starting workers would advance torch's global random state
         )
-    for batch, share in zip(stacked, shares, strict=True):
+    for batch, (chunk, share) in zip(stacked, behind, strict=True):
         shared = {} if processes.alone else {"share": torch.tensor(share)}
-        yield {"query_points": dataset.query_points, **batch, **shared}
+        yield {"query_points": dataset.query_points, "sampling": chunk[0].sampling, **batch, **shared}
 
 
 def _whole_batches(
     dataset: ShapeDataset, batch_size: int, epoch: int, seed: int | None, start: int
-) -> Iterator[tuple[Int[np.ndarray, " B"], int]]:
-    """Yield indices and points a shape of an epoch's batches from ``start`` on; shuffled if there is a seed.
+) -> Iterator[tuple[Int[np.ndarray, " B"], Sampling]]:
+    """Yield indices and sampling of an epoch's batches from ``start`` on; shuffled if there is a seed.
 
-    Sizes take turns, and every epoch begins with the next: so batches of each size are equally many, however
+    Samplings take turns, and every epoch begins with the next: so batches of each are equally many, however
     few an epoch has.
     """
-    count, sizes = len(dataset), dataset.sizes
+    count, samplings = len(dataset), dataset.samplings
     order = np.arange(count) if seed is None else np.random.default_rng([seed, epoch]).permutation(count)
     for number in range(start, -(-count // batch_size)):
-        yield order[number * batch_size : (number + 1) * batch_size], sizes[(epoch + number) % len(sizes)]
+        batch = order[number * batch_size : (number + 1) * batch_size]
+        yield batch, samplings[(epoch + number) % len(samplings)]
 
 
 def _part(
-    batch: Int[np.ndarray, " B"], epoch: int, size: int, costs: Sequence[float] | None, processes: Processes
+    batch: Int[np.ndarray, " B"],
+    epoch: int,
+    sampling: Sampling,
+    costs: Sequence[float] | None,
+    processes: Processes,
 ) -> tuple[list[Draw], float]:
     """Return what this process draws of a batch, and its share of the whole."""
     part = split_batch(batch, costs, processes.count)[processes.rank]
     indices = part if len(part) else batch[:1]
-    return [Draw(epoch, int(index), size) for index in indices], len(part) / len(batch)
+    return [Draw(epoch, int(index), sampling) for index in indices], len(part) / len(batch)
 
 
 def split_batch(batch: Int[np.ndarray, " B"], costs: Sequence[float] | None, count: int) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.config import DataConfig
+from pointproj.config import DataConfig, MixtureConfig
 from pointproj.data.farthest_points import farthest_points
 from pointproj.geometry.files.points import random_rows
 from pointproj.geometry.meshes import LONGEST_SIDE
@@ -25,36 +25,41 @@ class Sampling:
 
     Attributes
     ----------
-    kind : {"area", "even", "either", "scan"}
+    kind : {"area", "even", "scan"}
         As ``data.sampling``.
+    points : int
+        Of each cloud.
     noise : float
         Standard deviation of each coordinate, as a fraction of a shape's longest side.
     """
 
-    kind: str = "area"
+    kind: str
+    points: int
     noise: float = 0.0
 
     @classmethod
-    def of(cls, data: DataConfig) -> "Sampling":
-        """Return what a config asks for."""
-        return cls(data.sampling, data.noise)
-
-    def drawn(self, points: int) -> int:
-        """Return how many points are drawn for a cloud of so many."""
-        return DENSER * points if self.kind in ("even", "either") else points
-
-    def draw(
-        self, source: PointSource, points: int, generator: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-        """Draw what a cloud of so many points is made of: points and normals, see :meth:`finish`."""
-        if self.kind == "scan":
-            return scan(source, points, generator)
-        return source.draw(self.drawn(points), generator)
+    def of(cls, cloud: MixtureConfig) -> "Sampling":
+        """Return what a config asks for: one of ``data.clouds``."""
+        return cls(cloud.sampling, cloud.points, cloud.noise)
 
     @classmethod
     def for_prediction(cls, data: DataConfig) -> "Sampling":
         """Return how to sample a mesh for a network of that config: evenly where it knows such clouds."""
-        return cls("even" if data.sampling == "either" else data.sampling)
+        knows_even = any(cloud.sampling == "even" for cloud in data.clouds)
+        return cls("even" if knows_even else data.sampling, data.points)
+
+    @property
+    def drawn(self) -> int:
+        """Points that are drawn for a cloud."""
+        return DENSER * self.points if self.kind == "even" else self.points
+
+    def draw(
+        self, source: PointSource, generator: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+        """Draw what a cloud is made of: points and normals, see :meth:`finish`."""
+        if self.kind == "scan":
+            return scan(source, self.points, generator)
+        return source.draw(self.drawn, generator)
 
     def thin(
         self, points: Float[np.ndarray, "n 3"], count: int, generator: np.random.Generator
@@ -73,7 +78,7 @@ class Sampling:
         Parameters
         ----------
         batch : dict
-            ``reference_points`` and ``normals`` (B, n, 3), with ``n`` as :meth:`drawn` says; anything else is
+            ``reference_points`` and ``normals`` (B, n, 3), with ``n`` as :attr:`drawn` says; anything else is
             passed on.
         generator : torch.Generator
             On the batch's device; advanced where something is random.
@@ -84,12 +89,8 @@ class Sampling:
             The batch with other tensors.
         """
         points, normals = batch["reference_points"], batch["normals"]
-        if self.kind in ("even", "either"):
-            rows = farthest_points(points, points.shape[1] // DENSER)
-            if self.kind == "either":
-                is_even = torch.rand((len(rows), 1), generator=generator, device=rows.device) < 0.5
-                rows = torch.where(is_even, rows, torch.arange(rows.shape[1], device=rows.device))
-            rows = rows[..., None].expand(-1, -1, 3)
+        if self.kind == "even":
+            rows = farthest_points(points, self.points)[..., None].expand(-1, -1, 3)
             points, normals = points.gather(1, rows), normals.gather(1, rows)
         if self.noise:
             size = self.noise * LONGEST_SIDE
@@ -97,11 +98,8 @@ class Sampling:
         return {**batch, "reference_points": points, "normals": normals}
 
 
-BY_AREA = Sampling()
-
-
 def sample_cloud(
-    source: PointSource, points: int, generator: np.random.Generator, sampling: Sampling
+    source: PointSource, sampling: Sampling, generator: np.random.Generator
 ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
     """Sample a shape once, as test shapes are in training.
 
@@ -109,17 +107,16 @@ def sample_cloud(
     ----------
     source : PointSource
         Of a normalised shape.
-    points : int
+    sampling : Sampling
     generator : numpy.random.Generator
         Advanced; the same state gives the same cloud.
-    sampling : Sampling
 
     Returns
     -------
-    points, normals : float32 arrays, shape (points, 3)
+    points, normals : float32 arrays, shape (sampling.points, 3)
     """
     names = "reference_points", "normals"
-    drawn = dict(zip(names, map(torch.from_numpy, sampling.draw(source, points, generator)), strict=True))
+    drawn = dict(zip(names, map(torch.from_numpy, sampling.draw(source, generator)), strict=True))
     cloud = finished_cloud(drawn, sampling, generator)
     return cloud["reference_points"].numpy(), cloud["normals"].numpy()
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from pointproj.config import Config
 from pointproj.data.cache import Cache
-from pointproj.data.clouds import BY_AREA, Sampling, finished_cloud
+from pointproj.data.clouds import Sampling, finished_cloud
 from pointproj.data.costs import search_cost
 from pointproj.data.modelnet import SPLITS, DataError, MeshFile
 from pointproj.data.preparation import PreparedMesh, Recipe, prepare_meshes
@@ -40,7 +40,7 @@ class Draw(NamedTuple):
 
     epoch: int
     index: int
-    points: int
+    sampling: Sampling
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):
@@ -52,16 +52,14 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         What to sample; may load each when it is asked for.
     query_points : float32 tensor, shape (Q, 3)
         The grid that all targets belong to.
-    sizes : sequence of int
-        Reference points a shape: every batch has the next of these.
+    samplings : sequence of Sampling
+        How points are drawn: every batch has the next of these.
     seed : int
         Another seed draws other points.
     resample : bool
         Draw other points in every epoch; otherwise always those of epoch 0. Fresh points are left as they
         were drawn, to be finished on the device after augmentation
         (:meth:`pointproj.data.clouds.Sampling.finish`); those that stay the same are finished here.
-    sampling : Sampling
-        How points are drawn.
     queries : int
         Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
     costs : sequence of float, optional
@@ -73,20 +71,18 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         shapes: Sequence[Shape],
         query_points: Float[Tensor, "Q 3"],
         *,
-        sizes: Sequence[int],
+        samplings: Sequence[Sampling],
         seed: int,
         resample: bool,
-        sampling: Sampling = BY_AREA,
         queries: int = 0,
         costs: Sequence[float] | None = None,
     ) -> None:
         self.shapes = shapes
         self.costs = costs
         self.query_points = query_points
-        self.sizes = sizes
+        self.samplings = samplings
         self.seed = seed
         self.resample = resample
-        self.sampling = sampling
         self.queries = queries
 
     def __len__(self) -> int:
@@ -98,7 +94,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         Parameters
         ----------
         index : int or Draw
-            Of the shape, for epoch 0 and the first size; or a draw, of other points in every epoch if
+            Of the shape, for epoch 0 and the first sampling; or a draw, of other points in every epoch if
             ``resample``.
 
         Returns
@@ -108,17 +104,17 @@ class ShapeDataset(Dataset[dict[str, Any]]):
             ``name``, ``class_name``, ``identity``; with random queries also ``query_points`` (Q, 3) float32,
             where ``target`` is.
         """
-        epoch, index, size = index if isinstance(index, tuple) else Draw(0, index, self.sizes[0])
+        epoch, index, sampling = index if isinstance(index, tuple) else Draw(0, index, self.samplings[0])
         shape = self.shapes[index]
         generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
-        points, normals = self.sampling.draw(shape.source, size, generator)
+        points, normals = sampling.draw(shape.source, generator)
         queries = {"target": shape.target}
         if self.queries:
             chosen = generator.integers(len(shape.pool_points), size=self.queries)
             queries = {"query_points": shape.pool_points[chosen], "target": shape.pool_values[chosen]}
         cloud = {"reference_points": torch.from_numpy(points), "normals": torch.from_numpy(normals)}
         return {
-            **(cloud if self.resample else finished_cloud(cloud, self.sampling, generator)),
+            **(cloud if self.resample else finished_cloud(cloud, sampling, generator)),
             **queries,
             "name": shape.name,
             "class_name": shape.class_name,
@@ -192,12 +188,14 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
     )
     grid = torch.from_numpy(query_grid(config.data.grid))
     data = config.data
-    shared = {"sampling": Sampling.of(data)}
-    of_training = {"seed": config.seed, "resample": data.resample, "queries": data.queries, **shared}
+    of_tests, *mixture = map(Sampling.of, data.clouds)
+    of_training = {"seed": config.seed, "resample": data.resample, "queries": data.queries}
     train, test = (StoredShapes(entries[split], Cache(Path(data.cache))) for split in SPLITS)
     return PreparedData(
-        ShapeDataset(train, grid, sizes=data.training_sizes, costs=_costs(train, processes), **of_training),
-        ShapeDataset(test, grid, sizes=[data.points], seed=TEST_SEED, resample=False, **shared),
+        ShapeDataset(
+            train, grid, samplings=mixture or [of_tests], costs=_costs(train, processes), **of_training
+        ),
+        ShapeDataset(test, grid, samplings=[of_tests], seed=TEST_SEED, resample=False),
         left_out,
     )
 
@@ -261,5 +259,6 @@ def _gaussian(config: Config) -> PreparedData:
     target = torch.from_numpy(generator.standard_normal(config.data.grid**3, dtype=np.float32))
     shape = Shape("gaussian", "gaussian", config.seed, cloud, target)
     grid = torch.from_numpy(query_grid(config.data.grid))
-    dataset = ShapeDataset([shape], grid, sizes=[config.data.points], seed=config.seed, resample=False)
+    samplings = [Sampling("area", config.data.points)]
+    dataset = ShapeDataset([shape], grid, samplings=samplings, seed=config.seed, resample=False)
     return PreparedData(dataset, dataset, [])

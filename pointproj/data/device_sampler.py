@@ -75,7 +75,8 @@ class KeptSamples:
 
     def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
         queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
-        _require(4 * len(dataset) * (6 * max(dataset.sizes) + queries), most_bytes)
+        most_points = max(sampling.points for sampling in dataset.samplings)
+        _require(4 * len(dataset) * (6 * most_points + queries), most_bytes)
         self._dataset = dataset
         self._device = device
         self._query_points = dataset.query_points.to(device)
@@ -114,7 +115,7 @@ class SurfaceBatches:
         self._rows = [rows[entry.key] for entry in entries]
         shapes = dataset.shapes.read(first.values())
         self._scanned: list[wp.Mesh] = []  # keeps alive what their ids stand for
-        if dataset.sampling.kind == "scan":
+        if any(sampling.kind == "scan" for sampling in dataset.samplings):
             shapes = map(self._with_search, shapes)
         tables = _tables(shapes, bool(dataset.queries), device, most_bytes)
         self._surfaces = Surfaces(*(tables.pop(name) for name in Surfaces._fields))
@@ -134,9 +135,11 @@ class SurfaceBatches:
         ]
         drawn = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64))
         drawn = to_device({"drawn": drawn}, self._device)["drawn"]
-        dataset = self._dataset
-        count = dataset.sampling.drawn(chunk[0].points)
-        points, normals = draw_on_surfaces(self._surfaces, drawn, dataset.seed, count, self._searched)
+        sampling = chunk[0].sampling
+        searched = self._searched if sampling.kind == "scan" else None
+        points, normals = draw_on_surfaces(
+            self._surfaces, drawn, self._dataset.seed, sampling.drawn, searched
+        )
         return {
             "reference_points": points,
             "normals": normals,

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,27 +41,19 @@ SCAN_POINTS, SCAN_NOISE = 3000, 0.005
 """Of the scans in the literature on ModelNet10: see :mod:`pointproj.geometry.scanning`."""
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How test meshes are sampled, and with how many points."""
-
-    sampling: Sampling
-    points: int
-
-
-def protocols(points: int) -> dict[str, Protocol]:
+def protocols(points: int) -> dict[str, Sampling]:
     """Return every protocol by its name: ``points`` samples, or scans as in the literature."""
     return {
-        "even": Protocol(Sampling("even"), points),
-        "area": Protocol(Sampling("area"), points),
-        "scan": Protocol(Sampling("scan", SCAN_NOISE), SCAN_POINTS),
+        "even": Sampling("even", points),
+        "area": Sampling("area", points),
+        "scan": Sampling("scan", SCAN_POINTS, SCAN_NOISE),
     }
 
 
 def evaluate_shapes(
     files: Sequence[MeshFile],
     methods: Mapping[str, Method],
-    chosen: Mapping[str, Protocol],
+    chosen: Mapping[str, Sampling],
     out: Path,
     *,
     grid: int,
@@ -76,7 +67,7 @@ def evaluate_shapes(
         What to reconstruct; meshes that cannot be used, or have no inside, are left out with a warning.
     methods : mapping of str to Method
         By name; the first is the one that is judged.
-    chosen : mapping of str to Protocol
+    chosen : mapping of str to Sampling
         By name.
     out : Path
         Gets ``meshes/NAME-PROTOCOL-METHOD.{ply,off}`` and ``pictures/NAME.png``, in the query cube.
@@ -104,7 +95,7 @@ def evaluate_shapes(
         rows = []
         for samples, protocol in chosen.items():
             generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
-            cloud = sample_cloud(sampler, protocol.points, generator, protocol.sampling)
+            cloud = sample_cloud(sampler, protocol, generator)
             panels = [cloud_panel(f"{protocol.points:,} points", cloud[0])]
             for name, method in methods.items():
                 started = time.perf_counter()

@@ -2,14 +2,16 @@
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.modelnet import DataError
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct
+from pointproj.geometry.sampling import PointSource
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
@@ -73,8 +75,11 @@ def main(arguments: Sequence[str]) -> None:
     require_writable(given.out)
     trained = load_trained(given.checkpoint, given.device)
     data = trained.config.data
-    sampling, most = Sampling.for_prediction(data), max(data.points, *data.training_sizes)
-    sample = partial(sample_cloud, sampling=sampling)
-    cloud = read_cloud(given.file, data.points, most=most, sample=sample, thin=sampling.thin)
+    sampling = Sampling.for_prediction(data)
+
+    def sample(source: PointSource, _: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        return sample_cloud(source, sampling, generator)
+
+    cloud = read_cloud(given.file, data.points, most=data.most_points, sample=sample, thin=sampling.thin)
     for file in predict(trained, cloud, given.out, given.side):
         print(file)

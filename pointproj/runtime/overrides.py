@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
-from pointproj.config import NETWORKS, Config, ConfigError, nearest
+from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, nearest
 from pointproj.runtime.run_folder import require_writable
 
 
@@ -147,6 +147,19 @@ def _problems(
         known = [*groups, *keys]
         hint = nearest(key, known) or _same_ending(key, known)
         yield f"{override.input_line}: there is no {key}{hint} ('python {program} --help' lists all)"
+    elif key == "data.mixture":
+        yield from _mixture_problems(override)
+
+
+def _mixture_problems(override: Override) -> Iterator[str]:
+    """Yield keys that no kind of clouds has."""
+    known = [*_keys(MixtureConfig())]
+    listed = override.value()
+    for kind in listed if isinstance(listed, list) else []:
+        for key in kind if isinstance(kind, dict) else []:
+            if key not in known:
+                options = ", ".join(known)
+                yield f"{override.input_line}: there is no {key}, only {options}{nearest(key, known)}"
 
 
 def _choices(override: Override) -> Iterator[str]:

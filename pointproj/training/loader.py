@@ -117,12 +117,15 @@ class BatchLoader:
     def _augmented(self, batch: dict[str, Any], changes: AugmentationConfig, step: int) -> dict[str, Any]:
         """Change the shapes of the batch of a step, and of this process, and finish clouds drawn afresh."""
         config, train = self.config, self.data.train
+        batch = {**batch}
+        sampling = batch.pop("sampling")  # no step reads it, and no file of tensors can hold it
         seed = config.seed, step * self.processes.count + self.processes.rank
-        finish = {"finish": train.sampling.finish} if train.resample else {}
+        finish = {"finish": sampling.finish} if train.resample else {}
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, changes, seed=seed, distances=distances, **finish)
         shown = with_features(changed, config.projector.normals)
-        if config.compile and len(train.sizes) > 1:  # else the first size would be compiled alone, in vain
+        sizes = {each.points for each in train.samplings}
+        if config.compile and len(sizes) > 1:  # else the first size would be compiled alone, in vain
             for name in ("reference_points", "features"):
                 if name in shown:
                     torch._dynamo.maybe_mark_dynamic(shown[name], 1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pointproj.data.batches import batches
+from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import Draw, prepare
 from pointproj.data.modelnet import DataError, find_meshes
 from pointproj.geometry.files import read_mesh
@@ -114,7 +115,7 @@ def test_points_are_fixed_by_seed_epoch_and_shape(config):
     again = prepare(config())
 
     def drawn(dataset, epoch, index=0):
-        return dataset[Draw(epoch, index, 64)]["reference_points"]
+        return dataset[Draw(epoch, index, Sampling("area", 64))]["reference_points"]
 
     assert torch.equal(drawn(data.train, 3), drawn(again.train, 3))
     assert not torch.equal(drawn(data.train, 3), drawn(data.train, 4))
@@ -143,7 +144,7 @@ def test_batches_stack_samples_and_share_the_queries(config):
     assert made[0]["reference_points"].shape == (4, 64, 3)
     assert made[0]["target"].shape == (4, 216)
     assert made[0]["query_points"] is data.train.query_points
-    assert torch.equal(made[1]["normals"][1], data.train[Draw(2, 5, 64)]["normals"])
+    assert torch.equal(made[1]["normals"][1], data.train[Draw(2, 5, Sampling("area", 64))]["normals"])
     assert made[1]["name"] == ["sofa_0002", "sofa_0003"]
     assert made[1]["class_name"] == ["sofa", "sofa"]
 

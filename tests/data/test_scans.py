@@ -43,7 +43,7 @@ def test_a_scan_on_the_host_holds_what_cameras_see():
     points, normals = scan(nested(), 1001, np.random.default_rng(3))
     assert points.dtype == normals.dtype == np.float32
     assert_seen(points, normals, cameras)
-    again, _ = Sampling("scan").draw(nested(), 1001, np.random.default_rng(3))
+    again, _ = Sampling("scan", 1001).draw(nested(), np.random.default_rng(3))
     np.testing.assert_array_equal(again, points)
     assert not np.array_equal(scan(nested(), 1001, np.random.default_rng(4))[0], points)
 

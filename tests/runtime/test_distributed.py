@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from pointproj.config import Config, DataConfig, TargetConfig, register_schema, to_config
 from pointproj.data.batches import batches, split_batch
+from pointproj.data.clouds import Sampling
 from pointproj.data.costs import search_cost
 from pointproj.data.dataset import ShapeDataset, prepare
 from pointproj.geometry.sampling import FixedCloud
@@ -154,7 +155,7 @@ def shapes(count):
 
     grid = torch.zeros(1, 3)
     made = [Shape(f"s{i}", "c", i, Point(), torch.zeros(1)) for i in range(count)]
-    return ShapeDataset(made, grid, sizes=[1], seed=0, resample=True)
+    return ShapeDataset(made, grid, samplings=[Sampling("area", 1)], seed=0, resample=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from pointproj.config import MixtureConfig
 from pointproj.data.device_sampler import SamplerUnavailable
 from pointproj.data.furniture import write_furniture
 from pointproj.runtime.distributed import ALONE
@@ -117,9 +118,13 @@ def test_a_network_trains_and_is_tested_on_scans(config, tmp_path, sampler):
 
 
 @pytest.mark.parametrize(("sampler", "compiled"), [("loader", False), ("device", True)])
-def test_one_network_trains_on_even_clouds_of_many_sizes(config, tmp_path, sampler, compiled):
-    config.data.sampler, config.data.sampling, config.data.sizes = sampler, "even", [16, 24, 33]
-    config.data.noise = 0.005
+def test_one_network_trains_on_clouds_of_many_kinds_and_sizes(config, tmp_path, sampler, compiled):
+    config.data.sampler = sampler
+    config.data.mixture = [
+        MixtureConfig("area", 16),
+        MixtureConfig("scan", 24, 0.005),
+        MixtureConfig("even", 33),
+    ]
     config.compile = compiled
     config.training.epochs = 2
     run = RunFolder(tmp_path / "run")

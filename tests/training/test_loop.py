@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pointproj.config import Config, KnnConfig
+from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import PreparedData, Shape, ShapeDataset
 from pointproj.geometry.meshes import query_grid
 from pointproj.ops.registry import BackendUnavailable
@@ -43,7 +44,7 @@ def spheres(count, points=60, seed=0, resample=True):
         Shape(f"sphere_{i}", "odd" if i % 2 else "even", i, Sphere(r), (grid.norm(dim=1) - r).abs())
         for i, r in enumerate(radii)
     ]
-    return ShapeDataset(shapes, grid, sizes=[points], seed=seed, resample=resample)
+    return ShapeDataset(shapes, grid, samplings=[Sampling("area", points)], seed=seed, resample=resample)
 
 
 def small_config():
