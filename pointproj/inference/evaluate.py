@@ -7,12 +7,18 @@ reconstructions and a page of pictures, worst first.
 
 import argparse
 import hashlib
+import itertools
 import logging
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float
 
 from pointproj.data.clouds import Sampling, sample_cloud
@@ -27,6 +33,7 @@ from pointproj.geometry.metrics import Measured, measure, truth_of
 from pointproj.geometry.sampling import SurfaceSampler
 from pointproj.geometry.well_posed import label_agreement
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained, whole
+from pointproj.runtime.helpers import HelperProcesses
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.evaluation_page import summary_table, write_csv, write_page, write_summary
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
@@ -121,16 +128,50 @@ def model_method(trained: TrainedModel, side: int) -> Method:
     return method
 
 
-def _baseline_methods(names: Sequence[str] | None, device: str) -> dict[str, Method]:
+def _chosen_baselines(names: Sequence[str] | None) -> list[str]:
     """Return those asked for, or by default all that can run here."""
-    if names is None:
-        usable = baselines()
-        for name, reason in usable.items():
-            if reason is not None:
-                log.warning("baseline %s is left out: %s", name, reason)
-        names = [name for name, reason in usable.items() if reason is None]
+    if names is not None:
+        return [*names]
+    usable = baselines()
+    for name, reason in usable.items():
+        if reason is not None:
+            log.warning("baseline %s is left out: %s", name, reason)
+    return [name for name, reason in usable.items() if reason is None]
+
+
+def _baseline_methods(names: Sequence[str], device: str) -> dict[str, Method]:
     chosen = {name: baseline(name, device) for name in names}
     return {name: lambda points, _, run=run: run(points) for name, run in chosen.items()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What to do with each mesh, in this process or in a helper, which loads the model once for all."""
+
+    checkpoint: Path
+    device: str
+    side: int
+    baselines: Sequence[str]
+    chosen: Mapping[str, Sampling]
+    out: Path
+
+    def __call__(self, file: MeshFile) -> list[Measured]:
+        if multiprocessing.parent_process() is not None:  # the other cores have other meshes
+            torch.set_num_threads(1)
+        trained = _loaded(self.checkpoint, self.device)
+        device, grid = str(trained.device), trained.config.data.grid
+        methods = {MODEL: model_method(trained, self.side), **_baseline_methods(self.baselines, device)}
+        return [*evaluate_shapes([file], methods, self.chosen, self.out, grid=grid, device=device)]
+
+
+@cache
+def _loaded(checkpoint: Path, device: str) -> TrainedModel:
+    return load_trained(checkpoint, device)
+
+
+def _default_workers() -> int:
+    """As many processes as there are cores; more than eight would hinder each other on one GPU."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 def _test_files(trained: TrainedModel, folder: Path | None, limit: int | None) -> list[MeshFile]:
@@ -164,8 +205,21 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         f"noise of {SCAN_NOISE}; by default all",
     )
     parser.add_argument("--baselines", nargs="*", choices=[*baselines()], help="by default all")
+    parser.add_argument(
+        "--workers",
+        type=whole(1),
+        default=_default_workers(),
+        help="processes that evaluate meshes side by side, by default one for each core and at most 8",
+    )
     parser.add_argument("--out", type=Path, help="folder; by default evaluation/ beside the checkpoint")
     return parser.parse_args(arguments)
+
+
+def _log_model(results: Sequence[Measured]) -> None:
+    for result in results:
+        if result.method == MODEL:
+            iou, f_score = result.values["iou"], result.values["f_score"]
+            log.info("%-18s %-5s IoU %.3f, F-score %.3f", result.name, result.samples, iou, f_score)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -174,25 +228,26 @@ def main(arguments: Sequence[str]) -> None:
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     out = given.out or folder / "evaluation"
     require_writable(out)
-    trained = load_trained(given.checkpoint, given.device)
-    device = str(trained.device)
-    side = given.side or trained.default_side
-    methods = {MODEL: model_method(trained, side)}
-    methods |= _baseline_methods(given.baselines, device)
+    _loaded.cache_clear()  # the file may be another one than it was
+    trained = _loaded(given.checkpoint, given.device)
+    device, side = str(trained.device), given.side or trained.default_side
+    chosen_baselines = _chosen_baselines(given.baselines)
+    _baseline_methods(chosen_baselines, device)  # refuses one that is missing before any work is done
     files = _test_files(trained, given.meshes, given.limit)
     every = protocols(given.points or trained.points)
     chosen = {name: every[name] for name in dict.fromkeys(given.samples)}
     sampled = ", ".join(f"{name} ({protocol.points:,} points)" for name, protocol in chosen.items())
     log.info("%d meshes, sampled as %s, surface from %d^3, %s", len(files), sampled, side, device)
-    results = []
-    grid = trained.config.data.grid
     facts = {"checkpoint": given.checkpoint, "side": side, "device": device}
-    for result in evaluate_shapes(files, methods, chosen, out, grid=grid, device=device):
-        results.append(result)
-        write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
-        if result.method == MODEL:
-            iou, f_score = result.values["iou"], result.values["f_score"]
-            log.info("%-18s %-5s IoU %.3f, F-score %.3f", result.name, result.samples, iou, f_score)
+    job = _Job(given.checkpoint, given.device, side, chosen_baselines, chosen, out)
+    measured: dict[MeshFile, list[Measured]] = {file: [] for file in files}
+    jobs = {file: partial(job, file) for file in files}
+    with HelperProcesses(given.workers) as helpers:
+        for file, of_file in helpers.run("evaluating", jobs, "meshes"):
+            measured[file] = of_file
+            results = [*itertools.chain(*measured.values())]
+            write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
+            _log_model(of_file)
     if not results:
         raise DataError(f"none of the {len(files)} meshes has an inside, so there is nothing to compare")
     write_page(out / "index.html", results, facts)

@@ -15,6 +15,7 @@ from pointproj.geometry import well_posed
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.grids import dense_values
 from pointproj.inference.trained_model import load_trained
+from pointproj.runtime import helpers
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
 
@@ -93,6 +94,21 @@ def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_
         one, other = read_mesh(ply), read_mesh(off)
         assert np.array_equal(one.vertices, other.vertices)
         assert np.array_equal(one.faces, other.faces)
+
+
+def test_meshes_evaluated_side_by_side_have_the_results_of_one_after_the_other(
+    trained, furniture, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
+    rows = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        arguments = ("--side", 8, "--samples", "area", "--points", 60, "--baselines", "--out", out)
+        call("evaluate", trained, "--meshes", furniture, "--workers", workers, *arguments)
+        with (out / "results.csv").open(newline="") as file:
+            rows.append([{**row, "seconds": None} for row in csv.DictReader(file)])
+    assert [row["mesh"] for row in rows[0]] == ["chair_5001", "table_5001"]
+    assert rows[0] == rows[1]
 
 
 def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_path, capsys):
