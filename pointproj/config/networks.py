@@ -12,6 +12,8 @@ from pointproj.config.schema import AugmentationConfig, Config, ProjectorConfig
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import value
 
+PLANE_POINTS = 25  # of a cloud, at least, where planes are fitted to points
+
 
 @dataclass
 class _AggregatingConfig(ProjectorConfig):
@@ -72,7 +74,7 @@ class KnnConfig(_AggregatingConfig):
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield too many neighbours, and what changes neighbours that are to be kept."""
-        yield from too_few_points(self, "k", config)
+        yield from too_few_points("k", self.k, config)
         data = config.data
         changes = {
             "data.resample=true draws other points every epoch: write data.resample=false": data.resample
@@ -115,26 +117,37 @@ class VisibilityConfig(ProjectorConfig):
     hidden_channels: int = value(16, "width of all layers, a multiple of 8", least=1, most=65_536)
     neighbors: int = value(13, "reference points that a point attends to, including itself", least=13)
     rounds: int = value(1, "how often the sides of reference points attend to each other", least=0, most=100)
+    sensors: bool | None = value(
+        None,
+        "show it from which direction each point was seen, where that is known; null: if `data` has such "
+        "clouds (`sampling: sensors`)",
+    )
 
     @property
     def fewest_points(self) -> int:
-        """One for each neighbour."""
-        return self.neighbors
+        """One for each neighbour, or for a plane."""
+        return max(self.neighbors, PLANE_POINTS)
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of :class:`pointproj.nn.visibility_network.VisibilityNetwork`."""
-        return {name: getattr(self, name) for name in ("hidden_channels", "neighbors", "rounds")}
+        own = {name: getattr(self, name) for name in ("hidden_channels", "neighbors", "rounds")}
+        return {**own, "sensors": bool(self.sensors)}
 
     def fill_in(self, config: Config) -> None:
         """No normals, which it does not need."""
         self.normals = bool(self.normals)
+        if self.sensors is None:
+            self.sensors = any(cloud.sampling == "sensors" for cloud in config.data.clouds)
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield an odd width, and too many neighbours."""
         if self.hidden_channels % 8:
             width = self.hidden_channels
             yield f"projector.hidden_channels={width}: projector=visibility needs a multiple of 8"
-        yield from too_few_points(self, "neighbors", config)
+        points = config.data.fewest_points
+        if self.neighbors <= points < PLANE_POINTS:
+            yield f"clouds of {points} points: projector=visibility needs {PLANE_POINTS} to fit planes to"
+        yield from too_few_points("neighbors", self.neighbors, config)
 
 
 NETWORKS: dict[str, type[ProjectorConfig]] = {
@@ -142,12 +155,12 @@ NETWORKS: dict[str, type[ProjectorConfig]] = {
 }
 
 
-def too_few_points(network: ProjectorConfig, key: str, config: Config) -> Iterator[str]:
+def too_few_points(key: str, neighbors: int, config: Config) -> Iterator[str]:
     """Yield the problem of a network that asks for more neighbours, by ``key``, than there are points."""
     points = config.data.fewest_points
-    if network.fewest_points > points:
+    if neighbors > points:
         named = "data.points" if points == config.data.points else "the smallest cloud of data.mixture"
         yield (
-            f"projector.{key}={network.fewest_points} neighbours of {named}={points} reference points: "
+            f"projector.{key}={neighbors} neighbours of {named}={points} reference points: "
             f"expected at most {points}, or more points"
         )

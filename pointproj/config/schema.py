@@ -13,7 +13,7 @@ from omegaconf import MISSING
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import value
 
-SAMPLINGS = ("area", "even", "scan")
+SAMPLINGS = ("area", "even", "scan", "sensors")
 
 
 @dataclass
@@ -38,6 +38,8 @@ class ProjectorConfig:
 
     NETWORK: ClassVar[str]
     OPERATOR: ClassVar[str]
+
+    sensors = False  # whether it is shown where points were seen from; a value of networks that can be
 
     name: str = value(MISSING, "the network")
     normals: bool | None = value(None, "show it the points' normals too; null: the network's own choice")
@@ -98,7 +100,8 @@ class DataConfig:
     sampling: str = value(
         "area",
         "how points are drawn from a surface: uniformly by `area`; `even`: the farthest from each other of "
-        "five times as many; `scan`: what ten cameras see",
+        "five times as many; `scan`: what ten cameras see; `sensors`: such a scan that tells for each point "
+        "from which direction it was seen",
         choices=SAMPLINGS,
     )
     noise: float = value(

@@ -29,8 +29,9 @@ def augment(
     Parameters
     ----------
     batch : dict
-        ``reference_points`` and ``normals`` (B, N, 3); ``query_points`` (B, Q, 3) and ``target`` (B, Q) where
-        shapes are to move; anything else is passed on.
+        ``reference_points`` and ``normals`` (B, N, 3), and perhaps ``sensors`` (B, N, 3), unit vectors
+        towards what saw the points; ``query_points`` (B, Q, 3) and ``target`` (B, Q) where shapes are to
+        move; anything else is passed on.
     settings : AugmentationConfig
         Shapes that move are centred and scaled to the normalised size before they shrink, as by
         :func:`pointproj.geometry.meshes.normalize`.
@@ -79,8 +80,12 @@ def _warped(batch: dict[str, Any], most: float, generator: torch.Generator) -> d
         return places + height / waves_a_unit * (waves_a_unit * places + phase).sin()
 
     scale = 1 + height * (waves_a_unit * points + phase).cos()
-    normals = torch.nn.functional.normalize(batch["normals"] / scale, dim=-1)
-    return {**batch, "reference_points": moved(points), "query_points": moved(queries), "normals": normals}
+    return {
+        **batch,
+        "reference_points": moved(points),
+        "query_points": moved(queries),
+        **_turned(batch, lambda normals: normals / scale, lambda sensors: sensors * scale),
+    }
 
 
 def _moved(
@@ -100,14 +105,24 @@ def _moved(
     centre = (low + high) / 2
     scale = LONGEST_SIDE / (high - low).amax(-1, keepdim=True).clamp(min=1e-6)
     scale = scale * (1 - settings.shrink * _uniform(points, generator))
-    normals = batch["normals"] @ (rotations / lengths).mT  # by the inverse transpose
+    by_inverse_transpose = (rotations / lengths).mT
     return {
         **batch,
         "reference_points": (points - centre) * scale,
         "query_points": (queries - centre) * scale,
-        "normals": torch.nn.functional.normalize(normals, dim=-1),
+        **_turned(batch, lambda normals: normals @ by_inverse_transpose, lambda sensors: sensors @ linear.mT),
         "target": batch["target"] * scale.view(-1, 1) if distances else batch["target"],
     }
+
+
+def _turned(
+    batch: dict[str, Any], of_normals: Callable[[Tensor], Tensor], of_lines: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Unit normals, and unit vectors towards sensors where there are any, after a change of the shapes."""
+    changed = {"normals": of_normals(batch["normals"])}
+    if "sensors" in batch:  # lines of sight are bent like what they go through
+        changed["sensors"] = of_lines(batch["sensors"])
+    return {name: torch.nn.functional.normalize(values, dim=-1) for name, values in changed.items()}
 
 
 def _rotations(
@@ -137,7 +152,8 @@ def _with_gap(batch: dict[str, Any], most: float, generator: torch.Generator) ->
     place = torch.arange(count, device=points.device).expand(clouds, -1)
     rows = farthest_first.gather(1, place % kept_count.clamp(min=1))
     rows = rows[..., None].expand(-1, -1, 3)
-    return {**batch, "reference_points": points.gather(1, rows), "normals": batch["normals"].gather(1, rows)}
+    of_points = {name: batch[name] for name in ("reference_points", "normals", "sensors") if name in batch}
+    return {**batch, **{name: values.gather(1, rows) for name, values in of_points.items()}}
 
 
 def _uniform(points: Float[Tensor, "b n 3"], generator: torch.Generator, axes: int = 1) -> Tensor:

@@ -1,7 +1,7 @@
 """How clouds are made of points drawn from a surface: thinned to an even spread, and with noise."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class Sampling:
 
     Attributes
     ----------
-    kind : {"area", "even", "scan"}
+    kind : {"area", "even", "scan", "sensors"}
         As ``data.sampling``.
     points : int
         Of each cloud.
@@ -49,17 +49,26 @@ class Sampling:
         return cls("even" if knows_even else data.sampling, data.points)
 
     @property
+    def is_scan(self) -> bool:
+        """Whether points are what cameras see; ``"sensors"`` also tells from where."""
+        return self.kind in ("scan", "sensors")
+
+    @property
     def drawn(self) -> int:
         """Points that are drawn for a cloud."""
         return DENSER * self.points if self.kind == "even" else self.points
 
     def draw(
         self, source: PointSource, generator: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-        """Draw what a cloud is made of: points and normals, see :meth:`finish`."""
-        if self.kind == "scan":
-            return scan(source, self.points, generator)
-        return source.draw(self.drawn, generator)
+    ) -> dict[str, Float[np.ndarray, "n 3"]]:
+        """Draw what a cloud is made of, as it is in a batch: see :meth:`finish`."""
+        drawn = scan(source, self.points, generator) if self.is_scan else source.draw(self.drawn, generator)
+        return self.known(*drawn)
+
+    def known(self, points: Any, normals: Any, sensors: Any = None) -> dict[str, Any]:
+        """Return what was drawn by its names in a batch, without sensors that are not to be known."""
+        known = {"reference_points": points, "normals": normals}
+        return {**known, "sensors": sensors} if self.kind == "sensors" else known
 
     def thin(
         self, points: Float[np.ndarray, "n 3"], count: int, generator: np.random.Generator
@@ -79,7 +88,7 @@ class Sampling:
         ----------
         batch : dict
             ``reference_points`` and ``normals`` (B, n, 3), with ``n`` as :attr:`drawn` says; anything else is
-            passed on.
+            passed on, as are ``sensors`` (B, n, 3), unit vectors towards the cameras of a scan.
         generator : torch.Generator
             On the batch's device; advanced where something is random.
 
@@ -98,9 +107,15 @@ class Sampling:
         return {**batch, "reference_points": points, "normals": normals}
 
 
-def sample_cloud(
-    source: PointSource, sampling: Sampling, generator: np.random.Generator
-) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+class SampledCloud(NamedTuple):
+    """What is known of a cloud."""
+
+    points: Float[np.ndarray, "n 3"]  # float32, like the others
+    normals: Float[np.ndarray, "n 3"]
+    sensors: Float[np.ndarray, "n 3"] | None = None  # unit vectors towards what saw the points
+
+
+def sample_cloud(source: PointSource, sampling: Sampling, generator: np.random.Generator) -> SampledCloud:
     """Sample a shape once, as test shapes are in training.
 
     Parameters
@@ -113,12 +128,11 @@ def sample_cloud(
 
     Returns
     -------
-    points, normals : float32 arrays, shape (sampling.points, 3)
+    SampledCloud
     """
-    names = "reference_points", "normals"
-    drawn = dict(zip(names, map(torch.from_numpy, sampling.draw(source, generator)), strict=True))
+    drawn = {name: torch.from_numpy(values) for name, values in sampling.draw(source, generator).items()}
     cloud = finished_cloud(drawn, sampling, generator)
-    return cloud["reference_points"].numpy(), cloud["normals"].numpy()
+    return SampledCloud(*(values.numpy() for values in cloud.values()))
 
 
 def finished_cloud(
@@ -129,7 +143,7 @@ def finished_cloud(
     Parameters
     ----------
     cloud : dict
-        ``reference_points`` and ``normals`` (n, 3), on the CPU.
+        ``reference_points``, ``normals`` and perhaps ``sensors`` (n, 3), on the CPU.
     sampling : Sampling
     generator : numpy.random.Generator
         Advanced; the same state gives the same noise.

@@ -101,19 +101,20 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         Returns
         -------
         dict
-            ``reference_points`` (N, 3) and ``normals`` (N, 3) float32, ``target`` (Q,) float32,
+            ``reference_points`` (N, 3), ``normals`` (N, 3) and perhaps ``sensors`` (N, 3) float32, see
+            :meth:`pointproj.data.clouds.Sampling.finish`; ``target`` (Q,) float32,
             ``name``, ``class_name``, ``identity``; with random queries also ``query_points`` (Q, 3) float32,
             where ``target`` is.
         """
         epoch, index, sampling = index if isinstance(index, tuple) else Draw(0, index, self.samplings[0])
         shape = self.shapes[index]
         generator = np.random.default_rng([self.seed, epoch if self.resample else 0, shape.identity])
-        points, normals = sampling.draw(shape.source, generator)
+        drawn = sampling.draw(shape.source, generator)
         queries = {"target": shape.target}
         if self.queries:
             chosen = generator.integers(len(shape.pool_points), size=self.queries)
             queries = {"query_points": shape.pool_points[chosen], "target": shape.pool_values[chosen]}
-        cloud = {"reference_points": torch.from_numpy(points), "normals": torch.from_numpy(normals)}
+        cloud = {name: torch.from_numpy(values) for name, values in drawn.items()}
         return {
             **(cloud if self.resample else finished_cloud(cloud, sampling, generator)),
             **queries,

@@ -115,7 +115,7 @@ class SurfaceBatches:
         self._rows = [rows[entry.key] for entry in entries]
         shapes = dataset.shapes.read(first.values())
         self._scanned: list[wp.Mesh] = []  # keeps alive what their ids stand for
-        if any(sampling.kind == "scan" for sampling in dataset.samplings):
+        if any(sampling.is_scan for sampling in dataset.samplings):
             shapes = map(self._with_search, shapes)
         tables = _tables(shapes, bool(dataset.queries), device, most_bytes)
         self._surfaces = Surfaces(*(tables.pop(name) for name in Surfaces._fields))
@@ -136,13 +136,10 @@ class SurfaceBatches:
         drawn = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64))
         drawn = to_device({"drawn": drawn}, self._device)["drawn"]
         sampling = chunk[0].sampling
-        searched = self._searched if sampling.kind == "scan" else None
-        points, normals = draw_on_surfaces(
-            self._surfaces, drawn, self._dataset.seed, sampling.drawn, searched
-        )
+        searched = self._searched if sampling.is_scan else None
+        cloud = draw_on_surfaces(self._surfaces, drawn, self._dataset.seed, sampling.drawn, searched)
         return {
-            "reference_points": points,
-            "normals": normals,
+            **sampling.known(*cloud),
             **self._queries(drawn),
             "name": [entry.name for entry in entries],
             "class_name": [entry.class_name for entry in entries],

@@ -59,7 +59,7 @@ def draw_on_surfaces(
     seed: int,
     count: int,
     scanned: Int[Tensor, " S"] | None = None,
-) -> tuple[Float[Tensor, "B n 3"], Float[Tensor, "B n 3"]]:
+) -> tuple[Float[Tensor, "B n 3"], Float[Tensor, "B n 3"], Float[Tensor, "B n 3"]]:
     """Draw points from shapes, uniformly by area, or what cameras see on the way to them.
 
     Parameters
@@ -76,8 +76,8 @@ def draw_on_surfaces(
 
     Returns
     -------
-    points, normals : (B, count, 3) float32 tensors
-        Unit normals of the faces.
+    points, normals, sensors : (B, count, 3) float32 tensors
+        Unit normals of the faces; unit vectors towards the cameras, 0 where there are none.
     """
     return _points(*surfaces, scanned, drawn, seed, count)
 
@@ -169,6 +169,7 @@ def points_kernel(
     seed: wp.int64,
     points: wp.array2d(dtype=wp.vec3f),
     normals: wp.array2d(dtype=wp.vec3f),
+    sensors: wp.array2d(dtype=wp.vec3f),
 ):
     """One thread a point; launched over (B, n)."""
     cloud, number = wp.tid()
@@ -183,6 +184,7 @@ def points_kernel(
     point = origin + (across * (wp.float64(1.0) - along)) * first + (across * along) * second
     points[cloud, number] = wp.vec3f(point)
     normals[cloud, number] = wp.vec3f(wp.normalize(wp.cross(first, second)))
+    sensors[cloud, number] = wp.vec3f()
     if scanned:
         mesh = wp.uint64(scanned[wp.int32(drawn[cloud, 0])])
         camera = FOR_CAMERAS | wp.uint32(number % RAYS_FROM)
@@ -190,6 +192,7 @@ def points_kernel(
         seen = first_seen(mesh, place, points[cloud, number], normals[cloud, number])
         points[cloud, number] = seen.point
         normals[cloud, number] = seen.normal
+        sensors[cloud, number] = seen.sensor
 
 
 @wp.kernel(**OPTIONS)
@@ -218,7 +221,7 @@ def _clouds(drawn: Tensor, count: int, *names: str) -> dict[str, tuple[Sequence[
 @warp_op(
     "pointproj::draw_on_surfaces",
     outputs=lambda vertices, faces, summed_areas, first_face, last_face, scanned, drawn, seed, count: _clouds(
-        drawn, count, "points", "normals"
+        drawn, count, "points", "normals", "sensors"
     ),
 )
 def _points(
@@ -234,9 +237,10 @@ def _points(
     count: int,
     points: Tensor,
     normals: Tensor,
+    sensors: Tensor,
 ):
     surfaces = Surfaces(vertices, faces, summed_areas, first_face, last_face)
-    launch(points_kernel, (len(drawn), count), surfaces, scanned, drawn, seed, points, normals)
+    launch(points_kernel, (len(drawn), count), surfaces, scanned, drawn, seed, points, normals, sensors)
 
 
 @warp_op(

@@ -3,7 +3,8 @@
 After Sulzer et al., Deep surface reconstruction from point clouds with visibility information, 2022, ten
 cameras stand around a shape at random, and each has as many rays. A ray goes to a random point of the
 surface, by area, and ends at the first face that it meets. So what no camera sees has no points, and whether
-a face points to the camera makes no difference.
+a face points to the camera makes no difference. A scanner knows where it stood, so each point comes with the
+direction in which its camera is.
 """
 
 import numpy as np
@@ -28,6 +29,7 @@ class Seen:
 
     point: wp.vec3f
     normal: wp.vec3f
+    sensor: wp.vec3f  # direction of the camera
 
 
 @wp.func
@@ -36,7 +38,8 @@ def first_seen(mesh: wp.uint64, camera: wp.vec3f, target: wp.vec3f, normal: wp.v
     seen = Seen()
     seen.point = target
     seen.normal = normal
-    hit = wp.mesh_query_ray(mesh, camera, wp.normalize(target - camera), wp.length(target - camera))
+    seen.sensor = wp.normalize(camera - target)
+    hit = wp.mesh_query_ray(mesh, camera, -seen.sensor, wp.length(target - camera))
     if hit.result:  # else rounding let the ray end before the target
         seen.point = wp.mesh_eval_position(mesh, hit.face, hit.u, hit.v)
         seen.normal = hit.normal
@@ -51,16 +54,18 @@ def _scan_kernel(
     target_normals: wp.array(dtype=wp.vec3f),
     points: wp.array(dtype=wp.vec3f),
     normals: wp.array(dtype=wp.vec3f),
+    sensors: wp.array(dtype=wp.vec3f),
 ):
     i = wp.tid()
     seen = first_seen(mesh, cameras[i % cameras.shape[0]], targets[i], target_normals[i])
     points[i] = seen.point
     normals[i] = seen.normal
+    sensors[i] = seen.sensor
 
 
 def scan(
     sampler: SurfaceSampler, count: int, generator: np.random.Generator
-) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
     """Scan a normalised mesh from cameras around it.
 
     Parameters
@@ -74,8 +79,8 @@ def scan(
 
     Returns
     -------
-    points, normals : float32 arrays, shape (count, 3)
-        Unit normals of the faces, with the sign of their orientation.
+    points, normals, sensors : float32 arrays, shape (count, 3)
+        Unit normals of the faces, with the sign of their orientation; unit vectors towards the cameras.
     """
     directions = generator.standard_normal((CAMERAS, 3))
     cameras = CAMERA_DISTANCE * directions / np.linalg.norm(directions, axis=1, keepdims=True)
@@ -85,7 +90,7 @@ def scan(
         arrays = [
             wp.array(values.astype(np.float32), dtype=wp.vec3f) for values in (cameras, targets, normals)
         ]
-        made = [wp.empty(count, dtype=wp.vec3f) for _ in range(2)]
+        made = [wp.empty(count, dtype=wp.vec3f) for _ in range(3)]
         wp.launch(_scan_kernel, count, inputs=[mesh.id, *arrays], outputs=made)
-        points, normals = (array.numpy() for array in made)
-    return points, normals
+        points, normals, sensors = (array.numpy() for array in made)
+    return points, normals, sensors

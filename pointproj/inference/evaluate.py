@@ -19,9 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
-from pointproj.data.clouds import Sampling, sample_cloud
+from pointproj.data.clouds import SampledCloud, Sampling, sample_cloud
 from pointproj.data.dataset import TEST_SEED
 from pointproj.data.modelnet import DataError, MeshFile, find_meshes
 from pointproj.data.sources import mesh_files
@@ -41,8 +40,7 @@ from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 log = logging.getLogger(__name__)
 
 MODEL = "model"
-Points = Float[np.ndarray, "n 3"]
-Method = Callable[[Points, Points], Reconstruction]  # points and normals to a solid
+Method = Callable[[SampledCloud], Reconstruction]
 
 SCAN_POINTS, SCAN_NOISE = 3000, 0.005
 """Of the scans in the literature on ModelNet10: see :mod:`pointproj.geometry.scanning`."""
@@ -54,6 +52,7 @@ def protocols(points: int) -> dict[str, Sampling]:
         "even": Sampling("even", points),
         "area": Sampling("area", points),
         "scan": Sampling("scan", SCAN_POINTS, SCAN_NOISE),
+        "sensors": Sampling("sensors", SCAN_POINTS, SCAN_NOISE),
     }
 
 
@@ -103,10 +102,10 @@ def evaluate_shapes(
         for samples, protocol in chosen.items():
             generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
             cloud = sample_cloud(sampler, protocol, generator)
-            panels = [cloud_panel(f"{protocol.points:,} points", cloud[0])]
+            panels = [cloud_panel(f"{protocol.points:,} points", cloud.points)]
             for name, method in methods.items():
                 started = time.perf_counter()
-                solid = method(*cloud)
+                solid = method(cloud)
                 seconds = time.perf_counter() - started
                 of_mesh = file.name, file.class_name, samples, protocol.points, name, agreement
                 yield Measured(*of_mesh, measure(solid, truth), seconds)
@@ -122,8 +121,8 @@ def model_method(trained: TrainedModel, side: int) -> Method:
     """Return the method that evaluates a trained model on a grid of ``side`` points a side."""
     device = str(trained.device)
 
-    def method(points: Points, normals: Points) -> Reconstruction:
-        return reconstruct(trained.field(points, normals), MODEL, side, cloud=points, device=device)
+    def method(cloud: SampledCloud) -> Reconstruction:
+        return reconstruct(trained.field(*cloud), MODEL, side, cloud=cloud.points, device=device)
 
     return method
 
@@ -141,7 +140,17 @@ def _chosen_baselines(names: Sequence[str] | None) -> list[str]:
 
 def _baseline_methods(names: Sequence[str], device: str) -> dict[str, Method]:
     chosen = {name: baseline(name, device) for name in names}
-    return {name: lambda points, _, run=run: run(points) for name, run in chosen.items()}
+    return {name: lambda cloud, run=run: run(cloud.points) for name, run in chosen.items()}
+
+
+def _chosen_protocols(names: Sequence[str] | None, points: int, trained: TrainedModel) -> dict[str, Sampling]:
+    """Return those asked for, or by default all that the model can read."""
+    every = protocols(points)
+    if not trained.config.projector.sensors:
+        if "sensors" in (names or []):
+            raise DataError("the model was trained without sensors: leave --samples sensors out")
+        del every["sensors"]
+    return {name: every[name] for name in dict.fromkeys(names or every)}
 
 
 @dataclass(frozen=True)
@@ -200,9 +209,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         "--samples",
         nargs="+",
         choices=[*protocols(0)],
-        default=[*protocols(0)],
         help=f"how meshes are sampled: evenly, at random by area, as scans of {SCAN_POINTS:,} points with "
-        f"noise of {SCAN_NOISE}; by default all",
+        f"noise of {SCAN_NOISE}, and as such scans with the sensors' directions; by default all that the "
+        "model can read",
     )
     parser.add_argument("--baselines", nargs="*", choices=[*baselines()], help="by default all")
     parser.add_argument(
@@ -234,8 +243,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen_baselines = _chosen_baselines(given.baselines)
     _baseline_methods(chosen_baselines, device)  # refuses one that is missing before any work is done
     files = _test_files(trained, given.meshes, given.limit)
-    every = protocols(given.points or trained.points)
-    chosen = {name: every[name] for name in dict.fromkeys(given.samples)}
+    chosen = _chosen_protocols(given.samples, given.points or trained.points, trained)
     sampled = ", ".join(f"{name} ({protocol.points:,} points)" for name, protocol in chosen.items())
     log.info("%d meshes, sampled as %s, surface from %d^3, %s", len(files), sampled, side, device)
     facts = {"checkpoint": given.checkpoint, "side": side, "device": device}

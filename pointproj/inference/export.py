@@ -2,8 +2,8 @@
 
 The program (ExportedProgram) is made of plain torch operators, for any device that torch has. The package
 (AOTInductor) is compiled for this machine's device and needs no Python. Both take query points ``(Q, 3)`` and
-reference points ``(N, 3)``, for a network that sees normals those as well ``(N, 3)``, and return ``(Q, 1)``.
-Q and N may be any numbers from 2, and N at least the number of neighbours.
+reference points ``(N, 3)``, for a network that is shown normals or sensors those as well ``(N, 3)``, and
+return ``(Q, 1)``. Q and N may be any numbers from 2, and N at least the number of neighbours.
 """
 
 import argparse
@@ -69,21 +69,24 @@ class Exported(NamedTuple):
 
 
 class CloudField(nn.Module):
-    """A network as a function of tensors: (Q, 3) and (N, 3), perhaps normals (N, 3), to (Q, 1)."""
+    """A network as a function of tensors: (Q, 3) and (N, 3), perhaps normals, sensors (N, 3), to (Q, 1)."""
 
     def __init__(self, network: nn.Module, config: Config) -> None:
         super().__init__()
         self.network = network
-        self.inputs = 3 if config.projector.normals else 2
+        self.settings = config.projector
+        self.inputs = 2 + bool(self.settings.normals) + bool(self.settings.sensors)
 
     def forward(
         self,
         query_points: Float[Tensor, "q 3"],
         reference_points: Float[Tensor, "n 3"],
-        normals: Float[Tensor, "n 3"] | None = None,
+        first: Float[Tensor, "n 3"] | None = None,
+        second: Float[Tensor, "n 3"] | None = None,
     ) -> Float[Tensor, "q 1"]:
-        """Evaluate the network of one cloud."""
-        features = features_of(reference_points, normals)
+        """Evaluate the network of one cloud; normals and sensors are given where it is shown them."""
+        normals, sensors = (first, second) if self.settings.normals else (None, first)
+        features = features_of(self.settings, reference_points, normals, sensors)
         return self.network(query_points, reference_points, features=features)
 
 

@@ -40,7 +40,7 @@ def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int | None = N
     DataError
         If the model needs normals that the cloud has not, or finds nothing inside; nothing is written then.
     """
-    field = trained.field(cloud.points, cloud.normals)
+    field = trained.field(cloud.points, cloud.normals, cloud.sensors)
     side = side or trained.default_side
     mesh = reconstruct(field, cloud.name, side, cloud=cloud.points, device=str(trained.device)).mesh
     if not len(mesh.faces):
@@ -65,6 +65,10 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add_arguments(parser)
     parser.add_argument("file", type=Path, help=f"what to reconstruct: {', '.join(SUFFIXES)}")
+    help_sensors = (
+        "points from where the cloud's points were seen, in its coordinates: one for each, or one for all"
+    )
+    parser.add_argument("--sensors", type=Path, help=help_sensors)
     parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help="folder of the results")
     return parser.parse_args(arguments)
 
@@ -76,10 +80,13 @@ def main(arguments: Sequence[str]) -> None:
     trained = load_trained(given.checkpoint, given.device)
     data = trained.config.data
     sampling = Sampling.for_prediction(data)
+    if given.sensors is not None and not trained.config.projector.sensors:
+        raise DataError("the model was trained without sensors: leave --sensors out")
 
     def sample(source: PointSource, _: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return sample_cloud(source, sampling, generator)
+        return sample_cloud(source, sampling, generator)[:2]
 
-    cloud = read_cloud(given.file, data.points, most=data.most_points, sample=sample, thin=sampling.thin)
+    chosen = {"most": data.most_points, "sample": sample, "thin": sampling.thin}
+    cloud = read_cloud(given.file, data.points, sensors=given.sensors, **chosen)
     for file in predict(trained, cloud, given.out, given.side):
         print(file)

@@ -56,7 +56,10 @@ class TrainedModel:
 
     @torch.inference_mode()
     def field(
-        self, points: Float[np.ndarray, "n 3"], normals: Float[np.ndarray, "n 3"] | None = None
+        self,
+        points: Float[np.ndarray, "n 3"],
+        normals: Float[np.ndarray, "n 3"] | None = None,
+        sensors: Float[np.ndarray, "n 3"] | None = None,
     ) -> Field:
         """Encode a cloud once, and return its field: below 0 inside.
 
@@ -66,6 +69,9 @@ class TrainedModel:
             In the query cube.
         normals : float32 array, shape (n, 3), optional
             Needed where the model was trained with them.
+        sensors : float32 array, shape (n, 3), optional
+            Unit vectors towards what saw the points; 0 where that is not known. Of use where the model was
+            trained with them.
 
         Returns
         -------
@@ -77,14 +83,15 @@ class TrainedModel:
         DataError
             If the model needs normals and there are none.
         """
-        sees_normals = self.config.projector.normals
-        if sees_normals and normals is None:
+        settings = self.config.projector
+        if settings.normals and normals is None:
             raise DataError(
                 "the cloud has no normals, and this model was trained with them: give a mesh, or points "
                 "with normals, or train with projector.normals=false"
             )
         reference_points = self._tensor(points)
-        features = features_of(reference_points, self._tensor(normals) if sees_normals else None)
+        given = (None if values is None else self._tensor(values) for values in (normals, sensors))
+        features = features_of(settings, reference_points, *given)
         encoding = self.model.encode(reference_points, features)
         sign = TARGETS[self.config.target.name].inside_sign
 

@@ -8,6 +8,7 @@ from pointproj.ops.reference import safe_sqrt
 
 HEAD_CHANNELS = 8
 PAIR_CHANNELS = 6  # displacement (3), distance, height over the neighbour's plane, distance along it
+SENSOR_CHANNELS = 3  # along the neighbour's sight line, distance from it, whether there is one
 OWN_NORMAL_CHANNELS = 2  # the neighbour's height over the point's own plane, cosine between the two sides
 
 
@@ -29,6 +30,8 @@ class SideAttention(nn.Module):
         Width of the MLP and of the result; a multiple of 8.
     own_normals : bool
         Points have normals too.
+    sensors : bool
+        Reference points have directions in which they were seen.
 
     Raises
     ------
@@ -37,14 +40,21 @@ class SideAttention(nn.Module):
     """
 
     def __init__(
-        self, own_channels: int, side_channels: int, channels: int, *, own_normals: bool = False
+        self,
+        own_channels: int,
+        side_channels: int,
+        channels: int,
+        *,
+        own_normals: bool = False,
+        sensors: bool = False,
     ) -> None:
         super().__init__()
         if channels % HEAD_CHANNELS:
             raise ValueError(f"expected channels to be a multiple of {HEAD_CHANNELS}, got {channels}")
         self.own = nn.Linear(own_channels, channels)
         self.side = nn.Linear(2 * side_channels, channels, bias=False)
-        self.pair = nn.Linear(PAIR_CHANNELS + OWN_NORMAL_CHANNELS * own_normals, channels, bias=False)
+        pair_channels = PAIR_CHANNELS + OWN_NORMAL_CHANNELS * own_normals + SENSOR_CHANNELS * sensors
+        self.pair = nn.Linear(pair_channels, channels, bias=False)
         self.hidden = nn.Linear(channels, channels)
         self.value = nn.Linear(channels, channels)
         self.logit = nn.Linear(channels, channels // HEAD_CHANNELS, bias=False)  # a softmax takes no notice
@@ -54,7 +64,7 @@ class SideAttention(nn.Module):
         known: Float[Tensor, "b q own"],
         sides: Float[Tensor, "b n 2 side"],
         points: Float[Tensor, "b q 3"],
-        places: Float[Tensor, "b n 7"],
+        places: Float[Tensor, "b n p"],
         rows: Int[Tensor, "b q k"],
         own_normals: Float[Tensor, "b q 3"] | None = None,
     ) -> Float[Tensor, "b q channels"]:
@@ -67,8 +77,9 @@ class SideAttention(nn.Module):
         sides : (B, N, 2, side_channels) float tensor
             Features of the side of each reference point that its normal points to, and of the other.
         points : (B, Q, 3) float tensor
-        places : (B, N, 7) float tensor
-            Of the reference points: position, unit normal, unit of length.
+        places : (B, N, 7) or, with sensors, (B, N, 10) float tensor
+            Of the reference points: position, unit normal, unit of length; unit vector towards the sensor
+            that saw the point, 0 where that is not known.
         rows : (B, Q, k) integer tensor
             Of the k nearest reference points; -1 for none, as a point has that is not finite: its result is
             NaN.
@@ -95,7 +106,7 @@ class SideAttention(nn.Module):
     ) -> tuple[Float[Tensor, "b q k pair"], Int[Tensor, "b q k"]]:
         """Where the neighbours lie; and rows of their sides that face the points, two for each neighbour."""
         rows = rows.clamp(min=0)  # where there is none, the displacement is NaN anyway
-        neighbors, normals, unit = take_rows(places, rows).split([3, 3, 1], dim=-1)
+        neighbors, normals, unit, sensors = take_rows(places, rows).tensor_split((3, 6, 7), dim=-1)
         displacement = (neighbors - points[:, :, None]) / unit
         height = -(displacement * normals).sum(-1, keepdim=True)
         squared = displacement.square().sum(-1, keepdim=True)
@@ -106,6 +117,10 @@ class SideAttention(nn.Module):
             facing = torch.where(behind, -normals, normals)
             own = own_normals[:, :, None]
             pair += [(other * own).sum(-1, keepdim=True) for other in (displacement, facing)]
+        if sensors.shape[-1]:
+            ahead = -(displacement * sensors).sum(-1, keepdim=True)
+            beside = safe_sqrt((squared - ahead.square()).clamp(min=0))
+            pair += [ahead, beside, sensors.square().sum(-1, keepdim=True)]
         return torch.cat(pair, dim=-1), 2 * rows + behind.squeeze(-1)
 
 

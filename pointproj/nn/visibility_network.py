@@ -18,14 +18,17 @@ from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
 HOLE_NEIGHBOR = 12  # holes between samples are about as wide as the distance to it
 LARGEST_HOLE = 1.5  # in means over the cloud: disks of stray points would slow down every ray
 UNIT = 0.05  # about the spacing of 4,096 points
-BESIDE = 0.004  # how far from its plane a sample looks
+BESIDE = 0.004  # how far from its plane a sample looks; in clouds with noise farther
+PLANE_NEIGHBORS = 24  # that a plane is fitted to
+WITH_ITSELF = 1 + PLANE_NEIGHBORS
 SEEN = 2 * FEATURES  # with their square roots, which tell few rays from none
 
 
 class VisibilityEncoding(NamedTuple):
     """Result of :meth:`VisibilityNetwork.encode`; any number of queries can be decoded from it."""
 
-    places: Float[Tensor, "b n 7"]  # of the reference points: position, normal, size of holes
+    points: Float[Tensor, "b n 3"]
+    places: Float[Tensor, "b n p"]  # see :class:`pointproj.nn.attention.SideAttention`
     sides: Float[Tensor, "b n 2 channels"]
     grid: DiskGrid
     index: Index
@@ -35,8 +38,9 @@ class VisibilityEncoding(NamedTuple):
 class VisibilityNetwork(nn.Module):
     """Tell inside from outside by what a point and the sides of its neighbours see of the outside.
 
-    1. For each reference point, the plane through it and most of its neighbours is found
-       (:func:`pointproj.nn.planes.local_planes`), and a disk in it that covers the holes between samples.
+    1. For each reference point, the plane of most of its neighbours is found
+       (:func:`pointproj.nn.planes.local_planes`), and a disk in it that covers the holes between samples. In
+       a cloud with noise, the point is moved onto its plane first.
     2. From both sides of each disk, and from each query point, rays escape or are stopped by disks
        (:func:`pointproj.nn.soft_visibility.soft_visibility`). This is where a network learns of what is far
        away; all else is local, so it learns from few shapes and has no opinion on classes of them.
@@ -45,6 +49,8 @@ class VisibilityNetwork(nn.Module):
        part. An MLP gives the result.
 
     All lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
+    Where a scanner tells from which direction each point was seen, the network can be told too: then it knows
+    which side of a point is outside. One set of weights serves clouds with and without, if it was trained so.
     Under autocast the inner layers of attention run in low precision; positions and visibility do not.
 
     Parameters
@@ -53,11 +59,14 @@ class VisibilityNetwork(nn.Module):
         Width of everything, a multiple of 8.
     neighbors : int
         Reference points that a point attends to, at least 13; a reference point itself is the first of its
-        own.
+        own. Clouds need 25 points or as many as these.
     rounds : int
         How often the sides of reference points attend to each other.
     in_channels : int
         Channels of ``features`` beside the points, 0 for none.
+    sensors : bool
+        Three more channels of ``features``, the last, are unit vectors from the points towards the sensors
+        that saw them; 0 for a point of which this is not known.
     out_channels : int
         Channels of the result.
     predicts : {"value", "distance", "signed_distance"}
@@ -78,6 +87,7 @@ class VisibilityNetwork(nn.Module):
         neighbors: int = 13,
         rounds: int = 1,
         in_channels: int = 0,
+        sensors: bool = False,
         out_channels: int = 1,
         predicts: str = "value",
         backend: str = "auto",
@@ -90,11 +100,12 @@ class VisibilityNetwork(nn.Module):
         self.neighbors = neighbors
         self.predicts = predicts
         self.backend = backend
+        self.sensors = sensors
         width = hidden_channels
-        self.side = nn.Linear(2 * SEEN + 1 + in_channels, width)
-        among = partial(SideAttention, width, width, width, own_normals=True)
+        self.side = nn.Linear(2 * SEEN + 2 + in_channels + 2 * sensors, width)
+        among = partial(SideAttention, width, width, width, own_normals=True, sensors=sensors)
         self.rounds = nn.ModuleList(among() for _ in range(rounds))
-        self.near = SideAttention(SEEN, width, width)
+        self.near = SideAttention(SEEN, width, width, sensors=sensors)
         self.query_mlp = MLP(width + SEEN, 2 * width, out_channels * PREDICTED_CHANNELS[predicts])
         if predicts != "value":
             self.log_sigma = nn.Parameter(torch.tensor(UNIT / 4).log())
@@ -112,9 +123,9 @@ class VisibilityNetwork(nn.Module):
         Parameters
         ----------
         reference_points : (N, 3) or (B, N, 3) float tensor
-            The cloud, or a batch of clouds; at least ``neighbors`` points each.
+            The cloud, or a batch of clouds.
         features : (N, C) or (B, N, C) float tensor, optional
-            What else is known of the points.
+            What else is known of the points. A network of ``sensors`` takes none for 0.
         index : Index, optional
             Result of :func:`pointproj.build_index` on these reference points; built here without.
 
@@ -130,24 +141,31 @@ class VisibilityNetwork(nn.Module):
             index = None  # one of a single cloud does not fit a batch of one
         if index is None:
             index = build_index(reference_points, backend=self.backend)
+        features, sensors = self._split(reference_points, features)
         with full_precision(reference_points):
-            distances, rows = self._nearest(reference_points, reference_points, index)
-            normals, fit = local_planes(reference_points, rows, UNIT)
+            k = max(self.neighbors, WITH_ITSELF)
+            distances, rows = self._nearest(reference_points, reference_points, index, k)
+            planes = local_planes(reference_points, rows, UNIT)
             holes = distances[..., HOLE_NEIGHBOR]
-            holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))
-            grid = disk_grid(reference_points, normals, holes)
-            places = torch.cat([reference_points, normals, holes[..., None]], dim=-1)
-            outwards = torch.stack([normals, -normals], dim=2)
-            beside = reference_points[:, :, None] + BESIDE * outwards
+            holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
+            on_planes = reference_points + planes.shift
+            places = torch.cat([on_planes, planes.normals, holes, sensors], dim=-1)
+            grid = disk_grid(on_planes, planes.normals, holes[..., 0])
+            outwards = torch.stack([planes.normals, -planes.normals], dim=2)
+            beside = on_planes[:, :, None] + (BESIDE + planes.noise[..., None]) * outwards
             seen = _seen_from(beside.flatten(1, 2), grid).unflatten(1, (-1, 2))
-            known = fit if features is None else torch.cat([fit, features], dim=-1)
-            known = known[:, :, None].expand(-1, -1, 2, -1)
-            sides = self.side(torch.cat([seen, seen.flip(2), known], dim=-1))
-        twice = rows.repeat_interleave(2, dim=1)
+            known = torch.cat([planes.fit, (planes.noise / holes).clamp(max=1), features], dim=-1)
+            known = [seen, seen.flip(2), known[:, :, None].expand(-1, -1, 2, -1)]
+            if self.sensors:
+                facing = (outwards * sensors[:, :, None]).sum(-1, keepdim=True)
+                is_known = sensors.square().sum(-1, keepdim=True)
+                known += [facing, is_known[:, :, None].expand_as(facing)]
+            sides = self.side(torch.cat(known, dim=-1))
+        twice = rows[..., : self.neighbors].repeat_interleave(2, dim=1)
         among = beside.flatten(1, 2), places, twice, outwards.flatten(1, 2)
         for attend in self.rounds:
             sides = sides + attend(sides.flatten(1, 2), sides, *among).unflatten(1, (-1, 2))
-        return VisibilityEncoding(places, sides, grid, index, batched)
+        return VisibilityEncoding(reference_points, places, sides, grid, index, batched)
 
     def decode(
         self, query_points: Float[Tensor, "*batch q 3"], encoding: VisibilityEncoding
@@ -165,12 +183,11 @@ class VisibilityNetwork(nn.Module):
         -------
         (Q, out) or (B, Q, out) float tensor
         """
-        places, sides, grid, index, batched = encoding
+        reference_points, places, sides, grid, index, batched = encoding
         if query_points.dim() == 2:
             query_points = query_points.expand(places.shape[0], -1, -1)
-        reference_points = places[..., :3]
         with full_precision(query_points):
-            _, rows = self._nearest(query_points, reference_points, index)
+            _, rows = self._nearest(query_points, reference_points, index, self.neighbors)
             seen = _seen_from(query_points, grid)
         near = self.near(seen, sides, query_points, places, rows)
         predicted = self.query_mlp(torch.cat([near, seen], dim=-1))
@@ -190,12 +207,23 @@ class VisibilityNetwork(nn.Module):
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
         return self.decode(query_points, self.encode(reference_points, features, index=index))
 
+    def _split(
+        self, reference_points: Tensor, features: Tensor | None
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n s"]]:
+        """What else is known of the points; and the directions of the sensors, without channels if unused."""
+        nothing = reference_points[..., :0]
+        if not self.sensors:
+            return nothing if features is None else features, nothing
+        if features is None:
+            return nothing, torch.zeros_like(reference_points)
+        return features[..., :-3], features[..., -3:]
+
     def _nearest(
-        self, query_points: Tensor, reference_points: Tensor, index: Index
+        self, query_points: Tensor, reference_points: Tensor, index: Index, k: int
     ) -> tuple[Float[Tensor, "b q k"], Tensor]:
         """Distances and rows of the nearest reference points; which these are has no gradient."""
         where = query_points.detach(), reference_points.detach()
-        return knn(*where, self.neighbors, index=index, backend=self.backend)
+        return knn(*where, k, index=index, backend=self.backend)
 
     def _soft_distance(
         self, query_points: Tensor, reference_points: Tensor, rows: Tensor, index: Index

@@ -12,7 +12,7 @@ from pointproj.data.augmentation import augment
 from pointproj.data.batches import batches
 from pointproj.data.dataset import PreparedData, ShapeDataset
 from pointproj.data.device_sampler import DrawBatch, SamplerUnavailable, device_sampler
-from pointproj.data.transfer import made_ahead, prefetch_to_device
+from pointproj.data.transfer import prefetch_to_device
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.memory import free_bytes
@@ -77,7 +77,7 @@ class BatchLoader:
     def test(self) -> Iterator[dict[str, Any]]:
         """All batches of the test meshes."""
         for batch in self._batches(self.data.test):
-            yield with_features(batch, self.config.projector.normals)
+            yield with_features(batch, self.config.projector)
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Batches of the training meshes as they are, without augmentation."""
@@ -90,21 +90,17 @@ class BatchLoader:
         Parameters
         ----------
         position : Position
-            Where the run stands when the first batch is asked for; augmentation follows from the step.
+            Where the run stands; read again for each batch, since augmentation follows from the step.
         """
-        batches = self._training(position)
-        return batches if self.sampler == "loader" else made_ahead(batches, self.device)
-
-    def _training(self, position: Position) -> Iterator[dict[str, Any]]:
-        config, first = self.config, position.step
+        config = self.config
         left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
         order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
-        for step, batch in enumerate(self._batches(self.data.train, **order), start=first):
-            yield self._with_neighbors(self._augmented(batch, config.augmentation, step))
+        for batch in self._batches(self.data.train, **order):
+            yield self._with_neighbors(self._augmented(batch, config.augmentation, position.step))
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copy a batch to the device, with what the network is shown of its clouds."""
-        return with_features(to_device(batch, self.device), self.config.projector.normals)
+        return with_features(to_device(batch, self.device), self.config.projector)
 
     def _batches(self, dataset: ShapeDataset, **order: Any) -> Iterator[dict[str, Any]]:
         """On the device, without what the network is shown: augmentation comes before that."""
@@ -127,7 +123,7 @@ class BatchLoader:
         finish = {"finish": sampling.finish} if train.resample else {}
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, changes, seed=seed, distances=distances, **finish)
-        shown = with_features(changed, config.projector.normals)
+        shown = with_features(changed, config.projector)
         sizes = {each.points for each in train.samplings}
         if config.compile and len(sizes) > 1:  # else the first size would be compiled alone, in vain
             for name in ("reference_points", "features"):

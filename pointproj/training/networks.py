@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.config import TARGETS, Config
+from pointproj.config import TARGETS, Config, ProjectorConfig
 
 
 def build_model(config: Config, backend: str) -> nn.Module:
@@ -36,23 +36,36 @@ def build_model(config: Config, backend: str) -> nn.Module:
     return network(**arguments, predicts=predicts, backend=backend)
 
 
-def with_features(batch: dict[str, Any], normals: bool | None) -> dict[str, Any]:
-    """Add ``features`` (B, N, 6) to a batch with ``normals``, where the network is shown them.
+def with_features(batch: dict[str, Any], settings: ProjectorConfig) -> dict[str, Any]:
+    """Add ``features`` (B, N, C) to a batch, where the network is shown more than points.
 
     Parameters
     ----------
     batch : dict
-        ``reference_points`` and ``normals``, (B, N, 3).
-    normals : bool
-        ``projector.normals``.
+        ``reference_points`` and ``normals``, perhaps ``sensors``, (B, N, 3).
+    settings : ProjectorConfig
+        Of the network.
     """
-    if not normals:
-        return batch
-    return {**batch, "features": features_of(batch["reference_points"], batch["normals"])}
+    features = features_of(settings, batch["reference_points"], batch["normals"], batch.get("sensors"))
+    return batch if features is None else {**batch, "features": features}
 
 
 def features_of(
-    reference_points: Float[Tensor, "*batch n 3"], normals: Float[Tensor, "*batch n 3"] | None
-) -> Float[Tensor, "*batch n 6"] | None:
-    """Return what a network is shown of a cloud: points and normals, or None for the points alone."""
-    return None if normals is None else torch.cat([reference_points, normals], dim=-1)
+    settings: ProjectorConfig,
+    reference_points: Float[Tensor, "*batch n 3"],
+    normals: Float[Tensor, "*batch n 3"] | None = None,
+    sensors: Float[Tensor, "*batch n 3"] | None = None,
+) -> Float[Tensor, "*batch n c"] | None:
+    """Return what a network is shown of a cloud beside its points; None for nothing.
+
+    Parameters
+    ----------
+    settings : ProjectorConfig
+        Of the network: ``normals`` asks for points and normals, ``sensors`` for the sensors.
+    reference_points, normals, sensors : (..., N, 3) float tensors
+        What is known. Sensors that are not known are 0.
+    """
+    shown = [reference_points, normals] if settings.normals else []
+    if settings.sensors:
+        shown.append(torch.zeros_like(reference_points) if sensors is None else sensors)
+    return torch.cat(shown, dim=-1) if shown else None

@@ -71,6 +71,34 @@ def test_queries_move_with_the_cloud(rotate):
         torch.testing.assert_close(linear[2, :2].abs().max().item(), 0.0, atol=1e-5, rtol=0)  # z stays up
 
 
+def with_sensors():
+    """A batch whose sensors are one place for all points of a shape."""
+    made = batch()
+    place = 3 * torch.nn.functional.normalize(
+        torch.randn(8, 1, 3, generator=torch.Generator().manual_seed(1)), dim=-1
+    )
+    return {**made, "sensors": torch.nn.functional.normalize(place - made["reference_points"], dim=-1)}
+
+
+@pytest.mark.parametrize(
+    "change", [{"rotate": "any", "mirror": True, "stretch": 0.3, "shrink": 0.2}, {"warp": 0.5}]
+)
+def test_sight_lines_move_with_the_cloud(change):
+    made, step = with_sensors(), 1e-3
+    moved = changed(made, **change)
+    ahead = {**made, "query_points": made["reference_points"] + step * made["sensors"]}
+    towards = changed(ahead, **change)["query_points"] - moved["reference_points"]
+    lines = torch.nn.functional.normalize(towards, dim=-1)
+    torch.testing.assert_close(moved["sensors"], lines, atol=5e-3, rtol=0)
+
+
+def test_points_that_go_missing_take_their_sensors_along():
+    made = with_sensors()
+    made["sensors"] = made["reference_points"].clone()
+    dropped = changed(made, drop=0.5)
+    assert torch.equal(dropped["sensors"], dropped["reference_points"])
+
+
 def test_moved_shapes_have_the_normalised_size_or_shrink_from_it():
     for shrink in (0.0, 0.25):
         points = changed(batch(), rotate="any", stretch=0.3, shrink=shrink)["reference_points"]

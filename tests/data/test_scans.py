@@ -24,8 +24,11 @@ def nested():
     return SurfaceSampler(np.concatenate([inner.vertices, outer.vertices]), faces.astype(np.int32))
 
 
-def assert_seen(points, normals, cameras):
-    """On the outer box, on sides that face the camera of each point."""
+def assert_seen(points, normals, sensors, cameras):
+    """On the outer box, on sides that face the camera of each point, which is where the sensor is."""
+    towards = cameras[np.arange(len(points)) % CAMERAS] - points
+    towards /= np.linalg.norm(towards, axis=1, keepdims=True)
+    np.testing.assert_allclose(sensors, towards, atol=1e-5)
     assert np.abs((np.abs(points) / HALF).max(axis=1) - 1).max() < 1e-5
     side = np.abs(points / HALF).argmax(axis=1)
     rows = np.arange(len(points))
@@ -40,11 +43,15 @@ def assert_seen(points, normals, cameras):
 def test_a_scan_on_the_host_holds_what_cameras_see():
     cameras = np.random.default_rng(3).standard_normal((CAMERAS, 3))
     cameras *= CAMERA_DISTANCE / np.linalg.norm(cameras, axis=1, keepdims=True)
-    points, normals = scan(nested(), 1001, np.random.default_rng(3))
-    assert points.dtype == normals.dtype == np.float32
-    assert_seen(points, normals, cameras)
-    again, _ = Sampling("scan", 1001).draw(nested(), np.random.default_rng(3))
-    np.testing.assert_array_equal(again, points)
+    points, normals, sensors = scan(nested(), 1001, np.random.default_rng(3))
+    assert points.dtype == normals.dtype == sensors.dtype == np.float32
+    assert_seen(points, normals, sensors, cameras)
+    again = Sampling("sensors", 1001).draw(nested(), np.random.default_rng(3))
+    np.testing.assert_array_equal(again["reference_points"], points)
+    np.testing.assert_array_equal(again["sensors"], sensors)
+    unknown = Sampling("scan", 1001).draw(nested(), np.random.default_rng(3))
+    assert set(unknown) == {"reference_points", "normals"}
+    np.testing.assert_array_equal(unknown["reference_points"], points)
     assert not np.array_equal(scan(nested(), 1001, np.random.default_rng(4))[0], points)
 
 
@@ -56,13 +63,15 @@ def test_a_scan_on_the_device_holds_what_cameras_see_fixed_by_seed_epoch_and_sha
         wp.synchronize_device(device)
     ids = torch.tensor([mesh.id for mesh in meshes], device=device)
     drawn = torch.tensor([[1, 5, 0], [0, 7, 3], [0, 8, 3]], device=device)
-    points, normals = draw_on_surfaces(joined(samplers, device), drawn, 11, 501, ids)
+    points, *known = draw_on_surfaces(joined(samplers, device), drawn, 11, 501, ids)
     for cloud, (identity, epoch) in enumerate([(5, 0), (7, 3), (8, 3)]):
         words = words_of([2**30 + camera for camera in range(CAMERAS)], identity, epoch, 11) / 2**32
         height, angle = 2 * words[:, 0] - 1, 2 * np.pi * words[:, 1]
         across = np.sqrt(1 - height**2)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         cameras = CAMERA_DISTANCE * np.concatenate([across, height[:, None]], axis=1)
-        assert_seen(points[cloud].cpu().numpy(), normals[cloud].cpu().numpy(), cameras)
-    alone, _ = draw_on_surfaces(joined(samplers, device), drawn[1:2], 11, 501, ids)
+        assert_seen(points[cloud].cpu().numpy(), *(each[cloud].cpu().numpy() for each in known), cameras)
+    alone, *_ = draw_on_surfaces(joined(samplers, device), drawn[1:2], 11, 501, ids)
     assert torch.equal(alone[0], points[1])
     assert not torch.equal(points[1], points[2])
+    *_, nowhere = draw_on_surfaces(joined(samplers, device), drawn, 11, 501)
+    assert not nowhere.any()

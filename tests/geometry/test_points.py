@@ -73,6 +73,52 @@ def test_normals_come_along_with_unit_length(tmp_path, suffix):
     assert np.allclose(cloud.normals, unit, atol=1e-6)
 
 
+@pytest.mark.parametrize("suffix", [".xyz", ".npy", ".ply"])
+@pytest.mark.parametrize("each", [True, False])
+def test_sensors_are_told_as_directions_and_thinned_with_their_points(tmp_path, suffix, each):
+    generator = np.random.default_rng(0)
+    points = SHIFT + SCALE * generator.uniform(-1, 1, (200, 3))
+    sensors = SHIFT + 3 * SCALE * generator.standard_normal((200 if each else 1, 3))
+    files = saved(tmp_path / "scan.npy", points), saved(tmp_path / f"sensors{suffix}", sensors)
+    assert read_cloud(files[0], 200).sensors is None
+    cloud = read_cloud(files[0], 50, sensors=files[1])
+    assert cloud.sensors.shape == (50, 3)
+    assert cloud.sensors.dtype == np.float32
+    whole = read_cloud(files[0], 200)
+    rows = np.abs(whole.points[None] - cloud.points[:, None]).sum(axis=2).argmin(axis=1)
+    away = (np.broadcast_to(sensors, points.shape) - points)[rows]
+    assert np.allclose(cloud.sensors, away / np.linalg.norm(away, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_a_sensor_that_is_not_known_has_no_direction(tmp_path):
+    points = np.random.default_rng(0).uniform(-1, 1, (30, 3))
+    sensors = np.zeros((30, 3)) + 5
+    sensors[3], sensors[4, 1] = points[3], np.nan
+    np.save(tmp_path / "sensors.npy", sensors)
+    directions = read_cloud(
+        saved(tmp_path / "scan.npy", points), 30, sensors=tmp_path / "sensors.npy"
+    ).sensors
+    lengths = np.linalg.norm(directions, axis=1)
+    assert np.flatnonzero(lengths < 0.5).tolist() == [3, 4]
+    assert not directions[3:5].any()
+    assert np.allclose(np.delete(lengths, [3, 4]), 1)
+
+
+def test_sensors_that_do_not_fit_are_refused(tmp_path, box):
+    points = np.random.default_rng(0).uniform(-1, 1, (30, 3))
+    cloud, few = saved(tmp_path / "scan.npy", points), saved(tmp_path / "few.npy", points[:7])
+    with pytest.raises(MeshError, match=r"few\.npy: .*holds 7 points.*each of 30 points, or one of all"):
+        read_cloud(cloud, 30, sensors=few)
+    write_mesh(box, tmp_path / "box.ply")
+    write_mesh(box, tmp_path / "box.off")
+    with pytest.raises(MeshError, match="holds a mesh"):
+        read_cloud(cloud, 30, sensors=tmp_path / "box.ply")
+    with pytest.raises(MeshError, match=r"no known kind of points: expected \.ply"):
+        read_cloud(cloud, 30, sensors=tmp_path / "box.off")
+    with pytest.raises(MeshError, match="no sensor has seen"):
+        read_cloud(tmp_path / "box.off", 30, sensors=few)
+
+
 def test_binary_ply_of_points(tmp_path):
     points = np.random.default_rng(0).uniform(-1, 1, (60, 3))
     header = "ply\nformat binary_little_endian 1.0\nelement vertex 60\n"

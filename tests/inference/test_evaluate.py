@@ -124,6 +124,44 @@ def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_pa
     assert np.allclose(made.vertices.max(axis=0), true.vertices.max(axis=0), atol=0.25 * scale)
 
 
+def test_sensors_change_what_a_network_makes_of_a_scan(furniture, tmp_path, trained, monkeypatch):
+    settings = "target=occupancy", "projector=visibility", "data.sampling=sensors"
+    path = write_checkpoint(tmp_path / "run" / "best.pt", *settings, shift=0.4)
+    model = load_trained(path, "cpu")
+    assert model.config.projector.sensors
+    generator = np.random.default_rng(0)
+    points = generator.uniform(-0.8, 0.8, (256, 3)).astype(np.float32)
+    np.save(tmp_path / "scan.npy", points)
+    np.save(tmp_path / "sensors.npy", np.array([[0.0, 0, 3]]))
+    queries = generator.uniform(-1, 1, (50, 3)).astype(np.float32)
+    unknown = model.field(points)(queries)
+    assert np.array_equal(model.field(points, None, np.zeros_like(points))(queries), unknown)
+    towards = np.array([0, 0, 3], np.float32) - points
+    known = model.field(points, None, towards / np.linalg.norm(towards, axis=1, keepdims=True))(queries)
+    assert np.abs(known - unknown).max() > 1e-3
+    call(
+        "predict",
+        path,
+        tmp_path / "scan.npy",
+        "--sensors",
+        tmp_path / "sensors.npy",
+        "--out",
+        tmp_path,
+        "--side",
+        16,
+    )
+    assert (tmp_path / "scan-reconstruction.off").exists()
+    with pytest.raises(SystemExit, match="trained without sensors"):
+        call("predict", trained, tmp_path / "scan.npy", "--sensors", tmp_path / "sensors.npy")
+    monkeypatch.setattr(well_posed, "FLOOD_SIDES", (20, 40))
+    arguments = "--meshes", furniture, "--limit", 1, "--side", 16, "--baselines", "--out", tmp_path / "out"
+    call("evaluate", path, *arguments, "--samples", "sensors", "scan")
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        assert [row["samples"] for row in csv.DictReader(file)] == ["sensors", "scan"] * 2
+    with pytest.raises(SystemExit, match="trained without sensors"):
+        call("evaluate", trained, *arguments, "--samples", "sensors")
+
+
 def test_dense_queries_do_not_depend_on_the_parts(trained):
     model = load_trained(trained, "cpu")
     generator = np.random.default_rng(0)

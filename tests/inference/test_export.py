@@ -130,7 +130,7 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
             "target=udf",
             "projector.hidden_channels=8",
         ],
-        ["experiment=reconstruct", "projector.hidden_channels=8"],
+        ["experiment=reconstruct", "projector.hidden_channels=8", "projector.sensors=true"],
     ],
     ids=["radius", "visibility"],
 )

@@ -1,14 +1,19 @@
+import pytest
 import torch
 
 from pointproj import knn
 from pointproj.nn.planes import local_planes
 
 
-def planes_of(points, unit=0.05, k=16):
+def all_of(points, unit=0.05, k=25):
     points = points[None]
     _, rows = knn(points, points, k, backend="torch")
-    normals, fit = local_planes(points, rows, unit)
-    return normals[0], fit[0, :, 0]
+    return local_planes(points, rows, unit)
+
+
+def planes_of(points):
+    planes = all_of(points)
+    return planes.normals[0], planes.fit[0, :, 0]
 
 
 def flat(count=600, seed=0):
@@ -37,21 +42,53 @@ def test_beside_an_edge_the_plane_is_that_of_one_face():
     assert (of_own_face > 0.9999).double().mean() > 0.97
 
 
-def test_planes_of_noisy_samples_are_those_of_least_squares():
-    generator = torch.Generator().manual_seed(2)
-    sheet = torch.cat([flat(), 0.01 * torch.randn(600, 1, generator=generator, dtype=torch.float64)], dim=1)
+def turned(sheet):
     rotation = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).double()).Q
-    sheet = sheet @ rotation.mT
-    normals, fit = planes_of(sheet)
-    _, rows = knn(sheet, sheet, 16, backend="torch")
-    away = sheet[rows[:, 1:]] - sheet[:, None]
-    centred = away - away.mean(1, keepdim=True)
-    expected = torch.linalg.eigh(centred.mT @ centred).eigenvectors[..., 0]
-    noisy = (fit < 0.25) & (fit > 0.05)
-    assert noisy.double().mean() > 0.6
-    aligned = (normals * expected).sum(1).abs()
-    torch.testing.assert_close(aligned[noisy], torch.ones_like(aligned[noisy]), atol=1e-3, rtol=0)
-    assert (normals @ rotation[:, 2]).abs().mean() > 0.95
+    return sheet @ rotation.mT, rotation[:, 2]
+
+
+def noisy_sheet(deviation, count=600):
+    generator = torch.Generator().manual_seed(2)
+    height = deviation * torch.randn(count, 1, generator=generator, dtype=torch.float64)
+    return torch.cat([flat(count), height], dim=1)
+
+
+@pytest.mark.parametrize("deviation", [0.003, 0.01])
+def test_points_with_noise_are_moved_onto_planes_of_least_squares(deviation):
+    points, normal = turned(noisy_sheet(deviation))
+    planes = all_of(points)
+    assert 0.6 * deviation < planes.noise.item() < 1.4 * deviation
+    before, after = (((points + shift) @ normal).square().mean().sqrt() for shift in (0, planes.shift[0]))
+    assert after < 0.65 * before
+    across = planes.shift[0] - (planes.shift[0] * planes.normals[0]).sum(1, keepdim=True) * planes.normals[0]
+    assert across.abs().max() < 1e-12
+    assert ((planes.normals[0] @ normal).abs() > 0.95).double().mean() > 0.95
+
+
+def test_two_noisy_sheets_keep_their_distance():
+    points = noisy_sheet(0.003, 1200)
+    points[::2, 2] += 0.03  # samples are as far apart, so that neighbours are on both sheets
+    planes = all_of(points)
+    after = points[:, 2] + planes.shift[0, :, 2]
+    assert after[1::2].abs().median() < 0.002
+    assert (after[::2] - 0.03).abs().median() < 0.002
+
+
+def test_without_noise_points_stay_where_they_are():
+    faces = flat(), flat(seed=1)
+    zeros = torch.zeros(600, 1, dtype=torch.float64)
+    points = torch.cat([torch.cat([faces[0], zeros], dim=1), torch.cat([zeros, faces[1]], dim=1)])
+    planes = all_of(points)
+    assert planes.noise.item() < 1e-6
+    assert planes.shift.abs().max() < 2e-3
+    assert (planes.shift.norm(dim=-1) < 1e-6).double().mean() > 0.97
+
+
+def test_a_curved_surface_has_planes_of_least_squares():
+    generator = torch.Generator().manual_seed(3)
+    ball = torch.nn.functional.normalize(torch.randn(600, 3, generator=generator).double(), dim=1)
+    planes = all_of(0.6 * ball)
+    assert ((planes.normals[0] * ball).sum(1).abs() > 0.95).double().mean() > 0.95
 
 
 def test_where_neighbours_span_no_plane_there_is_none():
@@ -64,6 +101,5 @@ def test_where_neighbours_span_no_plane_there_is_none():
 
 def test_planes_have_no_gradient():
     points = torch.rand(1, 40, 3, requires_grad=True)
-    normals, fit = local_planes(points, torch.arange(8).expand(1, 40, 8), 0.05)
-    assert not normals.requires_grad
-    assert not fit.requires_grad
+    for found in local_planes(points, torch.arange(25).expand(1, 40, 25), 0.05):
+        assert not found.requires_grad

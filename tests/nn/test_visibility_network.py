@@ -16,6 +16,11 @@ def cloud(clouds=2, points=40, queries=9, seed=0):
     return query_points, reference_points
 
 
+def directions(seed=4):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(2, 40, 3, generator=generator).double(), dim=-1)
+
+
 def network(**settings):
     torch.manual_seed(0)
     return VisibilityNetwork(**{"hidden_channels": 8, "backend": "torch", **settings}).double()
@@ -57,7 +62,7 @@ def test_distances_begin_as_the_soft_distance(predicts):
 
 
 def test_second_derivatives_exist_as_the_eikonal_term_needs_them():
-    query_points, reference_points = cloud(1, points=13, queries=2)
+    query_points, reference_points = cloud(1, points=25, queries=2)
     model = network()
     encoding = model.encode(reference_points)
 
@@ -89,7 +94,7 @@ def test_a_query_that_is_not_finite_spoils_its_own_row_alone():
 
 def test_a_cloud_needs_as_many_points_as_neighbours():
     query_points, reference_points = cloud(1, points=4)
-    with pytest.raises(ValueError, match=r"13.*4"):
+    with pytest.raises(ValueError, match=r"25.*4"):
         network()(query_points, reference_points)
 
 
@@ -108,17 +113,51 @@ def test_impossible_settings_are_named(settings, words):
 
 def test_the_sign_of_normals_makes_no_difference(monkeypatch):
     query_points, reference_points = cloud()
-    model = network()
-    expected = model(query_points, reference_points)
+    model, sensors = network(sensors=True), directions()
+    expected = model(query_points, reference_points, features=sensors)
     planes = module.local_planes
 
     def flipped(*arguments):
-        normals, fit = planes(*arguments)
-        signs = torch.where(torch.arange(normals.shape[1]) % 3 == 0, -1.0, 1.0).double()
-        return normals * signs[:, None], fit
+        found = planes(*arguments)
+        signs = torch.where(torch.arange(found.normals.shape[1]) % 3 == 0, -1.0, 1.0).double()
+        return found._replace(normals=found.normals * signs[:, None])
 
     monkeypatch.setattr(module, "local_planes", flipped)
-    torch.testing.assert_close(model(query_points, reference_points), expected)
+    torch.testing.assert_close(model(query_points, reference_points, features=sensors), expected)
+
+
+def test_sensors_that_are_not_known_are_zeros():
+    query_points, reference_points = cloud()
+    model = network(sensors=True)
+    unknown = torch.zeros_like(reference_points)
+    without = model(query_points, reference_points)
+    torch.testing.assert_close(model(query_points, reference_points, features=unknown), without)
+    assert not torch.allclose(model(query_points, reference_points, features=directions()), without)
+
+
+def test_features_and_sensors_are_told_apart_and_every_parameter_learns():
+    query_points, reference_points = cloud()
+    model = network(sensors=True, in_channels=2)
+    features = torch.rand(2, 40, 2, generator=torch.Generator().manual_seed(5)).double()
+    both = torch.cat([features, directions()], dim=-1)
+    model(query_points, reference_points, features=both).square().sum().backward()
+    silent = [name for name, parameter in model.named_parameters() if not parameter.grad.any()]
+    assert silent == []
+
+
+def test_attention_is_told_how_far_along_and_beside_sight_lines_points_are():
+    query_points, reference_points = cloud(1)
+    sensors, units = directions()[:1], torch.full((1, 40, 1), 0.5).double()
+    places = torch.cat([reference_points, directions(1)[:1], units, sensors], dim=-1)
+    rows = torch.arange(36).view(1, 9, 4)
+    pair, _ = SideAttention(1, 1, 8, sensors=True)._pairs(query_points[None], places, rows, None)
+    for query, told, nearest in zip(query_points, pair[0], rows[0], strict=True):
+        for row, (*_, along, beside, known) in zip(nearest, told, strict=True):
+            away = (query - reference_points[0, row]) / 0.5
+            foot = (away @ sensors[0, row]) * sensors[0, row]
+            torch.testing.assert_close(along, foot @ sensors[0, row])
+            torch.testing.assert_close(beside, (away - foot).norm())
+            torch.testing.assert_close(known, torch.ones_like(known))
 
 
 def test_attention_is_a_softmax_over_the_neighbours_by_hand():

@@ -42,10 +42,24 @@ def test_a_new_network_is_built_from_its_config_alone():
 def test_every_network_takes_batches_with_and_without_normals(name, normals):
     config = Config(projector=NETWORKS[name](normals=normals), target=TargetConfig("occupancy"))
     torch.manual_seed(0)
-    points, queries = torch.rand(2, 20, 3) * 2 - 1, torch.rand(5, 3)
-    batch = with_features({"reference_points": points, "normals": points}, normals)
+    points, queries = torch.rand(2, 25, 3) * 2 - 1, torch.rand(5, 3)
+    batch = with_features({"reference_points": points, "normals": points}, config.projector)
     model = build_model(config, "torch")
     assert model(queries, points, features=batch.get("features")).shape == (2, 5, 1)
+
+
+@pytest.mark.parametrize("normals", [False, True])
+def test_what_a_network_is_shown_ends_with_the_sensors_or_zeros(normals):
+    settings = NETWORKS["visibility"](normals=normals, sensors=True)
+    points, sensors = torch.rand(2, 25, 3), torch.rand(2, 25, 3)
+    batch = {"reference_points": points, "normals": points + 1}
+    first = [points, points + 1] if normals else []
+    shown = with_features({**batch, "sensors": sensors}, settings)["features"]
+    assert torch.equal(shown, torch.cat([*first, sensors], dim=-1))
+    shown = with_features(batch, settings)["features"]
+    assert torch.equal(shown, torch.cat([*first, torch.zeros_like(points)], dim=-1))
+    model = build_model(Config(projector=settings, target=TargetConfig("occupancy")), "torch")
+    assert model(torch.rand(5, 3), points, features=shown).shape == (2, 5, 1)
 
 
 def test_without_context_a_distance_is_a_plain_value():

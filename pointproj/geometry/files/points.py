@@ -61,12 +61,15 @@ class Cloud:
         Unit normals; of arbitrary sign if they come from a mesh's faces.
     placement : Placement
         Where the cloud is in the file.
+    sensors : float32 array, shape (n, 3), or None
+        Unit vectors towards the sensors that saw the points.
     """
 
     name: str
     points: Float[np.ndarray, "n 3"]
     normals: Float[np.ndarray, "n 3"] | None
     placement: Placement
+    sensors: Float[np.ndarray, "n 3"] | None = None
 
 
 def random_rows(
@@ -84,6 +87,7 @@ def read_cloud(
     seed: int = 0,
     sample: Sample = SurfaceSampler.draw,
     thin: Thin = random_rows,
+    sensors: str | Path | None = None,
 ) -> Cloud:
     """Read a file as a cloud, moved and scaled into the query cube as training shapes are.
 
@@ -101,6 +105,9 @@ def read_cloud(
         Samples a mesh, given its sampler, the number of points and a random generator; uniformly by default.
     thin : callable
         Chooses rows of a larger cloud, given its points in the query cube, how many, and a generator.
+    sensors : path, optional
+        File of the positions of the sensors that saw the points of a cloud, in its coordinates: a row for
+        each point, or one for all.
 
     Returns
     -------
@@ -119,6 +126,8 @@ def read_cloud(
     generator = np.random.default_rng(seed)
     loose = _loose_points(content, path)
     if loose is None:
+        if sensors is not None:
+            raise MeshError(path, "is a mesh, which no sensor has seen: leave the sensors out")
         mesh = parse_mesh(content, path)
         used = mesh.vertices[mesh.faces].reshape(-1, 3)
         placement = _checked_placement(used, path)
@@ -126,6 +135,7 @@ def read_cloud(
         return Cloud(path.stem, *sample(sampler, count, generator), placement)
     points, normals = loose
     placement = _checked_placement(points, path)
+    ways = None if sensors is None else _towards(points, Path(sensors))
     if normals is not None:
         length = np.linalg.norm(normals, axis=1, keepdims=True)
         if not (np.isfinite(length) & (length > 0)).all():
@@ -135,10 +145,26 @@ def read_cloud(
     if len(points) > most:
         log.info("%s: %d of its %d points are used, as in training", path, most, len(points))
         chosen = thin(placement.to_cube(points).astype(np.float32), most, generator)
-        points, normals = points[chosen], None if normals is None else normals[chosen]
+        points, normals, ways = (None if each is None else each[chosen] for each in (points, normals, ways))
     elif len(points) < count / 2:
         log.warning("%s has %d points; the model was trained with %d", path, len(points), count)
-    return Cloud(path.stem, placement.to_cube(points).astype(np.float32), normals, placement)
+    return Cloud(path.stem, placement.to_cube(points).astype(np.float32), normals, placement, ways)
+
+
+def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, "n 3"]:
+    """Unit vectors from points to the sensors of a file; 0 where a sensor is not finite: it is not known."""
+    if path.suffix.lower() not in _POINT_READERS:
+        raise MeshError(path, f"is of no known kind of points: expected {', '.join(_POINT_READERS)}")
+    loose = _loose_points(read_content(path), path)
+    if loose is None or len(loose[0]) not in (1, len(points)):
+        given = "a mesh" if loose is None else f"{len(loose[0])} points"
+        raise MeshError(
+            path, f"holds {given}: expected the sensor of each of {len(points)} points, or one of all"
+        )
+    away = loose[0] - points
+    length = np.linalg.norm(away, axis=1, keepdims=True)
+    known = np.isfinite(length) & (length > 0)
+    return np.where(known, away / np.where(known, length, 1), 0).astype(np.float32)
 
 
 def _loose_points(content: bytes, path: Path) -> Points | None:
