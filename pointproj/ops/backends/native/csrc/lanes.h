@@ -46,8 +46,12 @@ struct OneLane {
   template <class Real, class Visitor>
   POINTPROJ_FN void visit(
       const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor) const {
-    for (int at = begin; at < begin + count; ++at) {
-      const Point<Real> point = points.load(at);
+    const int end = begin + count;
+    Point<Real> next;
+    if (begin < end) next = points.load(begin);
+    for (int at = begin; at < end; ++at) {
+      const Point<Real> point = next;
+      if (at + 1 < end) next = points.load(at + 1);  // on its way while this one is looked at
       const Real squared = squared_distance<Real>(q, point.position);
       if (squared <= visitor.limit()) visitor.meet(*this, at, point, squared, true);
     }
