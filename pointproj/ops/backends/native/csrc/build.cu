@@ -1,4 +1,4 @@
-// Kernels that sort points into cells, and invert neighbour rows.
+// Kernels that sort points into cells, invert neighbour rows, and fill with zeros.
 #include "cell_list_build.h"
 #include "cuda.cuh"
 #include "hash_grid.h"
@@ -6,10 +6,7 @@
 
 namespace pointproj::cuda {
 
-void clear(int* data, int64_t count, void* stream) {
-  check(cudaMemsetAsync(data, 0, count * sizeof(int), static_cast<cudaStream_t>(stream)));
-}
-
+EACH(SetToZero)
 BUILD(BuildCellList<float>)
 BUILD(BuildCellList<double>)
 BUILD(BuildHashGrids<float>)

@@ -61,6 +61,12 @@ struct Cores {
       if (rank + 1 == limit) crossing(slot);
     }
   }
+  template <class Test>
+  int count_if(int size, int*, Test test) const {
+    int found = 0;
+    for (int i = 0; i < size; ++i) found += test(i) ? 1 : 0;
+    return found;
+  }
   // store(i, sum of the first i + 1)
   template <class Store>
   void scan(const int* in, int size, int*, Store store) const {

@@ -58,6 +58,19 @@ struct AllThreads {
       }
     }
   }
+  // Of the numbers below size those that pass the test; all threads get the answer, and none before all have come here.
+  template <class Test>
+  POINTPROJ_FN int count_if(int size, int* partial, Test test) const {
+    __shared__ int sums[kBuildWarps];
+    int found = 0;
+    each(size, [&](int i) { found += test(i) ? 1 : 0; });
+    found = block_sum(found, sums);
+    if (threadIdx.x == 0) partial[blockIdx.x] = found;
+    barrier();
+    int all_found = 0;
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += kBuildThreads) all_found += partial[i];
+    return block_sum(all_found, sums);
+  }
   // store(i, sum of the first i + 1): each block sums up its own part, then starts with what those before it have.
   // Inside of one launch: a scan of a library would be three more.
   template <class Store>
@@ -99,8 +112,22 @@ struct AllThreads {
   }
 };
 
+// From Hopper on, the blocks of a kernel may start while the last ones of the kernel before it still work, and wait for
+// those: that hides the time of a launch.
+POINTPROJ_FN void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+POINTPROJ_FN void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <class Task>
 __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task) {
+  let_next_start();
   __shared__ Shared<32, float> shared[kBuildWarps];
   AllThreads machine;
   machine.shared = &shared[threadIdx.x / 32];
@@ -124,6 +151,8 @@ constexpr int kItems = kThreads<Task> / Task::kLanes;  // of a block
 // Lanes without an item of their own repeat the last one: all of a warp go on together.
 template <class Task>
 __global__ void __launch_bounds__(kThreads<Task>, blocks_at_once<Task>()) each_kernel(const Task task, int64_t items) {
+  let_next_start();
+  wait_for_previous();
   constexpr int kLanes = Task::kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kItems<Task>, item = first + threadIdx.x / kLanes;
   if constexpr (kLanes == 1) {
@@ -143,13 +172,28 @@ inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
+constexpr int kMostDevices = 64;
+
+inline int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device));
+  return device;
+}
+
+// Whether kernels may start before the one before them has ended.
+inline bool starts_early() {
+  static int known[kMostDevices] = {};
+  const int device = current_device();
+  int& generation = known[device % kMostDevices];
+  if (generation == 0) check(cudaDeviceGetAttribute(&generation, cudaDevAttrComputeCapabilityMajor, device));
+  return generation >= 9;
+}
+
 // Blocks that a device can hold at once, which is what a cooperative launch may ask for.
 template <class Task>
 int most_build_blocks() {
-  constexpr int kMostDevices = 64;
   static int known[kMostDevices] = {};
-  int device = 0;
-  check(cudaGetDevice(&device));
+  const int device = current_device();
   int& blocks = known[device % kMostDevices];
   if (blocks == 0) {
     int each = 0, processors = 0;
@@ -172,9 +216,16 @@ void build(const Task& task, int64_t largest_loop, void* stream) {
 template <class Task>
 void each(const Task& task, int64_t items, void* stream) {
   if (items == 0) return;
-  const unsigned blocks = static_cast<unsigned>((items + kItems<Task> - 1) / kItems<Task>);
-  each_kernel<<<blocks, kThreads<Task>, 0, static_cast<cudaStream_t>(stream)>>>(task, items);
-  check(cudaGetLastError());
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = static_cast<unsigned>((items + kItems<Task> - 1) / kItems<Task>);
+  launch.blockDim = kThreads<Task>;
+  launch.stream = static_cast<cudaStream_t>(stream);
+  launch.attrs = &early;
+  launch.numAttrs = starts_early() ? 1 : 0;
+  check(cudaLaunchKernelEx(&launch, each_kernel<Task>, task, items));
 }
 
 }  // namespace cuda

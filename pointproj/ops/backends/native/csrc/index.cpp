@@ -52,11 +52,14 @@ std::tuple<Tensor, Tensor, Tensor> build_cell_list(
 namespace {
 
 constexpr int64_t kSparse = 8;  // times as many points in all
+constexpr int64_t kSampled = 1 << 18;  // points at most of which a sample says how dense they are
 
 // Narrow cells spare tests of points and cost lookups of rows of cells, which a CPU would rather do without. So would
-// a GPU where points are few next to those that are looked from.
-int cells_along_radius(const Device& device, int64_t rows, int64_t all_rows) {
-  return device.is_cuda && rows * kSparse > all_rows ? 2 : 1;
+// a GPU where points have few neighbours: it finds out, or points are few next to those that are looked from.
+int cells_along_radius(const Device& device, int sides, int64_t rows, int64_t all_rows) {
+  if (!device.is_cuda) return 1;
+  if (sides == 2 && all_rows <= kSampled) return 0;
+  return rows * kSparse > all_rows ? 2 : 1;
 }
 
 }  // namespace
@@ -82,7 +85,7 @@ std::array<Tables, kCount> make_hash_grids(
     BuildHashGrids<Real> task{};
     for (size_t i = 0; i < kCount; ++i) {
       task.sides[i] = {data<const Real>(clouds[i].points), view_hash_grid<Real>(made[i], clouds[i].batch),
-                       cells_along_radius(device, clouds[i].batch.rows, rows)};
+                       cells_along_radius(device, kCount, clouds[i].batch.rows, rows)};
     }
     task.count = kCount;
     task.radius = static_cast<Real>(radius.number);

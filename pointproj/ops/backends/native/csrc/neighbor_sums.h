@@ -197,22 +197,35 @@ struct GradientsByAtomics {
       const int row = i < k ? problem.rows[first + i] : -1;
       const Sum weight = i < k ? weights[first + i] : Sum(0);
       const Sum product = multiply_rows(lanes, query, row, weight);
-      if (lanes.lane() >= kAtOnce || row < 0) continue;
-      const Vec3<Real> there = problem.other(row);
-      const Sum far = sqrt(squared_distance<Sum>(p, there)), grad_logit = weight * (product - mean);
-      of_sigma += grad_logit * weighting.sigma_term(far);
-      if (!(far > Sum(0))) continue;
-      for (int axis = 0; axis < 3; ++axis) {
-        const Sum step = grad_logit * weighting.fall(far) / far * Sum(p[axis] - there[axis]);
-        along[axis] += step;
-        if (d_references) lanes.add(d_references + 3 * int64_t(row) + axis, static_cast<Real>(step));
+      Sum steps[3] = {0, 0, 0};
+      if (lanes.lane() < kAtOnce && row >= 0) {
+        const Vec3<Real> there = problem.other(row);
+        const Sum far = sqrt(squared_distance<Sum>(p, there)), grad_logit = weight * (product - mean);
+        of_sigma += grad_logit * weighting.sigma_term(far);
+        for (int axis = 0; axis < 3 && far > Sum(0); ++axis) {
+          steps[axis] = grad_logit * weighting.fall(far) / far * Sum(p[axis] - there[axis]);
+          along[axis] += steps[axis];
+        }
       }
+      if (d_references) add_steps(lanes, row, steps);
     }
     of_sigma = lanes.sum(of_sigma);
     for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
     if (lanes.lane() != 0) return;
     for (int axis = 0; axis < 3; ++axis) d_queries[3 * int64_t(query) + axis] = static_cast<Real>(-along[axis]);
     sigma_rows[query] = weighting.of_sigma(of_sigma);
+  }
+
+  // What the first lanes have, three lanes a neighbour: atomics side by side count as one.
+  template <class Lanes>
+  POINTPROJ_FN void add_steps(Lanes& lanes, int own_row, const Sum (&own_steps)[3]) const {
+    const int neighbor = lanes.lane() / 3, axis = lanes.lane() % 3, row = lanes.take(own_row, neighbor);
+    Sum step = 0;
+    for (int i = 0; i < 3; ++i) {
+      const Sum taken = lanes.take(own_steps[i], neighbor);
+      if (i == axis) step = taken;
+    }
+    if (neighbor < kAtOnce && row >= 0) lanes.add(d_references + 3 * int64_t(row) + axis, static_cast<Real>(step));
   }
 
   // The upstream gradient times the row of the lane's neighbour, rounded as the mean: nothing remains of a neighbour

@@ -5,7 +5,7 @@
 
 namespace pointproj {
 
-constexpr int kQueueLength = 32;
+constexpr int kQueueLength = 64;  // W2 at r = 0.25: with 32 the sums take 10% longer
 
 // A point among the searched ones, with its squared distance, later its weight.
 template <class Sum>

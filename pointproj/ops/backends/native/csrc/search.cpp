@@ -86,7 +86,7 @@ void fill(const Results& results, const Tensor& query_points, const OptionalTens
   int* const first = postpones ? data<int>(postponed) : nullptr;
   int* const again = first + (postpones ? queries.rows : 0);
   int* const counts = again + (postpones ? queries.rows : 0);
-  if (postpones) device.clear(counts, 2);
+  if (postpones) device.clear({{{counts, 2}}});
   const bool itself = query_points.const_data_ptr() == reference_points.const_data_ptr() &&
                       query_points.size(0) == reference_points.size(0);
   for_positions(query_points, [&](auto real) {

@@ -131,10 +131,10 @@ struct NeighborProblem : Problem {
                      const Gradients& wanted) const {
     using Sum = typename Weighting::Sum;
     if (device.in_fixed_order) return false;
-    const auto words = [](const Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes() / sizeof(int)); };
-    for (const Tensor* tensor : {&wanted.features, &wanted.reference_points}) {
-      if (words(*tensor) > 0) device.clear(static_cast<int*>(tensor->mutable_data_ptr()), words(*tensor));
-    }
+    const auto all_of = [](const Tensor& tensor) -> SetToZero::Part {
+      return {static_cast<int*>(tensor.mutable_data_ptr()), static_cast<int64_t>(tensor.nbytes() / sizeof(int))};
+    };
+    device.clear({{all_of(wanted.features), all_of(wanted.reference_points)}});
     if (!wanted.of_points) {
       device.each_on_gpu(FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights),
                                                        matrix<const Sum>(grad), matrix<Sum>(wanted.features), chunks()},

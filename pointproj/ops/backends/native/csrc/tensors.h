@@ -85,11 +85,7 @@ struct Device {
     cuda::each(task, items, stream);
 #endif
   }
-  void clear([[maybe_unused]] int* data, [[maybe_unused]] int64_t count) const {
-#ifdef POINTPROJ_CUDA
-    cuda::clear(data, count, stream);
-#endif
-  }
+  void clear(const SetToZero& task) const { each_on_gpu(task, task.threads()); }
 };
 
 template <class Body>
