@@ -1,8 +1,9 @@
 """All reference points within a radius of each query, one query's after the other's.
 
-That takes two searches of the hash grid: one counts, and when the sums of the counts say where each query's
-part begins, the other fills it. A part is sorted in place, in registers up to 128 neighbours, so that nothing
-depends on the order in which points are met.
+A search of the hash grid counts them, and keeps the rows of each query for which there is room; when the sums
+of the counts say where each query's part begins, it is filled with those, or by a second search if they were
+more. A part is sorted in place, in registers up to 128 neighbours, so that nothing depends on the order in
+which points are met.
 """
 
 import functools
@@ -24,6 +25,8 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.registry import Tables
 
+BLOCKS = 8  # of a processor at a time: few queries need the registers of a second search
+
 
 def all_within(
     clouds: Clouds, grid: Tables | None, radius: float | Tensor, capacity: int
@@ -41,6 +44,8 @@ class Found(NamedTuple):
     distances: Tensor | None  # likewise
     capacity: int
     scratch: Tensor | None  # for the rows of the query that are cut off by the capacity
+    kept: Tensor | None  # int32, where they begin in memory: ``room`` rows of each query
+    room: int
 
 
 @functools.cache
@@ -56,6 +61,8 @@ def found_struct(dtype: torch.dtype) -> Any:
         distances: wp.array(dtype=real)
         capacity: wp.int64
         scratch: wp.array(dtype=wp.int64)
+        kept: wp.array(dtype=wp.int32)
+        room: int
 
     return FoundStruct
 
@@ -94,19 +101,23 @@ def _all_within(
         for filled, value in ((row_splits, 0), (rows, -1), (distances, torch.inf)):
             filled.fill_(value)
         return
-    counts = Found(None, row_splits, None, None, 0, None)
+    # Most queries have little more than the mean.
+    room = min(5 * capacity // (4 * shape[0]), reference_points.shape[0])
+    kept = torch.empty(shape[0] * room, dtype=torch.int32, device=rows.device) if room else None
+    keeps = None if kept is None else kept[:1], room
+    counts = Found(None, row_splits, None, None, 0, None, *keeps)
     launch(count_kernel(query_points.dtype, width), shape, *problem, counts, block_dim=BLOCK)
     row_splits.cumsum_(0)
     if capacity == 0:
         return
     scratch = rows.new_empty(reference_points.shape[0])
-    found = Found(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
+    found = Found(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch, *keeps)
     launch(fill_kernel(query_points.dtype, width), shape, *problem, found, block_dim=BLOCK)
 
 
 @functools.cache
 def count_kernel(dtype: torch.dtype, width: int) -> wp.Kernel:
-    """How many points are within the radius of query i, into ``row_splits[i + 1]``."""
+    """How many points are within the radius of query i, into ``row_splits[i + 1]``; their rows are kept."""
     real, vec3 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     SearchedStruct, BallsStruct, FoundStruct = (
@@ -115,32 +126,37 @@ def count_kernel(dtype: torch.dtype, width: int) -> wp.Kernel:
         found_struct(dtype),
     )
     squared_distance = squared_distance_function(dtype)
-    load_point, _, _ = packed_point(dtype)
+    load_point, _, row_of = packed_point(dtype)
 
     @wp.struct
     class State:
         limit: real
         count: int
+        address: wp.uint64
 
     @wp.func
     def visit(state: State, q: vec3, found: FoundStruct, points: sorted_points, at: int, exists: bool):
+        row = int(0)
+        within = bool(False)
         if exists:
-            within = squared_distance(q, load_point(points, at)) <= state.limit
-            state.count += wp.where(within, 1, 0)
+            point = load_point(points, at)
+            row = row_of(point)
+            within = squared_distance(q, point) <= state.limit
+        state.count = keep_row(state.address, state.count, found.room, within, row)
         return state
 
     group = lanes(width)
-    query_of, search, largest_square_of, sum_of = ball_of(dtype, group, Visitor(State, FoundStruct, visit))
-    lane = group.lane
+    query_of, search, largest_square_of, _ = ball_of(dtype, group, Visitor(State, FoundStruct, visit))
+    lane, item = group.lane, group.item
 
     @wp.kernel(**OPTIONS)
     def count_within(balls: BallsStruct, searched: SearchedStruct, found: FoundStruct):
         number, _ = wp.tid()
         query, q = query_of(number, balls, searched)
-        state = search(State(largest_square_of(query, balls), 0), query, q, balls, searched, found)
-        count = sum_of(state.count)
+        state = State(largest_square_of(query, balls), 0, kept_of(found.kept, found.room, item(number)))
+        state = search(state, query, q, balls, searched, found)
         if lane() == 0:
-            found.row_splits[query + 1] = wp.int64(count)
+            found.row_splits[query + 1] = wp.int64(state.count)
             if number == 0:
                 found.row_splits[0] = wp.int64(0)
 
@@ -167,22 +183,49 @@ def write_function(dtype: torch.dtype) -> wp.Function:
 
 
 _PUSH_ROW = """
-    long long* rows = reinterpret_cast<long long*>(address);
+    {integer}* rows = reinterpret_cast<{integer}*>(address);
 #if defined(__CUDA_ARCH__)
     const unsigned present = __ballot_sync(0xffffffffu, exists);
-    if (exists) rows[size + __popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = row;
-    return size + __popc(present);
+    const int at = size + __popc(present & ((1u << (threadIdx.x & 31u)) - 1u)), found = __popc(present);
 #else
-    if (exists) rows[size] = row;
-    return size + exists;
+    const int at = size, found = exists;
+#endif
+    if (exists{condition}) rows[at] = row;
+    return size + found;
+"""
+
+
+@wp.func_native(_PUSH_ROW.format(integer="long long", condition=""))
+def push_row(address: wp.uint64, size: int, exists: bool, row: int) -> int:
+    """Append to ``size`` rows, every lane one or none; returns how many there are then."""
+    ...
+
+
+@wp.func_native(_PUSH_ROW.format(integer="int", condition=" && at < room"))
+def keep_row(address: wp.uint64, size: int, room: int, exists: bool, row: int) -> int:
+    """The same as far as there is room for int32."""
+    ...
+
+
+@wp.func_native(
+    "return reinterpret_cast<unsigned long long>(kept.data + static_cast<long long>(number) * room);"
+)
+def kept_of(kept: wp.array(dtype=wp.int32), room: int, number: int) -> wp.uint64: ...
+
+
+_COPY_KEPT = """
+    const int* rows = reinterpret_cast<const int*>(kept);
+    long long* to = reinterpret_cast<long long*>(address);
+#if defined(__CUDA_ARCH__)
+    for (int i = threadIdx.x & 31; i < count; i += 32) to[i] = rows[i];
+#else
+    for (int i = 0; i < count; ++i) to[i] = rows[i];
 #endif
 """
 
 
-@wp.func_native(_PUSH_ROW)
-def push_row(address: wp.uint64, size: int, exists: bool, row: int) -> int:
-    """Append to ``size`` rows, every lane one or none; returns how many there are then."""
-    ...
+@wp.func_native(_COPY_KEPT)
+def copy_kept(kept: wp.uint64, address: wp.uint64, count: int): ...
 
 
 @functools.cache
@@ -233,7 +276,7 @@ def fill_kernel(dtype: torch.dtype, width: int) -> wp.Kernel:
             write_distance(found.distances, slot, real(wp.inf))
             slot += wp.int64(queries) * wp.int64(width)
 
-    @wp.kernel(**OPTIONS)
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS))
     def fill(balls: BallsStruct, searched: SearchedStruct, found: FoundStruct):
         number, _ = wp.tid()
         fill_rest(item(number), found)
@@ -246,8 +289,12 @@ def fill_kernel(dtype: torch.dtype, width: int) -> wp.Kernel:
         is_cut = begin + count > found.capacity
         if is_cut:
             address = address_of(found.scratch, wp.int64(0))
-        state = search(State(largest_square_of(query, balls), 0, address), query, q, balls, searched, found)
-        sort_rows(address, state.size)
+        if count <= wp.int64(found.room):
+            copy_kept(kept_of(found.kept, found.room, item(number)), address, int(count))
+        else:
+            state = State(largest_square_of(query, balls), 0, address)
+            state = search(state, query, q, balls, searched, found)
+        sort_rows(address, int(count))
         for i in range(lane(), int(wp.min(count, found.capacity - begin)), width):
             row = row_at(address, i)
             point = found.points[row]
