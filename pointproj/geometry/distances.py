@@ -4,7 +4,7 @@ import numpy as np
 import warp as wp
 from jaxtyping import Float
 
-from pointproj.geometry.meshes import Mesh
+from pointproj.geometry.meshes import Mesh, along_curve
 from pointproj.geometry.warp_meshes import box_tree, on_device, search_mesh
 
 wp.set_module_options({"enable_backward": False, "fuse_fp": False})  # so CPU and CUDA round alike
@@ -32,6 +32,7 @@ def unsigned_distance(
         In the mesh's units, correct to the rounding of the result.
     """
     corners = mesh.vertices[mesh.faces]
+    order = along_curve(points)  # neighbours visit the same faces
     with on_device(device):
         triangles = search_mesh(mesh)
         boxes = box_tree(corners)
@@ -43,11 +44,13 @@ def unsigned_distance(
                 triangles.id,
                 boxes.id,
                 wp.array(corners, dtype=wp.vec3d),
-                wp.array(np.ascontiguousarray(points, dtype=np.float32), dtype=wp.vec3),
+                wp.array(np.ascontiguousarray(points[order], dtype=np.float32), dtype=wp.vec3),
             ],
             outputs=[distances],
         )
-        return distances.numpy()
+        found = np.empty(len(points), dtype=np.float32)
+        found[order] = distances.numpy()
+        return found
 
 
 @wp.func

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from pointproj.geometry.meshes import SMALLEST_AREA, Mesh, face_areas, query_grid
+from pointproj.geometry.meshes import SMALLEST_AREA, Mesh, along_curve, face_areas, query_grid
 from pointproj.geometry.visibility import count_escapes
 from pointproj.geometry.visibility_cells import count_escapes_by_cells
 
@@ -111,7 +111,7 @@ def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cp
     enclosed = np.zeros(len(points), dtype=bool)
     low, high = corners.min(axis=(0, 1), initial=1), corners.max(axis=(0, 1), initial=-1)
     within = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
-    within = within[_along_curve(points[within])]
+    within = within[along_curve(points[within])]
     if len(within):
         near = np.ascontiguousarray(points[within], dtype=np.float32)
         enclosed[within] = _enclosed(widened(corners), near, device)
@@ -165,14 +165,6 @@ def widened(corners: Float[np.ndarray, "F 3 3"]) -> Float[np.ndarray, "F 3 3"]:
     moved = MARGIN * (before - along) / np.maximum(sine, np.finfo(float).tiny)
     length = np.linalg.norm(moved, axis=-1, keepdims=True)
     return corners + moved * np.minimum(1, LONGEST_CORNER / np.maximum(length, np.finfo(float).tiny))
-
-
-def _along_curve(points: Float[np.ndarray, "Q 3"]) -> np.ndarray:
-    """Order in which points that follow each other are near each other: by cells of 1/16, in Morton order."""
-    number = np.arange(32)
-    spaced = sum(((number >> bit) & 1) << (3 * bit) for bit in range(5)).astype(np.uint16)
-    x, y, z = ((points + 1) * 16).astype(np.int32).clip(0, 31).T
-    return np.argsort(spaced[x] | spaced[y] << 1 | spaced[z] << 2, kind="stable")
 
 
 def _enclosed(

@@ -142,3 +142,22 @@ def query_grid(side: int) -> Float[np.ndarray, "n 3"]:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}: raise data.grid")
     axis = np.linspace(-1.0, 1.0, side, dtype=np.float32)
     return np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+def along_curve(points: Float[np.ndarray, "Q 3"]) -> Int[np.ndarray, " Q"]:
+    """Order in which points that follow each other are near each other: by cells of 1/16, in Morton order.
+
+    Parameters
+    ----------
+    points : float array, shape (Q, 3)
+        Those outside of the query cube count to its outermost cells.
+
+    Returns
+    -------
+    int64 array, shape (Q,)
+        Rows of ``points``.
+    """
+    number = np.arange(32)
+    spaced = sum(((number >> bit) & 1) << (3 * bit) for bit in range(5)).astype(np.uint16)
+    x, y, z = ((points.clip(-1, 1) + 1) * 16).astype(np.int32).clip(0, 31).T
+    return np.argsort(spaced[x] | spaced[y] << 1 | spaced[z] << 2, kind="stable")
