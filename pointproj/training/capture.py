@@ -23,6 +23,9 @@ class CapturedCall:
         Its argument, by which the shapes are fixed; copied.
     stream : torch.cuda.Stream
         Where it is recorded.
+    pool : tuple, optional
+        From :func:`torch.cuda.graph_pool_handle`: memory that it shares with other recorded calls. None of
+        them may run at the same time, and each result is overwritten by a replay of any.
     """
 
     def __init__(
@@ -30,12 +33,13 @@ class CapturedCall:
         function: Callable[[Mapping[str, Tensor]], object],
         inputs: Mapping[str, Tensor],
         stream: torch.cuda.Stream,
+        pool: tuple[int, int] | None = None,
     ) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         self._function = function  # keeps alive what the recorded work reads
         self._graph = torch.cuda.CUDAGraph()
         # thread_local: a thread that loads data may allocate pinned memory meanwhile.
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.result = function(self._inputs)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> object:

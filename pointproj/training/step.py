@@ -114,6 +114,7 @@ class TrainingStep:
         self._replays: dict[tuple, CapturedCall] = {}
         self._steps_taken: Counter[tuple] = Counter()
         self._side_stream = torch.cuda.Stream(self.device) if self.captured else None
+        self._pool = torch.cuda.graph_pool_handle() if self.captured else None  # of all sizes of batches
 
     @property
     def mode(self) -> str:
@@ -300,7 +301,7 @@ class TrainingStep:
         # Gradients made outside the graph would be added to, and they are not the graph's to keep.
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            self._replays[shapes] = CapturedCall(self._run, inputs, self._side_stream)
+            self._replays[shapes] = CapturedCall(self._run, inputs, self._side_stream, self._pool)
         except Exception as error:
             self.captured = False
             self.optimizer.zero_grad(set_to_none=True)
