@@ -32,6 +32,7 @@ def _clustered(count: int, device: str) -> Tensor:
     return clustered(count)(torch.Generator().manual_seed(0)).float().to(device)
 
 
+@pytest.mark.usefixtures("anew")
 def test_more_groups_than_are_looked_at_together(device: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pointproj.ops.backends.triton.tree.ENCODED", 8192)  # few programs to interpret
     points = _clustered(132_000, device)
@@ -93,6 +94,7 @@ def test_lists_of_more_than_a_program_holds(device: str):
     assert torch.equal(listed.indices, rows[:200])
 
 
+@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize(("sigma", "programs"), [(0.1, 2), (1e-3, 2048)], ids=["", "weights-that-vanish"])
 def test_sums_of_more_points_than_wait_at_once(
     sigma: float, programs: int, device: str, monkeypatch: pytest.MonkeyPatch

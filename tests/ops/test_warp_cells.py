@@ -40,6 +40,7 @@ def _cloud(kind: str) -> Tensor:
     return points
 
 
+@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize("together", [False, True], ids=["threads", "lanes"])
 @pytest.mark.parametrize("kind", ["clustered", "coincident", "lattice", "two-balls", "not-finite"])
 def test_dense_cells(kind: str, together: bool, device: str, monkeypatch: pytest.MonkeyPatch):
@@ -57,6 +58,7 @@ def test_dense_cells(kind: str, together: bool, device: str, monkeypatch: pytest
     assert torch.equal(rows[some], reference.knn_search(points[some], points, K))
 
 
+@pytest.mark.usefixtures("anew")
 def test_searches_with_small_budgets(device: str, monkeypatch: pytest.MonkeyPatch):
     """What a kernel has left is finished by the next: here the first two leave much."""
     points = _cloud("clustered").to(device)

@@ -69,6 +69,7 @@ def test_sums_of_many_tiles(kind: str, channels: int, device: str):
     _compare(inputs, radius)
 
 
+@pytest.mark.usefixtures("anew")
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kind", "channels"), [*CHANNELS, ("sparse", 32), ("sparse", 40), ("clustered", 9)])
 def test_sparse_tiles_are_left_to_lanes(kind: str, channels: int, monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pointproj.ops.bridge.compiler_cache import key_by_version
 from pointproj.ops.bridge.eager import nobody_looks_on
+from pointproj.ops.bridge.replay import Replayable, detached
 from pointproj.ops.bridge.transforms import transformable
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
@@ -60,6 +61,7 @@ def torch_op(
     second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
     | None = None,
     register: Register = opaque,
+    replayable: bool = False,
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
 
@@ -86,6 +88,9 @@ def torch_op(
     register : callable
         ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
         what has ``register_autograd``; by default they are opaque to torch.compile.
+    replayable : bool
+        Whether forward and backward are as :class:`pointproj.ops.bridge.replay.Replayable` asks for it: eager
+        calls with known shapes then do not run them again.
 
     Returns
     -------
@@ -105,15 +110,17 @@ def torch_op(
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
     count = len(inspect.signature(forward).return_annotation.__args__)
-    operator, body = _define(name, arguments.parameters, count, forward, fake, register)
+    directly = Replayable if replayable else _with_detached
+    operator, body = _define(name, arguments.parameters, count, forward, fake, register, directly(forward))
     if backward is None or not differentiable:
-        backward = first = second = _refuse(
+        backward_directly = first = second = _refuse(
             f"{name} was declared without a backward"
             if differentiable
             else f"{name} has no gradient: it was declared without differentiable inputs"
         )
     else:
-        first, second = _backward_op(arguments, count, backward, second_backward, register)
+        made = _backward_op(arguments, count, backward, second_backward, register, directly)
+        first, second, backward_directly = made
     width = len(arguments.names)
 
     def save(ctx: Any, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
@@ -129,14 +136,12 @@ def torch_op(
         inputs, outputs = flat[:width], flat[width:]
         heads = zip(grads[:grad_outputs], outputs, strict=False)
         grads = tuple(_zeros_like(o) if g is None else g.contiguous() for g, o in heads)
-        # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
-        # second backward would come back here once more, with gradients of zero.
-        outputs = _detached(outputs)
         if not torch.is_grad_enabled() and nobody_looks_on(grads):
-            needed = dict(zip(arguments.differentiable, needs, strict=True))
-            made = backward(grads, needed, arguments.saved((*_detached(inputs), *outputs)))
+            made = backward_directly(*grads, needs, *inputs, *outputs)
         else:
-            made = _all(first(*grads, needs, *inputs, *outputs))
+            # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
+            # second backward would come back here once more, with gradients of zero.
+            made = _all(first(*grads, needs, *inputs, *detached(outputs)))
         return arguments.gradients(inputs, made, needs)
 
     def push(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
@@ -190,9 +195,17 @@ class _Arguments:
 
 
 def _backward_op(
-    arguments: _Arguments, count: int, backward: Any, second_backward: Any, register: Register
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The first and the second derivative as operators; first(grads, needs, inputs, outputs) -> gradients."""
+    arguments: _Arguments,
+    count: int,
+    backward: Any,
+    second_backward: Any,
+    register: Register,
+    directly: Callable[[Callable], Callable],
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """The first and the second derivative as operators, and what the first does.
+
+    The first takes grads, needs, inputs, outputs, and returns gradients.
+    """
     heads = arguments.grad_outputs
     grads = {f"grad_{i}": Tensor for i in range(heads)}
     saved = arguments.parameters | {f"output_{i}": Tensor for i in range(count)}
@@ -208,7 +221,9 @@ def _backward_op(
         return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
     name, width = f"{arguments.name}_backward", len(arguments.differentiable)
-    operator, body = _define(name, grads | {"needs": list[bool]} | saved, width, run, fake, register)
+    run_directly = directly(run)
+    parameters = grads | {"needs": list[bool]} | saved
+    operator, body = _define(name, parameters, width, run, fake, register, run_directly)
     second = _second_backward_op(arguments, grads | saved, second_backward)
 
     def save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
@@ -240,7 +255,7 @@ def _backward_op(
 
     operator.register_autograd(chain, setup_context=save)
     first = transformable(operator, body, save, chain, push)
-    return first, second
+    return first, second, run_directly
 
 
 def _second_backward_op(
@@ -262,33 +277,49 @@ def _second_backward_op(
 
     directions = {f"direction_{i}": Tensor for i in range(width)}
     of_second = directions | parameters
-    second, body = _define(f"{name}_second_backward", of_second, heads + width, run, fake, opaque)
-    refuse = _refuse(f"{name} has no third derivative")
+    name, run_directly = f"{name}_second_backward", _with_detached(run)
+    second, body = _define(name, of_second, heads + width, run, fake, opaque, run_directly)
+    refuse = _refuse(f"{arguments.name} has no third derivative")
     second.register_autograd(refuse, setup_context=lambda *_, **__: None)
     return transformable(second, body, lambda *_, **__: None, refuse, refuse)
 
 
+def _with_detached(function: Callable) -> Callable[..., Any]:
+    """The function, whose arguments nothing has to be differentiated by."""
+    return lambda *args: function(*(detached(args) if torch._C._any_requires_grad(*args) else args))
+
+
 def _define(
-    name: str, parameters: dict[str, Any], count: int, function: Callable, fake: Callable, register: Register
+    name: str,
+    parameters: dict[str, Any],
+    count: int,
+    function: Callable,
+    fake: Callable,
+    register: Register,
+    directly: Callable,
 ) -> tuple[Any, Callable[..., Any]]:
-    """Register an operator of these parameters with ``count`` results; also what it does, as a function.
+    """Register an operator of these parameters with ``count`` results; also what it does in eager mode.
 
     Torch reads parameters and results off that function's signature. There are no optional results.
     """
 
-    def body(*args: Any) -> Any:
-        made = function(*(_detached(args) if torch._C._any_requires_grad(*args) else args))
-        return single_or_all(tuple(args[0].new_empty(0) if m is None else m for m in made))
+    def body_of(function: Callable) -> Callable[..., Any]:
+        def body(*args: Any) -> Any:
+            made = function(*args)
+            return single_or_all([args[0].new_empty(0) if m is None else m for m in made])
 
-    def single_or_all(made: tuple[Tensor, ...]) -> Any:
+        return body
+
+    def single_or_all(made: Sequence[Tensor]) -> Any:
         return tuple(made) if count > 1 else made[0]
 
+    body = body_of(_with_detached(function))
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     body.__signature__ = inspect.Signature(
         [inspect.Parameter(n, kind, annotation=annotation) for n, annotation in parameters.items()],
         return_annotation=tuple[(Tensor,) * count] if count > 1 else Tensor,
     )
-    return register(name, body, lambda *args: single_or_all(fake(*args))), body
+    return register(name, body, lambda *args: single_or_all(fake(*args))), body_of(directly)
 
 
 def _all(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -327,18 +358,6 @@ def _load(ctx: Any) -> tuple:
 
 def _contiguous_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-
-
-def _detached(args: Sequence[Any]) -> list[Any]:
-    """Tensors, also those in lists, without ``requires_grad``, which foreign libraries trip over."""
-    return [
-        (a.detach() if a.requires_grad else a)
-        if isinstance(a, Tensor)
-        else _detached(a)
-        if isinstance(a, list)
-        else a
-        for a in args
-    ]
 
 
 def _zeros_like(tensor: Tensor | None) -> Tensor:

@@ -11,18 +11,24 @@ import math
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
+import numpy
 import torch
 import warp as wp
 from torch import Tensor
+from warp._src import context
 from warp._src.codegen import Struct
 
+from pointproj.ops.bridge.replay import Run, Source, recording
 from pointproj.ops.bridge.scratch import Part
 
 MOST_SIZES = 64  # that a recorded launch remembers
+WORD = struct.Struct("q")  # an address
+BLOCK = 16  # bytes at a multiple of which parameters begin
 
 
 class Launch:
@@ -41,6 +47,7 @@ class Launch:
         self._stream = current_stream(device) if device.type == "cuda" else None
         self._recorded = _of_thread.recorded[device]
         self._structs: dict[int, tuple] = {}
+        self._recording = recording()
 
     def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
         """Launch ``kernel`` over ``dim`` threads."""
@@ -51,6 +58,8 @@ class Launch:
                 return
             recorded = self._recorded[kernel, block_dim] = Recorded(kernel, block_dim, self._stream)
         recorded.launch(dim, (args,), self._structs, self._stream)
+        if self._recording is not None and not _is_empty(dim):
+            self._recording.report(Made(recorded))
 
     def reverse(self, gradients: Any) -> None:
         """Run the adjoint of everything launched so far, last first, adding to ``gradients.of(tensor)``."""
@@ -117,6 +126,76 @@ class Recorded:
         return True
 
 
+class Made:
+    """A launch as it was just made, to be made again."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.command, self.layout = recorded.command, recorded.layout
+        self.bounds, self.function = self.command.bounds, recorded.function
+        self.block = bytes(recorded.memory[0])
+        self.pointers = [WORD.unpack_from(self.block, offset)[0] for offset in self.layout.pointers]
+
+    @staticmethod
+    def again(launches: Sequence["Made"], sources: Sequence[Sequence[Source]]) -> Run:
+        """See :class:`pointproj.ops.bridge.replay.Launch`."""
+        starts = list(accumulate((-(-m.layout.size // BLOCK) * BLOCK for m in launches), initial=0))
+        memory = ctypes.create_string_buffer(starts[-1] + BLOCK)
+        begin = -ctypes.addressof(memory) % BLOCK
+        places, froms, offsets = [], [], []
+        for made, start, of_launch in zip(launches, starts, sources, strict=False):
+            memory[begin + start : begin + start + made.layout.size] = made.block
+            for pointer, source in zip(made.layout.pointers, of_launch, strict=True):
+                if source is not None:
+                    places.append((start + pointer) // WORD.size)
+                    froms.append(source[0])
+                    offsets.append(source[1])
+        words = numpy.frombuffer(memory, numpy.int64, starts[-1] // WORD.size, begin)
+        places, froms, offsets = (numpy.array(x, numpy.int64) for x in (places, froms, offsets))
+        address = ctypes.addressof(memory) + begin
+        kind = _again_on_cpu if launches[0].command.device.is_cpu else _again_on_gpu
+        launch = kind(launches, [address + start for start in starts])
+
+        def run(_: Any, addresses: list[int], stream: int) -> None:
+            words[places] = numpy.array(addresses, numpy.int64)[froms] + offsets
+            launch(stream)
+
+        return run
+
+
+def _again_on_cpu(launches: Sequence[Made], addresses: Sequence[int]) -> Callable[[int], None]:
+    calls = [
+        (m.function, ctypes.byref(m.bounds), ctypes.c_void_p(address))
+        for m, address in zip(launches, addresses, strict=False)
+    ]
+
+    def launch(_: int) -> None:
+        for function, bounds, block in calls:
+            function(bounds, block)
+
+    return launch
+
+
+def _again_on_gpu(launches: Sequence[Made], addresses: Sequence[int]) -> Callable[[int], None]:
+    calls = []
+    for made, address in zip(launches, addresses, strict=False):
+        command, hooks = made.command, made.command.hooks
+        parameters = (ctypes.c_void_p * (1 + len(made.layout.offsets)))(
+            ctypes.addressof(made.bounds), *(address + offset for offset in made.layout.offsets)
+        )
+        settings = command.max_blocks, command.block_dim, int(command.grid_stride), command.cluster_dim
+        fixed = command.device.context, made.function, made.bounds.size, *settings, hooks.forward_smem_bytes
+        calls.append((made, (*fixed, parameters)))
+    launch_kernel = context.runtime.core.wp_cuda_launch_kernel
+
+    def launch(stream: int) -> None:
+        for made, fixed in calls:
+            if launch_kernel(*fixed, stream, None):
+                command = made.command
+                context._raise_cuda_launch_error(command.kernel, command.device, command.hooks, False)
+
+    return launch
+
+
 class _OfThread(threading.local):
     """What must not be shared: while a kernel is launched on a CPU, other threads run."""
 
@@ -138,6 +217,8 @@ class Layout:
         self.size = ctypes.sizeof(block)
         self.offsets = [getattr(block, name).offset for name, _ in named]
         self.format = struct.Struct(_padded(self.offsets, [f.format for f in fields], self.size))
+        places = zip(self.offsets, fields, strict=True)
+        self.pointers = [offset + pointer for offset, field in places for pointer in field.pointers]
 
     def flat(self, values: Sequence[Any], structs: dict) -> list:
         """The values as ``format`` packs them; ``structs`` holds those packed before."""
@@ -165,6 +246,7 @@ class _ArrayField:
         formats = ["Q", f"{self.ndim}i", f"{self.ndim}i", "H"]
         self.format = _padded(offsets, formats, ctypes.sizeof(self.ctype))
         self.absent = (0,) * (1 + 2 * self.ndim) + (self.ndim,)
+        self.pointers = offsets[:1]  # where an address stands
 
     def flat(self, value: Tensor | Part | None, _: dict) -> tuple:
         if value is None:
@@ -197,7 +279,7 @@ class _StructField:
     def __init__(self, kind: Struct):
         self.ctype, self.kind = kind.ctype, kind
         self.layout = Layout([variable.type for variable in kind.vars.values()])
-        self.format = f"{self.layout.size}s"
+        self.format, self.pointers = f"{self.layout.size}s", self.layout.pointers
         names = list(kind.vars)
         self.values = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
 
@@ -211,6 +293,8 @@ class _StructField:
 
 
 class _ScalarField:
+    pointers = ()
+
     def __init__(self, kind: Any):
         self.ctype = kind._type_
         self.format = self.ctype._type_
@@ -220,6 +304,8 @@ class _ScalarField:
 
 
 class _VectorField:
+    pointers = ()
+
     def __init__(self, kind: Any):
         self.ctype = kind
         self.format = f"{ctypes.sizeof(kind)}s"

@@ -6,8 +6,8 @@ kernel anew for: dtypes, constants, whether pointers are aligned, and whether nu
 or wide.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
 from pointproj.ops.backends.triton.tiles import INTERPRETED
+from pointproj.ops.bridge.replay import Run, Source, recording
 
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 ALIGNMENT = 16  # of pointers and numbers, in what Triton tells apart
@@ -35,12 +36,46 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
     **options : int
         Constants by name, and ``num_warps``.
     """
-    if torch._C._len_torch_dispatch_stack() > 0:  # a tracer looks on
+    now = recording()
+    if now is None and torch._C._len_torch_dispatch_stack() > 0:  # a tracer looks on
         wrap_triton(kernel)[grid](*args, **options)
-    elif INTERPRETED:
+        return
+    made = None
+    if INTERPRETED:
         kernel[grid](*args, **options)
     else:
-        _in_eager_mode(kernel).launch(grid, args, options)
+        made = _in_eager_mode(kernel).launch(grid, args, options)
+    if now is not None:
+        now.report(made)
+
+
+class Made(NamedTuple):
+    """A launch as it was made, to be made again."""
+
+    launch: Callable[..., None]
+    values: list[Any]
+    arrays: list[int]  # which of these are addresses
+
+    @property
+    def pointers(self) -> list[int]:
+        return [self.values[i] for i in self.arrays]
+
+    @staticmethod
+    def again(launches: Sequence["Made"], sources: Sequence[Sequence[Source]]) -> Run:
+        """See :class:`pointproj.ops.bridge.replay.Launch`."""
+        calls = []
+        for made, of_launch in zip(launches, sources, strict=True):
+            pairs = zip(made.arrays, of_launch, strict=True)
+            moved = [(i, *source) for i, source in pairs if source is not None]
+            calls.append((made.launch, made.values, moved))
+
+        def run(_: Any, addresses: list[int], stream: int) -> None:
+            for launch, values, moved in calls:
+                for i, place, offset in moved:
+                    values[i] = addresses[place] + offset
+                launch(*values, stream=stream)
+
+        return run
 
 
 class _Kernel:
@@ -55,7 +90,8 @@ class _Kernel:
         self.by_value = [p.is_constexpr or p.name in tuned_for for p in parameters]
         self.forms: dict[tuple, tuple[Any, dict[str, Any], list[Any]]] = {}
 
-    def launch(self, grid: Grid, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def launch(self, grid: Grid, args: tuple[Any, ...], options: dict[str, Any]) -> Made | None:
+        """None: how to make it again is not known before the second time."""
         device = driver.active.get_current_device()
         values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
         key = device, *options.values(), *map(_kind_of, args, values, self.by_value)
@@ -63,10 +99,12 @@ class _Kernel:
         if form is None:
             compiled = self.kernel[grid](*args, **options)
             self.forms[key] = compiled, *self._constants(len(args), options)
-            return
+            return None
         compiled, constants, others = form
         programs = (*(grid(constants) if callable(grid) else grid), 1, 1)[:3]
-        compiled[programs](*values, *others, stream=driver.active.get_current_stream(device))
+        made = compiled[programs]
+        made(*values, *others, stream=driver.active.get_current_stream(device))
+        return Made(made, [*values, *others], [i for i, arg in enumerate(args) if isinstance(arg, Tensor)])
 
     def _constants(self, given: int, options: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """The constants that are not among the arguments: by name, and in the kernel's order."""

@@ -35,5 +35,5 @@ def _traceable(name: str, function: Callable, fake: Callable) -> Any:
     return operator
 
 
-kernel_op = functools.partial(torch_op, register=_traceable)
+kernel_op = functools.partial(torch_op, register=_traceable, replayable=True)
 """As :mod:`pointproj.ops.bridge.torch_op`, with ``torch.library.triton_op`` for forward and backward."""

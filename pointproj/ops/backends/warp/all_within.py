@@ -75,7 +75,7 @@ def _all_specs(query_points: Tensor, capacity: int, **_: Any) -> dict:
     }
 
 
-@warp_op("pointproj::warp_all_within", outputs=_all_specs)
+@warp_op("pointproj::warp_all_within", outputs=_all_specs, replayable=True)
 def _all_within(
     launch: Launch,
     query_points: Tensor,

@@ -96,7 +96,7 @@ class Build(NamedTuple):
     tickets: Part
 
 
-@warp_op("pointproj::warp_build_cell_list", outputs=_specs)
+@warp_op("pointproj::warp_build_cell_list", outputs=_specs, replayable=True)
 def _build(
     launch: Launch,
     points: Tensor,

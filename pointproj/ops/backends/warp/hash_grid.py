@@ -131,7 +131,7 @@ def _specs(points: Tensor, clouds: int, **_: Any) -> dict:
     return hash_grid_specs([points], clouds, points.dtype)
 
 
-@warp_op("pointproj::warp_build_hash_grid", outputs=_specs)
+@warp_op("pointproj::warp_build_hash_grid", outputs=_specs, replayable=True)
 def _build(
     launch: Launch,
     points: Tensor,

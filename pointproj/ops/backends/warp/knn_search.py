@@ -63,7 +63,7 @@ class Queries(NamedTuple):
     itself: bool  # whether they are the points of the cell list
 
 
-@warp_op("pointproj::warp_search", outputs=_specs)
+@warp_op("pointproj::warp_search", outputs=_specs, replayable=True)
 def _search(
     launch: Launch,
     query_points: Tensor,

@@ -107,7 +107,7 @@ def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
     }
 
 
-@warp_op("pointproj::warp_nearest_within", outputs=_nearest_specs)
+@warp_op("pointproj::warp_nearest_within", outputs=_nearest_specs, replayable=True)
 def _nearest_within(
     launch: Launch,
     query_points: Tensor,

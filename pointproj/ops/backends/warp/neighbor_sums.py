@@ -129,6 +129,7 @@ def _second_backward(launch: Launch, **values: Any) -> None:
     differentiable=DIFFERENTIABLE,
     backward=_backward,
     second_backward=_second_backward,
+    replayable=True,
 )
 def _aggregate(
     launch: Launch,
@@ -166,6 +167,7 @@ def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict
     differentiable=DIFFERENTIABLE,
     backward=_backward,
     second_backward=_second_backward,
+    replayable=True,
 )
 def _search_and_aggregate(
     launch: Launch,

@@ -145,6 +145,7 @@ def _second_backward(launch: Launch, **values: Any) -> None:
     differentiable=DIFFERENTIABLE,
     backward=_backward,
     second_backward=_second_backward,
+    replayable=True,
 )
 def _aggregate(
     launch: Launch,
