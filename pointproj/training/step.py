@@ -271,7 +271,9 @@ class TrainingStep:
             loss = loss + self.eikonal * eikonal_penalty(prediction, query_points)
         if "share" in inputs:
             loss = loss * inputs["share"]
-        loss.backward()
+        # In this thread: torch's own for a GPU has to be woken, and to wake this one, for every backward.
+        with torch.autograd.set_multithreading_enabled(False):
+            loss.backward()
         return loss.detach()
 
     def _add_up(self, loss: Tensor) -> Tensor:
