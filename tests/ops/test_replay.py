@@ -13,7 +13,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops.bridge import warp_launch
-from pointproj.ops.bridge.replay import MOST_BYTES, MOST_PLANS, Plan, Replayable
+from pointproj.ops.bridge.replay import MOST_BYTES, MOST_PLANS, Plan, Recording, Replayable
 from pointproj.ops.bridge.warp_launch import Launch, Made
 from pointproj.ops.cases import by_id
 from tests.conftest import Where
@@ -186,3 +186,24 @@ def test_operators_in_later_calls(operator: str, itself: bool, where: Where):
         names = ("aggregated", "d_reference_points", "d_features")
         for name, got, expected in zip(names, *results, strict=True):
             assert_close(name, got, expected)
+
+
+def test_recordings_in_several_threads_leave_no_mode_behind():
+    """torch.compile runs nothing compiled where it believes that a mode is on."""
+    from torch.utils import _python_dispatch
+
+    second_entered, first_left = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with Recording([]):
+            second_entered.set()
+            first_left.wait(10)
+
+    with Recording([]):
+        thread = threading.Thread(target=second)
+        thread.start()
+        second_entered.wait(10)
+    first_left.set()
+    thread.join()
+    assert not _python_dispatch.is_in_torch_dispatch_mode()
+    assert not _python_dispatch.is_in_any_mode_without_ignore_compile_internals()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from pointproj.ops.bridge.scratch import ALIGNMENT
 
@@ -85,13 +85,16 @@ class Recording(TorchDispatchMode):
         self.steps: list[_Call | Launch] = []
         self.is_repeatable = not _overlap(inputs)
 
+    # Entered without what TorchDispatchMode does besides: it notes for all threads whether any is in a mode,
+    # and where two are at a time, that may stay so, and nothing be compiled any more.
     def __enter__(self) -> "Recording":
+        _push_mode(self)
         _of_thread.recording = self
-        return super().__enter__()
+        return self
 
     def __exit__(self, *raised: Any) -> None:
         _of_thread.recording = None
-        super().__exit__(*raised)
+        _pop_mode()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
