@@ -1,5 +1,6 @@
 """Optimizer and learning-rate schedule, chosen from the config."""
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -65,6 +66,12 @@ class GuardedAdam(torch.optim.Optimizer):
     count: Float[Tensor, ""]
     skipped: Float[Tensor, ""]
 
+    # torch's own keep its compiler out by importing it, which takes seconds; nothing here is compiled.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    _load = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
     def __init__(
         self,
         parameters: list[nn.Parameter],
@@ -107,7 +114,7 @@ class GuardedAdam(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over moments and count of another run, also of torch's own optimizers."""
-        super().load_state_dict(state_dict)
+        self._load(state_dict)
         for state in self.state.values():
             self.count.copy_(state["step"])
             state["step"] = self.count

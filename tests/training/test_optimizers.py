@@ -1,6 +1,9 @@
 """Adam with one count for all parameters: as torch's own bit for bit, also after a state was loaded."""
 
 import copy
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -69,3 +72,21 @@ def test_a_state_of_torchs_own_optimizer_is_continued():
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
         assert optimizer.state[one]["step"] is count
+
+
+def test_an_optimizer_does_without_the_compiler():
+    program = """
+        import sys, torch
+        from pointproj.config import OptimizerConfig
+        from pointproj.training.optimizers import build_optimizer
+        layer = torch.nn.Linear(3, 2)
+        optimizer = build_optimizer(OptimizerConfig("adam", lr=0.1), layer.parameters())
+        optimizer.zero_grad(set_to_none=True)
+        layer(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        print("torch._dynamo" in sys.modules)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert answer.stdout == "False\n", answer.stderr
