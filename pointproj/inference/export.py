@@ -28,6 +28,7 @@ from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import plain_local_planes
+from pointproj.nn.sight_lines import plain_nearest_sight_lines
 from pointproj.nn.soft_visibility import plain_list_disks, plain_soft_visibility
 from pointproj.ops.registry import BackendUnavailable, exportable, resolve
 from pointproj.runtime.devices import choose_device
@@ -262,6 +263,7 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
         torch.ops.pointproj.local_planes.default: plain_local_planes,
         torch.ops.pointproj.list_disks.default: plain_list_disks,
         torch.ops.pointproj.soft_visibility.default: plain_soft_visibility,
+        torch.ops.pointproj.nearest_sight_lines.default: plain_nearest_sight_lines,
     }
     return program.run_decompositions(forms)
 

@@ -12,6 +12,7 @@ from pointproj.nn.context import aggregate_with_context
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import local_planes
 from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.nn.sight_lines import nearest_sight_lines
 from pointproj.nn.soft_visibility import FEATURES, DiskGrid, disk_grid, soft_visibility
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
 
@@ -21,6 +22,8 @@ UNIT = 0.05  # about the spacing of 4,096 points
 BESIDE = 0.004  # how far from its plane a sample looks; in clouds with noise farther
 PLANE_NEIGHBORS = 24  # that a plane is fitted to
 WITH_ITSELF = 1 + PLANE_NEIGHBORS
+LINES = 2  # how close lines of sight pass by: any, and such as have come far
+NEARLY = 0.25  # of the holes: a line that passes at this distance counts 1 / e
 SEEN = 2 * FEATURES  # with their square roots, which tell few rays from none
 
 
@@ -50,7 +53,10 @@ class VisibilityNetwork(nn.Module):
 
     All lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
     Where a scanner tells from which direction each point was seen, the network can be told too: then it knows
-    which side of a point is outside. One set of weights serves clouds with and without, if it was trained so.
+    which side of a point is outside, and how close to any point lines of sight pass, which go through free
+    space (:func:`pointproj.nn.sight_lines.nearest_sight_lines`). One set of weights serves clouds with and
+    without, if it was trained so.
+
     Under autocast the inner layers of attention run in low precision; positions and visibility do not.
 
     Parameters
@@ -102,11 +108,12 @@ class VisibilityNetwork(nn.Module):
         self.backend = backend
         self.sensors = sensors
         width = hidden_channels
-        self.side = nn.Linear(2 * SEEN + 2 + in_channels + 2 * sensors, width)
+        lines = LINES * sensors
+        self.side = nn.Linear(2 * SEEN + 2 + in_channels + 2 * sensors + lines, width)
         among = partial(SideAttention, width, width, width, own_normals=True, sensors=sensors)
         self.rounds = nn.ModuleList(among() for _ in range(rounds))
-        self.near = SideAttention(SEEN, width, width, sensors=sensors)
-        self.query_mlp = MLP(width + SEEN, 2 * width, out_channels * PREDICTED_CHANNELS[predicts])
+        self.near = SideAttention(SEEN + lines, width, width, sensors=sensors)
+        self.query_mlp = MLP(width + SEEN + lines, 2 * width, out_channels * PREDICTED_CHANNELS[predicts])
         if predicts != "value":
             self.log_sigma = nn.Parameter(torch.tensor(UNIT / 4).log())
             begin_at_soft_distance(self.query_mlp)
@@ -159,7 +166,8 @@ class VisibilityNetwork(nn.Module):
             if self.sensors:
                 facing = (outwards * sensors[:, :, None]).sum(-1, keepdim=True)
                 is_known = sensors.square().sum(-1, keepdim=True)
-                known += [facing, is_known[:, :, None].expand_as(facing)]
+                passing = _passing(beside.flatten(1, 2), places).unflatten(1, (-1, 2))
+                known += [facing, is_known[:, :, None].expand_as(facing), passing]
             sides = self.side(torch.cat(known, dim=-1))
         twice = rows[..., : self.neighbors].repeat_interleave(2, dim=1)
         among = beside.flatten(1, 2), places, twice, outwards.flatten(1, 2)
@@ -189,6 +197,8 @@ class VisibilityNetwork(nn.Module):
         with full_precision(query_points):
             _, rows = self._nearest(query_points, reference_points, index, self.neighbors)
             seen = _seen_from(query_points, grid)
+            if self.sensors:
+                seen = torch.cat([seen, _passing(query_points, places)], dim=-1)
         near = self.near(seen, sides, query_points, places, rows)
         predicted = self.query_mlp(torch.cat([near, seen], dim=-1))
         if self.predicts != "value":
@@ -243,3 +253,11 @@ class VisibilityNetwork(nn.Module):
 def _seen_from(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 8"]:
     seen = soft_visibility(points, grid)
     return torch.cat([seen, seen.sqrt()], dim=-1)
+
+
+def _passing(points: Float[Tensor, "b q 3"], places: Float[Tensor, "b n 10"]) -> Float[Tensor, "b q 2"]:
+    """How close lines of sight pass by: 1 for a line through a point, 0 where none is near."""
+    samples, _, holes, sensors = places.tensor_split((3, 6, 7), dim=-1)
+    hole = holes.mean((1, 2))
+    near = nearest_sight_lines(points, samples, sensors, hole * sensors.flatten(1).any(1))
+    return torch.exp(-near / (NEARLY * hole[:, None, None]))
