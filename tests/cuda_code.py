@@ -150,21 +150,22 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
     from pointproj.ops.backends.warp import (
         all_within,
         cell_list_kernels,
+        gradient_tiles,
         hash_grid,
         knn_search,
         neighbor_gradients,
         neighbor_lists,
         neighbor_sums,
+        point_gradients,
         radius_gradients,
         radius_sums,
         scan,
         sparse_sums,
         sparse_tiles,
-        tile_gradients,
         tile_sums,
     )
-    from pointproj.ops.backends.warp.gradient_tiles import Gathered
-    from pointproj.ops.backends.warp.queue import divide
+    from pointproj.ops.backends.warp.point_gradients import Gathered
+    from pointproj.ops.backends.warp.queue import divide, few_lanes
 
     lanes, usual = 32, 256
     for channels, warps in ((8, 2), (32, 4)):
@@ -173,14 +174,13 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             32 * warps,
             tile_sums.aggregate_tiles(channels, warps, "exponential", "mean"),
         )
-        for gathered in (Gathered(True, False, True), Gathered(False, True, True)):
-            yield (
-                "gradients within a radius, by tiles",
-                32 * warps,
-                tile_gradients.gradient_tiles_kernel(channels, warps, "exponential", "mean", gathered),
-            )
+        yield (
+            "feature gradients within a radius, by tiles",
+            32 * warps,
+            gradient_tiles.gradient_tiles_kernel(channels, warps, "exponential"),
+        )
         for values in (torch.empty(1, channels), torch.empty(1, channels + 1)):
-            division = sparse_sums.sparse_division(values)
+            division = few_lanes(values)
             yield (
                 "sums within a radius, of sparse tiles",
                 division.block,
@@ -217,18 +217,20 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             usual,
             neighbor_sums.aggregate_kernel(real, real, division, *weighting),
         )
-        for kernel in neighbor_gradients.gradient_kernels(real, lanes):
-            yield f"gradients over lists, {label}", usual, kernel
-        kernel = neighbor_gradients.position_gradient_kernel(real, real, *weighting)
-        yield f"gradients over lists, {label}", usual, kernel
+        kernel = neighbor_gradients.feature_gradient_kernel(real, on_gpu=True)
+        yield f"feature gradients over lists, {label}", usual, kernel
         division = divide(25, "cuda", most_lanes=lanes)
         kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0])
-        yield f"gradients within a radius, {label}", usual, kernel
-        for from_query in (True, False):
-            kernel = radius_gradients.position_gradient_kernel(
-                real, real, lanes, *weighting, from_query=from_query
+        yield f"feature gradients within a radius, {label}", usual, kernel
+        for channels in (25, 32):
+            division = few_lanes(torch.empty(1, channels, dtype=real))
+            kernel = neighbor_gradients.lane_gradient_kernel(
+                real, real, division, weighting, of_features=True
             )
-            yield f"gradients within a radius, {label}", usual, kernel
+            yield f"gradients over lists, {label}", division.block, kernel
+            for gathered in (Gathered(True, False), Gathered(False, True)):
+                kernel = point_gradients.point_gradient_kernel(real, real, division, *weighting, gathered)
+                yield f"gradients within a radius, {label}", division.block, kernel
     division = divide(25, "cpu", most_lanes=1)
     real = torch.float64
     kernel = radius_sums.aggregate_kernel(real, real, division, *weighting)

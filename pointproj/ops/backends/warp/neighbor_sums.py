@@ -11,11 +11,13 @@ from pointproj.ops.backends.warp.common import OPTIONS, REALS
 from pointproj.ops.backends.warp.knn_search import LARGEST_LIST, launch_search
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbor_gradients import (
-    gradient_kernels,
+    feature_gradient_kernel,
+    lane_gradient_kernel,
     position_gradient_kernel,
+    product_kernel,
 )
 from pointproj.ops.backends.warp.neighbor_problem import NeighborProblem, distance_function, neighbor_struct
-from pointproj.ops.backends.warp.queue import Division, divide, row_queue, row_sum
+from pointproj.ops.backends.warp.queue import Division, divide, few_lanes, row_queue, row_sum
 from pointproj.ops.backends.warp.top_k import TopK
 from pointproj.ops.backends.warp.weighting import is_relative, limit_of, weight_functions
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -61,40 +63,62 @@ def _backward(
     **values: Any,
 ) -> None:
     wanted = dict(zip(DIFFERENTIABLE, (d_query_points, d_reference_points, d_features, d_sigma), strict=True))
-    query_points, features, neighbor_indices, weights, grad = (
-        values[name]
-        for name in ("query_points", "features", "neighbor_indices", "weights", "grad_aggregated")
+    neighbor_indices, weights, grad = (
+        values[name] for name in ("neighbor_indices", "weights", "grad_aggregated")
     )
-    if query_points.is_cuda and torch.are_deterministic_algorithms_enabled():
+    on_gpu = grad.is_cuda
+    if on_gpu and torch.are_deterministic_algorithms_enabled():
         _fill_in_fixed_order(values, wanted)
         return
-    count = 32 if features.is_cuda else 1
-    kernels = gradient_kernels(features.dtype, count)
-    queries, k = neighbor_indices.shape
+    of_points = d_query_points is not None or d_reference_points is not None or d_sigma is not None
     if d_features is not None:
         d_features.zero_()
-        launch(kernels.features, (queries, count), neighbor_indices, weights, grad, d_features)
-    if d_query_points is None and d_reference_points is None and d_sigma is None:
+        if not (of_points and on_gpu):  # else with the others
+            shape = neighbor_indices.shape[0], 32 if on_gpu else 1
+            compiled = feature_gradient_kernel(grad.dtype, on_gpu)
+            launch(compiled, shape, neighbor_indices, weights, grad, d_features)
+    if not of_points:
+        return
+    made = _made_for_points(values, wanted)
+    _launch_points(launch, made, d_features, **values)
+    if d_sigma is not None:
+        d_sigma.copy_(made["sigma"].sum())
+    for name in ("query_points", "reference_points"):
+        if wanted[name] is not None and wanted[name] is not made[name]:
+            wanted[name].copy_(made[name])
+
+
+def _launch_points(
+    launch: Launch,
+    made: dict[str, Tensor],
+    d_features: Tensor | None,
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    weights: Tensor,
+    aggregated: Tensor,
+    grad_aggregated: Tensor,
+    **values: Any,
+) -> None:
+    """Fill the gradients of points and sigma; on a GPU add that of the features too, if there is one."""
+    weighting = weighting_of(values)
+    points = query_points, reference_points
+    problem = NeighborProblem(*points, sigma, neighbor_indices, weighting.power, limit_of(weighting))
+    dtypes, (queries, k) = (query_points.dtype, features.dtype), neighbor_indices.shape
+    if features.is_cuda:
+        division = few_lanes(features, grad_aggregated)
+        compiled = lane_gradient_kernel(*dtypes, division, weighting[:2], d_features is not None)
+        read = weights, features, aggregated, grad_aggregated
+        shape, filled = (queries, division.lanes), (d_features, *made.values())
+        launch(compiled, shape, problem, *read, *filled, block_dim=division.block)
         return
     products = torch.empty_like(weights)
-    launch(kernels.products, (queries, k), neighbor_indices, features, grad, products)
-    made = _made_for_points(values, wanted)
-    weighting = weighting_of(values)
-    problem = NeighborProblem(
-        query_points,
-        values["reference_points"],
-        values["sigma"],
-        neighbor_indices,
-        weighting.power,
-        limit_of(weighting),
-    )
-    dtypes = query_points.dtype, features.dtype
-    kernel = position_gradient_kernel(*dtypes, weighting.kernel, weighting.reduce)
-    launch(kernel, queries, problem, weights, products, *made.values())
-    made["sigma"] = made["sigma"].sum()
-    for name, grad_of_input in made.items():
-        if wanted[name] is not None and wanted[name] is not grad_of_input:
-            wanted[name].copy_(grad_of_input)
+    compiled = product_kernel(features.dtype)
+    launch(compiled, (queries, k), neighbor_indices, features, grad_aggregated, products)
+    compiled = position_gradient_kernel(*dtypes, weighting.kernel, weighting.reduce)
+    launch(compiled, queries, problem, weights, products, *made.values())
 
 
 def _made_for_points(values: dict[str, Any], wanted: dict[str, Tensor | None]) -> dict[str, Tensor]:

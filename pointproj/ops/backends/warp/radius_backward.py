@@ -1,18 +1,18 @@
 """Which kernels fill the gradients of the aggregation within a radius."""
 
-from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from pointproj.ops.backends.warp.gradient_tiles import launch_gradient_tiles
 from pointproj.ops.backends.warp.hash_grid import Side
-from pointproj.ops.backends.warp.queue import divide
+from pointproj.ops.backends.warp.point_gradients import Gathered, point_gradient_kernel
+from pointproj.ops.backends.warp.queue import divide, few_lanes
 from pointproj.ops.backends.warp.radius_gradients import feature_gradient_kernel, position_gradient_kernel
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem
-from pointproj.ops.backends.warp.sparse_sums import SPARSE_LANES, sparse_division
+from pointproj.ops.backends.warp.row_products import padded_rows
 from pointproj.ops.backends.warp.sparse_tiles import mark_sparse
-from pointproj.ops.backends.warp.tile_gradients import launch_gradient_tiles
-from pointproj.ops.backends.warp.tiles import MOST_CHANNELS
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
@@ -25,12 +25,8 @@ class Wanted(NamedTuple):
     features: Tensor | None
     sigma: Tensor | None
 
-    @property
-    def of_queries(self) -> bool:
-        return self.query_points is not None or self.sigma is not None
 
-
-def ball_backward(
+def fill_gradients(
     launch: Launch,
     queries: Side,
     references: Side,
@@ -38,111 +34,90 @@ def ball_backward(
     weighting: Weighting,
     wanted: Wanted,
 ) -> None:
-    """By lanes, or a thread on a CPU, that gather for one point: in float64, and on a CPU."""
-    if wanted.features is not None:
-        _features_by_lanes(launch, queries, references, problem, weighting, None, wanted.features)
-    if wanted.of_queries:
-        made = _made_for_queries(problem, wanted)
-        _positions_by_lanes(launch, queries, references, problem, weighting, None, *made)
-        _finish_queries(wanted, *made)
-    if wanted.reference_points is not None:
-        made = problem.features.new_empty(wanted.reference_points.shape)
-        _positions_by_lanes(launch, references, queries, problem, weighting, None, made, None)
-        wanted.reference_points.copy_(made)
+    """Each point gathers its own, by lanes on a GPU, by one thread on a CPU.
 
-
-def tile_backward(
-    launch: Launch,
-    queries: Side,
-    references: Side,
-    problem: RadiusProblem,
-    weighting: Weighting,
-    wanted: Wanted,
-) -> None:
-    """By tiles, and by lanes where those are sparse; in float32 on a GPU.
-
-    Of few points the features' gradient alone is quicker by lanes; of 10^8 it takes 49 ms by lanes, 46 by
-    tiles.
+    On a GPU, where a point's lanes have all channels at once, a reference gathers that of its features with
+    that of its position: both read the same rows.
     """
-    if problem.features.shape[1] > MOST_CHANNELS:  # products over all channels do not fit into a tile
-        ball_backward(launch, queries, references, problem, weighting, wanted._replace(features=None))
-        wanted = Wanted(None, None, wanted.features, None)
-    gather = partial(launch_gradient_tiles, launch, problem=problem, weighting=weighting[:2])
-    means = None
-    if wanted.of_queries or wanted.reference_points is not None:
-        means = problem.softmax.new_empty(queries.batch.rows)
-        made = _made_for_queries(problem, wanted)
-        own = queries.in_order(), queries.batch, references.searched
-        sparse = mark_sparse(launch, *own, problem.radius)
-        gather(*own, means=means, sparse=sparse, from_query=True, d_points=made[0], d_sigma=made[1])
-        if sparse is not None:
-            _positions_by_lanes(launch, queries, references, problem, weighting, sparse, *made)
-        _finish_queries(wanted, *made)
-    d_points, d_features = wanted.reference_points, wanted.features
-    if d_points is None and d_features is None:
-        return
-    own = references.in_order(), references.batch, queries.searched
-    sparse = mark_sparse(launch, *own, problem.radius)
-    if d_points is None and sparse is None:
-        _features_by_lanes(launch, queries, references, problem, weighting, None, d_features)
-        return
-    gather(*own, means=means, sparse=sparse, from_query=False, d_points=d_points, d_features=d_features)
-    if sparse is None:
-        return
-    if d_features is not None:
-        _features_by_lanes(launch, queries, references, problem, weighting, sparse, d_features)
+    sums, d_points, d_features = problem.softmax, wanted.reference_points, wanted.features
+    of_queries = wanted.query_points is not None or wanted.sigma is not None
+    near = problem  # as gradients of positions read it
+    if sums.is_cuda and (of_queries or d_points is not None):
+        features, grad = padded_rows(launch, problem.features, problem.grad)
+        near = problem._replace(features=features, grad=grad, means=sums.new_empty(sums.shape[0]))
+    if of_queries or near.means is not None:
+        made, of_sigma = _made_for(wanted.query_points, queries, sums), sums.new_empty(sums.shape[0])
+        _of_positions(launch, queries, references, near, weighting, made, of_sigma, None)
+        if wanted.query_points is not None and made is not wanted.query_points:
+            wanted.query_points.copy_(made)
+        if wanted.sigma is not None:
+            wanted.sigma.copy_(of_sigma.sum())
     if d_points is not None:
-        _positions_by_lanes(launch, references, queries, problem, weighting, sparse, d_points, None)
+        at_once = sums.is_cuda and few_lanes(near.features, near.grad).searches == 1
+        made = _made_for(d_points, references, sums)
+        _of_positions(
+            launch, references, queries, near, weighting, made, None, d_features if at_once else None
+        )
+        if made is not d_points:
+            d_points.copy_(made)
+        if at_once:
+            return
+    if d_features is not None:
+        _of_features(launch, queries, references, problem, weighting, d_features)
 
 
-def _made_for_queries(problem: RadiusProblem, wanted: Wanted) -> tuple[Tensor, Tensor]:
-    """Gradients of query points, in the dtype of sums, and of sigma, row by row."""
-    rows = problem.softmax.shape[0]
-    return problem.softmax.new_empty(rows, 3), problem.softmax.new_empty(rows)
+def _made_for(d_points: Tensor | None, side: Side, sums: Tensor) -> Tensor:
+    """Where kernels write: the gradient itself if it is wanted, and in the dtype of sums."""
+    fits = d_points is not None and d_points.dtype == sums.dtype
+    return d_points if fits else sums.new_empty(side.batch.rows, 3)
 
 
-def _finish_queries(wanted: Wanted, made: Tensor, of_sigma: Tensor) -> None:
-    if wanted.query_points is not None:
-        wanted.query_points.copy_(made)
-    if wanted.sigma is not None:
-        wanted.sigma.copy_(of_sigma.sum())
-
-
-def _features_by_lanes(
+def _of_features(
     launch: Launch,
     queries: Side,
     references: Side,
     problem: RadiusProblem,
     weighting: Weighting,
-    sparse: Tensor | None,
     d_features: Tensor,
 ) -> None:
-    channels, dtypes = d_features.shape[1], (references.searched.points.dtype, d_features.dtype)
-    division = divide(channels, d_features.device.type, most_lanes=32)
+    """By lanes; of many points in float32 by tiles, and by lanes where those are sparse.
+
+    Of few points lanes are quicker, of 10^8 they take 49 ms, and tiles 46.
+    """
+    own, sparse = (references.in_order(), references.batch), None
+    division = divide(d_features.shape[1], d_features.device.type, most_lanes=32)
+    if d_features.is_cuda and d_features.dtype == torch.float32:
+        sparse = mark_sparse(launch, *own, queries.searched, problem.radius)
     if sparse is not None:
-        division = sparse_division(problem.grad)
-    shape = (references.batch.rows * division.searches, division.lanes)
-    own = references.in_order(), references.batch
-    kernel = feature_gradient_kernel(*dtypes, division, weighting.kernel)
+        launch_gradient_tiles(launch, *own, queries.searched, problem, weighting.kernel, sparse, d_features)
+        division = few_lanes(problem.grad)
+    shape = references.batch.rows * division.searches, division.lanes
+    kernel = feature_gradient_kernel(
+        references.searched.points.dtype, d_features.dtype, division, weighting.kernel
+    )
     launch(kernel, shape, *own, queries.searched, problem, sparse, d_features, block_dim=division.block)
 
 
-def _positions_by_lanes(
+def _of_positions(
     launch: Launch,
     side: Side,
     others: Side,
     problem: RadiusProblem,
     weighting: Weighting,
-    sparse: Tensor | None,
     d_points: Tensor,
     d_sigma: Tensor | None,
+    d_features: Tensor | None,
 ) -> None:
-    lane_count = 1 if d_points.device.type == "cpu" else 32 if sparse is None else SPARSE_LANES
-    dtypes = side.points.dtype, d_points.dtype
-    kernel = position_gradient_kernel(
-        *dtypes, lane_count, weighting.kernel, weighting.reduce, from_query=d_sigma is not None
-    )
-    shape = (side.batch.rows, lane_count)
-    in_order = None if sparse is None else side.in_order()
-    own = side.points, side.batch
-    launch(kernel, shape, *own, others.searched, problem, in_order, sparse, d_points, d_sigma)
+    """Of queries if ``d_sigma`` is to be filled, else of references."""
+    dtypes, named = (side.points.dtype, d_points.dtype), (weighting.kernel, weighting.reduce)
+    from_query = d_sigma is not None
+    if not d_points.is_cuda:
+        kernel = position_gradient_kernel(*dtypes, *named, from_query=from_query)
+        own = side.points, side.batch
+        launch(kernel, side.batch.rows, *own, others.searched, problem, d_points, d_sigma)
+        return
+    division = few_lanes(problem.features, problem.grad)
+    kernel = point_gradient_kernel(*dtypes, division, *named, Gathered(from_query, d_features is not None))
+    own, made = (side.in_order(), side.batch), (d_points, d_sigma, d_features)
+    shape = side.batch.rows, division.lanes
+    launch(kernel, shape, *own, others.searched, problem, *made, block_dim=division.block)

@@ -5,18 +5,17 @@ import functools
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import BLOCK, OPTIONS, REALS, BatchStruct, cloud_of, packed_point
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, BatchStruct, cloud_of, packed_point
 from pointproj.ops.backends.warp.hash_grid import ball_search, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
+from pointproj.ops.backends.warp.queue import SMALL_BLOCK, Division, row_queue, row_sum
 from pointproj.ops.backends.warp.radius_pairs import neighbor_distance, neighbor_queue, problem_struct
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import weight_functions
 
-TILE = 32  # points of a tile
 THREADS_AT_HAND = 1024  # of a processor, in large blocks: latency is what gradients of features wait for
-SMALL_BLOCK, SMALL_BLOCKS = 64, 14  # these balance points of which some have much to do; so many at a time
-POSITION_BOUNDS = (BLOCK, 3)
+SMALL_BLOCKS = 14  # of a processor
+TILE = 32  # points of a tile
 
 
 def launch_bounds(division: Division) -> tuple[int, int]:
@@ -140,8 +139,6 @@ def _pair_visitor(
 
     @wp.func
     def visit(state: State, p: vec3, problem: ProblemStruct, points: sorted_points, at: int, exists: bool):
-        if not exists:
-            return state
         point = load_point(points, at)
         far = distance(problem, p, point)
         if far >= real(0.0):
@@ -173,55 +170,41 @@ def _pair_visitor(
 
 @functools.cache
 def position_gradient_kernel(
-    positions: torch.dtype, sums: torch.dtype, count: int, kernel: str, reduce: str, from_query: bool
+    positions: torch.dtype, sums: torch.dtype, kernel: str, reduce: str, from_query: bool
 ) -> wp.Kernel:
-    """Gradient of the query points and of sigma, or that of the reference points.
+    """Gradient of the query points and of sigma, or that of the reference points, on a CPU.
 
     Each is gathered over the pairs of its own points, in the dtype ``sums``, at least as wide as that of the
-    positions, by ``count`` lanes a point; with ``sparse``, for those alone whose tile is. ``from_query`` says
-    whether the points are queries, and those near them references.
+    positions. ``from_query`` says whether the points are queries, and those near them references.
     """
-    place, vec3 = REALS[positions]
+    _, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
-    load_point, _, row_of = packed_point(positions)
     SearchedStruct, ProblemStruct = searched_struct(positions), problem_struct(positions, sums)
     visitor = _pair_visitor(positions, sums, kernel, reduce, from_query)
     rate_of, *_, sigma_unit = weight_functions(kernel, sums)
     State = visitor.State
-    search = ball_search(positions, lanes(count), visitor)
-    item, lane, total_of = lanes(count).item, lanes(count).lane, lanes(count).total
+    search = ball_search(positions, lanes(1), visitor)
 
-    @wp.kernel(**OPTIONS, launch_bounds=POSITION_BOUNDS)
+    @wp.kernel(**OPTIONS)
     def position_gradient(
         own_points: wp.array(dtype=vec3),
         batch: BatchStruct,
         searched: SearchedStruct,
         problem: ProblemStruct,
-        sorted_points: wp.array2d(dtype=place),
-        sparse: wp.array(dtype=wp.int32),
         d_points: wp.array(dtype=wide3),
         d_sigma: wp.array(dtype=real),
     ):
-        first, _ = wp.tid()
-        own = item(first)
-        if sparse:
-            if sparse[own / TILE] == 0:
-                return
-            own = row_of(load_point(sorted_points, own))
+        own = wp.tid()
         p = own_points[own]
-        cloud = cloud_of(own, batch)
         state = State()
         state.row = own
         state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         if wp.static(from_query):
             state.base = problem.softmax[own, 0]
             state.inverse = problem.softmax[own, 1]
-        state = search(state, p, searched, problem, cloud, problem.radius)
-        for i in range(4):
-            state.shares[i] = total_of(state.shares[i])
-        if lane() == 0:
-            d_points[own] = wide3(state.shares[0], state.shares[1], state.shares[2])
-            if wp.static(from_query):
-                d_sigma[own] = state.shares[3] / sigma_unit(problem.sigma[0])
+        state = search(state, p, searched, problem, cloud_of(own, batch), problem.radius)
+        d_points[own] = wide3(state.shares[0], state.shares[1], state.shares[2])
+        if wp.static(from_query):
+            d_sigma[own] = state.shares[3] / sigma_unit(problem.sigma[0])
 
     return position_gradient

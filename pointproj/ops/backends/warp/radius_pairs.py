@@ -34,6 +34,7 @@ class RadiusProblem(NamedTuple):
     aggregated: Tensor  # (Q, C), results of the queries
     softmax: Tensor  # (Q, 2), of the queries: level that weights are relative to, and 1 / total weight
     grad: Tensor | None = None  # (Q, C), upstream gradients of the results
+    means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
 
 
 def radius_problem(
@@ -67,6 +68,7 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         aggregated: wp.array2d(dtype=real)
         softmax: wp.array2d(dtype=real)
         grad: wp.array2d(dtype=real)
+        means: wp.array(dtype=real)
         power: real
         limit: real
 
@@ -104,8 +106,12 @@ class NeighborQueue(NamedTuple):
 
 
 @functools.cache
-def neighbor_queue(positions: torch.dtype, sums: torch.dtype, division: Division) -> NeighborQueue:
-    """For several lanes a point, which wait in the queue of :func:`row_queue`."""
+def neighbor_queue(
+    positions: torch.dtype, sums: torch.dtype, division: Division, *, keeps_place: bool = False
+) -> NeighborQueue:
+    """For several lanes a point, which wait in the queue of :func:`row_queue`, there with the row of each
+    neighbour, or its place among the sorted points.
+    """
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
@@ -125,6 +131,8 @@ def neighbor_queue(positions: torch.dtype, sums: torch.dtype, division: Division
             point = load_point(points, at)
             far = distance(problem, q, point)
             row = row_of(point)
+            if wp.static(keeps_place):
+                row = at
         return push(reserve(), queued, far >= real(0.0), far, row)
 
     @wp.func

@@ -26,7 +26,7 @@ from pointproj.ops.backends.warp.hash_grid import (
 )
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.queue import Division, divide, row_sum
-from pointproj.ops.backends.warp.radius_backward import Wanted, ball_backward, tile_backward
+from pointproj.ops.backends.warp.radius_backward import Wanted, fill_gradients
 from pointproj.ops.backends.warp.radius_pairs import (
     neighbor_distance,
     problem_struct,
@@ -129,10 +129,7 @@ def _backward(
     results = aggregated, softmax, grad_aggregated
     problem = radius_problem(query_points, features, sigma, radius, weighting, *results)
     wanted = Wanted(d_query_points, d_reference_points, d_features, d_sigma)
-    if _by_tiles(features):
-        tile_backward(launch, queries, references, problem, weighting, wanted)
-    else:
-        ball_backward(launch, queries, references, problem, weighting, wanted)
+    fill_gradients(launch, queries, references, problem, weighting, wanted)
 
 
 def _second_backward(launch: Launch, **values: Any) -> None:

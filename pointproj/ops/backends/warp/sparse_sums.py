@@ -13,8 +13,8 @@ from torch import Tensor
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, BatchStruct, cloud_of, packed_point
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, ball_search, searched_struct
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.queue import Division, row_queue, row_sum
-from pointproj.ops.backends.warp.radius_gradients import SMALL_BLOCK, TILE, launch_bounds
+from pointproj.ops.backends.warp.queue import Division, few_lanes, row_queue, row_sum
+from pointproj.ops.backends.warp.radius_gradients import TILE, launch_bounds
 from pointproj.ops.backends.warp.radius_pairs import (
     RadiusProblem,
     neighbor_queue,
@@ -24,20 +24,6 @@ from pointproj.ops.backends.warp.radius_pairs import (
 from pointproj.ops.backends.warp.traversal import Visitor
 from pointproj.ops.backends.warp.weighting import is_relative, weight_functions
 from pointproj.ops.bridge.warp_op import Launch
-
-SPARSE_LANES = 8
-WAITING = 6  # of large clouds most points have all their neighbours in the queue then: 34.9 ms, with 4 37.8
-
-
-def sparse_division(values: Tensor) -> Division:
-    """How the channels of the rows that are summed up are divided up among few lanes."""
-    channels = values.shape[1]
-    of_lane = min(4, -(-channels // SPARSE_LANES))
-    aligned = channels % 4 == 0 and values.data_ptr() % 16 == 0
-    together = 4 if aligned and of_lane > 1 else 1
-    of_lane = max(of_lane, together)
-    searches = -(-channels // (SPARSE_LANES * of_lane))
-    return Division(SPARSE_LANES, of_lane, searches, together, SMALL_BLOCK, WAITING)
 
 
 def launch_sparse(
@@ -51,7 +37,7 @@ def launch_sparse(
     reduce: str,
 ) -> None:
     """Fill the rows of ``problem.aggregated`` and ``problem.softmax`` whose tile is sparse."""
-    division = sparse_division(problem.features)
+    division = few_lanes(problem.features)
     compiled = sparse_kernel(division, kernel, reduce)
     shape, own = (batch.rows * division.searches, division.lanes), (sorted_queries, batch)
     launch(compiled, shape, *own, searched, problem, sparse, block_dim=division.block)

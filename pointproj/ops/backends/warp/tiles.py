@@ -60,7 +60,7 @@ TYPE = """
     struct alignas(16) Tile {{
         float point[32][4];  // the last is the bits of the row
         float number[32];  // of the lanes' points
-        float values[{columns} * 33];
+        float values[{channels} * 33];
         {saved}
     }};
 """
@@ -232,7 +232,7 @@ def tile_names(channels: int, warps: int) -> dict[str, Any]:
     per_row = 1 << (channels - 1).bit_length()
     rows = LANES // per_row  # that all lanes load at once
     steps = min(8, per_row)
-    shape = {"channels": channels, "columns": channels, "warps": warps, "ahead": AHEAD}
+    shape = {"channels": channels, "warps": warps, "ahead": AHEAD}
     loads = {"per_row": per_row, "rows": rows, "steps": steps, "staged": steps * rows}
     return {**shape, **loads, "saved": "", "save": "", "staging": "true"}
 

@@ -236,35 +236,3 @@ TILE_WEIGHTS = {
     "uniform": TileWeight("", "", "weight[j] = 1;"),
     "compact": TileWeight(_ROOT, _ROOT, _COMPACT),  # its end decides who counts at all
 }
-
-
-class TilePull(NamedTuple):
-    """What a pair's weight does to positions and sigma, in C++ for tiles: after a :class:`TileWeight`."""
-
-    scale: str  # the pull times ``weight[j]`` over the distance, where positions differ at all
-    quick_scale: str
-    share: str  # of sigma
-
-
-_SCALE = "scale[j] = far > 0 ? weight[j] * ({pull}) / far : 0.0f;"
-_QUICK_SCALE = """
-            float inverse; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(far));
-            scale[j] = far > 0 ? weight[j] * ({pull} * inverse) : 0.0f;"""
-_LARGEST = "3.4028235e38f"
-
-TILE_PULLS = {
-    "exponential": TilePull(_SCALE.format(pull="task.rate"), _QUICK_SCALE.format(pull="task.rate"), "far"),
-    "gaussian": TilePull(
-        _SCALE.format(pull=f"fminf({_LARGEST}, 2 * task.rate * far)"),
-        f"scale[j] = weight[j] * fminf({_LARGEST}, 2 * task.rate);",
-        "level",
-    ),
-    "inverse_distance": TilePull(
-        *(_SCALE.format(pull="far > limit ? task.rate / far : 0.0f"),) * 2,
-        "0.0f",
-    ),
-    "uniform": TilePull("scale[j] = 0;", "scale[j] = 0;", "0.0f"),
-    "compact": TilePull(
-        *("scale[j] = rest > 0 ? weight[j] * (4 * task.rate * task.rate / rest) : 0.0f;",) * 2, "0.0f"
-    ),
-}
