@@ -14,6 +14,7 @@ from pointproj.data.furniture import write_furniture
 from pointproj.geometry import well_posed
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.grids import dense_values
+from pointproj.inference.evaluate import _chosen_protocols
 from pointproj.inference.trained_model import load_trained
 from pointproj.runtime import helpers
 from pointproj.training import checkpoint
@@ -124,7 +125,7 @@ def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_pa
     assert np.allclose(made.vertices.max(axis=0), true.vertices.max(axis=0), atol=0.25 * scale)
 
 
-def test_sensors_change_what_a_network_makes_of_a_scan(furniture, tmp_path, trained, monkeypatch):
+def test_sensors_change_what_a_network_makes_of_a_scan(furniture, tmp_path, trained):
     settings = "target=occupancy", "projector=visibility", "data.sampling=sensors"
     path = write_checkpoint(tmp_path / "run" / "best.pt", *settings, shift=0.4)
     model = load_trained(path, "cpu")
@@ -139,27 +140,16 @@ def test_sensors_change_what_a_network_makes_of_a_scan(furniture, tmp_path, trai
     towards = np.array([0, 0, 3], np.float32) - points
     known = model.field(points, None, towards / np.linalg.norm(towards, axis=1, keepdims=True))(queries)
     assert np.abs(known - unknown).max() > 1e-3
-    call(
-        "predict",
-        path,
-        tmp_path / "scan.npy",
-        "--sensors",
-        tmp_path / "sensors.npy",
-        "--out",
-        tmp_path,
-        "--side",
-        16,
-    )
+    told = tmp_path / "scan.npy", "--sensors", tmp_path / "sensors.npy"
+    call("predict", path, *told, "--out", tmp_path, "--side", 16)
     assert (tmp_path / "scan-reconstruction.off").exists()
     with pytest.raises(SystemExit, match="trained without sensors"):
-        call("predict", trained, tmp_path / "scan.npy", "--sensors", tmp_path / "sensors.npy")
-    monkeypatch.setattr(well_posed, "FLOOD_SIDES", (20, 40))
-    arguments = "--meshes", furniture, "--limit", 1, "--side", 16, "--baselines", "--out", tmp_path / "out"
-    call("evaluate", path, *arguments, "--samples", "sensors", "scan")
-    with (tmp_path / "out" / "results.csv").open(newline="") as file:
-        assert [row["samples"] for row in csv.DictReader(file)] == ["sensors", "scan"] * 2
+        call("predict", trained, *told)
+    assert [*_chosen_protocols(None, 256, model)] == ["even", "area", "scan", "sensors"]
+    without = load_trained(trained, "cpu")
+    assert [*_chosen_protocols(None, 256, without)] == ["even", "area", "scan"]
     with pytest.raises(SystemExit, match="trained without sensors"):
-        call("evaluate", trained, *arguments, "--samples", "sensors")
+        call("evaluate", trained, "--meshes", furniture, "--samples", "sensors")
 
 
 def test_dense_queries_do_not_depend_on_the_parts(trained):
