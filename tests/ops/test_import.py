@@ -54,3 +54,17 @@ def test_modules_that_an_import_loads(statement: str):
     assert "pointproj.ops" in loaded
     unwanted = [m for m in loaded for name in HEAVY + APPLICATION if m == name or m.startswith(f"{name}.")]
     assert not unwanted
+
+
+def test_eager_calls_do_without_the_compiler():
+    statement = """
+from pointproj import knn_aggregate
+for _ in range(3):
+    features = torch.rand(9, 2, requires_grad=True)
+    knn_aggregate(torch.rand(5, 3), torch.rand(9, 3), features, 3, backend="warp").sum().backward()
+"""
+    code = CODE.format(statement=statement)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ran.stdout.split()
+    assert "warp" in loaded
+    assert "torch._dynamo" not in loaded

@@ -85,6 +85,11 @@ class Recording(TorchDispatchMode):
         self.steps: list[_Call | Launch] = []
         self.is_repeatable = not _overlap(inputs)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that torch's compiler need not be kept out: to do so, torch would import it, for seconds."""
+        return False
+
     # Entered without what TorchDispatchMode does besides: it notes for all threads whether any is in a mode,
     # and where two are at a time, that may stay so, and nothing be compiled any more.
     def __enter__(self) -> "Recording":
