@@ -20,6 +20,7 @@ import torch
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peer import import_failure
 from pointproj.benchmark.timing import Timing, measure, percentiles
+from pointproj.benchmark.waiting import READY
 from pointproj.runtime.memory import allocated_bytes, peak_bytes, reset_peak
 
 LONGEST_STEP_S = 20.0  # of longer ones the first alone is timed
@@ -104,5 +105,6 @@ def _timing(step: Callable[[], None], device: torch.device, budget_s: float, com
 
 if __name__ == "__main__":
     import_failure(import_module(f"pointproj.benchmark.{sys.argv[1]}").IMPORTS)
+    print(f"\n{READY}", flush=True)
     if asked := sys.stdin.readline():  # else whoever began this process has ended
         print(json.dumps(answer(Request(**json.loads(asked)))))

@@ -78,6 +78,7 @@ def _measure(recorder: Recorder) -> None:
     if recorder.device.type == "cuda" and distributed.join().alone:
         models.begin(recorder, models.planned(config, "cuda"))
         compile_ahead(config, recorder.device, display)
+        recorder.waiting.until_ready()
         recorder.mark("ahead, what rows compile and import")
     for name, rows, measure in parts:
         if rows and recorder.projection.is_over:

@@ -11,6 +11,7 @@ from pointproj.machine import PROJECT
 
 MODULE = "pointproj.benchmark.model_process"
 ENDS_WITHIN_S = 10
+READY = "waiting for a request"  # the line that a process writes then
 
 
 class WaitingProcesses:
@@ -35,6 +36,13 @@ class WaitingProcesses:
             command = [sys.executable, "-m", MODULE, model]
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             self._waiting[model].append(subprocess.Popen(command, cwd=PROJECT, text=True, **pipes))
+
+    def until_ready(self) -> None:
+        """Wait until all have imported what they need, which would disturb measurements."""
+        for process in (process for processes in self._waiting.values() for process in processes):
+            for line in process.stdout:  # the libraries print too
+                if line.strip() == READY:
+                    break
 
     def ask(self, model: str, request: str, timeout_s: float) -> str:
         """Return the last line that a process of its own answers.

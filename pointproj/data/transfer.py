@@ -17,7 +17,8 @@ from pointproj.runtime.devices import to_device
 
 T = TypeVar("T")
 
-PREFETCHED = 2  # batches that are made before they are asked for, at most
+PREFETCHED = 2  # batches that are copied before they are asked for, at most
+MADE_AHEAD = 4  # batches that are made on the device before they are asked for
 
 
 def prefetch_to_device(batches: Iterator[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
@@ -41,11 +42,53 @@ def prefetch_to_device(batches: Iterator[dict[str, Any]], device: torch.device) 
         return
     stream = torch.cuda.Stream(device)
     for batch, copied in prefetch(_copies(batches, device, stream), PREFETCHED):
-        current = torch.cuda.current_stream(device)
-        current.wait_event(copied)
-        for value in batch.values():
-            if isinstance(value, Tensor):
-                value.record_stream(current)  # its memory is used again only after what is queued there now
+        _ready_here(batch, copied, device)
+        yield batch
+
+
+def _ready_here(batch: dict[str, Any], event: torch.cuda.Event, device: torch.device) -> None:
+    """Let the current stream use a batch that another one has made by the time of an event."""
+    current = torch.cuda.current_stream(device)
+    current.wait_event(event)
+    for value in batch.values():
+        if isinstance(value, Tensor):
+            value.record_stream(current)  # its memory is used again only after what is queued there now
+
+
+def made_ahead(batches: Iterator[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield batches that are made on the device, each while those before it are made or used.
+
+    Choosing even points is a long kernel for few of the processors, since each point depends on all before
+    it. The others are free for steps, and for the batches after it.
+
+    Parameters
+    ----------
+    batches : iterator of dict
+        What it queues on the current stream makes the next batch, and reads nothing that a step changes.
+    device : torch.device
+
+    Yields
+    ------
+    dict
+        Ready for the stream that is current where the batch is asked for.
+    """
+    if device.type != "cuda" or rmm_memory.in_use():
+        yield from batches
+        return
+    streams = deque(torch.cuda.Stream(device) for _ in range(MADE_AHEAD))
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream(device))  # for the tables that batches are drawn from
+
+    def make() -> tuple[dict[str, Any] | None, torch.cuda.Event]:
+        streams.rotate(1)
+        with torch.cuda.stream(streams[0]):
+            return next(batches, None), streams[0].record_event()
+
+    made = deque(make() for _ in range(MADE_AHEAD))
+    while (batch := made[0][0]) is not None:
+        _, ready = made.popleft()
+        made.append(make())
+        _ready_here(batch, ready, device)
         yield batch
 
 

@@ -12,7 +12,7 @@ from pointproj.data.augmentation import augment
 from pointproj.data.batches import batches
 from pointproj.data.dataset import PreparedData, ShapeDataset
 from pointproj.data.device_sampler import DrawBatch, SamplerUnavailable, device_sampler
-from pointproj.data.transfer import prefetch_to_device
+from pointproj.data.transfer import made_ahead, prefetch_to_device
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.memory import free_bytes
@@ -90,13 +90,17 @@ class BatchLoader:
         Parameters
         ----------
         position : Position
-            Where the run stands; read again for each batch, since augmentation follows from the step.
+            Where the run stands when the first batch is asked for; augmentation follows from the step.
         """
-        config = self.config
+        batches = self._training(position)
+        return batches if self.sampler == "loader" else made_ahead(batches, self.device)
+
+    def _training(self, position: Position) -> Iterator[dict[str, Any]]:
+        config, first = self.config, position.step
         left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
         order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
-        for batch in self._batches(self.data.train, **order):
-            yield self._with_neighbors(self._augmented(batch, config.augmentation, position.step))
+        for step, batch in enumerate(self._batches(self.data.train, **order), start=first):
+            yield self._with_neighbors(self._augmented(batch, config.augmentation, step))
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copy a batch to the device, with what the network is shown of its clouds."""

@@ -63,7 +63,7 @@ def test_what_a_process_answers_is_a_row(
 def test_processes_wait_for_a_request_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = """
         import json, os, sys
-        print("the library prints too")
+        print("the library prints too\\n\\nwaiting for a request", flush=True)
         asked = json.loads(sys.stdin.readline())
         if "fail" in asked:
             sys.exit("a line\\nno such library")
@@ -74,6 +74,7 @@ def test_processes_wait_for_a_request_and_end(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(waiting, "PROJECT", tmp_path)
     with WaitingProcesses() as processes:
         processes.begin(["a", "b", "a"])
+        processes.until_ready()
         begun = [process for of_model in processes._waiting.values() for process in of_model]
         answers = [json.loads(processes.ask("a", json.dumps({"row": number}), 60)) for number in range(3)]
         assert [found["model"] for found in answers] == ["a"] * 3

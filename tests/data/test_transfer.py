@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from pointproj.data.transfer import PREFETCHED, prefetch, prefetch_to_device
+from pointproj.data.transfer import PREFETCHED, made_ahead, prefetch, prefetch_to_device
 
 
 def made(count, asked, fails_at=None):
@@ -58,3 +58,21 @@ def test_batches_arrive_whole_and_what_they_share_is_sent_once(device):
         sums.append(batch["target"].sum())  # on a GPU nothing waits: the copy has to be over by itself
     assert torch.stack(sums).tolist() == [1e6 * number for number in range(20)]
     assert len(grids) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_batches_made_ahead_are_those_that_are_made_when_asked_for(device):
+    table = torch.rand(1000, 1000, device=device)
+
+    def made_there():
+        for number in range(6):
+            long = table
+            for _ in range(20):  # so long that the batch is used while it would still be in the making
+                long = long @ table / 500
+            yield {"sum": (long[:3] + number).clone(), "name": [str(number)]}
+
+    expected = [batch["sum"].clone() for batch in made_there()]
+    for number, batch in enumerate(made_ahead(made_there(), torch.device(device))):
+        assert batch["name"] == [str(number)]
+        assert torch.equal(batch["sum"], expected[number])
+    assert number == 5

@@ -84,6 +84,26 @@ def test_cells_and_tree_count_the_same_escapes(name):
         assert (cells > before).any()
 
 
+@pytest.mark.parametrize("width", [1e-2, 1e-4, 1e-6, 1e-8])
+def test_cells_decide_exactly_beside_slivers_small_faces_and_edges(width):
+    rng = np.random.default_rng(9)
+    corners = rng.uniform(-0.9, 0.9, (300, 3, 3))
+    slivers, small = corners[:100], corners[100:200]
+    slivers[:, 2] = slivers[:, 0] + rng.uniform(0, 1, (100, 1)) * (slivers[:, 1] - slivers[:, 0])
+    slivers[:, 2] += width * rng.standard_normal((100, 3))
+    small[:, 1:] = small[:, :1] + width * rng.standard_normal((100, 2, 3))
+    on_faces = np.einsum("nc,ncd->nd", rng.dirichlet(np.ones(3), 600), corners[rng.integers(0, 300, 600)])
+    along = directions()[rng.integers(0, 40, 900)]
+    place = corners[rng.integers(0, 300, 900)]
+    start, end, share = place[:, 0], place[:, 1], rng.uniform(0, 1, (900, 1))
+    behind_edges = start + share * (end - start) - rng.uniform(0, 0.5, (900, 1)) * along
+    points = np.concatenate([on_faces, behind_edges]).astype(np.float32)
+    none = np.zeros(len(points), np.int32)
+    cells = count_escapes_by_cells(corners, points, directions()[:40], none, 40)
+    tree = count_escapes(corners, points, directions()[:40], none, 40, device="cpu")
+    np.testing.assert_array_equal(cells, tree)
+
+
 def test_a_mesh_with_too_many_places_in_cells_is_left_to_the_tree(monkeypatch):
     mesh, grid = box((0.5, 0.4, 0.3)), query_grid(12)
     expected = inside_at(mesh, grid)
