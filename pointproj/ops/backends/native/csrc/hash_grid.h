@@ -75,8 +75,8 @@ struct HashGrid {
 };
 
 // Where a GPU chooses how wide cells are: as the radius if a point has few neighbours, else half as wide, which spares
-// tests of points. W2's operator at r = 0.1 and 0.25: 56 and 206 us with wide cells, 66 and 165 with narrow ones.
-constexpr int kFewNeighbors = 20;
+// tests of points. W2's operator at r = 0.1 and 0.2: 56 and 122 us with wide cells, 67 and 109 with narrow ones.
+constexpr int kFewNeighbors = 16;
 constexpr int kSampledPoints = 512, kSampledPairs = kSampledPoints * 256;  // points of one set, pairs with the other
 
 // Sorts one set of points, or two at once: what is counted and scanned of them is one behind the other.
@@ -99,14 +99,15 @@ struct BuildHashGrids {
     return lesser(greater(kLeastDistance<Real>, (largest ? *largest : radius) / Real(cells)), kWidest<Real>);
   }
 
-  // Whether the two points of a pair are within the radius; numbers are spread over all pairs.
+  // Whether the two points of a pair are within the radius. Rows are spread over each set, and differ: the sets may be
+  // the same.
   POINTPROJ_FN bool is_near(int pair) const {
     const Batch &first = sides[0].grid.batch, &second = sides[1].grid.batch;
     if (first.rows == 0 || second.rows == 0) return false;
     const auto spread = [](unsigned i, int rows) {
       return static_cast<int>((static_cast<uint64_t>(i * 2654435769u) * static_cast<unsigned>(rows)) >> 32);
     };
-    const int a = spread(pair % kSampledPoints, first.rows), b = spread(pair / kSampledPoints, second.rows);
+    const int a = spread(pair % kSampledPoints, first.rows), b = spread(kSampledPoints + pair / kSampledPoints, second.rows);
     const Vec3<Real> p = load_position(sides[0].positions, a), q = load_position(sides[1].positions, b);
     return squared_distance<Real>(p, q) <= radius * radius && first.cloud_of(a) == second.cloud_of(b);
   }

@@ -5,7 +5,7 @@
 
 namespace pointproj {
 
-constexpr int kQueueLength = 64;  // W2 at r = 0.25: with 32 the sums take 10% longer
+constexpr int kQueueLength = 96;  // W2's operator at r = 0.25: 147 us, 164 with 32
 
 // A point among the searched ones, with its squared distance, later its weight.
 template <class Sum>
