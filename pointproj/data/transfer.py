@@ -64,7 +64,8 @@ def made_ahead(batches: Iterator[dict[str, Any]], device: torch.device) -> Itera
     Parameters
     ----------
     batches : iterator of dict
-        What it queues on the current stream makes the next batch, and reads nothing that a step changes.
+        What it queues on the current stream makes the next batch. That reads what was ready at the start,
+        and nothing that a step or another batch makes.
     device : torch.device
 
     Yields

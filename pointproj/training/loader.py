@@ -93,7 +93,8 @@ class BatchLoader:
             Where the run stands when the first batch is asked for; augmentation follows from the step.
         """
         batches = self._training(position)
-        return batches if self.sampler == "loader" else made_ahead(batches, self.device)
+        drawn_afresh = self.sampler == "device" and self.data.train.resample  # else batches share tensors
+        return made_ahead(batches, self.device) if drawn_afresh else batches
 
     def _training(self, position: Position) -> Iterator[dict[str, Any]]:
         config, first = self.config, position.step
