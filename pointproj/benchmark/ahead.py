@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 FEWEST_JOBS = 12  # for fewer it takes longer to start the processes
 MOST_PROCESSES = 8
+LONGEST_S = 90  # then the rows compile what is left
 MOST_POINTS = 10**6  # larger clouds run the same kernels, and take longer to be made
 
 OTHER_CLOUDS = ("scaling_clustered", "scaling_surface")  # the same kernels again
@@ -64,10 +65,18 @@ def compile_ahead(config: BenchConfig, device: torch.device, display: Display) -
     started = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_alone_on_a_core) as pool:
-        for count, future in enumerate(as_completed([pool.submit(job) for job in made]), 1):
-            display.compiling(count, len(made))
-            if future.exception() is not None:  # the row itself will say so
-                log.debug("not compiled ahead: %s", future.exception())
+        futures = [pool.submit(job) for job in made]
+        try:
+            for count, future in enumerate(as_completed(futures, timeout=LONGEST_S), 1):
+                display.compiling(count, len(made))
+                if future.exception() is not None:  # the row itself will say so
+                    log.debug("not compiled ahead: %s", future.exception())
+        except TimeoutError:
+            log.warning("what rows compile was not compiled ahead within %d s", LONGEST_S)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            return
     done.parent.mkdir(parents=True, exist_ok=True)
     done.touch()
     display.compiled(processes, time.monotonic() - started)
