@@ -75,7 +75,7 @@ def test_processes_wait_for_a_request_and_end(tmp_path: Path, monkeypatch: pytes
     with WaitingProcesses() as processes:
         processes.begin(["a", "b", "a"])
         processes.until_ready()
-        begun = [process for of_model in processes._waiting.values() for process in of_model]
+        begun = [each.process for of_model in processes._waiting.values() for each in of_model]
         answers = [json.loads(processes.ask("a", json.dumps({"row": number}), 60)) for number in range(3)]
         assert [found["model"] for found in answers] == ["a"] * 3
         assert [found["asked"]["row"] for found in answers] == [0, 1, 2]
