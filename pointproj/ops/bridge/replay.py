@@ -28,7 +28,7 @@ SEEN, NOT_REPEATABLE = "seen", "not repeatable"
 ALLOCATIONS = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "new_empty"))
 # What may be called besides: what these do follows from their arguments alone.
 VIEWS = ("expand", "select", "slice", "unsqueeze", "view")
-CHANGES = ("copy_", "fill_", "zero_")
+CHANGES = ("copy_", "cumsum_", "fill_", "zero_")
 OTHERS = ("_to_copy", "clone", "full", "new_full", "new_zeros", "sort", "sum", "zeros", "zeros_like")
 SAME = frozenset(("aten::alias", "aten::detach"))  # nothing is differentiated here
 REPLAYED = frozenset(f"aten::{name}" for name in (*VIEWS, *CHANGES, *OTHERS))
