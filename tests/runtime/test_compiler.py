@@ -23,11 +23,11 @@ def test_work_of_this_process_begins_once_with_the_helpers_first_jobs():
 
 def test_few_kernels_are_compiled_without_helpers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(compiler.THREADS, raising=False)
-    monkeypatch.setattr(settings, "compile_threads", 5)
-    compiler.choose_compilers(few_kernels=True)
-    assert settings.compile_threads == 1
-    compiler.choose_compilers(few_kernels=False)
-    assert settings.compile_threads == min(32, len(os.sched_getaffinity(0)))
-    monkeypatch.setenv(compiler.THREADS, "3")
-    compiler.choose_compilers(few_kernels=True)
-    assert settings.compile_threads == min(32, len(os.sched_getaffinity(0)))
+    with settings.patch(compile_threads=5):  # monkeypatch would delete the setting at its end
+        compiler.choose_compilers(few_kernels=True)
+        assert settings.compile_threads == 1
+        compiler.choose_compilers(few_kernels=False)
+        assert settings.compile_threads == min(32, len(os.sched_getaffinity(0)))
+        monkeypatch.setenv(compiler.THREADS, "3")
+        compiler.choose_compilers(few_kernels=True)
+        assert settings.compile_threads == min(32, len(os.sched_getaffinity(0)))
