@@ -40,6 +40,8 @@ from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 log = logging.getLogger(__name__)
 
 MODEL = "model"
+MOST_WORKERS = 8
+WORKER_BYTES = 8 * 2**30  # of a GPU: surfaces from 160^3 of clouds of 16,384 points
 Method = Callable[[SampledCloud], Reconstruction]
 
 SCAN_POINTS, SCAN_NOISE = 3000, 0.005
@@ -178,9 +180,12 @@ def _loaded(checkpoint: Path, device: str) -> TrainedModel:
     return load_trained(checkpoint, device)
 
 
-def _default_workers() -> int:
-    """As many processes as there are cores; more than eight would hinder each other on one GPU."""
-    return min(8, len(os.sched_getaffinity(0)))
+def _default_workers(device: torch.device) -> int:
+    """As many processes as there are cores and memory for; more would hinder each other on one GPU."""
+    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    if device.type == "cuda":
+        workers = min(workers, torch.cuda.mem_get_info(device)[0] // WORKER_BYTES)
+    return max(1, workers)
 
 
 def _test_files(trained: TrainedModel, folder: Path | None, limit: int | None) -> list[MeshFile]:
@@ -217,8 +222,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--workers",
         type=whole(1),
-        default=_default_workers(),
-        help="processes that evaluate meshes side by side, by default one for each core and at most 8",
+        help="processes that evaluate meshes side by side; by default one for each core, at most "
+        f"{MOST_WORKERS}, and on a GPU one for each {WORKER_BYTES // 2**30} GiB of free memory",
     )
     parser.add_argument("--out", type=Path, help="folder; by default evaluation/ beside the checkpoint")
     return parser.parse_args(arguments)
@@ -250,7 +255,7 @@ def main(arguments: Sequence[str]) -> None:
     job = _Job(given.checkpoint, given.device, side, chosen_baselines, chosen, out)
     measured: dict[MeshFile, list[Measured]] = {file: [] for file in files}
     jobs = {file: partial(job, file) for file in files}
-    with HelperProcesses(given.workers) as helpers:
+    with HelperProcesses(given.workers or _default_workers(trained.device)) as helpers:
         for file, of_file in helpers.run("evaluating", jobs, "meshes"):
             measured[file] = of_file
             results = [*itertools.chain(*measured.values())]
