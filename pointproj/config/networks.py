@@ -12,7 +12,7 @@ from pointproj.config.schema import AugmentationConfig, Config, ProjectorConfig
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import value
 
-PLANE_POINTS = 25  # of a cloud, at least, where planes are fitted to points
+PLANE_POINTS = 33  # of a cloud, at least, where planes are fitted to points
 
 
 @dataclass

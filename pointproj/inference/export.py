@@ -26,6 +26,7 @@ from torch._inductor.exc import InductorError
 
 from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
+from pointproj.nn.exact_planes import plain_exact_planes
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import plain_local_planes
 from pointproj.nn.sight_lines import plain_nearest_sight_lines
@@ -261,6 +262,7 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
     forms = {
         torch.ops.pointproj.local_planes.default: plain_local_planes,
+        torch.ops.pointproj.exact_planes.default: plain_exact_planes,
         torch.ops.pointproj.list_disks.default: plain_list_disks,
         torch.ops.pointproj.soft_visibility.default: plain_soft_visibility,
         torch.ops.pointproj.nearest_sight_lines.default: plain_nearest_sight_lines,

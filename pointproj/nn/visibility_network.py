@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from pointproj.nn.attention import SideAttention, full_precision
 from pointproj.nn.context import aggregate_with_context
+from pointproj.nn.exact_planes import COUNTED, exact_planes
 from pointproj.nn.mlp import MLP
-from pointproj.nn.planes import local_planes
+from pointproj.nn.planes import Planes, local_planes
 from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
 from pointproj.nn.sight_lines import nearest_sight_lines
 from pointproj.nn.soft_visibility import FEATURES, DiskGrid, disk_grid, soft_visibility
@@ -22,6 +23,7 @@ UNIT = 0.05  # about the spacing of 4,096 points
 BESIDE = 0.004  # how far from its plane a sample looks; in clouds with noise farther
 PLANE_NEIGHBORS = 24  # that a plane is fitted to
 WITH_ITSELF = 1 + PLANE_NEIGHBORS
+EXACT_CLOUD = 0.02  # share of points with exact planes, from which on a cloud has no noise
 LINES = 2  # how close lines of sight pass by: any, and such as have come far
 NEARLY = 0.25  # of the holes: a line that passes at this distance counts 1 / e
 SEEN = 2 * FEATURES  # with their square roots, which tell few rays from none
@@ -65,7 +67,7 @@ class VisibilityNetwork(nn.Module):
         Width of everything, a multiple of 8.
     neighbors : int
         Reference points that a point attends to, at least 13; a reference point itself is the first of its
-        own. Clouds need 25 points or as many as these.
+        own. Clouds need 33 points or as many as these.
     rounds : int
         How often the sides of reference points attend to each other.
     in_channels : int
@@ -109,7 +111,7 @@ class VisibilityNetwork(nn.Module):
         self.sensors = sensors
         width = hidden_channels
         lines = LINES * sensors
-        self.side = nn.Linear(2 * SEEN + 2 + in_channels + 2 * sensors + lines, width)
+        self.side = nn.Linear(2 * SEEN + 3 + in_channels + 2 * sensors + lines, width)
         among = partial(SideAttention, width, width, width, own_normals=True, sensors=sensors)
         self.rounds = nn.ModuleList(among() for _ in range(rounds))
         self.near = SideAttention(SEEN + lines, width, width, sensors=sensors)
@@ -150,9 +152,9 @@ class VisibilityNetwork(nn.Module):
             index = build_index(reference_points, backend=self.backend)
         features, sensors = self._split(reference_points, features)
         with full_precision(reference_points):
-            k = max(self.neighbors, WITH_ITSELF)
+            k = max(self.neighbors, WITH_ITSELF, 1 + COUNTED)
             distances, rows = self._nearest(reference_points, reference_points, index, k)
-            planes = local_planes(reference_points, rows, UNIT)
+            planes, support = _planes(reference_points, rows)
             holes = distances[..., HOLE_NEIGHBOR]
             holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
             on_planes = reference_points + planes.shift
@@ -161,7 +163,7 @@ class VisibilityNetwork(nn.Module):
             outwards = torch.stack([planes.normals, -planes.normals], dim=2)
             beside = on_planes[:, :, None] + (BESIDE + planes.noise[..., None]) * outwards
             seen = _seen_from(beside.flatten(1, 2), grid).unflatten(1, (-1, 2))
-            known = torch.cat([planes.fit, (planes.noise / holes).clamp(max=1), features], dim=-1)
+            known = torch.cat([planes.fit, support, (planes.noise / holes).clamp(max=1), features], dim=-1)
             known = [seen, seen.flip(2), known[:, :, None].expand(-1, -1, 2, -1)]
             if self.sensors:
                 facing = (outwards * sensors[:, :, None]).sum(-1, keepdim=True)
@@ -248,6 +250,20 @@ class VisibilityNetwork(nn.Module):
     def extra_repr(self) -> str:
         """The network's arguments, for ``print(model)``."""
         return f"neighbors={self.neighbors}, predicts={self.predicts}, backend={self.backend}"
+
+
+def _planes(points: Float[Tensor, "b n 3"], rows: Tensor) -> tuple[Planes, Float[Tensor, "b n 1"]]:
+    """Exact planes where there are any, else local ones; and the share of neighbours on the exact ones."""
+    local, exact = local_planes(points, rows[..., :WITH_ITSELF], UNIT), exact_planes(points, rows)
+    is_exact = exact.support > 0
+    noise = torch.where(is_exact.float().mean(1, keepdim=True) > EXACT_CLOUD, 0.0, local.noise)
+    planes = Planes(
+        torch.where(is_exact, exact.normals.to(points.dtype), local.normals),
+        local.fit,
+        torch.where(is_exact | (noise == 0), 0.0, local.shift),
+        noise,
+    )
+    return planes, exact.support.to(points.dtype)
 
 
 def _seen_from(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 8"]:

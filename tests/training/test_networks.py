@@ -42,7 +42,7 @@ def test_a_new_network_is_built_from_its_config_alone():
 def test_every_network_takes_batches_with_and_without_normals(name, normals):
     config = Config(projector=NETWORKS[name](normals=normals), target=TargetConfig("occupancy"))
     torch.manual_seed(0)
-    points, queries = torch.rand(2, 25, 3) * 2 - 1, torch.rand(5, 3)
+    points, queries = torch.rand(2, 33, 3) * 2 - 1, torch.rand(5, 3)
     batch = with_features({"reference_points": points, "normals": points}, config.projector)
     model = build_model(config, "torch")
     assert model(queries, points, features=batch.get("features")).shape == (2, 5, 1)

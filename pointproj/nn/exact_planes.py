@@ -1,0 +1,355 @@
+"""Planes of flat pieces on which the samples of a cloud lie exactly, however narrow they are: Warp kernels.
+
+Without noise, four points are on one plane only where a surface is flat, up to the rounding of their
+coordinates. So a plane that three points span and a fourth one confirms is that of a face, even if the face
+is a narrow row of samples: the side of a board, a leg. And shapes that people make repeat directions. Where a
+face has two samples, its direction is often one that many other samples of the cloud have.
+"""
+
+from typing import NamedTuple
+
+import torch
+import warp as wp
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.nn.attention import take_rows
+from pointproj.ops.bridge.warp_op import warp_op
+
+OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
+
+COUNTED = 32  # of the nearest neighbours, that can lie on a point's plane
+PAIRED = 12  # of the nearest neighbours; each pair of them spans a plane that is tried
+CONFIRMED = 4  # neighbours on a plane, with those that span it
+ROUNDING = 4e-7  # of a point of the query cube that was rotated and scaled in single precision
+FARTHEST = 2e-5  # from a plane, however badly it is spanned
+NARROWEST = 1e-4  # height of a triangle that spans a plane
+SURE, WIDE = 8, 0.03  # neighbours on a plane, and height of its triangle, for a direction of the cloud
+ASKED = 1024  # points that vote on the directions of their cloud
+SAME = 1e-4  # sine of the angle between two planes of one direction
+VOTES = 4  # for a direction
+DIRECTIONS = 16  # of a cloud, at most
+ON_DIRECTION = 1.5e-6  # distance from a plane of a known direction
+
+_COUNTED = wp.constant(COUNTED)
+_CONFIRMED = wp.constant(CONFIRMED)
+_ROUNDING = wp.constant(ROUNDING)
+_FARTHEST = wp.constant(FARTHEST)
+_NARROWEST = wp.constant(NARROWEST)
+_SURE = wp.constant(SURE)
+_WIDE = wp.constant(WIDE)
+_SAME_SQUARED = wp.constant(SAME * SAME)
+_ON_DIRECTION = wp.constant(ON_DIRECTION)
+
+Around = wp.types.matrix(shape=(COUNTED, 3), dtype=wp.float32)
+
+
+class ExactPlanes(NamedTuple):
+    """Of the points of clouds; neither has gradients."""
+
+    normals: Float[Tensor, "b n 3"]  # 0 where a point has no exact plane; of either sign
+    support: Float[Tensor, "b n 1"]  # share of the neighbours on the plane, 0 where there is none
+
+
+def exact_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> ExactPlanes:
+    """Find for each point the plane that its neighbours lie on up to rounding.
+
+    Of the planes that pairs of near neighbours span with the point, the one that contains most neighbours is
+    taken, if it contains a fourth point or more. Then the directions of wide planes are counted over the
+    cloud. A plane in one of these directions is taken if it contains more neighbours, or any at all where
+    the point has no plane yet.
+
+    A cloud with noise has none of these planes: of four points that are not on a flat piece, one in some
+    thousands is that close to the plane of the others.
+
+    Parameters
+    ----------
+    points : (B, N, 3) float tensor
+        In the cube [-1, 1]^3, where single precision has the expected rounding.
+    rows : (B, N, k) integer tensor
+        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. The first 33 are used.
+
+    Returns
+    -------
+    ExactPlanes
+    """
+    return ExactPlanes(*_search(points.detach().float().contiguous(), rows[..., : 1 + COUNTED].contiguous()))
+
+
+@wp.func
+def load_around(
+    points: wp.array2d(dtype=wp.vec3), rows: wp.array3d(dtype=wp.int64), cloud: int, row: int, count: int
+):
+    """Displacements of the neighbours; NaN for those that do not exist."""
+    around = Around()
+    point = points[cloud, row]
+    for other in range(count):
+        neighbor = int(rows[cloud, row, other + 1])
+        away = wp.vec3(wp.NAN, wp.NAN, wp.NAN)
+        if neighbor >= 0:
+            away = points[cloud, neighbor] - point
+        for axis in range(3):
+            around[other, axis] = away[axis]
+    return around
+
+
+@wp.func
+def one_of(around: Around, row: int):
+    return wp.vec3(around[row, 0], around[row, 1], around[row, 2])
+
+
+@wp.func
+def is_on(normal: wp.vec3, height: float, away: wp.vec3):
+    """Whether a point is on a plane that a triangle of that height spans, up to rounding."""
+    allowed = _ROUNDING * (1.0 + wp.length(away) / height)
+    return wp.abs(wp.dot(normal, away)) < wp.min(allowed, _FARTHEST)
+
+
+@wp.func
+def triangle_height(across: wp.vec3, one: wp.vec3, other: wp.vec3):
+    """Height over the longer of two sides, of the triangle whose cross product is given; at least 1e-12."""
+    return wp.max(wp.length(across) / wp.max(wp.max(wp.length(one), wp.length(other)), 1.0e-9), 1.0e-12)
+
+
+@wp.kernel(**OPTIONS)
+def pairs_kernel(
+    points: wp.array2d(dtype=wp.vec3),
+    rows: wp.array3d(dtype=wp.int64),
+    count: int,
+    paired: int,
+    planes: wp.array2d(dtype=wp.vec4),
+    heights: wp.array2d(dtype=wp.float32),
+):
+    """One thread a point, launched over (B, N): normal and number of neighbours of the best plane."""
+    cloud, row = wp.tid()
+    around = load_around(points, rows, cloud, row, count)
+    best = wp.vec3()
+    best_height = float(1.0)
+    most = int(0)
+    for first in range(paired):
+        for second in range(first + 1, paired):
+            one = one_of(around, first)
+            other = one_of(around, second)
+            across = wp.cross(one, other)
+            height = triangle_height(across, one, other)
+            # A plane with more than half of the neighbours is not surpassed.
+            if height > _NARROWEST and 2 * most <= count:
+                normal = across / wp.length(across)
+                on_plane = int(0)
+                for place in range(count):
+                    if is_on(normal, height, one_of(around, place)):
+                        on_plane += 1
+                if on_plane > most or (on_plane == most and height > best_height):
+                    best = normal
+                    best_height = height
+                    most = on_plane
+    # The farthest neighbours on the plane span it best.
+    far = wp.vec3()
+    for place in range(count):
+        away = one_of(around, place)
+        if is_on(best, best_height, away) and wp.length(away) > wp.length(far):
+            far = away
+    widest = wp.vec3()
+    wide = wp.vec3()
+    for place in range(count):
+        away = one_of(around, place)
+        across = wp.cross(far, away)
+        if is_on(best, best_height, away) and wp.length(across) > wp.length(widest):
+            widest = across
+            wide = away
+    normal = wp.vec3()
+    if most >= _CONFIRMED:
+        normal = wp.normalize(widest)
+    planes[cloud, row] = wp.vec4(normal[0], normal[1], normal[2], float(most))
+    heights[cloud, row] = triangle_height(widest, far, wide)
+
+
+@wp.func
+def normal_of(plane: wp.vec4):
+    return wp.vec3(plane[0], plane[1], plane[2])
+
+
+@wp.func
+def is_close(one: wp.vec3, other: wp.vec3):
+    across = wp.cross(one, other)
+    return wp.dot(across, across) < _SAME_SQUARED
+
+
+@wp.kernel(**OPTIONS)
+def votes_kernel(
+    planes: wp.array2d(dtype=wp.vec4),
+    heights: wp.array2d(dtype=wp.float32),
+    asked: wp.array(dtype=wp.int32),
+    votes: wp.array2d(dtype=wp.int32),
+    directions: wp.array2d(dtype=wp.vec3),
+):
+    """One thread a point that is asked, launched over (B, A): how many have its direction; their mean."""
+    cloud, number = wp.tid()
+    row = asked[number]
+    own = normal_of(planes[cloud, row])
+    total = wp.vec3()
+    found = int(0)
+    if planes[cloud, row][3] >= float(_SURE) and heights[cloud, row] > _WIDE:
+        for other in range(asked.shape[0]):
+            plane = planes[cloud, asked[other]]
+            if plane[3] >= float(_SURE) and heights[cloud, asked[other]] > _WIDE:
+                normal = normal_of(plane)
+                if is_close(own, normal):
+                    found += 1
+                    total += wp.sign(wp.dot(own, normal)) * normal
+    votes[cloud, number] = found
+    directions[cloud, number] = wp.normalize(total)
+
+
+@wp.kernel(**OPTIONS)
+def first_kernel(
+    votes: wp.array2d(dtype=wp.int32),
+    directions: wp.array2d(dtype=wp.vec3),
+    order: wp.array2d(dtype=wp.int32),
+):
+    """One thread a point that is asked: a number that is larger for more votes, 0 where others stand for it.
+
+    Of points with the same direction, the one with most votes stands for all, the first of equals.
+    """
+    cloud, number = wp.tid()
+    own = votes[cloud, number]
+    count = votes.shape[1]
+    result = own * count + count - 1 - number
+    if own == 0:
+        result = int(0)
+    else:
+        for other in range(count):
+            ahead = votes[cloud, other] > own or (votes[cloud, other] == own and other < number)
+            if ahead and is_close(directions[cloud, number], directions[cloud, other]):
+                result = int(0)
+    order[cloud, number] = result
+
+
+@wp.kernel(**OPTIONS)
+def directions_kernel(
+    points: wp.array2d(dtype=wp.vec3),
+    rows: wp.array3d(dtype=wp.int64),
+    count: int,
+    planes: wp.array2d(dtype=wp.vec4),
+    directions: wp.array2d(dtype=wp.vec3),
+    normals: wp.array2d(dtype=wp.vec3),
+    support: wp.array2d(dtype=wp.float32),
+):
+    """One thread a point, launched over (B, N): its plane, or a better one in a direction of the cloud."""
+    cloud, row = wp.tid()
+    around = load_around(points, rows, cloud, row, count)
+    normal = normal_of(planes[cloud, row])
+    most = int(planes[cloud, row][3])
+    if most < _CONFIRMED:
+        most = int(0)
+    for number in range(directions.shape[1]):
+        direction = directions[cloud, number]
+        if wp.dot(direction, direction) > 0.0:
+            on_plane = int(0)
+            for place in range(count):
+                if wp.abs(wp.dot(direction, one_of(around, place))) < _ON_DIRECTION:
+                    on_plane += 1
+            if on_plane > most:
+                normal = direction
+                most = on_plane
+    normals[cloud, row] = normal
+    support[cloud, row] = float(most) / float(count)
+
+
+@warp_op(
+    "pointproj::exact_planes",
+    outputs=lambda points, rows: {
+        "normals": (points.shape, torch.float32),
+        "support": ((*points.shape[:2], 1), torch.float32),
+    },
+)
+def _search(launch, points: Tensor, rows: Tensor, normals: Tensor, support: Tensor) -> None:
+    clouds, size, _ = points.shape
+    count = rows.shape[2] - 1
+    planes = points.new_empty(clouds, size, 4)
+    heights = points.new_empty(clouds, size)
+    launch(
+        pairs_kernel, (clouds, size), points, rows, count, min(PAIRED, count), planes, heights, block_dim=64
+    )
+    asked = _asked(size, points.device)
+    votes = torch.empty((clouds, len(asked)), dtype=torch.int32, device=points.device)
+    order = torch.empty_like(votes)
+    directions = points.new_empty(*votes.shape, 3)
+    launch(votes_kernel, votes.shape, planes, heights, asked, votes, directions, block_dim=64)
+    launch(first_kernel, votes.shape, votes, directions, order, block_dim=64)
+    chosen = _chosen(order, directions)
+    where = points, rows, count, planes, chosen
+    launch(directions_kernel, (clouds, size), *where, normals, support.view(clouds, size), block_dim=64)
+
+
+def _asked(size: int, device: torch.device) -> Int[Tensor, " A"]:
+    """Rows of the points that vote, spread over the cloud; each several times in a small one."""
+    return (torch.arange(ASKED, device=device) * size // ASKED).int()
+
+
+def _chosen(order: Int[Tensor, "b A"], directions: Float[Tensor, "b A 3"]) -> Float[Tensor, "b d 3"]:
+    """Directions with the most votes; 0 for those with too few."""
+    largest, places = order.topk(DIRECTIONS, dim=1)
+    enough = largest >= VOTES * ASKED
+    return torch.where(enough[..., None], take_rows(directions, places), 0.0)
+
+
+def plain_exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as operators of torch, which hold every pair and neighbour: what the kernels are held to."""
+    around = take_rows(points, rows.clamp(min=0)) - points[:, :, None]
+    away = torch.where(rows[..., None] < 0, torch.nan, around)[:, :, 1:]
+    normals, most, height = _plain_pairs(away)
+    asked = _asked(points.shape[1], points.device)
+    directions = _plain_directions(*(values[:, asked] for values in (normals, most, height)))
+    most = torch.where(most < CONFIRMED, 0, most)
+    on_plane = ((away @ directions.mT[:, None]).abs() < ON_DIRECTION).sum(2)
+    on_plane = torch.where(directions.any(-1)[:, None], on_plane, 0)
+    of_directions, best = on_plane.max(-1)
+    better = of_directions > most
+    normals = torch.where(better[..., None], take_rows(directions, best), normals)
+    return normals, torch.maximum(of_directions, most)[..., None] / away.shape[2]
+
+
+def _plain_pairs(away: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Normals (B, N, 3), neighbours on the plane (B, N), height of the triangle that spans it (B, N)."""
+    first, second = torch.triu_indices(*(min(PAIRED, away.shape[2]),) * 2, 1, device=away.device)
+    one, other = away[:, :, first], away[:, :, second]
+    across, lengths = torch.linalg.cross(one, other), away.norm(dim=-1)
+    height = _plain_height(across, one, other)
+    normals = across / across.norm(dim=-1, keepdim=True).clamp(min=1e-20)
+    allowed = (ROUNDING * (1 + lengths[:, :, None] / height[..., None])).clamp(max=FARTHEST)
+    on_plane = ((normals @ away.mT).abs() < allowed) & (height > NARROWEST)[..., None]
+    most, best = on_plane.sum(-1).max(-1)
+    on_plane = on_plane.gather(2, best[..., None, None].expand(-1, -1, 1, away.shape[2]))[:, :, 0]
+    reached = torch.where(on_plane, lengths, 0).argmax(-1)
+    far = away.gather(2, reached[..., None, None].expand(-1, -1, 1, 3))
+    across = torch.where(on_plane[..., None], torch.linalg.cross(far.expand_as(away), away), 0.0)
+    widest = across.norm(dim=-1).argmax(-1)[..., None, None].expand(-1, -1, 1, 3)
+    across, wide = across.gather(2, widest)[:, :, 0], away.gather(2, widest)[:, :, 0]
+    normal = torch.nn.functional.normalize(across, dim=-1, eps=1e-20)
+    normal = torch.where((most >= CONFIRMED)[..., None], normal, 0.0)
+    return normal, most, _plain_height(across, far[:, :, 0], wide)
+
+
+def _plain_height(across: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    longer = torch.maximum(one.norm(dim=-1), other.norm(dim=-1)).clamp(min=1e-9)
+    return (across.norm(dim=-1) / longer).clamp(min=1e-12)
+
+
+def _plain_directions(normals: Tensor, most: Tensor, height: Tensor) -> Float[Tensor, "b d 3"]:
+    """The directions of clouds, from the planes of the points that are asked."""
+
+    def close(one: Tensor) -> Tensor:
+        pairs = one[:, :, None].expand(-1, -1, count, -1), one[:, None].expand(-1, count, -1, -1)
+        return torch.linalg.cross(*pairs).square().sum(-1) < SAME**2
+
+    count = normals.shape[1]
+    sure = (most >= SURE) & (height > WIDE)
+    same = close(normals) & sure[:, :, None] & sure[:, None]
+    votes = same.sum(-1)
+    signs = torch.where(same, (normals @ normals.mT).sign(), 0)
+    directions = torch.nn.functional.normalize(signs @ normals, dim=-1, eps=1e-20)
+    number = torch.arange(count, device=normals.device)
+    order = torch.where(votes > 0, votes * count + count - 1 - number, 0)
+    surpassed = (close(directions) & (order[:, None] > order[:, :, None])).any(-1)
+    return _chosen(torch.where(surpassed, 0, order), directions)
