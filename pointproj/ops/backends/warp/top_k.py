@@ -82,7 +82,7 @@ def _comes_before(dtype: torch.dtype) -> wp.Function:
 def in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
     """Up to a few dozen neighbours: a thread keeps them sorted."""
     real, vec3 = REALS[dtype]
-    sorted_points = wp.array2d(dtype=real)
+    vec4 = wp.types.vector(length=4, dtype=real)
     Data, integer, distance_of = (
         top_k_struct(dtype, indices),
         wp.dtype_from_torch(indices),
@@ -90,7 +90,7 @@ def in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
     )
     squared_distance = squared_distance_function(dtype)
     comes_before = _comes_before(dtype)
-    load_point, _, row_of = packed_point(dtype)
+    _, _, row_of = packed_point(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
     last = k - 1
 
@@ -114,8 +114,7 @@ def in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
         return state.squared[last]
 
     @wp.func
-    def visit(state: State, q: vec3, data: Data, points: sorted_points, at: int, exists: bool):
-        point = load_point(points, at)
+    def visit(state: State, q: vec3, data: Data, point: vec4):
         squared = squared_distance(q, point)
         if squared <= state.squared[last] and squared < real(wp.inf):
             row = row_of(point)
@@ -140,7 +139,7 @@ def in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
             for i in range(k):
                 data.distances[query, i] = distance_of(state.squared[i], state.rows[i], missing)
 
-    return Visitor(State, Data, visit, bound, k), begin, finish
+    return Visitor(State, Data, visit, bound, k, ahead=True), begin, finish
 
 
 def across_lanes(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import BLOCK, REALS
+from pointproj.ops.backends.warp.common import BLOCK, REALS, packed_point
 from pointproj.ops.backends.warp.lanes import Lanes, bit_count
 
 
@@ -26,6 +26,9 @@ class Visitor(NamedTuple):
         None  # of the nearest: (state, data) -> squared distance beyond which none matters
     )
     wanted: int = 0  # of the nearest: how many
+    # Whether a single thread reads each point while it looks at the one before: ``visit`` is then
+    # (state, q, data, point) -> state.
+    ahead: bool = False
 
 
 # The runs that hold anything line up in shared memory. Of as many candidates in a row as an item has lanes, a
@@ -93,6 +96,7 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     width, lane, take, sum_before = lanes.count, lanes.lane, lanes.take, lanes.sum_before
     any_item = lanes.any_item
+    load_point, _, _ = packed_point(dtype)
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
@@ -100,8 +104,19 @@ def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
             state = visit(state, q, data, points, at, True)
         return state
 
+    @wp.func
+    def visit_run_ahead(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
+        last = begin + count - 1
+        if count > 0:
+            following = load_point(points, begin)
+            for at in range(begin, begin + count):
+                point = following
+                following = load_point(points, wp.min(at + 1, last))
+                state = visit(state, q, data, point)
+        return state
+
     if width == 1:
-        return visit_run
+        return visit_run_ahead if visitor.ahead else visit_run
     line_up, starts, bits_up_to_lane, base_at = line_of_runs(width)
 
     @wp.func
