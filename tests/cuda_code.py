@@ -159,6 +159,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         point_gradients,
         radius_gradients,
         radius_sums,
+        row_order,
         scan,
         sparse_sums,
         sparse_tiles,
@@ -190,7 +191,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
                 "feature gradients within a radius, of sparse tiles",
                 division.block,
                 radius_gradients.feature_gradient_kernel(
-                    torch.float32, torch.float32, division, "exponential"
+                    torch.float32, torch.float32, division, "exponential", in_order=True
                 ),
             )
     yield "which tiles are sparse", usual, sparse_tiles._mark_kernel()
@@ -202,6 +203,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             yield f"cell list, {label}", 64 if part == "bound" else usual, kernel
         yield f"hash grid, {label}", usual, hash_grid._clear_kernel(real)
         yield f"hash grid, {label}", usual, hash_grid._place_kernel(real)
+        yield f"rows in the order of points, {label}", usual, row_order._kernel(real, real)
         for stage in {
             s for count in (1000, 10_000, 10**6) for s in knn_search._stages(count, 7, on_gpu=True)
         }:
@@ -220,7 +222,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         kernel = neighbor_gradients.feature_gradient_kernel(real, on_gpu=True)
         yield f"feature gradients over lists, {label}", usual, kernel
         division = divide(25, "cuda", most_lanes=lanes)
-        kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0])
+        kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0], in_order=True)
         yield f"feature gradients within a radius, {label}", usual, kernel
         for channels in (25, 32):
             division = few_lanes(torch.empty(1, channels, dtype=real))

@@ -175,7 +175,7 @@ def lane_gradient_kernel(
         rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         mean = real(0.0)
         if wp.static(reduce == "mean"):
-            mean = product(grad, aggregated, query)
+            mean = product(grad, query, aggregated, query)
         shares = Shares()  # along x, y, z, and of sigma
         sums = Sums()
         for begin in range(0, k, ROWS):

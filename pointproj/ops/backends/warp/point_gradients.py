@@ -43,7 +43,7 @@ def _pair_adder(
     sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
-    load_point, _, row_of = packed_point(positions)
+    load_point, _, _ = packed_point(positions)
     _, reserve, _, number_at, row_at, *_ = row_queue(sums, division)
     meet, is_full = neighbor_queue(positions, sums, division, keeps_place=True)
     Sums, _, add_rows, _ = row_products(sums, division, "sums" if gathered.features else "")
@@ -55,7 +55,7 @@ def _pair_adder(
 
     @wp.struct
     class State:
-        row: int  # of the point itself
+        place: int  # of the point itself among those of its set
         queued: int  # candidates whose distance waits in the queue
         rate: real  # at which weights decay
         mean: real  # of a query: upstream gradient times result
@@ -68,39 +68,37 @@ def _pair_adder(
         first = int(0)
         while any_item(first < state.queued):
             i = first + lane() / of_row
-            row = int(-1)
+            place = int(-1)
             far = real(0.0)
             weight = real(0.0)
             mean = state.mean
-            step = vec3()
             if i < state.queued:
-                point = load_point(points, row_at(queue, i))
-                step = vec3(point[0], point[1], point[2]) - q
-                row = row_of(point)
+                place = row_at(queue, i)
                 far = number_at(queue, i)
-                query = row
+                query = place
                 if wp.static(from_query):
-                    query = state.row
+                    query = state.place
                 elif wp.static(divides):
-                    mean = problem.means[row]
+                    mean = problem.means[place]
                 base = problem.softmax[query, 0]
                 weight = relative_weight(base, far, state.rate, problem.limit) * problem.softmax[query, 1]
             if wp.static(from_query):
                 state.sums = add_rows(
-                    state.sums, problem.grad, state.row, problem.features, weight, row, problem.grad
+                    state.sums, problem.grad, state.place, problem.features, weight, place, problem.grad
                 )
             else:
                 state.sums = add_rows(
-                    state.sums, problem.features, state.row, problem.grad, weight, row, problem.grad
+                    state.sums, problem.features, state.place, problem.grad, weight, place, problem.grad
                 )
-            if row >= 0 and lane() % of_row == 0:
+            if place >= 0 and lane() % of_row == 0:
                 share = weight * (state.sums[channels] - mean)
                 if wp.static(from_query):
                     state.shares[3] += share * sigma_share(far)
                 if far > real(0.0):
                     scale = share * pull(far, state.rate, problem.limit) / far
+                    point = load_point(points, place + problem.first)
                     for axis in range(3):
-                        state.shares[axis] += scale * real(step[axis])
+                        state.shares[axis] += scale * real(point[axis] - q[axis])
             first += ROWS
         state.queued = 0
         return state
@@ -127,6 +125,7 @@ def point_gradient_kernel(
     """Gradient of the query points and of sigma, or that of the reference points and of their features.
 
     The first also writes the mean of each query, which the second reads: upstream gradient times result.
+    Features, upstream gradients, softmax and means are in the order of the sorted points.
     """
     place, vec3 = REALS[positions]
     real, wide3 = REALS[sums]
@@ -151,14 +150,15 @@ def point_gradient_kernel(
         d_features: wp.array2d(dtype=real),
     ):
         first, _ = wp.tid()
-        point = load_point(sorted_points, item(first))
+        at = item(first)
+        point = load_point(sorted_points, at)
         q = vec3(point[0], point[1], point[2])
         own = row_of(point)
         state = State()
-        state.row = own
+        state.place = at
         state.rate = rate_of(real(1.0), problem.sigma[0], problem.power, problem.limit)
         if wp.static(gathered.from_query and reduce == "mean"):
-            state.mean = product(problem.grad, problem.aggregated, own)
+            state.mean = product(problem.grad, at, problem.aggregated, own)
         state = search(state, q, searched, problem, cloud_of(own, batch), problem.radius)
         state = flush(state, q, problem, searched.points)
         for i in range(4):
@@ -167,7 +167,7 @@ def point_gradient_kernel(
             d_points[own] = wide3(state.shares[0], state.shares[1], state.shares[2])
             if wp.static(gathered.from_query):
                 d_sigma[own] = state.shares[3] / sigma_unit(problem.sigma[0])
-                problem.means[own] = state.mean
+                problem.means[at] = state.mean
         if wp.static(gathered.features):
             write(state.sums, d_features, own)
 

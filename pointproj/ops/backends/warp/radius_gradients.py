@@ -26,9 +26,12 @@ def launch_bounds(division: Division) -> tuple[int, int]:
 
 @functools.cache
 def feature_gradient_kernel(
-    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str
+    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, in_order: bool
 ) -> wp.Kernel:
-    """Gradient of the features: weighted sum of upstream gradients of the queries near a reference point."""
+    """Gradient of the features: weighted sum of upstream gradients of the queries near a reference point.
+
+    ``in_order`` says whether upstream gradients and softmax are in the order of the sorted queries.
+    """
     place, vec3 = REALS[positions]
     sorted_points = wp.array2d(dtype=place)
     real, _ = REALS[sums]
@@ -38,7 +41,7 @@ def feature_gradient_kernel(
     load_point, _, row_of = packed_point(positions)
     Channels, add_row, write_row = row_sum(sums, division)
     _, reserve, _, number_at, row_at, set_number, flush_rows = row_queue(sums, division)
-    meet, is_full = neighbor_queue(positions, sums, division)
+    meet, is_full = neighbor_queue(positions, sums, division, keeps_place=in_order)
     group = lanes(count)
     item, lane = group.item, group.lane
     rate_of, _, relative_weight, *_ = weight_functions(kernel, sums)

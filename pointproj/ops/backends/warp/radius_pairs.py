@@ -35,6 +35,9 @@ class RadiusProblem(NamedTuple):
     softmax: Tensor  # (Q, 2), of the queries: level that weights are relative to, and 1 / total weight
     grad: Tensor | None = None  # (Q, C), upstream gradients of the results
     means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
+    first: int = (
+        0  # among the sorted points of the grid searched: the first of the set, whose rows are in order
+    )
 
 
 def radius_problem(
@@ -71,6 +74,7 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         means: wp.array(dtype=real)
         power: real
         limit: real
+        first: int
 
     return ProblemStruct
 
@@ -110,7 +114,7 @@ def neighbor_queue(
     positions: torch.dtype, sums: torch.dtype, division: Division, *, keeps_place: bool = False
 ) -> NeighborQueue:
     """For several lanes a point, which wait in the queue of :func:`row_queue`, there with the row of each
-    neighbour, or its place among the sorted points.
+    neighbour, or its place among the sorted points of its set.
     """
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
@@ -132,7 +136,7 @@ def neighbor_queue(
             far = distance(problem, q, point)
             row = row_of(point)
             if wp.static(keeps_place):
-                row = at
+                row = at - problem.first
         return push(reserve(), queued, far >= real(0.0), far, row)
 
     @wp.func

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 import warp as wp
-from torch import Tensor
 
-from pointproj.ops.backends.warp.common import OPTIONS, REALS
-from pointproj.ops.backends.warp.queue import FEW_LANES, Division, names_of
-from pointproj.ops.bridge.warp_op import Launch
+from pointproj.ops.backends.warp.common import REALS
+from pointproj.ops.backends.warp.queue import Division, names_of
 
 ROWS = 8  # on their way at once
 
@@ -24,7 +22,7 @@ class RowProducts(NamedTuple):
     """Functions that all threads of a GPU warp call together."""
 
     Sums: Any  # of a lane's channels, then the product
-    product: wp.Function  # (values, others, row): of that row of both, rounded alike; others may be narrower
+    product: wp.Function  # (values, row, others, other row), rounded alike; others may be narrower
     # (sums, own values, own row, values, weight, row, output) -> sums and the product with row ``row`` of
     # values, -1 for none; ``lanes / ROWS`` lanes side by side bring the same one.
     add_rows: wp.Function
@@ -53,7 +51,7 @@ _PRODUCT = """
             #pragma unroll
             for (int i = 0; i < {together}; ++i) {{
                 const int channel = begin + (part * {count} + lane) * {together} + i, width = others.shape[1];
-                const size_t at = static_cast<size_t>(row) * width + channel;
+                const size_t at = static_cast<size_t>(other_row) * width + channel;
                 product = fma(some.x[i], channel < width ? others.data[at] : 0, product);
             }}
         }}
@@ -135,7 +133,7 @@ def row_products(sums: torch.dtype, division: Division, into: str) -> RowProduct
     names["add"] = _ADDING[into].format(**names)
 
     @wp.func_native((_CHANNELS + _PRODUCT).format(**names))
-    def product(values: matrix, others: matrix, row: int) -> real: ...
+    def product(values: matrix, row: int, others: matrix, other_row: int) -> real: ...
 
     @wp.func_native((_CHANNELS + _ADD_ROWS).format(**names))
     def add_rows(
@@ -146,44 +144,3 @@ def row_products(sums: torch.dtype, division: Division, into: str) -> RowProduct
     def write(sums: Sums, output: matrix, row: int): ...
 
     return RowProducts(Sums, product, add_rows, write)
-
-
-def padded_rows(launch: Launch, *matrices: Tensor) -> list[Tensor]:
-    """Two matrices with rows that few lanes read 16 bytes at a time, if need be copied and padded with zeros.
-
-    Rows are then whole lines of the cache, unless that makes them much longer.
-    """
-    channels, size = matrices[0].shape[1], matrices[0].element_size()
-    wide, line = 16 // size, 128 // size
-    least, lines = (-(-channels // step) * step for step in (wide, line))
-    columns = lines if 4 * lines <= 5 * least else least
-    aligned = columns == channels and all(t.data_ptr() % 16 == 0 for t in matrices)
-    if aligned or channels <= FEW_LANES:
-        return list(matrices)
-    made = [t.new_empty(t.shape[0], columns) for t in matrices]
-    shape = sum(t.shape[0] for t in matrices), columns
-    launch(_pad_kernel(made[0].dtype), shape, *matrices, *made)
-    return made
-
-
-@functools.cache
-def _pad_kernel(dtype: torch.dtype) -> wp.Kernel:
-    real = wp.dtype_from_torch(dtype)
-    matrix = wp.array2d(dtype=real)
-
-    @wp.func
-    def copy(values: matrix, padded: matrix, row: int, column: int):
-        value = real(0.0)
-        if column < values.shape[1]:
-            value = values[row, column]
-        padded[row, column] = value
-
-    @wp.kernel(**OPTIONS)
-    def pad(values: matrix, others: matrix, padded: matrix, other_padded: matrix):
-        row, column = wp.tid()
-        if row < values.shape[0]:
-            copy(values, padded, row, column)
-        else:
-            copy(others, other_padded, row - values.shape[0], column)
-
-    return pad
