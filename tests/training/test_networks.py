@@ -51,7 +51,7 @@ def test_every_network_takes_batches_with_and_without_normals(name, normals):
 @pytest.mark.parametrize("normals", [False, True])
 def test_what_a_network_is_shown_ends_with_the_sensors_or_zeros(normals):
     settings = NETWORKS["visibility"](normals=normals, sensors=True)
-    points, sensors = torch.rand(2, 25, 3), torch.rand(2, 25, 3)
+    points, sensors = torch.rand(2, 33, 3), torch.rand(2, 33, 3)
     batch = {"reference_points": points, "normals": points + 1}
     first = [points, points + 1] if normals else []
     shown = with_features({**batch, "sensors": sensors}, settings)["features"]
