@@ -6,7 +6,12 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops.backends.warp import sparse_tiles
+from pointproj.ops.backends.warp.common import Batch
+from pointproj.ops.backends.warp.hash_grid import SearchedGrid, Side, build_hash_grid
 from pointproj.ops.backends.warp.hash_table import MANY_POINTS
+from pointproj.ops.backends.warp.radius_pairs import RadiusProblem
+from pointproj.ops.backends.warp.row_order import rows_in_order
+from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.cases import clustered
 from pointproj.ops.reference import KERNELS
 
@@ -114,3 +119,26 @@ def test_infinite_features_reach_their_neighbors_alone(device: str):
     )
     assert torch.equal(got.isfinite(), expected.isfinite())
     assert not got.isfinite().all()
+
+
+@pytest.mark.parametrize(("channels", "columns"), [(1, 1), (9, 12), (25, 32), (33, 36)])
+@pytest.mark.parametrize("with_references", [True, False])
+def test_rows_in_the_order_of_points(channels: int, columns: int, with_references: bool, device: str):
+    """As gradients read them: each at the place of its point, and padded with zeros."""
+    g = torch.Generator().manual_seed(0)
+    points = [torch.rand(n, 3, generator=g).to(device) for n in (37, 101)]
+    grids = [build_hash_grid(p, None, 1, 0.1) for p in points]
+    sides = [
+        Side(p, SearchedGrid(*grid, 0, 0, Batch(None, len(p), 1)), 0)
+        for p, grid in zip(points, grids, strict=True)
+    ]
+    values = [torch.randn(len(p), channels, generator=g).to(device) for p in points]
+    softmax = torch.rand(37, 2, generator=g).to(device)
+    problem = RadiusProblem(0.1, 0.01, softmax, 2.0, 0.0, values[1], values[0], softmax, grad=values[0])
+    made = rows_in_order(Launch(points[0].device), problem, sides[0], sides[1] if with_references else None)
+    rows = [grid.points[:, 3].view(torch.int32).long() for grid in grids]
+    assert torch.equal(made.softmax, softmax[rows[0]])
+    padding = (0, columns - channels)
+    assert torch.equal(made.grad, torch.nn.functional.pad(values[0][rows[0]], padding))
+    features = torch.nn.functional.pad(values[1][rows[1]], padding) if with_references else values[1]
+    assert torch.equal(made.features, features)
