@@ -27,7 +27,7 @@ class Division(NamedTuple):
     lanes: int
     channels: int  # of each lane
     searches: int  # that it takes to cover all channels
-    together: int = 1  # channels that a lane reads and writes at once
+    together: int = 1  # channels that a lane reads at once
     block: int = BLOCK  # threads
     waiting: int = 4  # rows for each lane that the queue holds
 
@@ -73,7 +73,7 @@ class Queue(NamedTuple):
     flush: wp.Function  # (sums, values, chunk, address, size) -> sums with all rows, numbers being weights
 
 
-# Rows begin at multiples of what is written at once.
+# Rows may begin anywhere; those that begin at multiples of what a lane has at once are written so.
 _WRITE = """
     const int columns = output.shape[1], lane = threadIdx.x & {last}u;
     struct alignas({together} * sizeof({real})) Some {{ {real} x[{together}]; }};
@@ -84,7 +84,12 @@ _WRITE = """
         Some some;
         #pragma unroll
         for (int j = 0; j < {together}; ++j) some.x[j] = total[i + j] * factor;
-        *reinterpret_cast<Some*>(output.data + static_cast<size_t>(row) * columns + channel) = some;
+        {real}* to = output.data + static_cast<size_t>(row) * columns + channel;
+        if (columns % {together} == 0) {{
+            *reinterpret_cast<Some*>(to) = some;
+        }} else {{
+            for (int j = 0; j < {together}; ++j) if (channel + j < columns) to[j] = some.x[j];
+        }}
     }}
 """
 

@@ -92,7 +92,7 @@ def _of_features(
         sparse = mark_sparse(launch, *own, queries.searched, problem.radius)
     if sparse is not None:
         launch_gradient_tiles(launch, *own, queries.searched, problem, weighting.kernel, sparse, d_features)
-        division = few_lanes(d_features, problem.grad)
+        division = few_lanes(problem.grad)
     shape = references.batch.rows * division.searches, division.lanes
     kernel = feature_gradient_kernel(
         references.points.dtype, d_features.dtype, division, weighting.kernel, in_order=d_features.is_cuda
