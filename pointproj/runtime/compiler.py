@@ -1,18 +1,45 @@
 """The compiler of ``torch.compile``: its imports, which take seconds, and the processes that help it."""
 
+import functools
 import importlib
 import os
+import threading
+from contextlib import suppress
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+LAZY_MODULES = (
+    *("torch._dynamo", "torch._inductor.compile_fx", "torch._functorch.aot_autograd"),
+    *("torch._dynamo.repro.after_dynamo", "torch._inductor.codegen.cuda_combined_scheduling"),
+    *("torch._inductor.codegen.cpp_wrapper_gpu", "torch._inductor.fx_passes.freezing_patterns"),
+    *("torch._inductor.fx_passes.fuse_attention", "torch._inductor.choices"),
+)
 
 
-def import_compiler() -> None:
-    """Import what ``torch.compile`` imports until its first call has ended.
+def begin_import() -> None:
+    """Begin to import what ``torch.compile`` imports until its first call has ended, in a thread beside this.
 
-    To be called while other processes work: it takes this one up to ten seconds.
+    Warp and Triton compile their kernels, and meshes are prepared, without Python's lock: meanwhile the
+    thread imports what else would take up to ten seconds.
     """
-    for module in ("torch._dynamo", "torch._inductor.compile_fx", "torch._functorch.aot_autograd"):
-        importlib.import_module(module)
+    if _importing().ident is None:
+        _importing().start()
+
+
+def finish_import() -> None:
+    """Wait for what :func:`begin_import` began, if it did; to be called before compiling or forking."""
+    if _importing().ident is not None:
+        _importing().join()
+
+
+@functools.cache
+def _importing() -> threading.Thread:
+    return threading.Thread(target=_import, name="imports of torch.compile", daemon=True)
+
+
+def _import() -> None:
+    for module in LAZY_MODULES:
+        with suppress(ImportError):  # of another version of torch
+            importlib.import_module(module)
 
 
 def choose_compilers(*, few_kernels: bool) -> None:

@@ -1,24 +1,33 @@
 """What a run imports while others work, and who compiles for it."""
 
+import functools
 import os
-from functools import partial
+import time
 
 import pytest
 import torch._inductor.config as settings
 
-from pointproj.runtime import compiler, helpers
-from pointproj.runtime.helpers import HelperProcesses
+from pointproj.runtime import compiler
 
 
-def test_work_of_this_process_begins_once_with_the_helpers_first_jobs():
-    called = []
-    jobs = {number: partial(abs, -number) for number in range(helpers.FEWEST_JOBS)}
-    with HelperProcesses(2, meanwhile=lambda: called.append(True)) as some:
-        assert dict(some.run("one", {1: partial(abs, -1)}, "numbers")) == {1: 1}  # one job is done here
-        assert not called
-        assert dict(some.run("many", jobs, "numbers")) == {number: number for number in jobs}
-        assert dict(some.run("again", jobs, "numbers")) == {number: number for number in jobs}
-    assert called == [True]
+def test_imports_are_made_once_and_waited_for(monkeypatch: pytest.MonkeyPatch):
+    made = []
+    monkeypatch.setattr(compiler, "LAZY_MODULES", ("one", "of another torch"))
+    monkeypatch.setattr(compiler, "_importing", functools.cache(compiler._importing.__wrapped__))
+
+    def slow_import(name: str) -> None:
+        time.sleep(0.01)
+        if name != "one":
+            raise ImportError(name)
+        made.append(name)
+
+    monkeypatch.setattr(compiler.importlib, "import_module", slow_import)
+    compiler.finish_import()
+    assert not made  # nothing was begun
+    for _ in range(2):
+        compiler.begin_import()
+        compiler.finish_import()
+        assert made == ["one"]
 
 
 def test_few_kernels_are_compiled_without_helpers(monkeypatch: pytest.MonkeyPatch):
