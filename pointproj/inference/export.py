@@ -26,6 +26,7 @@ from torch._inductor.exc import InductorError
 
 from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
+from pointproj.nn.edges import plain_nearest_edges
 from pointproj.nn.exact_planes import plain_exact_planes
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import plain_local_planes
@@ -263,6 +264,7 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     forms = {
         torch.ops.pointproj.local_planes.default: plain_local_planes,
         torch.ops.pointproj.exact_planes.default: plain_exact_planes,
+        torch.ops.pointproj.nearest_edges.default: plain_nearest_edges,
         torch.ops.pointproj.list_disks.default: plain_list_disks,
         torch.ops.pointproj.soft_visibility.default: plain_soft_visibility,
         torch.ops.pointproj.nearest_sight_lines.default: plain_nearest_sight_lines,

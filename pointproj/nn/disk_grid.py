@@ -13,6 +13,7 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.nn.edges import EDGES
 from pointproj.ops.backends.warp.common import packed_point
 from pointproj.ops.bridge.warp_op import warp_op
 
@@ -27,6 +28,7 @@ FEATURES = 4  # for the small disks, then the large ones: share that escapes, sh
 MARGIN = wp.constant(1e-4)  # of a cell: disks are listed where rounding can lead a ray
 IN_PLANE = wp.constant(1e-6)  # a disk whose plane is this close hides nothing
 _SIDE = wp.constant(SIDE)
+_EDGES = wp.constant(EDGES)
 _DIRECTIONS = wp.constant(DIRECTIONS)
 _RAYS = wp.constant(8)  # of a thread
 _INNER_SQUARED = wp.constant(INNER * INNER)
@@ -107,7 +109,8 @@ class DiskGrid(NamedTuple):
     """Disks of a batch of clouds in cells; passed to the kernels as :class:`DiskGridStruct`."""
 
     frames: Float[Tensor, "b 7"]  # lower corner (3), cells a unit, cells along each axis (3)
-    disks: Float[Tensor, "b n 8"]  # centre (3), squared radius, normal (3), unused; 0 for none
+    disks: Float[Tensor, "b n 8"]  # centre (3), squared radius, normal (3), has edges; 0 for none
+    edges: Float[Tensor, "b n e 4"]  # unit vector in the plane, distance at which the disk ends there
     start: Tensor  # (B * SIDE**3 + 1,) int32: where a cell's disks begin among the entries
     entries: Tensor  # (B * N * CELLS_OF_DISK,) int32: rows among the disks of all clouds
 
@@ -118,6 +121,7 @@ class DiskGridStruct:
 
     frames: wp.array2d(dtype=wp.float32)
     disks: wp.array2d(dtype=wp.float32)  # rows of four numbers, two for each disk
+    edges: wp.array2d(dtype=wp.float32)  # rows of four numbers, some for each disk
     start: wp.array(dtype=wp.int32)
     entries: wp.array(dtype=wp.int32)
 
@@ -178,6 +182,16 @@ def list_kernel(
 
 
 @wp.func
+def before_edges(grid: DiskGridStruct, row: int, away: wp.vec3):
+    """Whether a place in the plane of a disk, seen from its centre, is on this side of all its edges."""
+    for place in range(_EDGES):
+        edge = load_four(grid.edges, _EDGES * row + place)
+        if wp.dot(wp.vec3(edge[0], edge[1], edge[2]), away) > edge[3]:
+            return False
+    return True
+
+
+@wp.func
 def stopped_in(grid: DiskGridStruct, cell: int, origin: wp.vec3, direction: wp.vec3):
     """0 if no disk of a cell stops a ray, 1 if only large ones do, 2 if a small one does."""
     found = int(0)
@@ -192,9 +206,9 @@ def stopped_in(grid: DiskGridStruct, cell: int, origin: wp.vec3, direction: wp.v
         if height * slope < 0.0 and wp.abs(height) > IN_PLANE:
             away = away - (height / slope) * direction
             squared = wp.dot(away, away)
-            if squared < _INNER_SQUARED * sphere[3]:
-                return 2
-            if squared < sphere[3]:
+            if squared < sphere[3] and (plane[3] == 0.0 or before_edges(grid, row, away)):
+                if squared < _INNER_SQUARED * sphere[3]:
+                    return 2
                 found = 1
     return found
 
@@ -323,13 +337,14 @@ def look_around(
     points: Tensor,
     frames: Tensor,
     disks: Tensor,
+    edges: Tensor,
     start: Tensor,
     entries: Tensor,
     *,
     result: Tensor,
 ) -> None:
     """Visibility (B, Q, 4) at points (B, Q, 3)."""
-    grid = DiskGrid(frames, disks.view(-1, 4), start, entries)
+    grid = DiskGrid(frames, disks.view(-1, 4), edges.view(-1, 4), start, entries)
     shape = points.shape[:2]
     escaped = torch.empty((*shape, DIRECTIONS // 8), dtype=torch.int32, device=points.device)
     launch(rays_kernel, escaped.shape, grid, points, escaped, block_dim=64)

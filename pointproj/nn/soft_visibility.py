@@ -25,12 +25,16 @@ from pointproj.nn.disk_grid import (
     look_around,
     neighboring,
 )
+from pointproj.nn.edges import EDGES
 
 __all__ = ["FEATURES", "DiskGrid", "disk_grid", "plain_soft_visibility", "soft_visibility"]
 
 
 def disk_grid(
-    points: Float[Tensor, "b n 3"], normals: Float[Tensor, "b n 3"], radii: Float[Tensor, "b n"]
+    points: Float[Tensor, "b n 3"],
+    normals: Float[Tensor, "b n 3"],
+    radii: Float[Tensor, "b n"],
+    edges: Float[Tensor, "b n e 4"] | None = None,
 ) -> DiskGrid:
     """List the disks of clouds in the cells of a grid, for any number of :func:`soft_visibility`.
 
@@ -43,6 +47,8 @@ def disk_grid(
     radii : (B, N) float tensor
         Of the large disks. The search is fast where they are of similar size: its cells are as wide as the
         largest.
+    edges : (B, N, 3, 4) float tensor, optional
+        Where disks end before their radii: see :func:`pointproj.nn.edges.nearest_edges`.
 
     Returns
     -------
@@ -50,11 +56,14 @@ def disk_grid(
         Without gradients, in single precision.
     """
     squared = radii[..., None].square()
-    disks = torch.cat([points, squared, normals, torch.zeros_like(squared)], dim=-1).detach().float()
+    if edges is None:
+        edges = points.new_zeros(*points.shape[:2], EDGES, 4)
+    has_edges = edges.flatten(2).any(-1, keepdim=True).to(points.dtype)
+    disks = torch.cat([points, squared, normals, has_edges], dim=-1).detach().float()
     exists = disks.isfinite().all(-1, keepdim=True) & normals.detach().any(-1, keepdim=True)
     disks = torch.where(exists, disks, 0.0)
     frames, start, entries = list_disks(disks, disks[..., 3].amax(1).sqrt())
-    return DiskGrid(frames, disks, start, entries)
+    return DiskGrid(frames, disks, edges.detach().float().contiguous(), start, entries)
 
 
 def soft_visibility(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 4"]:
@@ -84,11 +93,12 @@ def plain_list_disks(disks: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def plain_soft_visibility(
-    points: Tensor, frames: Tensor, disks: Tensor, start: Tensor, entries: Tensor
+    points: Tensor, frames: Tensor, disks: Tensor, edges: Tensor, start: Tensor, entries: Tensor
 ) -> Tensor:
     """The same as operators of torch, which try every disk for every ray: what the kernels are held to."""
     numbers = disks[:, None].unbind(-1)  # (B, 1, N) each
     centre, squared_radii, normal = numbers[:3], numbers[3], numbers[4:7]
+    towards = edges[:, None].unbind(-1)  # (B, 1, N, edges) each
     away = [place[..., None] - middle for place, middle in zip(points.unbind(-1), centre, strict=True)]
     height = _dot(normal, away)
     off_plane = height.abs() > IN_PLANE
@@ -98,7 +108,8 @@ def plain_soft_visibility(
         distance = height / torch.where(slope == 0, 1.0, slope)
         met = [one - distance * along for one, along in zip(away, direction, strict=True)]
         squared = _dot(met, met)
-        ahead = off_plane & (height * slope < 0)
+        in_all = (_dot(towards[:3], [place[..., None] for place in met]) <= towards[3]).all(-1)
+        ahead = off_plane & (height * slope < 0) & in_all
         sizes = INNER**2 * squared_radii, squared_radii
         blocked = ((ahead & (squared < size)).any(-1) for size in sizes)
         escaped.append(torch.stack([1 - one.to(points.dtype) for one in blocked], dim=-1))

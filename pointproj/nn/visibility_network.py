@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pointproj.nn.attention import SideAttention, full_precision
 from pointproj.nn.context import aggregate_with_context
+from pointproj.nn.edges import nearest_edges
 from pointproj.nn.exact_planes import COUNTED, exact_planes
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import Planes, local_planes
@@ -159,7 +160,9 @@ class VisibilityNetwork(nn.Module):
             holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
             on_planes = reference_points + planes.shift
             places = torch.cat([on_planes, planes.normals, holes, sensors], dim=-1)
-            grid = disk_grid(on_planes, planes.normals, holes[..., 0])
+            flat = torch.where(support > 0, planes.normals, 0.0)
+            edges = nearest_edges(reference_points, rows, flat, holes[..., 0])
+            grid = disk_grid(on_planes, planes.normals, holes[..., 0], edges)
             outwards = torch.stack([planes.normals, -planes.normals], dim=2)
             beside = on_planes[:, :, None] + (BESIDE + planes.noise[..., None]) * outwards
             seen = _seen_from(beside.flatten(1, 2), grid).unflatten(1, (-1, 2))

@@ -47,6 +47,26 @@ def test_every_ray_meets_what_it_meets_without_cells(device, clouds, count, quer
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_disks_end_at_their_edges(device):
+    centres, normals, radii = random_disks(2, 151, 3)
+    generator = torch.Generator().manual_seed(4)
+    across = torch.randn(2, 151, 3, 3, generator=generator)
+    across = normalize(
+        across - (across * normals[:, :, None]).sum(-1, keepdim=True) * normals[:, :, None], dim=-1
+    )
+    edges = torch.cat([across, 0.2 * torch.rand(2, 151, 3, 1, generator=generator)], dim=-1)
+    edges[:, ::3] = 0
+    inputs = (tensor.to(device) for tensor in (centres, normals, radii, edges))
+    grid = disk_grid(*inputs)
+    points = random_points(2, 77, 5).to(device)
+    seen = soft_visibility(points, grid)
+    torch.testing.assert_close(seen, expected(points, grid), atol=1e-6, rtol=0)
+    whole = disk_grid(*(tensor.to(device) for tensor in (centres, normals, radii)))
+    assert (seen >= soft_visibility(points, whole)).all()
+    assert (seen > soft_visibility(points, whole)).any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_beside_the_samples_of_a_closed_surface_one_side_is_open(device):
     centres, normals, radii = (tensor.to(device) for tensor in ball())
     grid = disk_grid(centres, normals, radii)

@@ -1,0 +1,141 @@
+"""Where flat pieces of a cloud end: along the planes of their neighbours. A Warp kernel."""
+
+import torch
+import warp as wp
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.nn.attention import take_rows
+from pointproj.nn.exact_planes import COUNTED, load_around, one_of
+from pointproj.ops.bridge.warp_op import warp_op
+
+OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
+
+EDGES = 3  # of a disk, at most
+COPLANAR = 1e-4  # distance of samples from a plane that they are on
+STEEPEST = 0.2  # sine of the least angle between planes that meet at an edge
+APART = 0.8  # cosine between the directions of two edges of a disk, at most
+
+_EDGES = wp.constant(EDGES)
+_COPLANAR = wp.constant(COPLANAR)
+_STEEPEST = wp.constant(STEEPEST)
+_APART = wp.constant(APART)
+
+
+def nearest_edges(
+    points: Float[Tensor, "b n 3"],
+    rows: Int[Tensor, "b n k"],
+    normals: Float[Tensor, "b n 3"],
+    radii: Float[Tensor, "b n"],
+) -> Float[Tensor, "b n 3 4"]:
+    """Find where the exact planes of points end, within their radii.
+
+    The plane of a neighbour crosses that of a point along a line. If no neighbour on the point's own plane is
+    beyond it, the flat piece is taken to end there.
+
+    Parameters
+    ----------
+    points : (B, N, 3) float tensor
+    rows : (B, N, k) integer tensor
+        Of the k nearest points, the point itself first. The first 33 are used.
+    normals : (B, N, 3) float tensor
+        Of exact planes, 0 for points that have none.
+    radii : (B, N) float tensor
+        Edges that are farther away do not matter.
+
+    Returns
+    -------
+    (B, N, 3, 4) float tensor
+        Of up to three edges, the nearest first: unit vector in the plane towards the edge, and its distance;
+        0 where there is none. It has no gradients.
+    """
+    floats = (tensor.detach().float().contiguous() for tensor in (points, normals, radii))
+    points, normals, radii = floats
+    return _edges(points, rows[..., : 1 + COUNTED].contiguous(), normals, radii)
+
+
+@wp.kernel(**OPTIONS)
+def edges_kernel(
+    points: wp.array2d(dtype=wp.vec3),
+    rows: wp.array3d(dtype=wp.int64),
+    count: int,
+    normals: wp.array2d(dtype=wp.vec3),
+    radii: wp.array2d(dtype=wp.float32),
+    edges: wp.array3d(dtype=wp.vec4),
+):
+    """One thread a point, launched over (B, N)."""
+    cloud, row = wp.tid()
+    for place in range(_EDGES):
+        edges[cloud, row, place] = wp.vec4()
+    own = normals[cloud, row]
+    radius = radii[cloud, row]
+    if wp.dot(own, own) == 0.0:
+        return
+    around = load_around(points, rows, cloud, row, count)
+    for place in range(_EDGES):
+        best = wp.vec3()
+        nearest = radius
+        for number in range(count):
+            neighbor = int(rows[cloud, row, number + 1])
+            normal = wp.vec3()
+            if neighbor >= 0:
+                normal = normals[cloud, neighbor]
+            along = normal - wp.dot(normal, own) * own
+            slope = wp.length(along)
+            if slope > _STEEPEST:
+                distance = wp.dot(normal, one_of(around, number)) / slope
+                along = along / slope
+                if distance < 0.0:
+                    distance = -distance
+                    along = -along
+                ends = distance < nearest
+                for other in range(place):
+                    edge = edges[cloud, row, other]
+                    if wp.dot(along, wp.vec3(edge[0], edge[1], edge[2])) > _APART:
+                        ends = False
+                if ends:
+                    for other in range(count):
+                        away = one_of(around, other)
+                        if (
+                            wp.abs(wp.dot(own, away)) < _COPLANAR
+                            and wp.dot(along, away) > distance + _COPLANAR
+                        ):
+                            ends = False
+                if ends:
+                    best = along
+                    nearest = distance
+        if nearest < radius:
+            edges[cloud, row, place] = wp.vec4(best[0], best[1], best[2], nearest)
+
+
+@warp_op(
+    "pointproj::nearest_edges",
+    outputs=lambda points, rows, normals, radii: {"edges": ((*points.shape[:2], EDGES, 4), torch.float32)},
+)
+def _edges(launch, points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor, edges: Tensor) -> None:
+    launch(
+        edges_kernel, points.shape[:2], points, rows, rows.shape[2] - 1, normals, radii, edges, block_dim=64
+    )
+
+
+def plain_nearest_edges(points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor) -> Tensor:
+    """The same as operators of torch, which hold every pair of neighbours: what the kernel is held to."""
+    away = (take_rows(points, rows.clamp(min=0)) - points[:, :, None])[:, :, 1:]
+    others = torch.where(rows[..., None] < 0, 0.0, take_rows(normals, rows.clamp(min=0)))[:, :, 1:]
+    own = normals[:, :, None]
+    along = others - (others * own).sum(-1, keepdim=True) * own
+    slope = along.norm(dim=-1, keepdim=True)
+    towards = (others * away).sum(-1, keepdim=True) / slope.clamp(min=STEEPEST)
+    along = along / slope.clamp(min=STEEPEST) * torch.where(towards < 0, -1.0, 1.0)
+    distance = towards.abs()
+    on_plane = (away * own).sum(-1).abs() < COPLANAR
+    beyond = ((along @ away.mT > distance + COPLANAR) & on_plane[:, :, None]).any(-1, keepdim=True)
+    ends = (slope > STEEPEST) & ~beyond & (distance < radii[..., None, None]) & own.any(-1, keepdim=True)
+    edges = []
+    for _ in range(EDGES):
+        nearest, place = torch.where(ends, distance, torch.inf).min(2, keepdim=True)
+        direction = along.gather(2, place.expand(-1, -1, -1, 3))
+        edge = torch.cat([direction, nearest], dim=-1)
+        edges.append(torch.where(nearest.isfinite(), edge, 0.0))
+        ends = ends & ((along * edges[-1][..., :3]).sum(-1, keepdim=True) <= APART)
+    return torch.cat(edges, dim=2)
