@@ -34,7 +34,7 @@ from pointproj.runtime.memory import empty_cache
 log = logging.getLogger(__name__)
 
 FEWEST_JOBS = 12  # for fewer it takes longer to start the processes
-MOST_PROCESSES = 8
+MOST_PROCESSES = 12
 LONGEST_S = 90  # then the rows compile what is left
 MOST_POINTS = 10**6  # larger clouds run the same kernels, and take longer to be made
 

@@ -9,7 +9,7 @@ from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
 from pointproj.machine import PROJECT, package_version
 
-REPETITIONS = 4
+REPETITIONS = 3
 TIMEOUT_S = 120
 PROGRAM = """
 import time

@@ -1,17 +1,16 @@
 """The workloads ``gino`` and ``geotransolver``: a step of a model, with its library's search and with ours.
 
 Each row is measured by a process of its own (:mod:`pointproj.benchmark.model_process`). On a GPU these begin
-with the run and wait: importing takes longer than a step. On the CPU such steps take seconds to minutes:
-those that are known to take longer than ``slowest_call_s`` are left out.
+with the run, take their first steps side by side, and wait: importing and compiling take longer than a step.
+On the CPU such steps take seconds to minutes: those that are known to take longer than ``slowest_call_s`` are
+left out.
 """
 
 import dataclasses
 import json
-from types import ModuleType
 
 from pointproj.benchmark import geotransolver, gino
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.peer import import_failure
 from pointproj.benchmark.projection import Unaffordable
 from pointproj.benchmark.recorder import Recorder, check_error, with_time, without_time
 from pointproj.benchmark.results import MISSING, Row
@@ -42,25 +41,19 @@ def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str, str, 
 
 
 def begin(recorder: Recorder, rows: list[tuple[str, str, str, int]]) -> None:
-    """Start the processes that will measure these rows, as far as their libraries can be imported."""
-    names = (workload for workload, *_ in rows)
-    recorder.waiting.begin(name for name in names if import_failure(MODELS[name].IMPORTS) is None)
+    """Start the processes that will measure these rows."""
+    recorder.waiting.begin(_request(recorder, *row) for row in rows)
 
 
 def measure(recorder: Recorder, rows: list[tuple[str, str, str, int]]) -> None:
     """Add a row for each planned one."""
-    for workload, contender, execution, points in rows:
-        model = MODELS[workload]
-        blank = _blank(recorder, workload, contender, execution, points)
+    for row in rows:
+        blank = _blank(recorder, *row)
         recorder.display.doing(blank)
-        missing = import_failure(model.IMPORTS)
-        if missing is not None:
-            recorder.add(dataclasses.replace(blank, status=MISSING, note=missing))
-            continue
         try:
             recorder.projection.check_clock()
-            _refuse_if_slow(recorder, model, contender, points)
-            recorder.add(_measured(recorder, blank))
+            _refuse_if_slow(recorder, *row)
+            recorder.add(_measured(recorder, blank, _request(recorder, *row)))
         except Exception as reason:
             recorder.add(without_time(blank, reason))
 
@@ -76,18 +69,26 @@ def _blank(recorder: Recorder, workload: str, contender: str, execution: str, po
     )
 
 
-def _refuse_if_slow(recorder: Recorder, model: ModuleType, contender: str, points: int) -> None:
-    seconds, limit = model.SECONDS_ON_CPU[contender, points], recorder.config.slowest_call_s
+def _refuse_if_slow(recorder: Recorder, workload: str, contender: str, execution: str, points: int) -> None:
+    seconds, limit = MODELS[workload].SECONDS_ON_CPU[contender, points], recorder.config.slowest_call_s
     if recorder.device.type == "cpu" and seconds > limit:
         raise Unaffordable(f"takes about {seconds:.0f} s on two cores, more than slowest_call_s={limit:g}")
 
 
-def _measured(recorder: Recorder, blank: Row) -> Row:
-    request = {
-        **{"workload": blank.workload, "replaced": blank.contender == OURS, "execution": blank.execution},
-        **{"points": blank.references, "device": str(recorder.device), "budget_s": recorder.config.budget_s},
-    }
-    found = json.loads(recorder.waiting.ask(blank.workload, json.dumps(request), TIMEOUT_S))
+def _request(recorder: Recorder, workload: str, contender: str, execution: str, points: int) -> str:
+    """What a process is begun with."""
+    return json.dumps(
+        {
+            **{"workload": workload, "replaced": contender == OURS, "execution": execution},
+            **{"points": points, "device": str(recorder.device), "budget_s": recorder.config.budget_s},
+        }
+    )
+
+
+def _measured(recorder: Recorder, blank: Row, request: str) -> Row:
+    found = json.loads(recorder.waiting.ask(request, TIMEOUT_S))
+    if found.get("missing"):
+        return dataclasses.replace(blank, status=MISSING, note=found["missing"])
     if found["error"] is not None:
         check_error("output and gradients of a small model", found["error"], TOLERANCE)
     timing = Timing(*(found[name] for name in ("p20_ms", "p50_ms", "p80_ms", "repetitions")))

@@ -1,10 +1,10 @@
-"""Processes that have imported what they need and wait for a request, so that no row waits for imports."""
+"""Processes that prepare what they measure, side by side, and wait: no row waits for a compiler."""
 
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple, Self, TextIO
 
@@ -12,7 +12,8 @@ from pointproj.machine import PROJECT
 
 MODULE = "pointproj.benchmark.model_process"
 ENDS_WITHIN_S = 10
-READY = "waiting for a request"  # the line that a process writes then
+LONGEST_S = 120  # that preparation may take beside others
+READY = "ready to measure"  # the line that a process writes then
 
 
 class Waiting(NamedTuple):
@@ -23,10 +24,10 @@ class Waiting(NamedTuple):
 
 
 class WaitingProcesses:
-    """A context of processes for the models of :data:`MODULE`; those that nothing was asked end with it."""
+    """A context of processes of :data:`MODULE`, one a request; those that were not asked end with it."""
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[str, list[Waiting]] = defaultdict(list)
+        self._waiting: dict[str, Waiting] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -34,35 +35,33 @@ class WaitingProcesses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in self._all():
+        for each in self._waiting.values():
             each.process.kill()
             each.process.communicate(timeout=ENDS_WITHIN_S)
             each.errors.close()
 
-    def begin(self, models: Iterable[str]) -> None:
-        """Start a process for each model; they import side by side."""
-        for model in models:
-            command = [sys.executable, "-m", MODULE, model]
-            pipes = {**dict.fromkeys(("stdin", "stdout"), subprocess.PIPE), "text": True, "cwd": PROJECT}
-            # A file never fills up, however much the libraries warn; it is closed with the process.
-            errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-            process = subprocess.Popen(command, stderr=errors, **pipes)
-            self._waiting[model].append(Waiting(process, errors))
+    def begin(self, requests: Iterable[str]) -> None:
+        """Start a process for each request, one line; they prepare side by side."""
+        self._waiting |= {request: _begun(request) for request in requests}
 
     def until_ready(self) -> None:
-        """Wait until all have imported what they need, which would disturb measurements."""
-        for each in self._all():
+        """Wait until all have prepared what they need, which would disturb measurements."""
+        timers = [threading.Timer(LONGEST_S, each.process.kill) for each in self._waiting.values()]
+        for timer in timers:
+            timer.start()
+        for each, timer in zip(self._waiting.values(), timers, strict=True):
             for line in each.process.stdout:  # the libraries print too
                 if line.strip() == READY:
                     break
+            timer.cancel()
 
-    def ask(self, model: str, request: str, timeout_s: float) -> str:
-        """Return the last line that a process of its own answers.
+    def ask(self, request: str, timeout_s: float) -> str:
+        """Return the last line that the request's process answers.
+
+        A process that failed beside others, for which memory may not have sufficed, begins once more.
 
         Parameters
         ----------
-        model : str
-            A process that waits for a request about it is taken, else one begins now.
         request : str
             One line.
         timeout_s : float
@@ -73,20 +72,32 @@ class WaitingProcesses:
             With the last line of what the process wrote, if it failed.
         TimeoutExpired
         """
-        if not self._waiting[model]:
-            self.begin([model])
-        process, errors = self._waiting[model].pop()
-        with errors:
-            try:
-                said, _ = process.communicate(f"{request}\n", timeout=timeout_s)
-            except BaseException:
-                process.kill()
-                raise
-            if process.returncode != 0:
-                errors.seek(0)
-                reason = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
-                raise RuntimeError(f"the step failed: {reason[-1]}")
-        return said.strip().splitlines()[-1]  # the libraries print too
+        begun = self._waiting.pop(request, None)
+        if begun is not None and begun.process.poll() is None:
+            return _answer(begun, timeout_s)
+        if begun is not None:
+            begun.errors.close()
+        return _answer(_begun(request), timeout_s)
 
-    def _all(self) -> Iterator[Waiting]:
-        return (each for of_model in self._waiting.values() for each in of_model)
+
+def _begun(request: str) -> Waiting:
+    command = [sys.executable, "-m", MODULE, request]
+    pipes = {**dict.fromkeys(("stdin", "stdout"), subprocess.PIPE), "text": True, "cwd": PROJECT}
+    # A file never fills up, however much the libraries warn; it is closed with the process.
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    return Waiting(subprocess.Popen(command, stderr=errors, **pipes), errors)
+
+
+def _answer(asked: Waiting, timeout_s: float) -> str:
+    process, errors = asked
+    with errors:
+        try:
+            said, _ = process.communicate("measure\n", timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        if process.returncode != 0:
+            errors.seek(0)
+            reason = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
+            raise RuntimeError(f"the step failed: {reason[-1]}")
+    return said.strip().splitlines()[-1]  # the libraries print too

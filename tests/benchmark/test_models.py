@@ -1,14 +1,13 @@
 """Steps of whole models: which rows there are, and what a process answers."""
 
-import json
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import geotransolver, gino, model_process, models, waiting
+from pointproj.benchmark import geotransolver, gino, models, waiting
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.model_process import Request
+from pointproj.benchmark.model_process import PreparedStep, Request
 from pointproj.benchmark.results import MISSING, OK, SKIPPED, WRONG
 from pointproj.benchmark.run import run
 from pointproj.benchmark.waiting import WaitingProcesses
@@ -33,10 +32,9 @@ def test_every_model_has_rows_with_its_own_search_and_with_ours():
 
 
 def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(models, "import_failure", lambda module: f"{module} cannot be imported")
+    monkeypatch.setattr(WaitingProcesses, "ask", lambda *_: '{"missing": "neuralop cannot be imported"}')
     rows = run(bench_config(tmp_path, **CONFIG))
-    assert [(row.status, row.note) for row in rows] == [(MISSING, "neuralop.models cannot be imported")] * 3
-    monkeypatch.setattr(models, "import_failure", lambda module: None)
+    assert [(row.status, row.note) for row in rows] == [(MISSING, "neuralop cannot be imported")] * 3
     rows = run(bench_config(tmp_path, workloads=["gino"]))
     assert {row.status for row in rows} == {SKIPPED}
     assert "more than slowest_call_s=2" in rows[0].note
@@ -46,7 +44,6 @@ def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_a_process_answers_is_a_row(
     error: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(models, "import_failure", lambda module: None)
     monkeypatch.setattr(WaitingProcesses, "ask", lambda *_: ANSWER % error)
     row, *_ = run(bench_config(tmp_path, **CONFIG))
     assert (row.contender, row.queries, row.references, row.status) == (
@@ -60,30 +57,35 @@ def test_what_a_process_answers_is_a_row(
         assert row.note == "1 MiB before the first step"
 
 
-def test_processes_wait_for_a_request_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_processes_prepare_wait_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = """
-        import json, os, sys
-        print("the library prints too\\n\\nwaiting for a request", flush=True)
-        asked = json.loads(sys.stdin.readline())
-        if "fail" in asked:
+        import os, pathlib, sys
+        name = sys.argv[1]
+        begun = pathlib.Path(name)
+        if name == "fails beside others" and not begun.exists():
+            begun.touch()
+            sys.exit("no memory")
+        if name == "fails":
             sys.exit("a line\\nno such library")
-        print(json.dumps({"model": sys.argv[1], "asked": asked, "process": os.getpid()}))
+        print("the library prints too\\n\\nready to measure", flush=True)
+        if sys.stdin.readline():
+            print(f"{name} in {os.getpid()}")
     """
     (tmp_path / "answers.py").write_text(textwrap.dedent(program))
     monkeypatch.setattr(waiting, "MODULE", "answers")
     monkeypatch.setattr(waiting, "PROJECT", tmp_path)
     with WaitingProcesses() as processes:
-        processes.begin(["a", "b", "a"])
+        processes.begin(["a", "b", "fails beside others", "fails"])
         processes.until_ready()
-        begun = [each.process for of_model in processes._waiting.values() for each in of_model]
-        answers = [json.loads(processes.ask("a", json.dumps({"row": number}), 60)) for number in range(3)]
-        assert [found["model"] for found in answers] == ["a"] * 3
-        assert [found["asked"]["row"] for found in answers] == [0, 1, 2]
-        used = [found["process"] for found in answers]
-        assert [process in [p.pid for p in begun] for process in used] == [True, True, False]
+        begun = {request: each.process for request, each in processes._waiting.items()}
+        assert processes.ask("a", 60) == f"a in {begun['a'].pid}"
+        again = processes.ask("a", 60)  # a process answers once
+        assert again.startswith("a in ")
+        assert again != f"a in {begun['a'].pid}"
+        assert processes.ask("fails beside others", 60).startswith("fails beside others in ")
         with pytest.raises(RuntimeError, match="the step failed: no such library"):
-            processes.ask("a", json.dumps({"fail": True}), 60)
-    assert all(process.poll() is not None for process in begun)
+            processes.ask("fails", 60)
+    assert all(process.poll() is not None for process in begun.values())
 
 
 @pytest.mark.peers
@@ -97,7 +99,7 @@ def test_a_small_model_agrees_and_is_timed(module, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "make", few)
     name = module.__name__.rpartition(".")[2]
     try:
-        found = model_process.answer(Request(name, True, "eager", 0, "cpu", 0.01))
+        found = PreparedStep(Request(name, True, "eager", 0, "cpu", 0.01)).answer()
     finally:
         if module is geotransolver:
             from pointproj.compat import physicsnemo
