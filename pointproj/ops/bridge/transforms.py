@@ -83,6 +83,7 @@ def transformable(operator: Any, body: Callable, save: Callable, chain: Callable
     operator.transformed = transformed
     if isinstance(operator, CustomOpDef):
         operator.direct = direct(operator._qualname, body, save, chain)
+        operator.save, operator.chain = save, chain
         operator.__class__ = TransformableOp
     return operator
 
@@ -95,6 +96,8 @@ class TransformableOp(CustomOpDef):
 
     transformed: Callable[..., Any]
     direct: Callable[..., Any]
+    save: Callable[..., None]
+    chain: Callable[..., tuple]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:

@@ -5,6 +5,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from pointproj.ops.bridge.eager import nobody_looks_on
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
@@ -49,6 +50,19 @@ def aggregate_neighbors(
 
     points = clouds.query_points, clouds.reference_points
     return aggregate_neighbors(*points, features, sigma, rows, weighting)
+
+
+def knn_aggregate(
+    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
+) -> Tensor:
+    from pointproj.ops.backends.triton.neighbor_sums import search_and_aggregate
+    from pointproj.ops.backends.triton.operators import runs_kernels
+
+    given = clouds.query_points, clouds.reference_points, features, sigma
+    if tables is None and runs_kernels(features) and nobody_looks_on(given):
+        return search_and_aggregate(clouds, features, sigma, k, weighting)
+    rows = search(clouds.detached(), tables, k)
+    return aggregate_neighbors(clouds, features, sigma, rows, weighting)
 
 
 def radius_aggregate(

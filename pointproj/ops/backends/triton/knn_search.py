@@ -48,9 +48,10 @@ def nearest(
     return _search(*clouds, list(queries), list(references), index_dtype, k)
 
 
-def _by_kernels(
+def search(
     clouds: Clouds, queries: Tree, references: Tree, index_dtype: torch.dtype, k: int
 ) -> tuple[Tensor, Tensor]:
+    """The same by kernels, with the points sorted, whoever looks on."""
     distances = clouds.query_points.new_empty(clouds.query_points.shape[0], k)
     found = torch.empty_like(distances, dtype=index_dtype)
     find(clouds, queries, references, found, distances)
@@ -249,7 +250,7 @@ def search_kernel(
 
 _search = tree_op(
     "pointproj::triton_search",
-    _by_kernels,
+    search,
     _by_torch,
     lambda clouds, index_dtype, k: (
         ((clouds.query_points.shape[0], k), clouds.query_points.dtype),

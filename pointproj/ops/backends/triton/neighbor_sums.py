@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.triton.flops import count_aggregation
+from pointproj.ops.backends.triton.knn_search import search
 from pointproj.ops.backends.triton.launch import launch
 from pointproj.ops.backends.triton.matrix_products import channel_block
 from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
@@ -27,6 +28,7 @@ from pointproj.ops.backends.triton.tiles import (
     store_rows_of_3,
     tuned,
 )
+from pointproj.ops.backends.triton.tree import key_dtype, sorted_together
 from pointproj.ops.backends.triton.weights import (
     as_anchor,
     by_distance_per_length,
@@ -37,6 +39,8 @@ from pointproj.ops.backends.triton.weights import (
     sigma_shares,
     slope_of,
 )
+from pointproj.ops.bridge.eager import direct
+from pointproj.ops.bridge.replay import Replayable
 from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
@@ -60,6 +64,15 @@ def aggregate_neighbors(
 ) -> Tensor:
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for neighbours sorted by distance."""
     return _aggregate(query_points, reference_points, features, sigma, neighbor_indices, *weighting)[0]
+
+
+def search_and_aggregate(
+    clouds: Clouds, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
+) -> Tensor:
+    """Trees, search and sums in one call, for plain eager mode: their launches are replayed together."""
+    sizes = [clouds.query_points.shape[0], clouds.reference_points.shape[0]]
+    others = clouds.query_offsets, clouds.reference_offsets, clouds.count, key_dtype(sizes, clouds.count), k
+    return _together(clouds.query_points, clouds.reference_points, features, sigma, *others, *weighting)[0]
 
 
 def _forward(
@@ -291,3 +304,36 @@ _aggregate = kernel_op(
     second_backward=second_backward_over(listed_chunks),
 )
 count_aggregation("triton_aggregate_neighbors", list(inspect.signature(_forward).parameters))
+
+
+def _search_and_aggregate(
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    query_offsets: Tensor | None,
+    reference_offsets: Tensor | None,
+    count: int,
+    key: torch.dtype,
+    k: int,
+    *weighting: str | float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Aggregated features, weights and rows."""
+    clouds = Clouds(query_points, query_offsets, reference_points, reference_offsets, count)
+    rows = search(clouds, *sorted_together(clouds, key), torch.int32, k)[1]
+    return *_forward(query_points, reference_points, features, sigma, rows, *weighting), rows
+
+
+def _save(ctx: Any, args: tuple, made: tuple[Tensor, Tensor, Tensor]) -> None:
+    """As the sums alone would, of which this is the derivative."""
+    *outputs, rows = made
+    _aggregate.save(ctx, (*args[:4], rows, *args[9:]), tuple(outputs))
+    ctx.mark_non_differentiable(*made[1:])
+
+
+def _chain(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    by_sums = _aggregate.chain(ctx, *grads[:2])
+    return *by_sums[:4], *[None] * (len(ctx.needs_input_grad) - 4)
+
+
+_together = direct("pointproj::triton_knn_aggregate", Replayable(_search_and_aggregate), _save, _chain)

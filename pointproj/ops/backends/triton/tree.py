@@ -52,7 +52,15 @@ def build_trees(clouds: Clouds) -> tuple[Tree, Tree]:
     takes as long for both as for one.
     """
     sizes = [clouds.query_points.shape[0], clouds.reference_points.shape[0]]
-    made = _build_both(*clouds, key_dtype(sizes, clouds.count))
+    return _pair(_build_both(*clouds, key_dtype(sizes, clouds.count)))
+
+
+def sorted_together(clouds: Clouds, key: torch.dtype) -> tuple[Tree, Tree]:
+    """As :func:`build_trees`, within an operator."""
+    return _pair(_sort_both(*clouds, key))
+
+
+def _pair(made: Sequence[Tensor]) -> tuple[Tree, Tree]:
     return Tree(*made[:7]), Tree(*made[7:])
 
 
