@@ -7,12 +7,7 @@ import threading
 from contextlib import suppress
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
-LAZY_MODULES = (
-    *("torch._dynamo", "torch._inductor.compile_fx", "torch._functorch.aot_autograd"),
-    *("torch._dynamo.repro.after_dynamo", "torch._inductor.codegen.cuda_combined_scheduling"),
-    *("torch._inductor.codegen.cpp_wrapper_gpu", "torch._inductor.fx_passes.freezing_patterns"),
-    *("torch._inductor.fx_passes.fuse_attention", "torch._inductor.choices"),
-)
+LAZY_MODULES = ("torch._dynamo", "torch._inductor.compile_fx", "torch._functorch.aot_autograd")
 
 
 def begin_import() -> None:
@@ -38,7 +33,7 @@ def _importing() -> threading.Thread:
 
 def _import() -> None:
     for module in LAZY_MODULES:
-        with suppress(ImportError):  # of another version of torch
+        with suppress(ImportError):  # the first compilation says what is missing
             importlib.import_module(module)
 
 

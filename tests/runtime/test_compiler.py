@@ -12,7 +12,7 @@ from pointproj.runtime import compiler
 
 def test_imports_are_made_once_and_waited_for(monkeypatch: pytest.MonkeyPatch):
     made = []
-    monkeypatch.setattr(compiler, "LAZY_MODULES", ("one", "of another torch"))
+    monkeypatch.setattr(compiler, "LAZY_MODULES", ("one", "missing"))
     monkeypatch.setattr(compiler, "_importing", functools.cache(compiler._importing.__wrapped__))
 
     def slow_import(name: str) -> None:
