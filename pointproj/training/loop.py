@@ -90,10 +90,9 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     log.info("backend   %s: %s", backend, why)
     use_options(config.backend.name, config.backend.algorithm)
     obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
-    if config.compile and device.type == "cuda":
-        choose_compilers(few_kernels=config.projector.name != "visibility")
     if config.compile:
-        begin_import()  # from here on: what is above imports parts of the same modules
+        few = config.projector.name != "visibility"
+        begin_import(partial(choose_compilers, few_kernels=few) if device.type == "cuda" else None)
     if obstacle:
         log.warning("compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle)
     run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
