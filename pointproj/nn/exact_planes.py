@@ -18,28 +18,21 @@ from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
 
-COUNTED = 32  # of the nearest neighbours, that can lie on a point's plane
+COUNTED = wp.constant(32)  # of the nearest neighbours, that can lie on a point's plane
 PAIRED = 12  # of the nearest neighbours; each pair of them spans a plane that is tried
-CONFIRMED = 4  # neighbours on a plane, with those that span it
-ROUNDING = 4e-7  # of a point of the query cube that was rotated and scaled in single precision
-FARTHEST = 2e-5  # from a plane, however badly it is spanned
-NARROWEST = 1e-4  # height of a triangle that spans a plane
-SURE, WIDE = 8, 0.03  # neighbours on a plane, and height of its triangle, for a direction of the cloud
+CONFIRMED = wp.constant(4)  # neighbours on a plane, with those that span it
+ROUNDING = wp.constant(4e-7)  # of a point of the query cube that was rotated and scaled in single precision
+FARTHEST = wp.constant(2e-5)  # from a plane, however badly it is spanned
+NARROWEST = wp.constant(1e-4)  # height of a triangle that spans a plane
+SURE = wp.constant(8)  # neighbours on a plane that has a direction of the cloud
+WIDE = wp.constant(0.03)  # height of the triangle that spans it, at least
 ASKED = 1024  # points that vote on the directions of their cloud
-SAME = 1e-4  # sine of the angle between two planes of one direction
+SAME = wp.constant(1e-4)  # sine of the angle between two planes of one direction
 VOTES = 4  # for a direction
 DIRECTIONS = 16  # of a cloud, at most
-ON_DIRECTION = 1.5e-6  # distance from a plane of a known direction
-
-_COUNTED = wp.constant(COUNTED)
-_CONFIRMED = wp.constant(CONFIRMED)
-_ROUNDING = wp.constant(ROUNDING)
-_FARTHEST = wp.constant(FARTHEST)
-_NARROWEST = wp.constant(NARROWEST)
-_SURE = wp.constant(SURE)
-_WIDE = wp.constant(WIDE)
-_SAME_SQUARED = wp.constant(SAME * SAME)
-_ON_DIRECTION = wp.constant(ON_DIRECTION)
+ON_DIRECTION = wp.constant(1.5e-6)  # distance from a plane of a known direction
+ON_NEIGHBORS = wp.constant(3e-6)  # distance from the plane that a neighbour has
+SHARED = wp.constant(2)  # neighbours on such a plane, with the one whose it is
 
 Around = wp.types.matrix(shape=(COUNTED, 3), dtype=wp.float32)
 
@@ -57,7 +50,8 @@ def exact_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> 
     Of the planes that pairs of near neighbours span with the point, the one that contains most neighbours is
     taken, if it contains a fourth point or more. Then the directions of wide planes are counted over the
     cloud. A plane in one of these directions is taken if it contains more neighbours, or any at all where
-    the point has no plane yet.
+    the point has no plane yet. Where it still has none, the plane of a neighbour is taken that contains the
+    point, too.
 
     A cloud with noise has none of these planes: of four points that are not on a flat piece, one in some
     thousands is that close to the plane of the others.
@@ -101,8 +95,8 @@ def one_of(around: Around, row: int):
 @wp.func
 def is_on(normal: wp.vec3, height: float, away: wp.vec3):
     """Whether a point is on a plane that a triangle of that height spans, up to rounding."""
-    allowed = _ROUNDING * (1.0 + wp.length(away) / height)
-    return wp.abs(wp.dot(normal, away)) < wp.min(allowed, _FARTHEST)
+    allowed = ROUNDING * (1.0 + wp.length(away) / height)
+    return wp.abs(wp.dot(normal, away)) < wp.min(allowed, FARTHEST)
 
 
 @wp.func
@@ -133,7 +127,7 @@ def pairs_kernel(
             across = wp.cross(one, other)
             height = triangle_height(across, one, other)
             # A plane with more than half of the neighbours is not surpassed.
-            if height > _NARROWEST and 2 * most <= count:
+            if height > NARROWEST and 2 * most <= count:
                 normal = across / wp.length(across)
                 on_plane = int(0)
                 for place in range(count):
@@ -158,7 +152,7 @@ def pairs_kernel(
             widest = across
             wide = away
     normal = wp.vec3()
-    if most >= _CONFIRMED:
+    if most >= CONFIRMED:
         normal = wp.normalize(widest)
     planes[cloud, row] = wp.vec4(normal[0], normal[1], normal[2], float(most))
     heights[cloud, row] = triangle_height(widest, far, wide)
@@ -172,7 +166,7 @@ def normal_of(plane: wp.vec4):
 @wp.func
 def is_close(one: wp.vec3, other: wp.vec3):
     across = wp.cross(one, other)
-    return wp.dot(across, across) < _SAME_SQUARED
+    return wp.dot(across, across) < SAME * SAME
 
 
 @wp.kernel(**OPTIONS)
@@ -189,10 +183,10 @@ def votes_kernel(
     own = normal_of(planes[cloud, row])
     total = wp.vec3()
     found = int(0)
-    if planes[cloud, row][3] >= float(_SURE) and heights[cloud, row] > _WIDE:
+    if planes[cloud, row][3] >= float(SURE) and heights[cloud, row] > WIDE:
         for other in range(asked.shape[0]):
             plane = planes[cloud, asked[other]]
-            if plane[3] >= float(_SURE) and heights[cloud, asked[other]] > _WIDE:
+            if plane[3] >= float(SURE) and heights[cloud, asked[other]] > WIDE:
                 normal = normal_of(plane)
                 if is_close(own, normal):
                     found += 1
@@ -225,6 +219,32 @@ def first_kernel(
     order[cloud, number] = result
 
 
+@wp.func
+def of_neighbors(
+    planes: wp.array2d(dtype=wp.vec4),
+    rows: wp.array3d(dtype=wp.int64),
+    cloud: int,
+    row: int,
+    count: int,
+    around: Around,
+):
+    """Plane of a neighbour that contains the point and most others, and how many; 0 if there is none."""
+    best = wp.vec4()
+    for number in range(count):
+        neighbor = int(rows[cloud, row, number + 1])
+        if neighbor >= 0:
+            plane = planes[cloud, neighbor]
+            normal = normal_of(plane)
+            if plane[3] >= float(CONFIRMED) and wp.abs(wp.dot(normal, one_of(around, number))) < ON_NEIGHBORS:
+                on_plane = int(0)
+                for place in range(count):
+                    if wp.abs(wp.dot(normal, one_of(around, place))) < ON_NEIGHBORS:
+                        on_plane += 1
+                if on_plane >= SHARED and float(on_plane) > best[3]:
+                    best = wp.vec4(normal[0], normal[1], normal[2], float(on_plane))
+    return best
+
+
 @wp.kernel(**OPTIONS)
 def directions_kernel(
     points: wp.array2d(dtype=wp.vec3),
@@ -235,23 +255,27 @@ def directions_kernel(
     normals: wp.array2d(dtype=wp.vec3),
     support: wp.array2d(dtype=wp.float32),
 ):
-    """One thread a point, launched over (B, N): its plane, or a better one in a direction of the cloud."""
+    """One thread a point, launched over (B, N): its plane, one in a common direction, or a neighbour's."""
     cloud, row = wp.tid()
     around = load_around(points, rows, cloud, row, count)
     normal = normal_of(planes[cloud, row])
     most = int(planes[cloud, row][3])
-    if most < _CONFIRMED:
+    if most < CONFIRMED:
         most = int(0)
     for number in range(directions.shape[1]):
         direction = directions[cloud, number]
         if wp.dot(direction, direction) > 0.0:
             on_plane = int(0)
             for place in range(count):
-                if wp.abs(wp.dot(direction, one_of(around, place))) < _ON_DIRECTION:
+                if wp.abs(wp.dot(direction, one_of(around, place))) < ON_DIRECTION:
                     on_plane += 1
             if on_plane > most:
                 normal = direction
                 most = on_plane
+    if most == 0:
+        shared = of_neighbors(planes, rows, cloud, row, count, around)
+        normal = normal_of(shared)
+        most = int(shared[3])
     normals[cloud, row] = normal
     support[cloud, row] = float(most) / float(count)
 
@@ -306,8 +330,12 @@ def plain_exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     on_plane = torch.where(directions.any(-1)[:, None], on_plane, 0)
     of_directions, best = on_plane.max(-1)
     better = of_directions > most
-    normals = torch.where(better[..., None], take_rows(directions, best), normals)
-    return normals, torch.maximum(of_directions, most)[..., None] / away.shape[2]
+    normals_of_all = torch.where(better[..., None], take_rows(directions, best), normals)
+    shared, on_shared = _plain_shared(away, take_rows(normals, rows.clamp(min=0))[:, :, 1:])
+    most = torch.maximum(of_directions, most)
+    alone = most == 0
+    normals = torch.where(alone[..., None], shared, normals_of_all)
+    return normals, torch.where(alone, on_shared, most)[..., None] / away.shape[2]
 
 
 def _plain_pairs(away: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -329,6 +357,16 @@ def _plain_pairs(away: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor, Tensor
     normal = torch.nn.functional.normalize(across, dim=-1, eps=1e-20)
     normal = torch.where((most >= CONFIRMED)[..., None], normal, 0.0)
     return normal, most, _plain_height(across, far[:, :, 0], wide)
+
+
+def _plain_shared(away: Tensor, normals: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor]:
+    """Normals (B, N, 3) of the neighbours' planes that contain most, and how many those contain."""
+    on_plane = (normals @ away.mT).abs() < ON_NEIGHBORS  # (B, N, planes, neighbours)
+    contains = on_plane.diagonal(dim1=2, dim2=3) & normals.any(-1)
+    most, best = torch.where(contains, on_plane.sum(-1), 0).max(-1)
+    most = torch.where(most < SHARED, 0, most)
+    normal = normals.gather(2, best[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
+    return torch.where(most[..., None] > 0, normal, 0.0), most
 
 
 def _plain_height(across: Tensor, one: Tensor, other: Tensor) -> Tensor:
