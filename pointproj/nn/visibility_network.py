@@ -20,6 +20,7 @@ from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
 
 HOLE_NEIGHBOR = 12  # holes between samples are about as wide as the distance to it
 LARGEST_HOLE = 1.5  # in means over the cloud: disks of stray points would slow down every ray
+LARGEST_ON_PLANE = 2.0  # the same for points with exact planes
 UNIT = 0.05  # about the spacing of 4,096 points
 BESIDE = 0.004  # how far from its plane a sample looks; in clouds with noise farther
 PLANE_NEIGHBORS = 24  # that a plane is fitted to
@@ -160,9 +161,10 @@ class VisibilityNetwork(nn.Module):
             holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
             on_planes = reference_points + planes.shift
             places = torch.cat([on_planes, planes.normals, holes, sensors], dim=-1)
+            radii = _radii(holes, distances[..., COUNTED : COUNTED + 1], support)
             flat = torch.where(support > 0, planes.normals, 0.0)
-            edges = nearest_edges(reference_points, rows, flat, holes[..., 0])
-            grid = disk_grid(on_planes, planes.normals, holes[..., 0], edges)
+            edges = nearest_edges(reference_points, rows, flat, radii)
+            grid = disk_grid(on_planes, planes.normals, radii, edges)
             outwards = torch.stack([planes.normals, -planes.normals], dim=2)
             beside = on_planes[:, :, None] + (BESIDE + planes.noise[..., None]) * outwards
             seen = _seen_from(beside.flatten(1, 2), grid).unflatten(1, (-1, 2))
@@ -267,6 +269,19 @@ def _planes(points: Float[Tensor, "b n 3"], rows: Tensor) -> tuple[Planes, Float
         noise,
     )
     return planes, exact.support.to(points.dtype)
+
+
+def _radii(
+    holes: Float[Tensor, "b n 1"], farthest: Float[Tensor, "b n 1"], support: Float[Tensor, "b n 1"]
+) -> Float[Tensor, "b n"]:
+    """Of the disks: as wide as holes among the samples of the same plane, where that is exact.
+
+    About a board half of the nearest samples are on its other face, about a narrow side nearly all of them.
+    """
+    on_plane = COUNTED * support.clamp(min=1 / COUNTED)
+    own = farthest * (HOLE_NEIGHBOR / on_plane).sqrt()  # if these fill a circle that reaches the farthest
+    own = torch.minimum(torch.maximum(own, holes), LARGEST_ON_PLANE * holes.mean(1, keepdim=True))
+    return torch.where(support > 0, own, holes)[..., 0]
 
 
 def _seen_from(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 8"]:
