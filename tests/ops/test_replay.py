@@ -169,6 +169,50 @@ def test_kernels_on_a_gpu_get_the_addresses_of_the_call(monkeypatch: pytest.Monk
     assert launched == [(11, 13, 8, 0, 64, 0, 1, 12, 1024 + 16, 4096 + 32, 99, None)]
 
 
+def _compiled_by_triton(signature: dict[str, str], **other: Any) -> SimpleNamespace:
+    extra = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size")
+    about = {"num_warps": 2, "shared": 12, "num_ctas": 1, "target": SimpleNamespace(backend="cuda")}
+    metadata = SimpleNamespace(**(about | dict.fromkeys(extra, 0) | other))
+    return SimpleNamespace(
+        function=13, name="kernel", metadata=metadata, src=SimpleNamespace(signature=signature)
+    )
+
+
+def test_kernels_of_triton_get_the_addresses_of_the_call(monkeypatch: pytest.MonkeyPatch):
+    """The driver takes a pointer to each parameter, and to two more that are 0."""
+    launch = pytest.importorskip("pointproj.ops.backends.triton.launch")
+    launched = []
+
+    def launch_kernel(*args: Any) -> int:
+        launched.append((*args[:9], *(ctypes.c_int64.from_address(a or 0).value for a in args[9]), args[10]))
+        return 0 if len(launched) < 3 else 700
+
+    monkeypatch.setattr(launch, "_launch_kernel", lambda: launch_kernel)
+    compiled = _compiled_by_triton({"x": "*fp32", "n": "i32", "N": "constexpr", "none": "*i32", "m": "i64"})
+    made = [launch._made(compiled, (5, 6, 1), [4096, n, 7, 0, -3]) for n in (8, 9)]
+    assert [m.pointers for m in made] == [[4096, 0], [4096, 0]]
+    run = launch.Made.again(made, [[(0, 16), None], [(-1, 32), None]])
+    run(None, [1024, 0, 8192], 99)
+    fixed = 13, 5, 6, 1, 64, 1, 1, 12, 99
+    assert launched == [(*fixed, 1040, 8, 0, -3, 0, 0, None), (*fixed, 8224, 9, 0, -3, 0, 0, None)]
+    with pytest.raises(RuntimeError, match="kernel was not launched: CUDA error 700"):
+        run(None, [1024, 0, 8192], 99)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ("i32", {"num_ctas": 2}),
+        ("i32", {"global_scratch_size": 128}),
+        ("i32", {"launch_pdl": True}),
+        ("fp32", {}),
+    ],
+)
+def test_what_triton_does_besides_a_launch_is_not_replayed(kind: str, other: dict[str, Any]):
+    launch = pytest.importorskip("pointproj.ops.backends.triton.launch")
+    assert launch._made(_compiled_by_triton({"n": kind}, **other), (1, 1, 1), [2]) is None
+
+
 @pytest.mark.parametrize("itself", [False, True])
 @pytest.mark.parametrize("operator", ["knn", "radius"])
 def test_operators_in_later_calls(operator: str, itself: bool, where: Where):

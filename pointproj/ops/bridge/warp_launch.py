@@ -12,23 +12,21 @@ import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
-import numpy
 import torch
 import warp as wp
 from torch import Tensor
 from warp._src import context
 from warp._src.codegen import Struct
 
+from pointproj.ops.bridge.parameters import Parameters
 from pointproj.ops.bridge.replay import Run, Source, recording
 from pointproj.ops.bridge.scratch import Part
 
 MOST_SIZES = 64  # that a recorded launch remembers
 WORD = struct.Struct("q")  # an address
-BLOCK = 16  # bytes at a multiple of which parameters begin
 
 
 class Launch:
@@ -138,25 +136,13 @@ class Made:
     @staticmethod
     def again(launches: Sequence["Made"], sources: Sequence[Sequence[Source]]) -> Run:
         """See :class:`pointproj.ops.bridge.replay.Launch`."""
-        starts = list(accumulate((-(-m.layout.size // BLOCK) * BLOCK for m in launches), initial=0))
-        memory = ctypes.create_string_buffer(starts[-1] + BLOCK)
-        begin = -ctypes.addressof(memory) % BLOCK
-        places, froms, offsets = [], [], []
-        for made, start, of_launch in zip(launches, starts, sources, strict=False):
-            memory[begin + start : begin + start + made.layout.size] = made.block
-            for pointer, source in zip(made.layout.pointers, of_launch, strict=True):
-                if source is not None:
-                    places.append((start + pointer) // WORD.size)
-                    froms.append(source[0])
-                    offsets.append(source[1])
-        words = numpy.frombuffer(memory, numpy.int64, starts[-1] // WORD.size, begin)
-        places, froms, offsets = (numpy.array(x, numpy.int64) for x in (places, froms, offsets))
-        address = ctypes.addressof(memory) + begin
+        pointers = [m.layout.pointers for m in launches]
+        parameters = Parameters([m.block for m in launches], pointers, sources)
         kind = _again_on_cpu if launches[0].command.device.is_cpu else _again_on_gpu
-        launch = kind(launches, [address + start for start in starts])
+        launch = kind(launches, parameters.addresses)
 
         def run(_: Any, addresses: list[int], stream: int) -> None:
-            words[places] = numpy.array(addresses, numpy.int64)[froms] + offsets
+            parameters.point_into(addresses)
             launch(stream)
 
         return run
@@ -165,7 +151,7 @@ class Made:
 def _again_on_cpu(launches: Sequence[Made], addresses: Sequence[int]) -> Callable[[int], None]:
     calls = [
         (m.function, ctypes.byref(m.bounds), ctypes.c_void_p(address))
-        for m, address in zip(launches, addresses, strict=False)
+        for m, address in zip(launches, addresses, strict=True)
     ]
 
     def launch(_: int) -> None:
@@ -177,7 +163,7 @@ def _again_on_cpu(launches: Sequence[Made], addresses: Sequence[int]) -> Callabl
 
 def _again_on_gpu(launches: Sequence[Made], addresses: Sequence[int]) -> Callable[[int], None]:
     calls = []
-    for made, address in zip(launches, addresses, strict=False):
+    for made, address in zip(launches, addresses, strict=True):
         command, hooks = made.command, made.command.hooks
         parameters = (ctypes.c_void_p * (1 + len(made.layout.offsets)))(
             ctypes.addressof(made.bounds), *(address + offset for offset in made.layout.offsets)

@@ -6,6 +6,9 @@ kernel anew for: dtypes, constants, whether pointers are aligned, and whether nu
 or wide.
 """
 
+import ctypes
+import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,10 +19,12 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
 from pointproj.ops.backends.triton.tiles import INTERPRETED
+from pointproj.ops.bridge.parameters import WORD, Parameters
 from pointproj.ops.bridge.replay import Run, Source, recording
 
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 ALIGNMENT = 16  # of pointers and numbers, in what Triton tells apart
+NO_SCRATCH = 0, 0  # kernels take the addresses of two pieces of memory after all other parameters
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
@@ -50,32 +55,65 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
 
 
 class Made(NamedTuple):
-    """A launch as it was made, to be made again."""
+    """A launch as it was made, to be made again: by the driver, since nothing is left to look up."""
 
-    launch: Callable[..., None]
-    values: list[Any]
+    compiled: Any
+    programs: tuple[int, int, int]
+    words: list[int]  # the parameters
     arrays: list[int]  # which of these are addresses
 
     @property
     def pointers(self) -> list[int]:
-        return [self.values[i] for i in self.arrays]
+        return [self.words[i] for i in self.arrays]
 
     @staticmethod
     def again(launches: Sequence["Made"], sources: Sequence[Sequence[Source]]) -> Run:
         """See :class:`pointproj.ops.bridge.replay.Launch`."""
-        calls = []
-        for made, of_launch in zip(launches, sources, strict=True):
-            pairs = zip(made.arrays, of_launch, strict=True)
-            moved = [(i, *source) for i, source in pairs if source is not None]
-            calls.append((made.launch, made.values, moved))
+        blocks = [struct.pack(f"{len(made.words)}q", *made.words) for made in launches]
+        pointers = [[i * WORD for i in made.arrays] for made in launches]
+        parameters = Parameters(blocks, pointers, sources)
+        launch_kernel, calls = _launch_kernel(), []
+        for made, address in zip(launches, parameters.addresses, strict=True):
+            block = (ctypes.c_void_p * len(made.words))(
+                *range(address, address + WORD * len(made.words), WORD)
+            )
+            about = made.compiled.metadata
+            threads = 32 * about.num_warps, 1, 1
+            calls.append(
+                (made.compiled, (made.compiled.function, *made.programs, *threads, about.shared), block)
+            )
 
         def run(_: Any, addresses: list[int], stream: int) -> None:
-            for launch, values, moved in calls:
-                for i, place, offset in moved:
-                    values[i] = addresses[place] + offset
-                launch(*values, stream=stream)
+            parameters.point_into(addresses)
+            for compiled, fixed, block in calls:
+                error = launch_kernel(*fixed, stream, block, None)
+                if error:
+                    raise RuntimeError(f"the kernel {compiled.name} was not launched: CUDA error {error}")
 
         return run
+
+
+@functools.cache
+def _launch_kernel() -> Any:
+    launch_kernel = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+    address = ctypes.c_void_p
+    launch_kernel.argtypes = [address, *[ctypes.c_uint] * 7, address, address, address]
+    return launch_kernel
+
+
+def _made(compiled: Any, programs: tuple[int, int, int], values: Sequence[Any]) -> Made | None:
+    """What the driver needs to launch a kernel with these values: of tensors, their addresses.
+
+    None where that is more than a grid, a block, addresses and whole numbers.
+    """
+    about = compiled.metadata
+    extra = about.launch_cooperative_grid, about.launch_pdl, about.global_scratch_size, about.num_ctas - 1
+    kinds = compiled.src.signature.values()
+    passed = [(kind, value) for kind, value in zip(kinds, values, strict=True) if kind != "constexpr"]
+    if about.target.backend != "cuda" or any(extra) or any(kind[0] not in "*iu" for kind, _ in passed):
+        return None
+    words = [*(int(value) for _, value in passed), *NO_SCRATCH]
+    return Made(compiled, programs, words, [i for i, (kind, _) in enumerate(passed) if kind[0] == "*"])
 
 
 class _Kernel:
@@ -102,9 +140,8 @@ class _Kernel:
             return None
         compiled, constants, others = form
         programs = (*(grid(constants) if callable(grid) else grid), 1, 1)[:3]
-        made = compiled[programs]
-        made(*values, *others, stream=driver.active.get_current_stream(device))
-        return Made(made, [*values, *others], [i for i, arg in enumerate(args) if isinstance(arg, Tensor)])
+        compiled[programs](*values, *others, stream=driver.active.get_current_stream(device))
+        return _made(compiled, programs, [*values, *others]) if recording() is not None else None
 
     def _constants(self, given: int, options: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         """The constants that are not among the arguments: by name, and in the kernel's order."""
