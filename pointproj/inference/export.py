@@ -28,6 +28,7 @@ from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.edges import plain_nearest_edges
 from pointproj.nn.exact_planes import plain_exact_planes
+from pointproj.nn.face_planes import plain_spread_planes
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import plain_local_planes
 from pointproj.nn.sight_lines import plain_nearest_sight_lines
@@ -264,6 +265,7 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     forms = {
         torch.ops.pointproj.local_planes.default: plain_local_planes,
         torch.ops.pointproj.exact_planes.default: plain_exact_planes,
+        torch.ops.pointproj.spread_planes.default: plain_spread_planes,
         torch.ops.pointproj.nearest_edges.default: plain_nearest_edges,
         torch.ops.pointproj.list_disks.default: plain_list_disks,
         torch.ops.pointproj.soft_visibility.default: plain_soft_visibility,

@@ -126,16 +126,20 @@ def _refined(
 def _least_squares(
     away: Float[Tensor, "b n k 3"], weights: Float[Tensor, "b n k 1"] | float = 1.0
 ) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"]]:
-    """Unit normals of the planes that are nearest to points, and the points' means.
-
-    Normals are eigenvectors of the least eigenvalue: columns of a high power of the inverse, here of the
-    adjugate. torch's own function waits for the device.
-    """
+    """Unit normals of the planes that are nearest to points, and the points' means."""
     weights = torch.ones_like(away[..., :1]) * weights
     mean = (weights * away).sum(2) / weights.sum(2)
     centred = away - mean[:, :, None]
-    moments = (weights * centred).mT @ centred + 1e-6 * torch.eye(3, dtype=away.dtype, device=away.device)
-    x, y, z = moments.unbind(-2)
+    return least_axis((weights * centred).mT @ centred), mean
+
+
+def least_axis(moments: Float[Tensor, "b n 3 3"]) -> Float[Tensor, "b n 3"]:
+    """Unit eigenvectors of the least eigenvalues of second moments; 1e-6 is added to all of these.
+
+    They are columns of a high power of the inverse, here of the adjugate. torch's own function waits for the
+    device.
+    """
+    x, y, z = (moments + 1e-6 * torch.eye(3, dtype=moments.dtype, device=moments.device)).unbind(-2)
     cross = torch.linalg.cross
     power = torch.stack([cross(y, z), cross(z, x), cross(x, y)], dim=-2)
     for _ in range(5):
@@ -143,7 +147,7 @@ def _least_squares(
         power = power @ power
     largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
     column = power.gather(-2, largest[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
-    return column / column.norm(dim=-1, keepdim=True).clamp(min=1e-20), mean
+    return column / column.norm(dim=-1, keepdim=True).clamp(min=1e-20)
 
 
 # One operator to torch.compile: with it in the graph, Inductor of torch 2.11 failed, perhaps at roll.

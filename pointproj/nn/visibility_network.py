@@ -11,6 +11,7 @@ from pointproj.nn.attention import SideAttention, full_precision
 from pointproj.nn.context import aggregate_with_context
 from pointproj.nn.edges import nearest_edges
 from pointproj.nn.exact_planes import COUNTED, exact_planes
+from pointproj.nn.face_planes import spread_planes
 from pointproj.nn.mlp import MLP
 from pointproj.nn.planes import Planes, local_planes
 from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
@@ -156,7 +157,7 @@ class VisibilityNetwork(nn.Module):
         with full_precision(reference_points):
             k = max(self.neighbors, WITH_ITSELF, 1 + COUNTED)
             distances, rows = self._nearest(reference_points, reference_points, index, k)
-            planes, support = _planes(reference_points, rows)
+            planes, support = _planes(reference_points, rows, sensors)
             holes = distances[..., HOLE_NEIGHBOR]
             holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
             on_planes = reference_points + planes.shift
@@ -257,18 +258,21 @@ class VisibilityNetwork(nn.Module):
         return f"neighbors={self.neighbors}, predicts={self.predicts}, backend={self.backend}"
 
 
-def _planes(points: Float[Tensor, "b n 3"], rows: Tensor) -> tuple[Planes, Float[Tensor, "b n 1"]]:
-    """Exact planes where there are any, else local ones; and the share of neighbours on the exact ones."""
-    local, exact = local_planes(points, rows[..., :WITH_ITSELF], UNIT), exact_planes(points, rows)
+def _planes(
+    points: Float[Tensor, "b n 3"], rows: Tensor, sensors: Float[Tensor, "b n s"]
+) -> tuple[Planes, Float[Tensor, "b n 1"]]:
+    """Exact planes where there are any, else local ones; and the share of neighbours on the exact ones.
+
+    In clouds with noise, planes are spread over faces.
+    """
+    near = rows[..., :WITH_ITSELF]
+    local, exact = local_planes(points, near, UNIT), exact_planes(points, rows)
     is_exact = exact.support > 0
     noise = torch.where(is_exact.float().mean(1, keepdim=True) > EXACT_CLOUD, 0.0, local.noise)
-    planes = Planes(
-        torch.where(is_exact, exact.normals.to(points.dtype), local.normals),
-        local.fit,
-        torch.where(is_exact | (noise == 0), 0.0, local.shift),
-        noise,
-    )
-    return planes, exact.support.to(points.dtype)
+    normals = torch.where(is_exact, exact.normals.to(points.dtype), local.normals)
+    known = sensors if sensors.shape[-1] else None
+    normals, shift = spread_planes(points, near, normals, noise, known)
+    return Planes(normals, local.fit, shift, noise), exact.support.to(points.dtype)
 
 
 def _radii(
