@@ -10,7 +10,6 @@ every :data:`CHECK_EVERY` steps, and before anything is validated or saved, so t
 
 import functools
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ CHECK_EVERY = 20
 MOST_SAVED = 5  # batches of one run
 
 _HISTORY_BITS = 64
+_NONE_SKIPPED = -1  # all bits are set
 
 
 class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
@@ -56,7 +56,7 @@ class FiniteGuard:
         self.compiled = False
         self._optimizer = optimizer
         self._found = torch.zeros((), device=device)  # not 0 where a gradient is not finite
-        self._history = torch.zeros((), dtype=torch.int64, device=device)  # a bit a step, the last is lowest
+        self._history = torch.full((), _NONE_SKIPPED, device=device)  # a bit a step, the last is lowest
         self._one = torch.ones((), device=device)
 
     def __call__(
@@ -77,17 +77,16 @@ class FiniteGuard:
         loss_sum : () float tensor
             Gets the loss added.
         """
-        if gradient_norm is None:
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
+        checked = [*gradients, loss] if gradient_norm is None else [loss + gradient_norm]
+        torch._amp_foreach_non_finite_check_and_unscale_(checked, self._found, self._one)
         decide = _compiled(_decide) if self.compiled else _decide
         optimizer = self._optimizer
-        summed = loss if gradient_norm is None else loss + gradient_norm
-        decide(loss, summed, self._found, optimizer.skipped, optimizer.count, self._history, loss_sum)
+        decide(loss, self._found, optimizer.skipped, optimizer.count, self._history, loss_sum)
 
     def take_history(self) -> Int[Tensor, ""]:
         """Return what :meth:`skipped` reads, on its way to the host, and begin a new history."""
         history = to_host(self._history)
-        self._history.zero_()
+        self._history.fill_(_NONE_SKIPPED)
         return history
 
     @staticmethod
@@ -96,27 +95,25 @@ class FiniteGuard:
 
         Of the last 64 steps since the history before; 0 is the step taken last.
         """
-        bits = history.item() % 2**_HISTORY_BITS
+        bits = ~history.item() % 2**_HISTORY_BITS
         return [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
 
 
 def _decide(
     loss: Float[Tensor, ""],
-    summed: Float[Tensor, ""],
     found: Float[Tensor, ""],
     skipped: Float[Tensor, ""],
     count: Float[Tensor, ""],
     history: Int[Tensor, ""],
     loss_sum: Float[Tensor, ""],
 ) -> None:
-    """Set the flag and what follows from it; one kernel when compiled."""
-    good = (summed.abs() < math.inf) & (found == 0)  # isfinite() is four kernels where nothing is compiled
-    bad = ~good
-    skipped.copy_(bad)
-    found.masked_fill_(bad, 0.0)  # not zero_(): the compiler joins what reads the same into one kernel
+    """Set the flag and what follows from it: one kernel when compiled, else as few as there can be."""
+    good = found == 0
+    torch.ne(found, 0, out=skipped)  # after a copy, the compiler would take the two for one tensor
+    found.sub_(skipped)  # not zero_(): the compiler joins what reads the same into one kernel
     count.add_(good)
-    history.mul_(2).add_(bad)
-    loss_sum.add_(torch.where(bad, 0.0, loss))
+    torch.add(good, history, alpha=2, out=history)
+    loss_sum.add_(torch.where(good, loss, 0.0))
 
 
 @functools.cache
