@@ -73,10 +73,12 @@ def run(config: BenchConfig) -> list[Row]:
 def _measure(recorder: Recorder) -> None:
     config, display = recorder.config, recorder.display
     display.header(recorder.machine, str(recorder.file.path))
-    parts = [(name, *part) for name in config.workloads for part in _parts(recorder, name)]
-    display.expect(sum(rows for _, rows, _ in parts))
-    if recorder.device.type == "cuda" and distributed.join().alone:
+    ahead = recorder.device.type == "cuda" and distributed.join().alone
+    if ahead:
         models.begin(recorder, models.planned(config, "cuda"))
+    parts = [(name, *part) for name in config.workloads for part in _parts(recorder, name)]  # imports peers
+    display.expect(sum(rows for _, rows, _ in parts))
+    if ahead:
         compile_ahead(config, recorder.device, display)
         recorder.waiting.until_ready()
         recorder.mark("ahead, what rows compile and import")
