@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import Draw, ShapeDataset
-from pointproj.runtime.compiler import finish_import
 from pointproj.runtime.distributed import ALONE, Processes
 
 
@@ -77,7 +76,6 @@ def batches(
     elif workers == 0:
         stacked = (collate([dataset[index] for index in chunk]) for chunk in chunks)
     else:
-        finish_import()  # the workers are copies of this process, with locks as they stand
         stacked = DataLoader(
             dataset,
             batch_sampler=chunks,

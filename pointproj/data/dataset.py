@@ -27,6 +27,7 @@ from pointproj.data.shapes import Entry, Shape, StoredShapes
 from pointproj.data.sources import mesh_files
 from pointproj.geometry.meshes import MeshError, query_grid
 from pointproj.geometry.sampling import FixedCloud
+from pointproj.runtime.compiler import import_compiler
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.runtime.helpers import HelperProcesses
 
@@ -168,7 +169,7 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
         return _gaussian(config)
     started = time.monotonic()
     cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
-    with HelperProcesses(cores) as helpers:
+    with HelperProcesses(cores, meanwhile=import_compiler if config.compile else None) as helpers:
         with processes.first_process_first():
             files = mesh_files(config.data, helpers)
         repeats = Counter(files)

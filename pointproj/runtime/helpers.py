@@ -26,10 +26,13 @@ class HelperProcesses:
     ----------
     count : int, optional
         How many; one for each processor core by default.
+    meanwhile : callable, optional
+        Called once in this process, when the others have begun with their first jobs.
     """
 
-    def __init__(self, count: int | None = None) -> None:
+    def __init__(self, count: int | None = None, meanwhile: Callable[[], None] | None = None) -> None:
         self.count = count or len(os.sched_getaffinity(0))
+        self._meanwhile = meanwhile
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
@@ -81,6 +84,9 @@ class HelperProcesses:
                 # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
                 self._pool = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
             futures = {self._pool.submit(job): key for key, job in jobs.items()}
+            meanwhile, self._meanwhile = self._meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
             for future in as_completed(futures):
                 result = future.result()
                 key = futures[future]

@@ -25,7 +25,7 @@ from pointproj.ops.functional import knn_aggregate, radius_aggregate
 from pointproj.ops.registry import names as backend_names
 from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime import distributed
-from pointproj.runtime.compiler import begin_import, choose_compilers
+from pointproj.runtime.compiler import choose_compilers
 from pointproj.runtime.devices import choose_device, device_text, seed_everything
 from pointproj.runtime.distributed import Processes, StopTogether
 from pointproj.runtime.failures import explained_dead_worker
@@ -90,9 +90,8 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     log.info("backend   %s: %s", backend, why)
     use_options(config.backend.name, config.backend.algorithm)
     obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
-    if config.compile:
-        few = config.projector.name != "visibility"
-        begin_import(partial(choose_compilers, few_kernels=few) if device.type == "cuda" else None)
+    if config.compile and device.type == "cuda":
+        choose_compilers(few_kernels=config.projector.name != "visibility")
     if obstacle:
         log.warning("compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle)
     run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})

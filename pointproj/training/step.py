@@ -14,14 +14,12 @@ summed as one tensor between backward and clipping. The sum is recorded in the g
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.runtime.compiler import finish_import
 from pointproj.runtime.devices import to_host
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.runtime.errors import first_line
@@ -100,9 +98,13 @@ class TrainingStep:
         self.device = self.parameters[0].device
         self.compiled = compile
         self.captured = compile and capture and self.device.type == "cuda"
+        self._called = torch.compile(model, fullgraph=True) if compile else model
         self._guard = FiniteGuard(optimizer)
-        self._guard.compiled = self.captured
+        self._compare = loss_function
         self._most_clouds = 0  # in a batch so far
+        if self.captured:  # what is small costs its launches, and here nothing else
+            self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
+            self._guard.compiled = True
         self._pending: Status | None = None  # requested and not yet received
         self._not_finite: list[int] = []  # numbers of calls that were not requested yet
         self._mean_loss = float("nan")
@@ -250,21 +252,6 @@ class TrainingStep:
         loss = self._without_compile(inputs)  # raises what is wrong with the model itself, if anything is
         log.warning("torch.compile failed, so steps run without it: %s", first_line(failure))
         return loss
-
-    @cached_property
-    def _called(self) -> nn.Module:
-        """The model as steps call it; compiled when the first does, for other work comes before."""
-        if not self.compiled:
-            return self.model
-        finish_import()
-        return torch.compile(self.model, fullgraph=True)
-
-    @cached_property
-    def _compare(self) -> Loss:
-        if not self.captured:
-            return self.loss_function
-        # What is small costs its launches, and in a captured step nothing else.
-        return torch.compile(lambda *compared: self.loss_function(*compared), fullgraph=True)
 
     def _without_compile(self, inputs: Batch) -> Tensor:
         self._called, self._compare = self.model, self.loss_function

@@ -1,32 +1,24 @@
 """What a run imports while others work, and who compiles for it."""
 
 import os
-import time
 from functools import partial
 
 import pytest
 import torch._inductor.config as settings
 
-from pointproj.runtime import compiler
+from pointproj.runtime import compiler, helpers
+from pointproj.runtime.helpers import HelperProcesses
 
 
-def test_imports_begin_beside_and_are_waited_for(monkeypatch: pytest.MonkeyPatch):
-    made = []
-    monkeypatch.setattr(compiler, "LAZY_MODULES", ("one", "missing", "other"))
-
-    def slow_import(name: str) -> None:
-        time.sleep(0.01)
-        if name == "missing":
-            raise ImportError(name)
-        made.append(name)
-
-    monkeypatch.setattr(compiler.importlib, "import_module", slow_import)
-    compiler.finish_import()
-    assert not made  # nothing was begun
-    compiler.begin_import(partial(made.append, "then"))
-    compiler.begin_import()  # by another job of the process
-    compiler.finish_import()
-    assert made == ["one", "other", "then", "one", "other"]
+def test_work_of_this_process_begins_once_with_the_helpers_first_jobs():
+    called = []
+    jobs = {number: partial(abs, -number) for number in range(helpers.FEWEST_JOBS)}
+    with HelperProcesses(2, meanwhile=lambda: called.append(True)) as some:
+        assert dict(some.run("one", {1: partial(abs, -1)}, "numbers")) == {1: 1}  # one job is done here
+        assert not called
+        assert dict(some.run("many", jobs, "numbers")) == {number: number for number in jobs}
+        assert dict(some.run("again", jobs, "numbers")) == {number: number for number in jobs}
+    assert called == [True]
 
 
 def test_few_kernels_are_compiled_without_helpers(monkeypatch: pytest.MonkeyPatch):
