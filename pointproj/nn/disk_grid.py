@@ -30,7 +30,6 @@ IN_PLANE = wp.constant(1e-6)  # a disk whose plane is this close hides nothing
 _SIDE = wp.constant(SIDE)
 _EDGES = wp.constant(EDGES)
 _DIRECTIONS = wp.constant(DIRECTIONS)
-_RAYS = wp.constant(8)  # of a thread
 _INNER_SQUARED = wp.constant(INNER * INNER)
 
 load_four, _, _ = packed_point(torch.float32)
@@ -255,42 +254,72 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
     return found
 
 
-@wp.kernel(**OPTIONS)
-def rays_kernel(grid: DiskGridStruct, points: wp.array2d(dtype=wp.vec3), escaped: wp.array3d(dtype=wp.int32)):
-    """One thread for eight rays of a point, launched over (B, Q, 8): a bit for each ray that escapes.
+@wp.func
+def every_third(number: int):
+    """Six bits, with two places free after each."""
+    result = int(0)
+    for bit in range(6):
+        result |= ((number >> bit) & 1) << (3 * bit)
+    return result
 
-    The lower eight bits are for small disks, the next eight for large ones.
+
+@wp.kernel(**OPTIONS)
+def keys_kernel(
+    frames: wp.array2d(dtype=wp.float32), points: wp.array2d(dtype=wp.vec3), keys: wp.array2d(dtype=wp.int32)
+):
+    """One thread a point, launched over (B, Q): its place along a Morton curve through half cells."""
+    cloud, number = wp.tid()
+    point = points[cloud, number]
+    key = int(0)
+    if wp.isfinite(point):
+        for axis in range(3):
+            halves = 2.0 * (point[axis] - frames[cloud, axis]) * frames[cloud, 3]
+            key |= every_third(int(wp.clamp(halves, 0.0, 63.0))) << axis
+    keys[cloud, number] = (cloud << 18) + key
+
+
+@wp.kernel(**OPTIONS)
+def rays_kernel(
+    grid: DiskGridStruct,
+    points: wp.array2d(dtype=wp.vec3),
+    order: wp.array(dtype=wp.int64),
+    escaped: wp.array2d(dtype=wp.uint8),
+):
+    """One thread a ray, launched over (64, B * Q): 0 if it is stopped, 1 if by large disks alone, 2 if not.
+
+    Threads side by side follow one direction from points near each other, so they read the same disks.
     """
-    cloud, number, group = wp.tid()
-    origin = points[cloud, number]
-    bits = int(0)
+    number, place = wp.tid()
+    cloud = int(order[place]) / points.shape[1]
+    origin = points[cloud, int(order[place]) - cloud * points.shape[1]]
     if wp.isfinite(origin):
-        for ray in range(_RAYS):
-            found = stopped(grid, cloud, origin, direction_of(group * _RAYS + ray))
-            if found < 2:
-                bits |= 1 << ray
-            if found == 0:
-                bits |= 1 << (ray + _RAYS)
-    escaped[cloud, number, group] = bits
+        escaped[number, place] = wp.uint8(2 - stopped(grid, cloud, origin, direction_of(number)))
 
 
 @wp.kernel(**OPTIONS)
 def count_kernel(
-    points: wp.array2d(dtype=wp.vec3), escaped: wp.array3d(dtype=wp.int32), result: wp.array2d(dtype=wp.vec4)
+    points: wp.array2d(dtype=wp.vec3),
+    order: wp.array(dtype=wp.int64),
+    escaped: wp.array2d(dtype=wp.uint8),
+    result: wp.array2d(dtype=wp.vec4),
 ):
-    """One thread a point, launched over (B, Q): count the rays that escape, and pairs of neighbours."""
-    cloud, number = wp.tid()
+    """One thread a point, launched over B * Q: count the rays that escape, and pairs of neighbours."""
+    place = wp.tid()
+    cloud = int(order[place]) / points.shape[1]
+    number = int(order[place]) - cloud * points.shape[1]
     if not wp.isfinite(points[cloud, number]):
         result[cloud, number] = wp.vec4(wp.NAN, wp.NAN, wp.NAN, wp.NAN)
         return
     small = wp.uint64(0)
     large = wp.uint64(0)
-    place = wp.uint64(0)
-    for group in range(escaped.shape[2]):
-        bits = wp.uint64(escaped[cloud, number, group])
-        small |= (bits & wp.uint64(255)) << place
-        large |= (bits >> wp.uint64(8)) << place
-        place += wp.uint64(8)
+    bit = wp.uint64(1)
+    for ray in range(escaped.shape[0]):
+        past = int(escaped[ray, place])
+        if past > 0:
+            small |= bit
+        if past == 2:
+            large |= bit
+        bit = bit << wp.uint64(1)
     result[cloud, number] = wp.vec4(
         float(bit_count(small)) / float(_DIRECTIONS),
         float(pairs_in(small)) / float(_PAIRS),
@@ -345,7 +374,9 @@ def look_around(
 ) -> None:
     """Visibility (B, Q, 4) at points (B, Q, 3)."""
     grid = DiskGrid(frames, disks.view(-1, 4), edges.view(-1, 4), start, entries)
-    shape = points.shape[:2]
-    escaped = torch.empty((*shape, DIRECTIONS // 8), dtype=torch.int32, device=points.device)
-    launch(rays_kernel, escaped.shape, grid, points, escaped, block_dim=64)
-    launch(count_kernel, shape, points, escaped, result)
+    keys = torch.empty(points.shape[:2], dtype=torch.int32, device=points.device)
+    launch(keys_kernel, keys.shape, frames, points, keys)
+    order = keys.view(-1).argsort()
+    escaped = torch.empty((DIRECTIONS, len(order)), dtype=torch.uint8, device=points.device)
+    launch(rays_kernel, escaped.shape, grid, points, order, escaped, block_dim=128)
+    launch(count_kernel, len(order), points, order, escaped, result)
