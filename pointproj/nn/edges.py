@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.attention import take_rows
-from pointproj.nn.exact_planes import COUNTED, load_around, one_of
+from pointproj.nn.exact_planes import COUNTED, displacements
 from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
@@ -56,9 +56,8 @@ def nearest_edges(
 
 @wp.kernel(**OPTIONS)
 def edges_kernel(
-    points: wp.array2d(dtype=wp.vec3),
+    around: wp.array3d(dtype=wp.vec3),
     rows: wp.array3d(dtype=wp.int64),
-    count: int,
     normals: wp.array2d(dtype=wp.vec3),
     radii: wp.array2d(dtype=wp.float32),
     edges: wp.array3d(dtype=wp.vec4),
@@ -71,7 +70,7 @@ def edges_kernel(
     radius = radii[cloud, row]
     if wp.dot(own, own) == 0.0:
         return
-    around = load_around(points, rows, cloud, row, count)
+    count = around.shape[2]
     for place in range(_EDGES):
         best = wp.vec3()
         nearest = radius
@@ -83,7 +82,7 @@ def edges_kernel(
             along = normal - wp.dot(normal, own) * own
             slope = wp.length(along)
             if slope > _STEEPEST:
-                distance = wp.dot(normal, one_of(around, number)) / slope
+                distance = wp.dot(normal, around[cloud, row, number]) / slope
                 along = along / slope
                 if distance < 0.0:
                     distance = -distance
@@ -95,7 +94,7 @@ def edges_kernel(
                         ends = False
                 if ends:
                     for other in range(count):
-                        away = one_of(around, other)
+                        away = around[cloud, row, other]
                         if (
                             wp.abs(wp.dot(own, away)) < _COPLANAR
                             and wp.dot(along, away) > distance + _COPLANAR
@@ -113,9 +112,8 @@ def edges_kernel(
     outputs=lambda points, rows, normals, radii: {"edges": ((*points.shape[:2], EDGES, 4), torch.float32)},
 )
 def _edges(launch, points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor, edges: Tensor) -> None:
-    launch(
-        edges_kernel, points.shape[:2], points, rows, rows.shape[2] - 1, normals, radii, edges, block_dim=64
-    )
+    around = displacements(launch, points, rows)
+    launch(edges_kernel, points.shape[:2], around, rows, normals, radii, edges, block_dim=64)
 
 
 def plain_nearest_edges(points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor) -> Tensor:

@@ -34,8 +34,6 @@ ON_DIRECTION = wp.constant(1.5e-6)  # distance from a plane of a known direction
 ON_NEIGHBORS = wp.constant(3e-6)  # distance from the plane that a neighbour has
 SHARED = wp.constant(2)  # neighbours on such a plane, with the one whose it is
 
-Around = wp.types.matrix(shape=(COUNTED, 3), dtype=wp.float32)
-
 
 class ExactPlanes(NamedTuple):
     """Of the points of clouds; neither has gradients."""
@@ -70,26 +68,31 @@ def exact_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> 
     return ExactPlanes(*_search(points.detach().float().contiguous(), rows[..., : 1 + COUNTED].contiguous()))
 
 
-@wp.func
-def load_around(
-    points: wp.array2d(dtype=wp.vec3), rows: wp.array3d(dtype=wp.int64), cloud: int, row: int, count: int
+@wp.kernel(**OPTIONS)
+def around_kernel(
+    points: wp.array2d(dtype=wp.vec3), rows: wp.array3d(dtype=wp.int64), around: wp.array3d(dtype=wp.vec3)
 ):
-    """Displacements of the neighbours; NaN for those that do not exist."""
-    around = Around()
-    point = points[cloud, row]
-    for other in range(count):
-        neighbor = int(rows[cloud, row, other + 1])
-        away = wp.vec3(wp.NAN, wp.NAN, wp.NAN)
-        if neighbor >= 0:
-            away = points[cloud, neighbor] - point
-        for axis in range(3):
-            around[other, axis] = away[axis]
+    """One thread a neighbour, launched over (B, k, N)."""
+    cloud, place, row = wp.tid()
+    neighbor = int(rows[cloud, row, place + 1])
+    away = wp.vec3(wp.NAN, wp.NAN, wp.NAN)
+    if neighbor >= 0:
+        away = points[cloud, neighbor] - points[cloud, row]
+    around[cloud, row, place] = away
+
+
+def displacements(launch, points: Tensor, rows: Tensor) -> Float[Tensor, "b n k 3"]:
+    """Of the neighbours of points; NaN for those that do not exist.
+
+    On a GPU those of one place are side by side, as threads read them.
+    """
+    clouds, size, k = rows.shape
+    if points.is_cuda:
+        around = points.new_empty(clouds, k - 1, size, 3).transpose(1, 2)
+    else:
+        around = points.new_empty(clouds, size, k - 1, 3)
+    launch(around_kernel, (clouds, k - 1, size), points, rows, around)
     return around
-
-
-@wp.func
-def one_of(around: Around, row: int):
-    return wp.vec3(around[row, 0], around[row, 1], around[row, 2])
 
 
 @wp.func
@@ -107,23 +110,21 @@ def triangle_height(across: wp.vec3, one: wp.vec3, other: wp.vec3):
 
 @wp.kernel(**OPTIONS)
 def pairs_kernel(
-    points: wp.array2d(dtype=wp.vec3),
-    rows: wp.array3d(dtype=wp.int64),
-    count: int,
+    around: wp.array3d(dtype=wp.vec3),
     paired: int,
     planes: wp.array2d(dtype=wp.vec4),
     heights: wp.array2d(dtype=wp.float32),
 ):
     """One thread a point, launched over (B, N): normal and number of neighbours of the best plane."""
     cloud, row = wp.tid()
-    around = load_around(points, rows, cloud, row, count)
+    count = around.shape[2]
     best = wp.vec3()
     best_height = float(1.0)
     most = int(0)
     for first in range(paired):
         for second in range(first + 1, paired):
-            one = one_of(around, first)
-            other = one_of(around, second)
+            one = around[cloud, row, first]
+            other = around[cloud, row, second]
             across = wp.cross(one, other)
             height = triangle_height(across, one, other)
             # A plane with more than half of the neighbours is not surpassed.
@@ -131,7 +132,7 @@ def pairs_kernel(
                 normal = across / wp.length(across)
                 on_plane = int(0)
                 for place in range(count):
-                    if is_on(normal, height, one_of(around, place)):
+                    if is_on(normal, height, around[cloud, row, place]):
                         on_plane += 1
                 if on_plane > most or (on_plane == most and height > best_height):
                     best = normal
@@ -140,13 +141,13 @@ def pairs_kernel(
     # The farthest neighbours on the plane span it best.
     far = wp.vec3()
     for place in range(count):
-        away = one_of(around, place)
+        away = around[cloud, row, place]
         if is_on(best, best_height, away) and wp.length(away) > wp.length(far):
             far = away
     widest = wp.vec3()
     wide = wp.vec3()
     for place in range(count):
-        away = one_of(around, place)
+        away = around[cloud, row, place]
         across = wp.cross(far, away)
         if is_on(best, best_height, away) and wp.length(across) > wp.length(widest):
             widest = across
@@ -225,20 +226,23 @@ def of_neighbors(
     rows: wp.array3d(dtype=wp.int64),
     cloud: int,
     row: int,
-    count: int,
-    around: Around,
+    around: wp.array3d(dtype=wp.vec3),
 ):
     """Plane of a neighbour that contains the point and most others, and how many; 0 if there is none."""
+    count = around.shape[2]
     best = wp.vec4()
     for number in range(count):
         neighbor = int(rows[cloud, row, number + 1])
         if neighbor >= 0:
             plane = planes[cloud, neighbor]
             normal = normal_of(plane)
-            if plane[3] >= float(CONFIRMED) and wp.abs(wp.dot(normal, one_of(around, number))) < ON_NEIGHBORS:
+            if (
+                plane[3] >= float(CONFIRMED)
+                and wp.abs(wp.dot(normal, around[cloud, row, number])) < ON_NEIGHBORS
+            ):
                 on_plane = int(0)
                 for place in range(count):
-                    if wp.abs(wp.dot(normal, one_of(around, place))) < ON_NEIGHBORS:
+                    if wp.abs(wp.dot(normal, around[cloud, row, place])) < ON_NEIGHBORS:
                         on_plane += 1
                 if on_plane >= SHARED and float(on_plane) > best[3]:
                     best = wp.vec4(normal[0], normal[1], normal[2], float(on_plane))
@@ -247,9 +251,8 @@ def of_neighbors(
 
 @wp.kernel(**OPTIONS)
 def directions_kernel(
-    points: wp.array2d(dtype=wp.vec3),
+    around: wp.array3d(dtype=wp.vec3),
     rows: wp.array3d(dtype=wp.int64),
-    count: int,
     planes: wp.array2d(dtype=wp.vec4),
     directions: wp.array2d(dtype=wp.vec3),
     normals: wp.array2d(dtype=wp.vec3),
@@ -257,7 +260,7 @@ def directions_kernel(
 ):
     """One thread a point, launched over (B, N): its plane, one in a common direction, or a neighbour's."""
     cloud, row = wp.tid()
-    around = load_around(points, rows, cloud, row, count)
+    count = around.shape[2]
     normal = normal_of(planes[cloud, row])
     most = int(planes[cloud, row][3])
     if most < CONFIRMED:
@@ -267,13 +270,13 @@ def directions_kernel(
         if wp.dot(direction, direction) > 0.0:
             on_plane = int(0)
             for place in range(count):
-                if wp.abs(wp.dot(direction, one_of(around, place))) < ON_DIRECTION:
+                if wp.abs(wp.dot(direction, around[cloud, row, place])) < ON_DIRECTION:
                     on_plane += 1
             if on_plane > most:
                 normal = direction
                 most = on_plane
     if most == 0:
-        shared = of_neighbors(planes, rows, cloud, row, count, around)
+        shared = of_neighbors(planes, rows, cloud, row, around)
         normal = normal_of(shared)
         most = int(shared[3])
     normals[cloud, row] = normal
@@ -289,12 +292,11 @@ def directions_kernel(
 )
 def _search(launch, points: Tensor, rows: Tensor, normals: Tensor, support: Tensor) -> None:
     clouds, size, _ = points.shape
-    count = rows.shape[2] - 1
+    around = displacements(launch, points, rows)
     planes = points.new_empty(clouds, size, 4)
     heights = points.new_empty(clouds, size)
-    launch(
-        pairs_kernel, (clouds, size), points, rows, count, min(PAIRED, count), planes, heights, block_dim=64
-    )
+    paired = min(PAIRED, around.shape[2])
+    launch(pairs_kernel, (clouds, size), around, paired, planes, heights, block_dim=64)
     asked = _asked(size, points.device)
     votes = torch.empty((clouds, len(asked)), dtype=torch.int32, device=points.device)
     order = torch.empty_like(votes)
@@ -302,7 +304,7 @@ def _search(launch, points: Tensor, rows: Tensor, normals: Tensor, support: Tens
     launch(votes_kernel, votes.shape, planes, heights, asked, votes, directions, block_dim=64)
     launch(first_kernel, votes.shape, votes, directions, order, block_dim=64)
     chosen = _chosen(order, directions)
-    where = points, rows, count, planes, chosen
+    where = around, rows, planes, chosen
     launch(directions_kernel, (clouds, size), *where, normals, support.view(clouds, size), block_dim=64)
 
 
