@@ -232,6 +232,49 @@ def test_operators_in_later_calls(operator: str, itself: bool, where: Where):
             assert_close(name, got, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "warp"])
+@pytest.mark.parametrize("operator", ["knn", "radius"])
+def test_later_calls_on_other_streams_and_in_a_graph(operator: str, backend: str):
+    """Of two sizes in turn, then captured and replayed with other values, and then eager again."""
+    aggregate = pointproj.knn_aggregate if operator == "knn" else pointproj.radius_aggregate
+    near = 5 if operator == "knn" else 0.4
+
+    def results(given: list[Tensor], backend: str) -> tuple[Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in given]
+        value = aggregate(*leaves, near, backend=backend)
+        return value, *torch.autograd.grad(value.square().sum(), leaves)
+
+    def check(given: list[Tensor], got: tuple[Tensor, ...]) -> None:
+        names = ("aggregated", "d_query_points", "d_reference_points", "d_features")
+        for name, one, expected in zip(names, got, results(given, "torch"), strict=True):
+            assert_close(name, one, expected)
+
+    def problem(queries: int, points: int, seed: int) -> list[Tensor]:
+        sizes = (queries, 3), (points, 3), (points, 7)
+        return [_random(*size, seed=seed + i).cuda() for i, size in enumerate(sizes)]
+
+    side = torch.cuda.Stream()
+    for seed in range(5):
+        for sizes in ((33, 129), (65, 257)):
+            given = problem(*sizes, seed)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                got = results(given, backend)
+            torch.cuda.current_stream().wait_stream(side)
+            check(given, got)
+            check(given, results(given, backend))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = results(given, backend)
+    for seed in (7, 8):
+        for tensor, value in zip(given, problem(65, 257, seed), strict=True):
+            tensor.copy_(value)
+        graph.replay()
+        check(given, captured)
+    check(given, results(given, backend))
+
+
 def test_recordings_in_several_threads_leave_no_mode_behind():
     """torch.compile runs nothing compiled where it believes that a mode is on."""
     from torch.utils import _python_dispatch
