@@ -11,15 +11,10 @@ from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
 
-EDGES = 3  # of a disk, at most
-COPLANAR = 1e-4  # distance of samples from a plane that they are on
-STEEPEST = 0.2  # sine of the least angle between planes that meet at an edge
-APART = 0.8  # cosine between the directions of two edges of a disk, at most
-
-_EDGES = wp.constant(EDGES)
-_COPLANAR = wp.constant(COPLANAR)
-_STEEPEST = wp.constant(STEEPEST)
-_APART = wp.constant(APART)
+EDGES = wp.constant(3)  # of a disk, at most
+COPLANAR = wp.constant(1e-4)  # distance of samples from a plane that they are on
+STEEPEST = wp.constant(0.2)  # sine of the least angle between planes that meet at an edge
+APART = wp.constant(0.8)  # cosine between the directions of two edges of a disk, at most
 
 
 def nearest_edges(
@@ -54,6 +49,23 @@ def nearest_edges(
     return _edges(points, rows[..., : 1 + COUNTED].contiguous(), normals, radii)
 
 
+@wp.func
+def crossing(own: wp.vec3, other: wp.vec3, away: wp.vec3):
+    """Unit vector in a plane towards another one, and the distance; -1 if they are nearly parallel."""
+    along = other - wp.dot(other, own) * own
+    slope = wp.length(along)
+    if slope <= STEEPEST:
+        return wp.vec4(0.0, 0.0, 0.0, -1.0)
+    distance = wp.dot(other, away) / slope
+    along = along / wp.where(distance < 0.0, -slope, slope)
+    return wp.vec4(along[0], along[1], along[2], wp.abs(distance))
+
+
+@wp.func
+def direction_of_edge(edge: wp.vec4):
+    return wp.vec3(edge[0], edge[1], edge[2])
+
+
 @wp.kernel(**OPTIONS)
 def edges_kernel(
     around: wp.array3d(dtype=wp.vec3),
@@ -64,47 +76,43 @@ def edges_kernel(
 ):
     """One thread a point, launched over (B, N)."""
     cloud, row = wp.tid()
-    for place in range(_EDGES):
-        edges[cloud, row, place] = wp.vec4()
     own = normals[cloud, row]
     radius = radii[cloud, row]
-    if wp.dot(own, own) == 0.0:
-        return
     count = around.shape[2]
-    for place in range(_EDGES):
-        best = wp.vec3()
-        nearest = radius
+    ends = int(0)  # a bit for each neighbour at whose plane the piece ends
+    if wp.dot(own, own) > 0.0:
         for number in range(count):
             neighbor = int(rows[cloud, row, number + 1])
-            normal = wp.vec3()
             if neighbor >= 0:
-                normal = normals[cloud, neighbor]
-            along = normal - wp.dot(normal, own) * own
-            slope = wp.length(along)
-            if slope > _STEEPEST:
-                distance = wp.dot(normal, around[cloud, row, number]) / slope
-                along = along / slope
-                if distance < 0.0:
-                    distance = -distance
-                    along = -along
-                ends = distance < nearest
-                for other in range(place):
-                    edge = edges[cloud, row, other]
-                    if wp.dot(along, wp.vec3(edge[0], edge[1], edge[2])) > _APART:
-                        ends = False
-                if ends:
-                    for other in range(count):
-                        away = around[cloud, row, other]
-                        if (
-                            wp.abs(wp.dot(own, away)) < _COPLANAR
-                            and wp.dot(along, away) > distance + _COPLANAR
-                        ):
-                            ends = False
-                if ends:
-                    best = along
-                    nearest = distance
+                edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
+                if edge[3] >= 0.0 and edge[3] < radius:
+                    beyond = int(0)
+                    for place in range(count):
+                        away = around[cloud, row, place]
+                        past = wp.dot(direction_of_edge(edge), away) > edge[3] + COPLANAR
+                        if past and wp.abs(wp.dot(own, away)) < COPLANAR:
+                            beyond = int(1)
+                    ends |= (1 - beyond) << number
+    for place in range(EDGES):
+        best = wp.vec4()
+        nearest = radius
+        chosen = int(0)
+        for number in range(count):
+            if (ends >> number) & 1:
+                neighbor = int(rows[cloud, row, number + 1])
+                edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
+                if edge[3] < nearest:
+                    best = edge
+                    nearest = edge[3]
         if nearest < radius:
-            edges[cloud, row, place] = wp.vec4(best[0], best[1], best[2], nearest)
+            for number in range(count):  # those in about the same direction do not matter any more
+                if (ends >> number) & 1:
+                    neighbor = int(rows[cloud, row, number + 1])
+                    edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
+                    if wp.dot(direction_of_edge(edge), direction_of_edge(best)) > APART:
+                        chosen |= 1 << number
+            ends &= ~chosen
+        edges[cloud, row, place] = best
 
 
 @warp_op(
