@@ -191,7 +191,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
                 "feature gradients within a radius, of sparse tiles",
                 division.block,
                 radius_gradients.feature_gradient_kernel(
-                    torch.float32, torch.float32, division, "exponential", in_order=True
+                    torch.float32, torch.float32, division, "exponential", of_sparse=True
                 ),
             )
     yield "which tiles are sparse", usual, sparse_tiles._mark_kernel()
@@ -222,7 +222,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         kernel = neighbor_gradients.feature_gradient_kernel(real, on_gpu=True)
         yield f"feature gradients over lists, {label}", usual, kernel
         division = divide(25, "cuda", most_lanes=lanes)
-        kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0], in_order=True)
+        kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0])
         yield f"feature gradients within a radius, {label}", usual, kernel
         for channels in (25, 32):
             division = few_lanes(torch.empty(1, channels, dtype=real))

@@ -122,8 +122,7 @@ def test_infinite_features_reach_their_neighbors_alone(device: str):
 
 
 @pytest.mark.parametrize(("channels", "columns"), [(1, 1), (9, 12), (25, 32), (33, 36)])
-@pytest.mark.parametrize("with_references", [True, False])
-def test_rows_in_the_order_of_points(channels: int, columns: int, with_references: bool, device: str):
+def test_rows_in_the_order_of_points(channels: int, columns: int, device: str):
     """As gradients read them: each at the place of its point, and padded with zeros."""
     g = torch.Generator().manual_seed(0)
     points = [torch.rand(n, 3, generator=g).to(device) for n in (37, 101)]
@@ -135,10 +134,9 @@ def test_rows_in_the_order_of_points(channels: int, columns: int, with_reference
     values = [torch.randn(len(p), channels, generator=g).to(device) for p in points]
     softmax = torch.rand(37, 2, generator=g).to(device)
     problem = RadiusProblem(0.1, 0.01, softmax, 2.0, 0.0, values[1], values[0], softmax, grad=values[0])
-    made = rows_in_order(Launch(points[0].device), problem, sides[0], sides[1] if with_references else None)
+    made = rows_in_order(Launch(points[0].device), problem, *sides)
     rows = [grid.points[:, 3].view(torch.int32).long() for grid in grids]
     assert torch.equal(made.softmax, softmax[rows[0]])
     padding = (0, columns - channels)
     assert torch.equal(made.grad, torch.nn.functional.pad(values[0][rows[0]], padding))
-    features = torch.nn.functional.pad(values[1][rows[1]], padding) if with_references else values[1]
-    assert torch.equal(made.features, features)
+    assert torch.equal(made.features, torch.nn.functional.pad(values[1][rows[1]], padding))

@@ -124,11 +124,8 @@ def launch_gradient_tiles(
     sparse: Tensor,
     d_features: Tensor,
 ) -> None:
-    """Fill the gradient of the features, in float32; ``sparse`` says which tiles are left to lanes.
-
-    Upstream gradients and softmax are in the order of the sorted queries.
-    """
-    shape = tile_shape(batch.rows, d_features.shape[1])
+    """Fill the gradient of the features, in float32; ``sparse`` says which tiles are left to lanes."""
+    shape = tile_shape(batch.rows, problem.features.shape[1])
     compiled = gradient_tiles_kernel(shape.channels, shape.warps, kernel)
     values = sorted_points, batch, searched, problem, sparse, d_features
     launch(compiled, shape.dim, shape.searches, *values, block_dim=shape.block)
@@ -142,7 +139,7 @@ def gradient_tiles_kernel(channels: int, warps: int, kernel: str) -> wp.Kernel:
     load_point, _, row_of = packed_point(torch.float32)
     tile, write = gradient_tiles(channels, warps, kernel)
     State, reserve = tile.State, tile.reserve
-    search = tile_search(tile, warps, in_order=True)
+    search = tile_search(tile, warps)
     lane = lanes(LANES).lane
     rate_of, *_ = weight_functions(kernel, torch.float32)
     careful = is_careful(kernel)

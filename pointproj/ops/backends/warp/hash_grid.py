@@ -275,6 +275,28 @@ def searched_struct(dtype: torch.dtype) -> Any:
     return SearchedStruct
 
 
+_QUICK_ROOT = """
+#if defined(__CUDA_ARCH__)
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+#else
+    return sqrtf(x);
+#endif
+"""
+
+
+@wp.func_native(_QUICK_ROOT)
+def quick_root(x: wp.float32) -> wp.float32:
+    """Right up to two rounding errors, which the slack of a search covers many times."""
+    ...
+
+
+@wp.func
+def quick_root(x: wp.float64):
+    return wp.sqrt(x)
+
+
 def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``search(state, q, searched, data, cloud, radius) -> state``: meet everything within the radius.
 
@@ -340,7 +362,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         x0 = begin_x
         x1 = begin_x + ball.size[0]
         if not ball.whole:  # only what the ball touches in this row
-            half = wp.sqrt(wp.max(ball.limit - across, real(0.0))) + ball.slack
+            half = quick_root(wp.max(ball.limit - across, real(0.0))) + ball.slack
             x0 += wp.max(axis_cell(q[0] - half, per_unit) - ball.first[0], 0)
             x1 = wp.min(x1, begin_x + axis_cell(q[0] + half, per_unit) - ball.first[0] + 1)
         if (row_part & ball.split) == 0:

@@ -44,17 +44,11 @@ def quotient(x: int, by: int) -> int:
     ...
 
 
-@wp.func_native("point[3] = __int_as_float(row); return point;")
-def with_row(point: wp.vec4f, row: int) -> wp.vec4f:
-    """The packed point with another row."""
-    ...
-
-
-def tile_search(tile: Tiles, warps: int, *, in_order: bool = False) -> wp.Function:
+def tile_search(tile: Tiles, warps: int) -> wp.Function:
     """``search(state, q, cloud, searched, problem, task) -> state``: what a tile does for each lane's point.
 
     All lanes of a block call it with the same ``task``; a lane without a point has a ``q``
-    that is not finite. Rows of values are ``in_order`` of the sorted points, or as given.
+    that is not finite.
     """
     SearchedStruct = searched_struct(torch.float32)
     ProblemStruct = problem_struct(torch.float32, torch.float32)
@@ -176,11 +170,8 @@ def tile_search(tile: Tiles, warps: int, *, in_order: bool = False) -> wp.Functi
                     near = candidate < candidates
                     point = wp.vec4f()
                     if near:
-                        place = base_at(bases, at) + candidate
-                        point = load_point(searched.points, place)
+                        point = load_point(searched.points, base_at(bases, at) + candidate)
                         near = beside(point, low, high) <= limit
-                        if wp.static(in_order):
-                            point = with_row(point, place - problem.first)
                     full = number >= found or waiting + bit_count(ballot(near)) > LANES
                     ready = wp.where(full, waiting, 0)
                     state = flush(state, queue, ready, q, own_square, task)
