@@ -14,6 +14,7 @@ OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_back
 EDGES = wp.constant(3)  # of a disk, at most
 COPLANAR = wp.constant(1e-4)  # distance of samples from a plane that they are on
 STEEPEST = wp.constant(0.2)  # sine of the least angle between planes that meet at an edge
+NEAR = wp.constant(0.5)  # of a radius: so close to an edge and along it is a neighbour that shows a gap
 APART = wp.constant(0.8)  # cosine between the directions of two edges of a disk, at most
 
 
@@ -26,7 +27,9 @@ def nearest_edges(
     """Find where the exact planes of points end, within their radii.
 
     The plane of a neighbour crosses that of a point along a line. If no neighbour on the point's own plane is
-    beyond it, the flat piece is taken to end there.
+    beyond it, the flat piece is taken to end there. So it is if the neighbour is close to the plane, and not
+    far along the line: what goes on beyond is the other side of a gap, or of a board that ends at the piece,
+    and has disks of its own.
 
     Parameters
     ----------
@@ -66,6 +69,15 @@ def direction_of_edge(edge: wp.vec4):
     return wp.vec3(edge[0], edge[1], edge[2])
 
 
+@wp.func
+def shows_a_gap(own: wp.vec3, edge: wp.vec4, away: wp.vec3, near: float):
+    """Whether a neighbour is close to a plane, and not far along the edge at which its own crosses it."""
+    height = wp.dot(own, away)
+    aside = away - height * own
+    aside = aside - wp.dot(direction_of_edge(edge), aside) * direction_of_edge(edge)
+    return wp.abs(height) < near and wp.length(aside) < near
+
+
 @wp.kernel(**OPTIONS)
 def edges_kernel(
     around: wp.array3d(dtype=wp.vec3),
@@ -92,6 +104,8 @@ def edges_kernel(
                         past = wp.dot(direction_of_edge(edge), away) > edge[3] + COPLANAR
                         if past and wp.abs(wp.dot(own, away)) < COPLANAR:
                             beyond = int(1)
+                    if beyond == 1 and shows_a_gap(own, edge, around[cloud, row, number], NEAR * radius):
+                        beyond = int(0)
                     ends |= (1 - beyond) << number
     for place in range(EDGES):
         best = wp.vec4()
@@ -134,9 +148,16 @@ def plain_nearest_edges(points: Tensor, rows: Tensor, normals: Tensor, radii: Te
     towards = (others * away).sum(-1, keepdim=True) / slope.clamp(min=STEEPEST)
     along = along / slope.clamp(min=STEEPEST) * torch.where(towards < 0, -1.0, 1.0)
     distance = towards.abs()
-    on_plane = (away * own).sum(-1).abs() < COPLANAR
+    height = (away * own).sum(-1, keepdim=True)
+    on_plane = height[..., 0].abs() < COPLANAR
+    aside = away - height * own
+    aside = aside - (along * aside).sum(-1, keepdim=True) * along
+    near = NEAR * radii[..., None, None]
+    gap = (height.abs() < near) & (aside.norm(dim=-1, keepdim=True) < near)
     beyond = ((along @ away.mT > distance + COPLANAR) & on_plane[:, :, None]).any(-1, keepdim=True)
-    ends = (slope > STEEPEST) & ~beyond & (distance < radii[..., None, None]) & own.any(-1, keepdim=True)
+    ends = (
+        (slope > STEEPEST) & (gap | ~beyond) & (distance < radii[..., None, None]) & own.any(-1, keepdim=True)
+    )
     edges = []
     for _ in range(EDGES):
         nearest, place = torch.where(ends, distance, torch.inf).min(2, keepdim=True)

@@ -50,6 +50,23 @@ def test_faces_of_a_box_end_where_others_begin(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_faces_end_at_a_gap_to_another_in_the_same_plane(device):
+    points, normals, size = box()
+    gap = 0.03  # less than samples are apart
+    points, normals = torch.cat([points, points], dim=1), torch.cat([normals, normals], dim=1)
+    points[0, :1200, 0] -= size[0] / 2 + gap / 2
+    points[0, 1200:, 0] += size[0] / 2 + gap / 2
+    inputs = (tensor.to(device) for tensor in (points, around(points), normals, radii_of(points)))
+    edges = nearest_edges(*inputs).cpu()[0]
+    distance = points[0, :, 0].abs() - gap / 2
+    beside = (normals[0, :, 2] == 1) & (distance < 0.03) & (points[0, :, 1].abs() < 0.3)
+    assert beside.sum() > 30
+    found = (edges[..., 3] - distance[:, None]).abs() < 1e-5
+    across = edges[..., 0] * -points[0, :, :1].sign() > 0.999
+    assert (found & across).any(1)[beside].float().mean() > 0.8  # where the gap's sides have samples
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_the_kernel_finds_what_operators_of_torch_find(device):
     points, normals, _ = box(301, seed=1, clouds=2)
     normals[:, ::7] = 0
