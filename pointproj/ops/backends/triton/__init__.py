@@ -40,7 +40,7 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     from pointproj.ops.backends.triton.knn_search import nearest
 
-    return nearest(clouds, *_trees(clouds, tables), k, index_dtype)
+    return nearest(clouds, tables, k, index_dtype)
 
 
 def aggregate_neighbors(
@@ -75,7 +75,7 @@ def radius_aggregate(
 ) -> Tensor:
     from pointproj.ops.backends.triton.radius_sums import radius_aggregate
 
-    return radius_aggregate(clouds, *_trees(clouds.detached(), tables), features, sigma, radius, weighting)
+    return radius_aggregate(clouds, tables, features, sigma, radius, weighting)
 
 
 def radius_search(
@@ -83,7 +83,7 @@ def radius_search(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from pointproj.ops.backends.triton.radius_lists import radius_search
 
-    return radius_search(clouds, *_trees(clouds, tables), radius, k)
+    return radius_search(clouds, tables, radius, k)
 
 
 def radius_list(
@@ -91,14 +91,4 @@ def radius_list(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from pointproj.ops.backends.triton.radius_lists import radius_list
 
-    return radius_list(clouds, *_trees(clouds, tables), radius, capacity)
-
-
-def _trees(clouds: Clouds, tables: Tables | None) -> tuple[Tables, Tables]:
-    """Queries and reference points sorted: queries side by side then meet the same points."""
-    from pointproj.ops.backends.triton.operators import runs_kernels
-    from pointproj.ops.backends.triton.tree import build_trees
-
-    if tables is None and runs_kernels(clouds.query_points):
-        return build_trees(clouds)
-    return build_index(clouds.query_points, clouds.query_offsets, clouds.count, None), tables or ()
+    return radius_list(clouds, tables, radius, capacity)

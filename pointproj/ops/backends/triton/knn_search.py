@@ -32,6 +32,7 @@ from pointproj.ops.backends.triton.top_k import empty_lists, insert, precedes, s
 from pointproj.ops.backends.triton.tree import Tree, key_bits, key_of
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.distances import distances_of
+from pointproj.ops.registry import Tables
 
 LARGEST_LIST = 32  # neighbours found in one search; more take several, each beyond the last
 
@@ -41,11 +42,9 @@ TO_ONE_RADIUS = tl.constexpr(1)
 TO_OWN_RADII = tl.constexpr(2)
 
 
-def nearest(
-    clouds: Clouds, queries: Tree, references: Tree | tuple, k: int, index_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Distances and packed rows, ``(Q, k)``, nearest first, inf and -1 where there are fewer."""
-    return _search(*clouds, list(queries), list(references), index_dtype, k)
+    return _search(clouds, tables, index_dtype, k)
 
 
 def search(

@@ -28,7 +28,7 @@ from pointproj.ops.backends.triton.tiles import (
     store_rows_of_3,
     tuned,
 )
-from pointproj.ops.backends.triton.tree import key_dtype, sorted_together
+from pointproj.ops.backends.triton.tree import key_of_both, sorted_together
 from pointproj.ops.backends.triton.weights import (
     as_anchor,
     by_distance_per_length,
@@ -70,8 +70,7 @@ def search_and_aggregate(
     clouds: Clouds, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
 ) -> Tensor:
     """Trees, search and sums in one call, for plain eager mode: their launches are replayed together."""
-    sizes = [clouds.query_points.shape[0], clouds.reference_points.shape[0]]
-    others = clouds.query_offsets, clouds.reference_offsets, clouds.count, key_dtype(sizes, clouds.count), k
+    others = clouds.query_offsets, clouds.reference_offsets, clouds.count, key_of_both(clouds), k
     return _together(clouds.query_points, clouds.reference_points, features, sigma, *others, *weighting)[0]
 
 

@@ -39,6 +39,7 @@ from pointproj.ops.backends.triton.traversal import (
 from pointproj.ops.backends.triton.tree import Tree
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import radii_of
+from pointproj.ops.registry import Tables
 
 LAUNCH = {"TILE": 16, "STEP": 64, "num_warps": 2}  # queries, and points that they meet at a time
 MOST_PROGRAMS = 2048  # each takes tile after tile
@@ -51,19 +52,19 @@ FARTHEST_KEY = tl.constexpr(2**63 - 1)
 
 
 def radius_search(
-    clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, k: int
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Distances and packed rows ``(Q, k)``, nearest first, and counts ``(Q,)``."""
     radii = radii_of(radius, clouds.query_points)
-    return _search(*clouds, list(queries), list(references), radii, k)
+    return _search(clouds, tables, radii, k)
 
 
 def radius_list(
-    clouds: Clouds, queries: Tree, references: Tree | tuple, radius: float | Tensor, capacity: int
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where lists begin ``(Q + 1,)``, the packed rows in them, and their distances ``(capacity,)``."""
     radii = radii_of(radius, clouds.query_points)
-    return _list(*clouds, list(queries), list(references), radii, capacity)
+    return _list(clouds, tables, radii, capacity)
 
 
 def _nearest_by_kernels(

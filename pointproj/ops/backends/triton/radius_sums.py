@@ -63,6 +63,7 @@ from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
 from pointproj.ops.pairs import chunks_within, largest_square_within, weighting_of
 from pointproj.ops.reference import Weighting
+from pointproj.ops.registry import Tables
 
 TILE = 16  # points of a side of its own that a program has at a time
 STEP = 64  # of the points near them it takes at a time. Both decide the order of sums, so they are not tuned
@@ -80,15 +81,14 @@ DONE = tl.constexpr(4)
 
 def radius_aggregate(
     clouds: Clouds,
-    queries: Tree,
-    references: Tree,
+    tables: Tables | None,
     features: Tensor,
     sigma: Tensor,
     radius: float,
     weighting: Weighting,
 ) -> Tensor:
     """Weighted mean or sum of the features within ``radius``: ``(Q, C)`` in their dtype."""
-    return _aggregate(*clouds, list(queries), list(references), features, sigma, radius, *weighting)[0]
+    return _aggregate(clouds, tables, features, sigma, radius, *weighting)[0]
 
 
 def _by_kernels(

@@ -51,8 +51,7 @@ def build_trees(clouds: Clouds) -> tuple[Tree, Tree]:
     """Sort queries and reference points at once, for calls without an index (rows W1, W2, W2-wide): sorting
     takes as long for both as for one.
     """
-    sizes = [clouds.query_points.shape[0], clouds.reference_points.shape[0]]
-    return _pair(_build_both(*clouds, key_dtype(sizes, clouds.count)))
+    return _pair(_build_both(*clouds, key_of_both(clouds)))
 
 
 def sorted_together(clouds: Clouds, key: torch.dtype) -> tuple[Tree, Tree]:
@@ -62,6 +61,11 @@ def sorted_together(clouds: Clouds, key: torch.dtype) -> tuple[Tree, Tree]:
 
 def _pair(made: Sequence[Tensor]) -> tuple[Tree, Tree]:
     return Tree(*made[:7]), Tree(*made[7:])
+
+
+def key_of_both(clouds: Clouds) -> torch.dtype:
+    """The dtype of the keys of queries and reference points."""
+    return key_dtype([clouds.query_points.shape[0], clouds.reference_points.shape[0]], clouds.count)
 
 
 def key_dtype(rows: Sequence[int], clouds: int) -> torch.dtype:
