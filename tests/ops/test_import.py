@@ -56,15 +56,34 @@ def test_modules_that_an_import_loads(statement: str):
     assert not unwanted
 
 
-def test_eager_calls_do_without_the_compiler():
-    statement = """
+@pytest.mark.parametrize(
+    ("package", "statement"),
+    [
+        (
+            "warp",
+            """
 from pointproj import knn_aggregate
 for _ in range(3):
     features = torch.rand(9, 2, requires_grad=True)
     knn_aggregate(torch.rand(5, 3), torch.rand(9, 3), features, 3, backend="warp").sum().backward()
-"""
+""",
+        ),
+        (
+            "triton",
+            """
+from pointproj.nn.narrow_mlp import narrow_mlp
+for _ in range(3):
+    layers = [torch.rand(shape, requires_grad=True) for shape in ((4, 3), (4,), (4, 4), (4,), (2, 4), (2,))]
+    narrow_mlp(torch.rand(5, 3), layers).sum().backward()
+""",
+        ),
+    ],
+    ids=["warp", "narrow-mlp"],
+)
+def test_eager_calls_do_without_the_compiler(package: str, statement: str):
+    pytest.importorskip(package)
     code = CODE.format(statement=statement)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = ran.stdout.split()
-    assert "warp" in loaded
+    assert package in loaded
     assert "torch._dynamo" not in loaded

@@ -29,6 +29,9 @@ def _traceable(name: str, function: Callable, fake: Callable) -> Any:
         return function(*args) if first.is_cuda else on_cpu(*args)
 
     dispatch.__signature__ = function.__signature__
+    # Torch looks for kernels in a function whose source it knows, and imports its compiler for that, which
+    # takes seconds. It would find none behind this one, and what it compiles is kept under our version.
+    dispatch.__code__ = dispatch.__code__.replace(co_filename="<operator of Triton kernels>")
     operator = torch.library.triton_op(name, dispatch, mutates_args=())
     operator.register_kernel("cpu")(function)
     operator.register_fake(fake)
