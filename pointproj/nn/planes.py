@@ -115,7 +115,8 @@ def _refined(
     """
     centre = torch.zeros_like(normal)
     for _ in range(REFINED):
-        height = ((around - centre[:, :, None]) @ normal[..., None]).squeeze(-1)
+        away = (around - centre[:, :, None]).unbind(-1)
+        height = sum(one * other for one, other in zip(away, normal[:, :, None].unbind(-1), strict=True))
         weights = (1 / (1 + (height / within).square())).square()[..., None]
         normal, centre = _least_squares(around, weights)
     off = (centre * normal).sum(-1, keepdim=True)
@@ -144,7 +145,8 @@ def least_axis(moments: Float[Tensor, "b n 3 3"]) -> Float[Tensor, "b n 3"]:
     power = torch.stack([cross(y, z), cross(z, x), cross(x, y)], dim=-2)
     for _ in range(5):
         power = power / power.abs().amax((-2, -1), keepdim=True).clamp(min=1e-20)
-        power = power @ power
+        # Its square, in less time than the product of so many small matrices takes on a GPU.
+        power = sum(one * other for one, other in zip(power.split(1, -1), power.split(1, -2), strict=True))
     largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
     column = power.gather(-2, largest[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
     return column / column.norm(dim=-1, keepdim=True).clamp(min=1e-20)
