@@ -1,8 +1,8 @@
 """Disks in the cells of a grid, and rays that go from cell to cell until a disk stops them: Warp kernels.
 
 One source for CPU and CUDA. Everything has a size that follows from the number of disks alone, so that a
-CUDA graph can hold it: a cell is as wide as the largest disk's radius or wider, so a disk lies in at most
-three cells along each axis.
+CUDA graph can hold it: a cell is half as wide as the largest disk's radius or wider, so a disk lies in at
+most five cells along each axis.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_back
 
 DIRECTIONS = 64
 SIDE = 32  # cells along the longest axis, at most
-CELLS_OF_DISK = 27  # at most
+CELLS_OF_DISK = 125  # at most
 INNER = 0.6  # radius of a small disk; that of the large one is 1
 FEATURES = 4  # for the small disks, then the large ones: share that escapes, share of neighbouring pairs
 
@@ -345,7 +345,7 @@ def list_disks(
     centres = disks[..., :3]
     low = (centres - radius[:, None, None]).amin(1)
     extent = (centres + radius[:, None, None]).amax(1) - low
-    edge = torch.maximum(1.001 * radius, extent.amax(1) / (SIDE - 1)).clamp(min=1e-6)
+    edge = torch.maximum(0.501 * radius, extent.amax(1) / (SIDE - 1)).clamp(min=1e-6)
     frames[:, :3] = low
     frames[:, 3] = 1 / edge
     frames[:, 4:] = (extent / edge[:, None]).ceil().clamp(1, SIDE)

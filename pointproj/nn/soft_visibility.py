@@ -45,8 +45,8 @@ def disk_grid(
     normals : (B, N, 3) float tensor
         Unit normals of the disks, of either sign; 0 for a point that has no disk.
     radii : (B, N) float tensor
-        Of the large disks. The search is fast where they are of similar size: its cells are as wide as the
-        largest.
+        Of the large disks. The search is fast where they are of similar size: its cells are half as wide as
+        the largest radius.
     edges : (B, N, 3, 4) float tensor, optional
         Where disks end before their radii: see :func:`pointproj.nn.edges.nearest_edges`.
 
