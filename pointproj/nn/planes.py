@@ -1,12 +1,17 @@
-"""Planes through points of a cloud: exact on flat pieces of a surface, however thin the solid is."""
+"""Planes of most neighbours: those of flat pieces of a surface, however thin the solid is. Warp kernels."""
 
 from typing import NamedTuple
 
 import torch
+import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.attention import take_rows
+from pointproj.nn.exact_planes import displacements
+from pointproj.ops.bridge.warp_op import warp_op
+
+OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
 
 PAIRED = 10  # of the nearest neighbours; each pair of them spans a plane that is tried
 COUNTED = 15  # of the nearest neighbours, of which a plane should contain many
@@ -17,7 +22,10 @@ WITHIN = 1.5  # standard deviations of noise from a plane: so far off a neighbou
 FARTHEST = 3.0  # such distances that a point is moved, at most
 REFINED = 3  # times
 FEW, FEWEST = 0.25, 0.05  # share of the neighbours on a plane: with less than few the surface is curved
+SQUARED = 5  # times: so high is the power of an inverse that its largest eigenvalue alone is left
 UPWARDS = (0.37, 0.52, 0.77)  # a direction that few planes of made things contain
+
+_UPWARDS = wp.constant(wp.vec3(*UPWARDS))
 
 
 class Planes(NamedTuple):
@@ -56,11 +64,11 @@ def local_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"], uni
         Unit normals are on one side of a fixed plane through the origin: they do not tell inside from
         outside.
     """
-    return Planes(*torch.ops.pointproj.local_planes(points.detach(), rows, unit))
+    return Planes(*_search(points.detach().contiguous(), rows.contiguous(), unit))
 
 
 def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same as operators of torch."""
+    """The same as operators of torch, which hold every pair and neighbour: what the kernels are held to."""
     around = (take_rows(points, rows.clamp(min=0)) - points[:, :, None]) / unit  # itself first
     away = around[:, :, 1 : COUNTED + 1]
     paired = away[:, :, :PAIRED]
@@ -98,7 +106,11 @@ def _noise(height: Float[Tensor, "b n pairs k"], best: Int[Tensor, "b n 1"]) -> 
     median over the cloud is taken.
     """
     of_best = height.gather(2, best[..., None].expand(-1, -1, -1, height.shape[-1]))[:, :, 0]
-    next_ones = of_best.sort(dim=-1).values[..., NOISE_RANK]
+    return _deviation(of_best.sort(dim=-1).values[..., NOISE_RANK])
+
+
+def _deviation(next_ones: Float[Tensor, "b n"]) -> Float[Tensor, "b 1 1"]:
+    """What :func:`_noise` returns, of how far off the next neighbours are."""
     middle = next_ones.shape[1] // 2
     return NOISE_OF_RANK * next_ones.sort(dim=1).values.narrow(1, middle, 1)[..., None]
 
@@ -143,7 +155,7 @@ def least_axis(moments: Float[Tensor, "b n 3 3"]) -> Float[Tensor, "b n 3"]:
     x, y, z = (moments + 1e-6 * torch.eye(3, dtype=moments.dtype, device=moments.device)).unbind(-2)
     cross = torch.linalg.cross
     power = torch.stack([cross(y, z), cross(z, x), cross(x, y)], dim=-2)
-    for _ in range(5):
+    for _ in range(SQUARED):
         power = power / power.abs().amax((-2, -1), keepdim=True).clamp(min=1e-20)
         # Its square, in less time than the product of so many small matrices takes on a GPU.
         power = sum(one * other for one, other in zip(power.split(1, -1), power.split(1, -2), strict=True))
@@ -152,11 +164,186 @@ def least_axis(moments: Float[Tensor, "b n 3 3"]) -> Float[Tensor, "b n 3"]:
     return column / column.norm(dim=-1, keepdim=True).clamp(min=1e-20)
 
 
-# One operator to torch.compile: with it in the graph, Inductor of torch 2.11 failed, perhaps at roll.
-_operator = torch.library.custom_op("pointproj::local_planes", plain_local_planes, mutates_args=())
+@wp.func
+def closeness(distance: float, within: float):
+    """How much counts what lies so far off a plane: 1 at 0, a half at ``within``."""
+    off = distance / within
+    return 1.0 / (1.0 + off * off)
 
 
-@_operator.register_fake
-def _(points: Tensor, rows: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_point, of_cloud = points.new_empty(*points.shape[:2], 1), points.new_empty(len(points), 1, 1)
-    return torch.empty_like(points), of_point, torch.empty_like(points), of_cloud
+@wp.kernel(**OPTIONS)
+def most_kernel(
+    around: wp.array3d(dtype=wp.vec3),
+    unit: float,
+    within: wp.array(dtype=wp.float32),
+    planes: wp.array2d(dtype=wp.vec3),
+    fit: wp.array2d(dtype=wp.float32),
+):
+    """One thread a point, launched over (B, N): of the planes of all pairs, the one with most neighbours."""
+    cloud, row = wp.tid()
+    best = wp.vec3()
+    most = float(-1.0)
+    for turn in range(1, PAIRED // 2 + 1):
+        for first in range(PAIRED):
+            one = around[cloud, row, first] / unit
+            other = around[cloud, row, (first + PAIRED - turn) % PAIRED] / unit
+            across = wp.cross(one, other)
+            normal = across / wp.max(wp.length(across), 1.0e-6)
+            total = float(0.0)
+            for place in range(COUNTED):
+                total += closeness(wp.dot(normal, around[cloud, row, place] / unit), within[cloud])
+            share = total / float(COUNTED) * wp.dot(normal, normal)
+            if share > most:
+                most = share
+                best = normal
+    planes[cloud, row] = best
+    fit[cloud, row] = wp.max(most, 0.0)
+
+
+@wp.kernel(**OPTIONS)
+def rank_kernel(
+    around: wp.array3d(dtype=wp.vec3),
+    unit: float,
+    planes: wp.array2d(dtype=wp.vec3),
+    next_ones: wp.array2d(dtype=wp.float32),
+):
+    """One thread a point, launched over (B, N): how far off its plane the neighbour of NOISE_RANK is."""
+    cloud, row = wp.tid()
+    normal = planes[cloud, row]
+    result = float(wp.NAN)
+    for place in range(COUNTED):
+        height = wp.abs(wp.dot(normal, around[cloud, row, place] / unit))
+        nearer = int(0)
+        for number in range(COUNTED):
+            other = wp.abs(wp.dot(normal, around[cloud, row, number] / unit))
+            if other < height or (other == height and number < place):
+                nearer += 1
+        if nearer == NOISE_RANK:
+            result = height
+    next_ones[cloud, row] = result
+
+
+@wp.func
+def least_squares(
+    around: wp.array3d(dtype=wp.vec3),
+    unit: float,
+    cloud: int,
+    row: int,
+    first: int,
+    last: int,
+    normal: wp.vec3,
+    centre: wp.vec3,
+    within: float,
+):
+    """Normal and place of the plane nearest to neighbours, by their distances from a plane; -1 is the point.
+
+    Where ``within`` is 0, all neighbours count the same.
+    """
+    total = float(0.0)
+    mean = wp.vec3()
+    for place in range(first, last):
+        away = wp.vec3()
+        if place >= 0:
+            away = around[cloud, row, place] / unit
+        weight = float(1.0)
+        if within > 0.0:
+            weight = closeness(wp.dot(away - centre, normal), within)
+            weight = weight * weight
+        total += weight
+        mean += weight * away
+    mean = mean / total
+    x = wp.vec3(1.0e-6, 0.0, 0.0)
+    y = wp.vec3(0.0, 1.0e-6, 0.0)
+    z = wp.vec3(0.0, 0.0, 1.0e-6)
+    for place in range(first, last):
+        away = wp.vec3()
+        if place >= 0:
+            away = around[cloud, row, place] / unit
+        weight = float(1.0)
+        if within > 0.0:
+            weight = closeness(wp.dot(away - centre, normal), within)
+            weight = weight * weight
+        away = away - mean
+        x += weight * away[0] * away
+        y += weight * away[1] * away
+        z += weight * away[2] * away
+    power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
+    for _ in range(SQUARED):
+        power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-20)
+        power = power * power
+    column = wp.vec3(power[0, 0], power[1, 0], power[2, 0])
+    largest = power[0, 0]
+    if power[1, 1] > largest:
+        largest = power[1, 1]
+        column = wp.vec3(power[0, 1], power[1, 1], power[2, 1])
+    if power[2, 2] > largest:
+        column = wp.vec3(power[0, 2], power[1, 2], power[2, 2])
+    return column / wp.max(wp.length(column), 1.0e-20), mean
+
+
+@wp.kernel(**OPTIONS)
+def refined_kernel(
+    around: wp.array3d(dtype=wp.vec3),
+    unit: float,
+    within: wp.array(dtype=wp.float32),
+    planes: wp.array2d(dtype=wp.vec3),
+    fit: wp.array2d(dtype=wp.float32),
+    normals: wp.array2d(dtype=wp.vec3),
+    shift: wp.array2d(dtype=wp.vec3),
+):
+    """One thread a point, launched over (B, N): its plane where it fits best, and the way to it."""
+    cloud, row = wp.tid()
+    normal = planes[cloud, row]
+    way = wp.vec3()
+    if fit[cloud, row] >= FEW:
+        centre = wp.vec3()
+        for _ in range(REFINED):
+            normal, centre = least_squares(
+                around, unit, cloud, row, -1, around.shape[2], normal, centre, within[cloud]
+            )
+        farthest = FARTHEST * within[cloud]
+        way = unit * wp.clamp(wp.dot(centre, normal), -farthest, farthest) * normal
+    elif fit[cloud, row] > FEWEST:
+        normal, _mean = least_squares(around, unit, cloud, row, 0, COUNTED, normal, way, 0.0)
+    if wp.dot(normal, _UPWARDS) < 0.0:
+        normal = -normal
+    normals[cloud, row] = normal
+    shift[cloud, row] = way
+
+
+@warp_op(
+    "pointproj::local_planes",
+    outputs=lambda points, rows, unit: {
+        "normals": (points.shape, points.dtype),
+        "fit": ((*points.shape[:2], 1), points.dtype),
+        "shift": (points.shape, points.dtype),
+        "noise": ((len(points), 1, 1), points.dtype),
+    },
+)
+def _search(
+    launch,
+    points: Tensor,
+    rows: Tensor,
+    unit: float,
+    normals: Tensor,
+    fit: Tensor,
+    shift: Tensor,
+    noise: Tensor,
+) -> None:
+    if points.dtype != torch.float32:
+        plain = plain_local_planes(points, rows, unit)
+        for result, values in zip((normals, fit, shift, noise), plain, strict=True):
+            result.copy_(values)
+        return
+    around = displacements(launch, points, rows)
+    planes, shares = torch.empty_like(points), fit.squeeze(-1)
+    within = points.new_full((len(points),), EXACT)
+    shape = points.shape[:2]
+    launch(most_kernel, shape, around, unit, within, planes, shares, block_dim=64)
+    next_ones = torch.empty_like(shares)
+    launch(rank_kernel, shape, around, unit, planes, next_ones, block_dim=64)
+    deviation = _deviation(next_ones)
+    noise.copy_(unit * deviation)
+    within = (WITHIN * deviation).clamp(min=EXACT).flatten()
+    launch(most_kernel, shape, around, unit, within, planes, shares, block_dim=64)
+    launch(refined_kernel, shape, around, unit, within, planes, shares, normals, shift, block_dim=64)

@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from pointproj import knn
-from pointproj.nn.planes import local_planes
+from pointproj.nn.planes import local_planes, plain_local_planes
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def all_of(points, unit=0.05, k=25):
@@ -103,3 +105,46 @@ def test_planes_have_no_gradient():
     points = torch.rand(1, 40, 3, requires_grad=True)
     for found in local_planes(points, torch.arange(25).expand(1, 40, 25), 0.05):
         assert not found.requires_grad
+
+
+def in_single(kind, count):
+    """A cloud of which single precision and double tell the same planes."""
+    if kind == "line":
+        return torch.linspace(-1, 1, count)[:, None] * torch.tensor([[0.0, 1.0, 0.0]])
+    if kind == "ball":
+        generator = torch.Generator().manual_seed(3)
+        return 0.6 * torch.nn.functional.normalize(torch.randn(count, 3, generator=generator), dim=1)
+    if kind == "sheets":
+        return torch.cat([noisy_sheet(0, count), flat(count, 1) @ torch.eye(3).double()[1:]]).float()
+    return noisy_sheet(0.01, count).float()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("kind", "count"), [("noise", 301), ("sheets", 77), ("ball", 129), ("line", 33)])
+def test_kernels_find_the_planes_of_operators_of_torch(device, kind, count):
+    points = torch.stack([in_single(kind, count), 0.7 * in_single(kind, count).flip(0)])
+    _, rows = knn(points, points, 25, backend="torch")
+    found = [tensor.cpu() for tensor in local_planes(points.to(device), rows.to(device), 0.05)]
+    expected = plain_local_planes(points.double(), rows, 0.05)
+    normals, fit, shift, noise = (tensor.double() for tensor in found)
+    torch.testing.assert_close(noise, expected[3], atol=1e-7, rtol=1e-4)
+    torch.testing.assert_close(fit, expected[1], atol=1e-4, rtol=0)
+    same = (normals - expected[0]).norm(dim=-1) < 1e-3  # of equally good planes either may be found
+    assert same.double().mean() > 0.98
+    torch.testing.assert_close(shift[same], expected[2][same], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_point_that_is_not_finite_leaves_other_planes_as_they_are(device):
+    points = noisy_sheet(0, 200).float()[None].to(device)
+    spoilt = torch.cat([points, torch.full((1, 1, 3), torch.nan, device=device)], dim=1)
+    whole, beside = (local_planes(each, knn(each, each, 25)[1], 0.05) for each in (points, spoilt))
+    for one, other in zip(whole[:3], beside[:3], strict=True):
+        torch.testing.assert_close(other[:, :-1], one)
+    assert beside.noise.isfinite().all()
+
+
+def test_the_operator_passes_opcheck():
+    points = noisy_sheet(0.01, 40).float()[None]
+    rows = knn(points, points, 25, backend="torch")[1]
+    torch.library.opcheck(torch.ops.pointproj.local_planes.default, (points, rows, 0.05))
