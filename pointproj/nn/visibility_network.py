@@ -46,9 +46,11 @@ class VisibilityEncoding(NamedTuple):
 class VisibilityNetwork(nn.Module):
     """Tell inside from outside by what a point and the sides of its neighbours see of the outside.
 
-    1. For each reference point, the plane of most of its neighbours is found
-       (:func:`pointproj.nn.planes.local_planes`), and a disk in it that covers the holes between samples. In
-       a cloud with noise, the point is moved onto its plane first.
+    1. For each reference point, the plane of its face is found where samples lie on it exactly
+       (:func:`pointproj.nn.exact_planes.exact_planes`), else the plane of most of its neighbours
+       (:func:`pointproj.nn.planes.local_planes`); and a disk in it that covers the holes between samples and
+       ends at edges (:func:`pointproj.nn.edges.nearest_edges`). In a cloud with noise, the point is moved
+       onto its plane first.
     2. From both sides of each disk, and from each query point, rays escape or are stopped by disks
        (:func:`pointproj.nn.soft_visibility.soft_visibility`). This is where a network learns of what is far
        away; all else is local, so it learns from few shapes and has no opinion on classes of them.
