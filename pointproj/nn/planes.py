@@ -174,7 +174,7 @@ def closeness(distance: float, within: float):
 @wp.kernel(**OPTIONS)
 def most_kernel(
     around: wp.array3d(dtype=wp.vec3),
-    unit: float,
+    scale: float,
     within: wp.array(dtype=wp.float32),
     planes: wp.array2d(dtype=wp.vec3),
     fit: wp.array2d(dtype=wp.float32),
@@ -185,13 +185,13 @@ def most_kernel(
     most = float(-1.0)
     for turn in range(1, PAIRED // 2 + 1):
         for first in range(PAIRED):
-            one = around[cloud, row, first] / unit
-            other = around[cloud, row, (first + PAIRED - turn) % PAIRED] / unit
+            one = around[cloud, row, first] * scale
+            other = around[cloud, row, (first + PAIRED - turn) % PAIRED] * scale
             across = wp.cross(one, other)
             normal = across / wp.max(wp.length(across), 1.0e-6)
             total = float(0.0)
             for place in range(COUNTED):
-                total += closeness(wp.dot(normal, around[cloud, row, place] / unit), within[cloud])
+                total += closeness(wp.dot(normal, around[cloud, row, place] * scale), within[cloud])
             share = total / float(COUNTED) * wp.dot(normal, normal)
             if share > most:
                 most = share
@@ -203,7 +203,7 @@ def most_kernel(
 @wp.kernel(**OPTIONS)
 def rank_kernel(
     around: wp.array3d(dtype=wp.vec3),
-    unit: float,
+    scale: float,
     planes: wp.array2d(dtype=wp.vec3),
     next_ones: wp.array2d(dtype=wp.float32),
 ):
@@ -212,10 +212,10 @@ def rank_kernel(
     normal = planes[cloud, row]
     result = float(wp.NAN)
     for place in range(COUNTED):
-        height = wp.abs(wp.dot(normal, around[cloud, row, place] / unit))
+        height = wp.abs(wp.dot(normal, around[cloud, row, place] * scale))
         nearer = int(0)
         for number in range(COUNTED):
-            other = wp.abs(wp.dot(normal, around[cloud, row, number] / unit))
+            other = wp.abs(wp.dot(normal, around[cloud, row, number] * scale))
             if other < height or (other == height and number < place):
                 nearer += 1
         if nearer == NOISE_RANK:
@@ -226,7 +226,7 @@ def rank_kernel(
 @wp.func
 def least_squares(
     around: wp.array3d(dtype=wp.vec3),
-    unit: float,
+    scale: float,
     cloud: int,
     row: int,
     first: int,
@@ -244,7 +244,7 @@ def least_squares(
     for place in range(first, last):
         away = wp.vec3()
         if place >= 0:
-            away = around[cloud, row, place] / unit
+            away = around[cloud, row, place] * scale
         weight = float(1.0)
         if within > 0.0:
             weight = closeness(wp.dot(away - centre, normal), within)
@@ -258,7 +258,7 @@ def least_squares(
     for place in range(first, last):
         away = wp.vec3()
         if place >= 0:
-            away = around[cloud, row, place] / unit
+            away = around[cloud, row, place] * scale
         weight = float(1.0)
         if within > 0.0:
             weight = closeness(wp.dot(away - centre, normal), within)
@@ -284,7 +284,7 @@ def least_squares(
 @wp.kernel(**OPTIONS)
 def refined_kernel(
     around: wp.array3d(dtype=wp.vec3),
-    unit: float,
+    scale: float,
     within: wp.array(dtype=wp.float32),
     planes: wp.array2d(dtype=wp.vec3),
     fit: wp.array2d(dtype=wp.float32),
@@ -299,12 +299,12 @@ def refined_kernel(
         centre = wp.vec3()
         for _ in range(REFINED):
             normal, centre = least_squares(
-                around, unit, cloud, row, -1, around.shape[2], normal, centre, within[cloud]
+                around, scale, cloud, row, -1, around.shape[2], normal, centre, within[cloud]
             )
         farthest = FARTHEST * within[cloud]
-        way = unit * wp.clamp(wp.dot(centre, normal), -farthest, farthest) * normal
+        way = wp.clamp(wp.dot(centre, normal), -farthest, farthest) / scale * normal
     elif fit[cloud, row] > FEWEST:
-        normal, _mean = least_squares(around, unit, cloud, row, 0, COUNTED, normal, way, 0.0)
+        normal, _mean = least_squares(around, scale, cloud, row, 0, COUNTED, normal, way, 0.0)
     if wp.dot(normal, _UPWARDS) < 0.0:
         normal = -normal
     normals[cloud, row] = normal
@@ -335,15 +335,15 @@ def _search(
         for result, values in zip((normals, fit, shift, noise), plain, strict=True):
             result.copy_(values)
         return
-    around = displacements(launch, points, rows)
+    around, scale = displacements(launch, points, rows), 1 / unit
     planes, shares = torch.empty_like(points), fit.squeeze(-1)
     within = points.new_full((len(points),), EXACT)
     shape = points.shape[:2]
-    launch(most_kernel, shape, around, unit, within, planes, shares, block_dim=64)
+    launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)
     next_ones = torch.empty_like(shares)
-    launch(rank_kernel, shape, around, unit, planes, next_ones, block_dim=64)
+    launch(rank_kernel, shape, around, scale, planes, next_ones, block_dim=64)
     deviation = _deviation(next_ones)
     noise.copy_(unit * deviation)
     within = (WITHIN * deviation).clamp(min=EXACT).flatten()
-    launch(most_kernel, shape, around, unit, within, planes, shares, block_dim=64)
-    launch(refined_kernel, shape, around, unit, within, planes, shares, normals, shift, block_dim=64)
+    launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)
+    launch(refined_kernel, shape, around, scale, within, planes, shares, normals, shift, block_dim=64)
