@@ -150,6 +150,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
     from pointproj.ops.backends.warp import (
         all_within,
         cell_list_kernels,
+        cell_width,
         gradient_tiles,
         hash_grid,
         knn_search,
@@ -203,6 +204,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             yield f"cell list, {label}", 64 if part == "bound" else usual, kernel
         yield f"hash grid, {label}", usual, hash_grid._clear_kernel(real)
         yield f"hash grid, {label}", usual, hash_grid._place_kernel(real)
+        yield f"hash grid, {label}", usual, cell_width.widen_kernel(real)
         yield f"rows in the order of points, {label}", usual, row_order._kernel(real, real)
         for stage in {
             s for count in (1000, 10_000, 10**6) for s in knn_search._stages(count, 7, on_gpu=True)

@@ -6,13 +6,14 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops.backends.warp import sparse_tiles
+from pointproj.ops.backends.warp.cell_width import THREADS, widen_kernel
 from pointproj.ops.backends.warp.common import Batch
 from pointproj.ops.backends.warp.hash_grid import SearchedGrid, Side, build_hash_grid
 from pointproj.ops.backends.warp.hash_table import MANY_POINTS
 from pointproj.ops.backends.warp.radius_pairs import RadiusProblem
 from pointproj.ops.backends.warp.row_order import rows_in_order
 from pointproj.ops.bridge.warp_op import Launch
-from pointproj.ops.cases import clustered
+from pointproj.ops.cases import W2, clustered
 from pointproj.ops.reference import KERNELS
 
 
@@ -140,3 +141,17 @@ def test_rows_in_the_order_of_points(channels: int, columns: int, device: str):
     padding = (0, columns - channels)
     assert torch.equal(made.grad, torch.nn.functional.pad(values[0][rows[0]], padding))
     assert torch.equal(made.features, torch.nn.functional.pad(values[1][rows[1]], padding))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("radius", "factor"), [(0.1, 2), (0.25, 1)])
+def test_cells_are_wide_where_neighbors_are_few(radius: float, factor: int, dtype: torch.dtype, device: str):
+    """Of the workload W2: 4 and 66 within the radius; where cells are wide already, they stay so."""
+    problem = W2.problem(device)
+    points, queries = problem.reference_points.to(dtype), problem.query_points.to(dtype)
+    sets = points, Batch(None, len(points), 1), queries, Batch(None, len(queries), 1)
+    for narrow in ((True, True), (True, False)):
+        width = torch.ones(2, dtype=dtype, device=device)
+        counters = torch.zeros(2, dtype=torch.int32, device=device)
+        Launch(width.device)(widen_kernel(dtype), THREADS, *sets, radius, narrow, counters, width)
+        assert width.tolist() == [factor, factor if narrow[1] else 1]

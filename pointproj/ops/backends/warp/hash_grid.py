@@ -1,9 +1,8 @@
 """A hash grid: cells for a known radius, in a table of fixed size that the cells of space wrap around.
 
-Cells are about half as wide as the radius wherever the points are, so no bounding box is needed and one
-level does for every density. Cells that share a bucket of the table only cost a few distance tests in vain.
-Along x the table is contiguous: a row of cells is one run of points, or two where it wraps. Narrow cells
-spare tests of points and cost lookups of rows of cells: points that are few next to others have wide ones.
+Cells are equally wide wherever the points are, so no bounding box is needed and one level does for every
+density. Cells that share a bucket of the table only cost a few distance tests in vain. Along x the table is
+contiguous: a row of cells is one run of points, or two where it wraps.
 """
 
 import functools
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.cell_list import rank_in_order
 from pointproj.ops.backends.warp.cell_list_kernels import scatter_kernel
+from pointproj.ops.backends.warp.cell_width import EDGE, MOST_POINTS, THREADS, edge, widen_kernel
 from pointproj.ops.backends.warp.common import (
     LEAST_DISTANCE,
     OPTIONS,
@@ -31,10 +31,6 @@ from pointproj.ops.backends.warp.scan import running_sum, states_of
 from pointproj.ops.backends.warp.traversal import Visitor, run_visitor
 from pointproj.ops.bridge.scratch import Scratch
 from pointproj.ops.bridge.warp_op import Launch, warp_op
-
-# Edge of the cells, in radii: a little more than a half, so that rounding does not add a cell on each side.
-EDGE = 65 / 128
-FEW = 8  # cells are twice as wide for points of which there are so many times fewer than of all
 
 
 class HashGrid(NamedTuple):
@@ -122,8 +118,10 @@ def _tables(rows: int, buckets: int, dtype: torch.dtype) -> Scratch:
 
 @functools.lru_cache
 def _build_memory(rows: int, buckets: int) -> Scratch:
-    """States of the running sum, points in each bucket; then the bucket of each point, and its rank there."""
-    counters = ((states_of(buckets),), torch.int64), ((buckets,), torch.int32)
+    """States of the running sum, points in each bucket, counters of :func:`widen_kernel`; then the bucket of
+    each point, and its rank there.
+    """
+    counters = ((states_of(buckets),), torch.int64), ((buckets,), torch.int32), ((2,), torch.int32)
     return Scratch(counters, [((rows, 2), torch.int32)])
 
 
@@ -169,15 +167,18 @@ def fill_hash_grid(
     (points, offsets), (others, other_offsets) = (*sets, (None, None))[:2]
     cell_width, start, sorted_points = grid
     rows, buckets = sorted_points.shape[0], start.shape[0] - 1
-    counters, states, occupancy, placed = _build_memory(rows, buckets).allocate(points.device)
+    counters, states, occupancy, found, placed = _build_memory(rows, buckets).allocate(points.device)
     clear = _clear_kernel(points.dtype)
     first_rows = points.shape[0]
-    edges = _edge(first_rows, all_rows), _edge(rows - first_rows, all_rows)
+    edges = edge(first_rows, all_rows), edge(rows - first_rows, all_rows)
     launch(clear, counters.shape[0], counters, cell_width, *radius, *edges)
     both = (
         *(points, Batch(offsets, first_rows, clouds)),
         *(others, Batch(other_offsets, rows - first_rows, clouds)),
     )
+    if points.is_cuda and 0 < first_rows < rows <= MOST_POINTS and radius[1] is None:
+        narrow = tuple(e == EDGE for e in edges)
+        launch(widen_kernel(points.dtype), THREADS, *both, radius[0], narrow, found, cell_width)
     launch(_place_kernel(points.dtype), rows, *both, cell_width, occupancy, placed)
     running_sum(launch, occupancy, 0, states, start)
     if points.is_cuda and torch.are_deterministic_algorithms_enabled():
@@ -208,11 +209,6 @@ def _clear_kernel(dtype: torch.dtype) -> wp.Kernel:
             width[i] = wp.clamp(radius * wp.where(i == 0, edge, other_edge), real(least), real(most))
 
     return clear
-
-
-def _edge(rows: int, all_rows: int) -> float:
-    """Of the cells for ``rows`` points, in radii."""
-    return EDGE if FEW * rows > all_rows else 2.0 * EDGE
 
 
 @functools.cache
