@@ -28,8 +28,8 @@ from pointproj.config import Config
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.edges import plain_nearest_edges
 from pointproj.nn.exact_planes import plain_exact_planes
-from pointproj.nn.face_planes import plain_spread_planes
 from pointproj.nn.mlp import MLP
+from pointproj.nn.plain_face_planes import plain_spread_planes
 from pointproj.nn.planes import plain_local_planes
 from pointproj.nn.sight_lines import plain_nearest_sight_lines
 from pointproj.nn.soft_visibility import plain_list_disks, plain_soft_visibility

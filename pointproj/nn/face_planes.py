@@ -1,8 +1,8 @@
 """Planes of clouds with noise, each fitted to as much of a flat face as there is: Warp kernels.
 
 The neighbours of a point tell its plane to some tenths of the noise. A face has hundreds of samples, which
-tell it far better. So planes are spread: each becomes the mean of its neighbours' planes that agree with it,
-again and again.
+tell it far better. So planes are spread: each is fitted anew to what its neighbours' planes were fitted to,
+if they agree with it, again and again; and then to all samples of the cloud that are on it.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,6 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.attention import take_rows
-from pointproj.nn.planes import least_axis as plain_least_axis
 from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
@@ -24,15 +22,20 @@ REFITTED = 3  # times to the neighbours, before
 WITHIN = 1.5  # standard deviations of noise: so far off its plane a neighbour counts a quarter
 AGREEING = 0.5  # standard deviations between two planes that agree; farther apart, they are of two faces
 TURNED = 0.25  # sine of the angle between two such planes
-NEAR = 2.0  # standard deviations from a plane that a point may take
+NEAR = 1.5  # standard deviations from a plane that a point may take
+WHOLE = 2  # times that planes are fitted to all samples that are on them
+SAME = 0.12  # sine of the angle between these planes, at most
+ENOUGH = 20.0  # such samples
 FARTHEST = 4.0  # standard deviations that a point is moved, at most
 FLAT = 1e-7  # added to the variances of the samples of a plane
-SQUARED = 6  # times, so that of a covariance's inverse only the largest eigenvalue is left
+SQUARED = 9  # times, so that of a covariance's inverse only the largest eigenvalue is left
 
 _REFITTED = wp.constant(REFITTED)
 _WITHIN = wp.constant(WITHIN)
 _AGREEING = wp.constant(AGREEING)
 _TURNED = wp.constant(TURNED)
+_SAME_SQUARED = wp.constant(SAME * SAME)
+_ENOUGH = wp.constant(ENOUGH)
 _NEAR = wp.constant(NEAR)
 _FLAT = wp.constant(FLAT)
 _SQUARED = wp.constant(SQUARED)
@@ -90,6 +93,8 @@ def spread_planes(
     3. In the last rounds, each point takes the plane of the neighbour that has the most planes around it that
        agree with it, of those that pass the point within the noise. So what lies at an edge or on a narrow
        side gets the plane of a face.
+    4. Each plane is fitted to all samples whose own planes agree with it, wherever they are, if there are
+       enough of them.
 
     Parameters
     ----------
@@ -274,6 +279,44 @@ def take_kernel(
     taken.covariances[cloud, row, 1] = fitted.covariances[cloud, best, 1]
 
 
+@wp.kernel(**OPTIONS)
+def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct):
+    """One thread a point, launched over (B, N): fit its plane to all samples of which the planes agree."""
+    cloud, row = wp.tid()
+    normal = fitted.normals[cloud, row]
+    mean = fitted.means[cloud, row]
+    agreeing = _AGREEING * clouds.noise[cloud]
+    if agreeing > 0.0 and wp.dot(normal, normal) > 0.0:
+        here = foot(clouds.points[cloud, row], normal, mean)
+        total = float(0.0)
+        first = wp.vec3()
+        squares = wp.vec3()
+        products = wp.vec3()
+        for other in range(clouds.points.shape[1]):
+            its = fitted.normals[cloud, other]
+            point = clouds.points[cloud, other]
+            # Others would have no weight, after more work; what is not finite would spoil the sums.
+            if wp.abs(wp.dot(its, normal)) > 0.9 and wp.isfinite(point):
+                across = wp.cross(its, normal)
+                same = wp.max(1.0 - wp.dot(across, across) / _SAME_SQUARED, 0.0)
+                between = foot(point, its, fitted.means[cloud, other]) - here
+                weight = closeness(wp.dot(between, normal) / agreeing) * same * same
+                weight *= not_opposite(clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal)
+                away = point - mean
+                total += weight
+                first += weight * away
+                squares += weight * wp.cw_mul(away, away)
+                products += weight * mixed(away)
+        if total > _ENOUGH:
+            first = first / total
+            squares = squares / total - wp.cw_mul(first, first)
+            products = products / total - mixed(first)
+            mean += first
+            normal = least_axis(squares, products, normal)
+    whole.normals[cloud, row] = normal
+    whole.means[cloud, row] = mean
+
+
 @warp_op(
     "pointproj::spread_planes",
     outputs=lambda points, **_: dict.fromkeys(("fitted", "means"), (points.shape, torch.float32)),
@@ -301,63 +344,7 @@ def _spread(
         if number >= ROUNDS - LAST_ROUNDS:
             launch(take_kernel, shape, clouds, now, support, other, block_dim=64)
             now, other = other, now
+    for _ in range(WHOLE):
+        launch(whole_kernel, shape, clouds, now, other, block_dim=64)
+        now, other = other, now
     # After an even number of these launches, the last planes are in the outputs.
-
-
-def plain_spread_planes(
-    points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same as operators of torch: what the kernels are held to."""
-    given, has_plane = normals, (noise > 0)[:, None, None] & normals.any(-1, keepdim=True)
-    around, seen_from = (take_rows(one, rows.clamp(min=0)) for one in (points, sensors))
-    noise = noise[:, None, None, None].clamp(min=1e-12)
-
-    def counted(normal: Tensor) -> Tensor:
-        opposite = _dot(sensors[:, :, None], normal) * _dot(seen_from, normal) < 0
-        return (rows >= 0)[..., None] & ~opposite
-
-    means = points
-    for _ in range(REFITTED):
-        away, own = around - means[:, :, None], normals[:, :, None]
-        weights = _close(_dot(away, own) / (WITHIN * noise)) * counted(own)
-        normals, means, covariances, _ = _plain_fit(weights, away, 0.0, normals, means)
-    for number in range(ROUNDS):
-        fitted = torch.cat([normals, means, covariances.flatten(2)], dim=-1)
-        its, centres, spreads = take_rows(fitted, rows.clamp(min=0)).split((3, 3, 9), dim=-1)
-        own, feet = normals[:, :, None], around - _dot(around - centres, its) * its
-        between = feet - feet[:, :, :1]
-        across = torch.linalg.cross(its, own.expand_as(its)).norm(dim=-1, keepdim=True)
-        weights = _close(across / TURNED) * counted(own)
-        for normal in (own, its):
-            weights = weights * _close(_dot(between, normal) / (AGREEING * noise))
-        given_moments = centres - means[:, :, None], spreads.unflatten(-1, (3, 3))
-        normals, means, covariances, support = _plain_fit(weights, *given_moments, normals, means)
-        if number >= ROUNDS - LAST_ROUNDS:
-            fitted = torch.cat([normals, means, covariances.flatten(2), support], dim=-1)
-            its, centres, _, of_its = take_rows(fitted, rows.clamp(min=0)).split((3, 3, 9, 1), dim=-1)
-            score = of_its * _close(_dot(around[:, :, :1] - centres, its) / (NEAR * noise)) * counted(its)
-            best = rows.gather(2, score.argmax(2))
-            normals, means, covariances, _ = take_rows(fitted, best)[:, :, 0].split((3, 3, 9, 1), dim=-1)
-            covariances = covariances.unflatten(-1, (3, 3))
-    return torch.where(has_plane, normals, given), torch.where(has_plane, means, points)
-
-
-def _dot(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum(-1, keepdim=True)
-
-
-def _close(distance: Tensor) -> Tensor:
-    return (1 + distance.square()).reciprocal().square()
-
-
-def _plain_fit(
-    weights: Tensor, away: Tensor, spreads: Tensor | float, normals: Tensor, means: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normals, means and covariances of weighted samples or planes around points; and the mean weight."""
-    total = weights.sum(2).clamp(min=1e-6)
-    first = (weights * away).sum(2) / total
-    second = (weights[..., None] * (away[..., None] * away[..., None, :] + spreads)).sum(2)
-    covariances = second / total[..., None] - first[..., None] * first[..., None, :]
-    axes = plain_least_axis(1e-6 / FLAT * covariances)
-    axes = torch.where(_dot(axes, normals) < 0, -axes, axes)
-    return axes, means + first, covariances, total / weights.shape[2]

@@ -146,19 +146,18 @@ def _least_squares(
     return least_axis((weights * centred).mT @ centred), mean
 
 
-def least_axis(moments: Float[Tensor, "b n 3 3"]) -> Float[Tensor, "b n 3"]:
+def least_axis(moments: Float[Tensor, "b n 3 3"], squared: int = SQUARED) -> Float[Tensor, "b n 3"]:
     """Unit eigenvectors of the least eigenvalues of second moments; 1e-6 is added to all of these.
 
-    They are columns of a high power of the inverse, here of the adjugate. torch's own function waits for the
-    device.
+    They are columns of a high power of the inverse, here of the adjugate, which is squared so many times.
+    torch's own function waits for the device.
     """
     x, y, z = (moments + 1e-6 * torch.eye(3, dtype=moments.dtype, device=moments.device)).unbind(-2)
     cross = torch.linalg.cross
     power = torch.stack([cross(y, z), cross(z, x), cross(x, y)], dim=-2)
-    for _ in range(SQUARED):
+    for _ in range(squared):
         power = power / power.abs().amax((-2, -1), keepdim=True).clamp(min=1e-20)
-        # Its square, in less time than the product of so many small matrices takes on a GPU.
-        power = sum(one * other for one, other in zip(power.split(1, -1), power.split(1, -2), strict=True))
+        power = power @ power
     largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
     column = power.gather(-2, largest[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
     return column / column.norm(dim=-1, keepdim=True).clamp(min=1e-20)
