@@ -294,19 +294,19 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
         products = wp.vec3()
         for other in range(clouds.points.shape[1]):
             its = fitted.normals[cloud, other]
-            point = clouds.points[cloud, other]
-            # Others would have no weight, after more work; what is not finite would spoil the sums.
-            if wp.abs(wp.dot(its, normal)) > 0.9 and wp.isfinite(point):
+            if wp.abs(wp.dot(its, normal)) > 0.9:  # the others would have no weight, after more work
                 across = wp.cross(its, normal)
                 same = wp.max(1.0 - wp.dot(across, across) / _SAME_SQUARED, 0.0)
+                point = clouds.points[cloud, other]
                 between = foot(point, its, fitted.means[cloud, other]) - here
                 weight = closeness(wp.dot(between, normal) / agreeing) * same * same
                 weight *= not_opposite(clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal)
-                away = point - mean
-                total += weight
-                first += weight * away
-                squares += weight * wp.cw_mul(away, away)
-                products += weight * mixed(away)
+                if weight > 0.0:  # that of a point that is not finite is not
+                    away = point - mean
+                    total += weight
+                    first += weight * away
+                    squares += weight * wp.cw_mul(away, away)
+                    products += weight * mixed(away)
         if total > _ENOUGH:
             first = first / total
             squares = squares / total - wp.cw_mul(first, first)
