@@ -191,7 +191,8 @@ def test_kernels_of_triton_get_the_addresses_of_the_call(monkeypatch: pytest.Mon
     compiled = _compiled_by_triton({"x": "*fp32", "n": "i32", "N": "constexpr", "none": "*i32", "m": "i64"})
     made = [launch._made(compiled, (5, 6, 1), [4096, n, 7, 0, -3]) for n in (8, 9)]
     assert [m.pointers for m in made] == [[4096, 0], [4096, 0]]
-    run = launch.Made.again(made, [[(0, 16), None], [(-1, 32), None]])
+    made.insert(1, launch._made(compiled, (0, 6, 1), [4096, 7, 7, 0, -3]))  # for no points: not launched
+    run = launch.Made.again(made, [[(0, 16), None], [(0, 0), None], [(-1, 32), None]])
     run(None, [1024, 0, 8192], 99)
     fixed = 13, 5, 6, 1, 64, 1, 1, 12, 99
     assert launched == [(*fixed, 1040, 8, 0, -3, 0, 0, None), (*fixed, 8224, 9, 0, -3, 0, 0, None)]

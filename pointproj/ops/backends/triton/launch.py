@@ -74,6 +74,8 @@ class Made(NamedTuple):
         parameters = Parameters(blocks, pointers, sources)
         launch_kernel, calls = _launch_kernel(), []
         for made, address in zip(launches, parameters.addresses, strict=True):
+            if 0 in made.programs:  # nothing to do for no points, and the driver refuses it
+                continue
             block = (ctypes.c_void_p * len(made.words))(
                 *range(address, address + WORD * len(made.words), WORD)
             )
