@@ -62,7 +62,7 @@ def test_solids_are_furniture_occupancy_by_visibility_without_normals():
         "visibility",
     )
     assert (config.data.queries, config.projector.normals) == (1024, False)
-    assert (config.training.epochs, config.training.validate_every, config.data.points) == (20, 20, 1024)
+    assert (config.training.epochs, config.training.validate_every, config.data.points) == (14, 14, 1024)
     assert (config.optimizer.name, config.optimizer.lr, config.target.loss) == ("adamw", 1e-2, "overlap")
     assert config.projector == VisibilityConfig(
         hidden_channels=32, neighbors=13, rounds=1, normals=False, sensors=False
