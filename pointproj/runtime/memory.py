@@ -138,8 +138,7 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
         it is unknown) and ``allocations``, with RMM also ``resource``.
     """
     if torch.device(device).type == "cpu":
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {"allocator": "host", "peak_bytes": peak if sys.platform == "darwin" else peak * 1024}
+        return {"allocator": "host", "peak_bytes": _host_peak()}
     if rmm_memory.in_use():
         return rmm_memory.counters()
     counts = torch.cuda.memory_stats(device)
@@ -166,6 +165,19 @@ def _configure_torch(allocator: AllocatorConfig) -> None:
     elif _expandable:  # by an earlier job of this process
         torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
     _expandable = allocator.expandable_segments
+
+
+def _host_peak() -> int:
+    """Peak of resident memory, in bytes.
+
+    Linux counts that of the process which started this one into ``ru_maxrss``, and never resets it.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):  # another system
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _reset_host_peak() -> None:
