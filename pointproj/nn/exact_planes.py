@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.attention import take_rows
+from pointproj.nn.directions import plain_shared_directions, shared_directions
 from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
@@ -24,12 +25,10 @@ CONFIRMED = wp.constant(4)  # neighbours on a plane, with those that span it
 ROUNDING = wp.constant(4e-7)  # of a point of the query cube that was rotated and scaled in single precision
 FARTHEST = wp.constant(2e-5)  # from a plane, however badly it is spanned
 NARROWEST = wp.constant(1e-4)  # height of a triangle that spans a plane
-SURE = wp.constant(8)  # neighbours on a plane that has a direction of the cloud
-WIDE = wp.constant(0.03)  # height of the triangle that spans it, at least
-ASKED = 1024  # points that vote on the directions of their cloud
-SAME = wp.constant(1e-4)  # sine of the angle between two planes of one direction
+SURE = 8  # neighbours on a plane that has a direction of the cloud
+WIDE = 0.03  # height of the triangle that spans it, at least
+SAME = 1e-4  # sine of the angle between two planes of one direction
 VOTES = 4  # for a direction
-DIRECTIONS = 16  # of a cloud, at most
 ON_DIRECTION = wp.constant(1.5e-6)  # distance from a plane of a known direction
 ON_NEIGHBORS = wp.constant(3e-6)  # distance from the plane that a neighbour has
 SHARED = wp.constant(2)  # neighbours on such a plane, with the one whose it is
@@ -165,62 +164,6 @@ def normal_of(plane: wp.vec4):
 
 
 @wp.func
-def is_close(one: wp.vec3, other: wp.vec3):
-    across = wp.cross(one, other)
-    return wp.dot(across, across) < SAME * SAME
-
-
-@wp.kernel(**OPTIONS)
-def votes_kernel(
-    planes: wp.array2d(dtype=wp.vec4),
-    heights: wp.array2d(dtype=wp.float32),
-    asked: wp.array(dtype=wp.int32),
-    votes: wp.array2d(dtype=wp.int32),
-    directions: wp.array2d(dtype=wp.vec3),
-):
-    """One thread a point that is asked, launched over (B, A): how many have its direction; their mean."""
-    cloud, number = wp.tid()
-    row = asked[number]
-    own = normal_of(planes[cloud, row])
-    total = wp.vec3()
-    found = int(0)
-    if planes[cloud, row][3] >= float(SURE) and heights[cloud, row] > WIDE:
-        for other in range(asked.shape[0]):
-            plane = planes[cloud, asked[other]]
-            if plane[3] >= float(SURE) and heights[cloud, asked[other]] > WIDE:
-                normal = normal_of(plane)
-                if is_close(own, normal):
-                    found += 1
-                    total += wp.sign(wp.dot(own, normal)) * normal
-    votes[cloud, number] = found
-    directions[cloud, number] = wp.normalize(total)
-
-
-@wp.kernel(**OPTIONS)
-def first_kernel(
-    votes: wp.array2d(dtype=wp.int32),
-    directions: wp.array2d(dtype=wp.vec3),
-    order: wp.array2d(dtype=wp.int32),
-):
-    """One thread a point that is asked: a number that is larger for more votes, 0 where others stand for it.
-
-    Of points with the same direction, the one with most votes stands for all, the first of equals.
-    """
-    cloud, number = wp.tid()
-    own = votes[cloud, number]
-    count = votes.shape[1]
-    result = own * count + count - 1 - number
-    if own == 0:
-        result = int(0)
-    else:
-        for other in range(count):
-            ahead = votes[cloud, other] > own or (votes[cloud, other] == own and other < number)
-            if ahead and is_close(directions[cloud, number], directions[cloud, other]):
-                result = int(0)
-    order[cloud, number] = result
-
-
-@wp.func
 def of_neighbors(
     planes: wp.array2d(dtype=wp.vec4),
     rows: wp.array3d(dtype=wp.int64),
@@ -297,27 +240,11 @@ def _search(launch, points: Tensor, rows: Tensor, normals: Tensor, support: Tens
     heights = points.new_empty(clouds, size)
     paired = min(PAIRED, around.shape[2])
     launch(pairs_kernel, (clouds, size), around, paired, planes, heights, block_dim=64)
-    asked = _asked(size, points.device)
-    votes = torch.empty((clouds, len(asked)), dtype=torch.int32, device=points.device)
-    order = torch.empty_like(votes)
-    directions = points.new_empty(*votes.shape, 3)
-    launch(votes_kernel, votes.shape, planes, heights, asked, votes, directions, block_dim=64)
-    launch(first_kernel, votes.shape, votes, directions, order, block_dim=64)
-    chosen = _chosen(order, directions)
+    sure = (planes[..., 3] >= SURE) & (heights > WIDE)
+    voters = torch.where(sure[..., None], planes[..., :3], 0.0)
+    chosen = shared_directions(launch, voters, same=SAME, rounds=1, least=VOTES)
     where = around, rows, planes, chosen
     launch(directions_kernel, (clouds, size), *where, normals, support.view(clouds, size), block_dim=64)
-
-
-def _asked(size: int, device: torch.device) -> Int[Tensor, " A"]:
-    """Rows of the points that vote, spread over the cloud; each several times in a small one."""
-    return (torch.arange(ASKED, device=device) * size // ASKED).int()
-
-
-def _chosen(order: Int[Tensor, "b A"], directions: Float[Tensor, "b A 3"]) -> Float[Tensor, "b d 3"]:
-    """Directions with the most votes; 0 for those with too few."""
-    largest, places = order.topk(DIRECTIONS, dim=1)
-    enough = largest >= VOTES * ASKED
-    return torch.where(enough[..., None], take_rows(directions, places), 0.0)
 
 
 def plain_exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,8 +252,8 @@ def plain_exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     around = take_rows(points, rows.clamp(min=0)) - points[:, :, None]
     away = torch.where(rows[..., None] < 0, torch.nan, around)[:, :, 1:]
     normals, most, height = _plain_pairs(away)
-    asked = _asked(points.shape[1], points.device)
-    directions = _plain_directions(*(values[:, asked] for values in (normals, most, height)))
+    voters = torch.where(((most >= SURE) & (height > WIDE))[..., None], normals, 0.0)
+    directions = plain_shared_directions(voters, same=SAME, rounds=1, least=VOTES)
     most = torch.where(most < CONFIRMED, 0, most)
     on_plane = ((away @ directions.mT[:, None]).abs() < ON_DIRECTION).sum(2)
     on_plane = torch.where(directions.any(-1)[:, None], on_plane, 0)
@@ -374,22 +301,3 @@ def _plain_shared(away: Tensor, normals: Float[Tensor, "b n k 3"]) -> tuple[Tens
 def _plain_height(across: Tensor, one: Tensor, other: Tensor) -> Tensor:
     longer = torch.maximum(one.norm(dim=-1), other.norm(dim=-1)).clamp(min=1e-9)
     return (across.norm(dim=-1) / longer).clamp(min=1e-12)
-
-
-def _plain_directions(normals: Tensor, most: Tensor, height: Tensor) -> Float[Tensor, "b d 3"]:
-    """The directions of clouds, from the planes of the points that are asked."""
-
-    def close(one: Tensor) -> Tensor:
-        pairs = one[:, :, None].expand(-1, -1, count, -1), one[:, None].expand(-1, count, -1, -1)
-        return torch.linalg.cross(*pairs).square().sum(-1) < SAME**2
-
-    count = normals.shape[1]
-    sure = (most >= SURE) & (height > WIDE)
-    same = close(normals) & sure[:, :, None] & sure[:, None]
-    votes = same.sum(-1)
-    signs = torch.where(same, (normals @ normals.mT).sign(), 0)
-    directions = torch.nn.functional.normalize(signs @ normals, dim=-1, eps=1e-20)
-    number = torch.arange(count, device=normals.device)
-    order = torch.where(votes > 0, votes * count + count - 1 - number, 0)
-    surpassed = (close(directions) & (order[:, None] > order[:, :, None])).any(-1)
-    return _chosen(torch.where(surpassed, 0, order), directions)

@@ -1,10 +1,13 @@
 """Planes that are spread over faces, as operators of torch: what the kernels are held to."""
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from pointproj.nn import face_planes as like
+from pointproj.nn import face_kernels as like
+from pointproj.nn import face_planes as times
 from pointproj.nn.attention import take_rows
+from pointproj.nn.directions import plain_shared_directions
 from pointproj.nn.planes import least_axis
 
 
@@ -13,8 +16,22 @@ def plain_spread_planes(
 ) -> tuple[Tensor, Tensor]:
     """The same as operators of torch: what the kernels are held to."""
     given, has_plane = normals, (noise > 0)[:, None, None] & normals.any(-1, keepdim=True)
+    where = points, rows, sensors, noise[:, None, None, None].clamp(min=1e-12)
+    normals, means, support = _plain_spread_over_faces(*where, normals)
+    voters = torch.where((support > times.VOTING) & has_plane, normals, 0.0)
+    settings = {"same": times.SAME_DIRECTION, "rounds": times.MEANS, "least": times.VOTES}
+    turned = _plain_turned(*where, normals, plain_shared_directions(voters, **settings))
+    normals, means, _ = _plain_spread_over_faces(*where, turned)
+    for _ in range(times.WHOLE):
+        normals, means = _plain_whole(points, sensors, where[-1][..., 0], normals, means)
+    return torch.where(has_plane, normals, given), torch.where(has_plane, means, points)
+
+
+def _plain_spread_over_faces(
+    points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normals, means and support of planes, fitted to the neighbours and spread."""
     around, seen_from = (take_rows(one, rows.clamp(min=0)) for one in (points, sensors))
-    noise = noise[:, None, None, None].clamp(min=1e-12)
 
     def counted(normal: Tensor) -> Tensor:
         opposite = _dot(sensors[:, :, None], normal) * _dot(seen_from, normal) < 0
@@ -25,18 +42,18 @@ def plain_spread_planes(
         away, own = around - means[:, :, None], normals[:, :, None]
         weights = _close(_dot(away, own) / (like.WITHIN * noise)) * counted(own)
         normals, means, covariances, _ = _plain_fit(weights, away, 0.0, normals, means)
-    for number in range(like.ROUNDS):
+    for number in range(times.ROUNDS):
         fitted = torch.cat([normals, means, covariances.flatten(2)], dim=-1)
         its, centres, spreads = take_rows(fitted, rows.clamp(min=0)).split((3, 3, 9), dim=-1)
         own, feet = normals[:, :, None], around - _dot(around - centres, its) * its
         between = feet - feet[:, :, :1]
         across = torch.linalg.cross(its, own.expand_as(its)).norm(dim=-1, keepdim=True)
-        weights = _close(across / like.TURNED) * counted(own)
+        weights = _close(across / like.BENT) * counted(own)
         for normal in (own, its):
             weights = weights * _close(_dot(between, normal) / (like.AGREEING * noise))
         given_moments = centres - means[:, :, None], spreads.unflatten(-1, (3, 3))
         normals, means, covariances, support = _plain_fit(weights, *given_moments, normals, means)
-        if number >= like.ROUNDS - like.LAST_ROUNDS:
+        if number >= times.ROUNDS - times.LAST_ROUNDS:
             fitted = torch.cat([normals, means, covariances.flatten(2), support], dim=-1)
             its, centres, _, of_its = take_rows(fitted, rows.clamp(min=0)).split((3, 3, 9, 1), dim=-1)
             score = (
@@ -45,9 +62,32 @@ def plain_spread_planes(
             best = rows.gather(2, score.argmax(2))
             normals, means, covariances, _ = take_rows(fitted, best)[:, :, 0].split((3, 3, 9, 1), dim=-1)
             covariances = covariances.unflatten(-1, (3, 3))
-    for _ in range(like.WHOLE):
-        normals, means = _plain_whole(points, sensors, noise[..., 0], normals, means)
-    return torch.where(has_plane, normals, given), torch.where(has_plane, means, points)
+    return normals, means, support
+
+
+def _plain_turned(
+    points: Tensor,
+    rows: Tensor,
+    sensors: Tensor,
+    noise: Tensor,
+    normals: Tensor,
+    directions: Float[Tensor, "b d 3"],
+) -> Tensor:
+    """Of the points' own normals and the directions of the cloud, those with most neighbours on a plane."""
+    around, seen_from = (take_rows(one, rows.clamp(min=0)) for one in (points, sensors))
+    tried = directions[:, None].expand(-1, points.shape[1], -1, -1)
+    tried = torch.cat([normals[:, :, None], tried], dim=2)  # (B, N, 1 + d, 3)
+    heights = tried @ (around - points[:, :, None]).mT  # (B, N, 1 + d, k)
+    opposite = _dot(tried, sensors[:, :, None]) * (tried @ seen_from.mT) < 0
+    counted = (rows >= 0)[:, :, None] & ~opposite
+    moved = torch.zeros_like(heights[..., :1])
+    for _ in range(like.MOVED + 1):
+        weights = _close((heights - moved) / (like.ON_TURNED * noise)) * counted
+        total = weights.sum(-1, keepdim=True)
+        moved = (weights * heights).sum(-1, keepdim=True) / total.clamp(min=1e-6)
+    score = (total * _close(moved / (like.NEAR_TURNED * noise)))[..., 0] * tried.any(-1)
+    score[..., 1:] *= like.PREFERRED
+    return tried.gather(2, score.argmax(2)[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
 
 
 def _plain_whole(

@@ -30,7 +30,9 @@ def searched(points, k=25):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("k", "rounds", "last", "share"), [(25, 8, 0, 1), (17, 1, 1, 1), (25, 8, 4, 0.95)])
+@pytest.mark.parametrize(
+    ("k", "rounds", "last", "share"), [(25, 8, 0, 1), (17, 1, 1, 0.99), (25, 8, 4, 0.95)]
+)
 def test_planes_are_those_of_plain_torch(device, k, rounds, last, share, monkeypatch):
     monkeypatch.setattr(face_planes, "ROUNDS", rounds)
     monkeypatch.setattr(face_planes, "LAST_ROUNDS", last)
@@ -81,6 +83,28 @@ def test_sensors_keep_the_sides_of_a_board_apart_that_is_as_thin_as_the_noise():
     apart = {known: one[:, upper].median() - one[:, ~upper].median() for known, one in height.items()}
     assert 0.7 * DEVIATION < apart["sensors"] < 1.3 * DEVIATION
     assert apart["nothing"] < 0.6 * DEVIATION
+
+
+def test_narrow_faces_take_directions_of_wide_ones(monkeypatch):
+    generator = torch.Generator().manual_seed(5)
+    board = torch.rand(900, 3, generator=generator) * torch.tensor([1.6, 0.15, 0.6]) - 0.3
+    number = torch.arange(900) % 10
+    board[:, 1] = torch.where(number < 5, -0.3, -0.15)
+    narrow = number % 5 == 0  # the upper side, 0.15 wide and 1.6 long
+    board[narrow, 1] = 0.15 * torch.rand(180, generator=generator) - 0.3
+    board[narrow, 2] = 0.3
+    wall = torch.rand(600, 3, generator=generator) * torch.tensor([1.0, 1.0, 0.0]) - 0.9
+    cloud = torch.cat([board, wall]) + DEVIATION * torch.randn(1500, 3, generator=generator)
+    rows, planes = searched(cloud[None])
+
+    def right():
+        normals, _ = spread_planes(cloud[None], rows, planes.normals, planes.noise)
+        return (normals[0, :900, 2][narrow].abs() > 0.99).float().mean()
+
+    with_directions = right()
+    monkeypatch.setattr(face_planes, "VOTES", face_planes.VOTES * 10**4)
+    assert with_directions > right() + 0.1
+    assert with_directions > 0.9
 
 
 @pytest.mark.parametrize("device", DEVICES)
