@@ -9,7 +9,7 @@ from torch import Tensor
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
 
 REFITTED = 3  # times that planes are fitted to the neighbours, before they are spread
-WITHIN = 1.5  # standard deviations of noise: so far off its plane a neighbour counts a quarter
+WITHIN = 1.2  # standard deviations of noise: so far off its plane a neighbour counts a quarter
 AGREEING = 0.5  # standard deviations between two planes that agree; farther apart, they are of two faces
 BENT = 0.25  # sine of the angle between two such planes
 NEAR = 1.5  # standard deviations from a plane that a point may take
@@ -18,7 +18,7 @@ NEAR = 1.5  # standard deviations from a plane that a point may take
 ON_TURNED = 1.2  # standard deviations: so far off a neighbour counts a quarter
 NEAR_TURNED = 2.5  # the same for the point itself
 MOVED = 4  # times that such a plane is moved to the neighbours on it
-PREFERRED = 1.4  # so much more counts a neighbour on it than one on the point's own plane
+PREFERRED = 1.7  # so much more counts a neighbour on it than one on the point's own plane
 
 # For planes that are fitted to all samples:
 SAME = 0.12  # sine of the angle to the planes of these, at most

@@ -22,8 +22,8 @@ from pointproj.nn.face_kernels import (
 )
 from pointproj.ops.bridge.warp_op import warp_op
 
-ROUNDS = 8  # in which planes spread to neighbours
-LAST_ROUNDS = 4  # of these, in which points may take the plane of a neighbour
+ROUNDS = 12  # in which planes spread to neighbours
+LAST_ROUNDS = 2  # of these, in which points may take the plane of a neighbour
 VOTING = 0.35  # share of the neighbours' planes that agree with one that votes on the directions of its cloud
 SAME_DIRECTION = 0.05  # sine of the angle between planes of one direction
 VOTES = 8  # of 1024, for a direction
