@@ -86,7 +86,7 @@ def _plain_turned(
         total = weights.sum(-1, keepdim=True)
         moved = (weights * heights).sum(-1, keepdim=True) / total.clamp(min=1e-6)
     score = (total * _close(moved / (like.NEAR_TURNED * noise)))[..., 0] * tried.any(-1)
-    score[..., 1:] *= like.PREFERRED
+    score = torch.cat([score[..., :1], like.PREFERRED * score[..., 1:]], dim=-1)  # first the point's own
     return tried.gather(2, score.argmax(2)[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
 
 
