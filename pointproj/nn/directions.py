@@ -39,7 +39,7 @@ def shared_directions(
     (B, 16, 3) float32 tensor
         The one with most votes first; 0 where there are no more.
     """
-    voters = normals.index_select(1, asked_rows(normals)).contiguous()
+    voters = normals.index_select(1, _asked_rows(normals)).contiguous()
     votes = torch.empty(voters.shape[:2], dtype=torch.int32, device=normals.device)
     order, directions = torch.empty_like(votes), torch.empty_like(voters)
     launch(votes_kernel, votes.shape, voters, same, rounds, votes, directions, block_dim=64)
@@ -47,7 +47,7 @@ def shared_directions(
     return _chosen(order, directions, least)
 
 
-def asked_rows(points: Float[Tensor, "b n 3"]) -> Int[Tensor, " A"]:
+def _asked_rows(points: Float[Tensor, "b n 3"]) -> Int[Tensor, " A"]:
     """Rows of the points that vote, spread over the cloud; each several times in a small one."""
     return torch.arange(ASKED, device=points.device) * points.shape[1] // ASKED
 
@@ -127,7 +127,7 @@ def plain_shared_directions(
         pairs = one[:, :, None].expand(-1, -1, ASKED, -1), other[:, None].expand(-1, ASKED, -1, -1)
         return torch.linalg.cross(*pairs).square().sum(-1) < same**2
 
-    voters = normals[:, asked_rows(normals)]
+    voters = normals[:, _asked_rows(normals)]
     own = voters
     for _ in range(rounds):
         agree = close(own, voters) & own.any(-1)[:, :, None] & voters.any(-1)[:, None]

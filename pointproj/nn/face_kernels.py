@@ -97,6 +97,13 @@ def mixed(one: wp.vec3):
 
 
 @wp.func
+def centred(total: float, first: wp.vec3, squares: wp.vec3, products: wp.vec3):
+    """Mean and covariance, from a sum of weights and weighted sums of vectors and their products."""
+    mean = first / total
+    return mean, squares / total - wp.cw_mul(mean, mean), products / total - mixed(mean)
+
+
+@wp.func
 def least_axis(squares: wp.vec3, products: wp.vec3, before: wp.vec3):
     """Unit eigenvector of a covariance's least eigenvalue, from high powers of its adjugate."""
     x = wp.vec3(squares[0] + _FLAT, products[2], products[1])
@@ -146,9 +153,7 @@ def fit_kernel(clouds: NoisyStruct, given: wp.array2d(dtype=wp.vec3), fitted: Fi
                     first += weight * away
                     squares += weight * wp.cw_mul(away, away)
                     products += weight * mixed(away)
-            first = first / total
-            squares = squares / total - wp.cw_mul(first, first)
-            products = products / total - mixed(first)
+            first, squares, products = centred(total, first, squares, products)
             centre += first
             normal = least_axis(squares, products, normal)
     fitted.normals[cloud, row] = normal
@@ -190,9 +195,8 @@ def spread_kernel(
                 first += weight * away
                 squares += weight * (wp.cw_mul(away, away) + fitted.covariances[cloud, other, 0])
                 products += weight * (mixed(away) + fitted.covariances[cloud, other, 1])
-        first = first / total  # its own plane agrees, so the total is 1 or more
-        squares = squares / total - wp.cw_mul(first, first)
-        products = products / total - mixed(first)
+        # Its own plane agrees, so the total is 1 or more.
+        first, squares, products = centred(total, first, squares, products)
         mean += first
         normal = least_axis(squares, products, normal)
     spread.normals[cloud, row] = normal
@@ -237,9 +241,10 @@ def turn_kernel(
     directions: wp.array2d(dtype=wp.vec3),
     turned: wp.array2d(dtype=wp.vec3),
 ):
-    """One thread a point, launched over (B, N): the direction with most neighbours on a plane near the point.
+    """One thread a point, launched over (B, N): of its own normal and the directions of the cloud, the best.
 
-    Its own, the first, has to hold fewer.
+    That is the one in which a plane near the point holds most neighbours; on planes in directions of the
+    cloud they count more.
     """
     cloud, row = wp.tid()
     point = clouds.points[cloud, row]
@@ -258,13 +263,12 @@ def turn_kernel(
                 total = float(0.0)
                 for _ in range(_MOVED + 1):
                     first = float(0.0)
-                    before = height
                     total = float(0.0)
                     for place in range(clouds.rows.shape[2]):
                         other = int(clouds.rows[cloud, row, place])
                         if other >= 0:
                             its = wp.dot(clouds.points[cloud, other] - point, normal)
-                            weight = closeness((its - before) / (_ON_TURNED * noise))
+                            weight = closeness((its - height) / (_ON_TURNED * noise))
                             weight *= not_opposite(
                                 clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal
                             )
@@ -307,9 +311,7 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
                     squares += weight * wp.cw_mul(away, away)
                     products += weight * mixed(away)
         if total > _ENOUGH:
-            first = first / total
-            squares = squares / total - wp.cw_mul(first, first)
-            products = products / total - mixed(first)
+            first, squares, products = centred(total, first, squares, products)
             mean += first
             normal = least_axis(squares, products, normal)
     whole.normals[cloud, row] = normal

@@ -31,11 +31,13 @@ def searched(points, k=25):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("k", "rounds", "last", "share"), [(25, 8, 0, 1), (17, 1, 1, 0.99), (25, 12, 2, 0.95)]
+    ("k", "rounds", "last", "votes", "share"),
+    [(25, 8, 0, 8, 1), (17, 1, 1, 2000, 1), (17, 1, 1, 8, 0.99), (25, 12, 2, 8, 0.95)],
 )
-def test_planes_are_those_of_plain_torch(device, k, rounds, last, share, monkeypatch):
+def test_planes_are_those_of_plain_torch(device, k, rounds, last, votes, share, monkeypatch):
     monkeypatch.setattr(face_planes, "ROUNDS", rounds)
     monkeypatch.setattr(face_planes, "LAST_ROUNDS", last)
+    monkeypatch.setattr(face_planes, "VOTES", votes)
     points, sensors = (tensor.to(device) for tensor in noisy_box())
     rows, planes = searched(points, k)
     inputs = points, rows, sensors, torch.tensor([0.011, 0.009], device=device), planes.normals
