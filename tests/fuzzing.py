@@ -27,6 +27,7 @@ import torch
 from pointproj.geometry.files import parse_mesh
 from pointproj.geometry.files.points import read_cloud
 from pointproj.geometry.meshes import MeshError
+from pointproj.runtime import memory
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
 from tests.geometry.test_files import OTHER_FORMATS, READABLE, STL_FILES
@@ -230,7 +231,8 @@ def fuzz(reader: Reader, count: int, seed: int) -> Tally:
     """Give a reader ``count`` inputs, the same for the same seed."""
     rng = np.random.default_rng(seed)
     tally = Tally()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory.reset_peak("cpu")
+    before = memory.peak_bytes("cpu")
     plain = signal.signal(signal.SIGALRM, _too_slow)
     try:
         for number in range(count):
@@ -238,7 +240,7 @@ def fuzz(reader: Reader, count: int, seed: int) -> Tally:
             _feed(reader, content, tally)
     finally:
         signal.signal(signal.SIGALRM, plain)
-    tally.grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    tally.grown = (memory.peak_bytes("cpu") - before) / 2**20
     return tally
 
 

@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import resource
 import subprocess
 import sys
 import zipfile
@@ -12,7 +11,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from pointproj.runtime import tensor_file
+from pointproj.runtime import memory, tensor_file
 from pointproj.runtime.tensor_file import DamagedFile
 
 CONTENT = {"weight": torch.arange(12.0).reshape(3, 4), "losses": [[1, 0.5], [2, 0.25]], "best": float("inf")}
@@ -206,10 +205,11 @@ def test_tensors_that_share_numbers_do_not_multiply(tmp_path):
     buffer = io.BytesIO()
     torch.save(OrderedDict((str(number), weight[:]) for number in range(1000)), buffer)
     (tmp_path / "shared.pt").write_bytes(buffer.getvalue())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory.reset_peak("cpu")
+    before = memory.peak_bytes("cpu")
     with pytest.raises(DamagedFile, match="more elements"):
         tensor_file.load(tmp_path / "shared.pt")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB, of 400,000
+    assert memory.peak_bytes("cpu") - before < 50_000 * 1024  # of 400,000
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
