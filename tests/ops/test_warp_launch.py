@@ -92,7 +92,7 @@ def test_parameters_are_where_warp_puts_them():
     expected = wp.launch(takes_everything, 1, inputs=given, device="cpu", record_cmd=True).params[1:]
 
     layout = layout_of(takes_everything)
-    packed = layout.format.pack(*layout.flat(values, {}))
+    packed = layout.packed.pack(*layout.flat(values, {}))
     names = [a.label for a in takes_everything.adj.args]
     for name, offset, param in zip(names, layout.offsets, expected, strict=True):
         assert packed[offset:][: len(bytes(param))] == bytes(param), name
@@ -125,8 +125,8 @@ def test_arrays_of_one_allocation_are_taken_like_tensors():
     assert row.tensor().tolist() == [2.5] * 7
     assert [part.tensor().shape for part in (wide, table, row, none)] == [shape for shape, _ in specs]
     assert not together.tensor().any()  # nobody wrote outside of its own array
-    field = layout_of(takes_a_table).flatten[0]
-    assert field(table, {}) == field(table.tensor(), {})
+    layout = layout_of(takes_a_table)
+    assert layout.flat([table], {}) == layout.flat([table.tensor()], {})
     with pytest.raises(TypeError, match="int32"):
         Launch(torch.device("cpu"))(fill, 1, 1.0, table)
 
