@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pointproj.ops.bridge.torch_internals import without_modes
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.reference import Weighting, radius_in_range, squared_distances
@@ -142,7 +142,7 @@ def largest_squares_within(radius: float | Tensor, query_points: Tensor) -> Tens
 @functools.cache
 def largest_square_within(radius: float, dtype: torch.dtype) -> float:
     """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
-    with _disable_current_modes():  # real numbers, also when somebody is tracing
+    with without_modes():  # real numbers, also when somebody is tracing
         limit = torch.tensor(radius_in_range(radius, dtype), dtype=dtype)
         square = limit * limit
         while square.sqrt() > limit:

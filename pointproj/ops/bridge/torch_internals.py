@@ -52,10 +52,9 @@ def wrapper_test() -> Callable[[Tensor], bool]:
 def unwrapped(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Tensors of transforms that have ended as ordinary ones."""
     try:
-        from torch._functorch.utils import unwrap_dead_wrappers
-    except ImportError:
+        return torch._functorch.utils.unwrap_dead_wrappers(tuple(tensors))
+    except AttributeError:
         return tensors
-    return unwrap_dead_wrappers(tuple(tensors))
 
 
 def any_requires_grad(args: Sequence[Any]) -> bool:
@@ -80,13 +79,21 @@ def has_modes() -> bool:
         return True
 
 
-def without_modes() -> Any:
+def without_modes() -> contextlib.AbstractContextManager:
     """A context in which tensors are ordinary ones, also when somebody is tracing."""
     try:
-        from torch.utils._python_dispatch import _disable_current_modes
-    except ImportError:
+        return torch.utils._python_dispatch._disable_current_modes()
+    except AttributeError:
         return contextlib.nullcontext()
-    return _disable_current_modes()
+
+
+def map_rows(function: Callable[..., Tensor], rows: tuple[Tensor, ...], *others: Any) -> Tensor:
+    """``function(rows, *others)`` for each row of some tensors; a tracer sees a loop over any number."""
+    try:
+        from torch._higher_order_ops.map import map as mapped
+    except ImportError:
+        return torch.stack([function(row, *others) for row in zip(*rows, strict=True)])
+    return mapped(function, rows, *others)
 
 
 def raw_stream(index: int) -> int:
