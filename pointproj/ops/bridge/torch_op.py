@@ -43,6 +43,14 @@ def opaque(name: str, function: Callable, fake: Callable) -> Any:
 Register = Callable[[str, Callable, Callable], Any]
 
 
+def signed(function: Callable, parameters: dict[str, Any], returns: Any) -> Callable:
+    """Give a function of any arguments the names and annotations that torch reads."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    listed = [inspect.Parameter(name, kind, annotation=a) for name, a in parameters.items()]
+    function.__signature__ = inspect.Signature(listed, return_annotation=returns)
+    return function
+
+
 def torch_op(
     name: str,
     forward: Callable[..., tuple[Tensor, ...]],
@@ -270,10 +278,9 @@ def _define(
 ) -> Any:
     """Register an operator of these parameters with ``count`` results.
 
-    Torch reads parameters and results off a signature. There are no optional results: an empty tensor stands
-    for None. The operator is called in three ways: directly where nobody looks on, as
-    :mod:`pointproj.ops.bridge.transforms` says under a transform, and otherwise by torch's dispatcher. What
-    ``register`` has made without torch.library chooses by itself.
+    There are no optional results: an empty tensor stands for None. The operator is called in three ways:
+    directly where nobody looks on, as :mod:`pointproj.ops.bridge.transforms` says under a transform, and
+    otherwise by torch's dispatcher. What ``register`` has made without torch.library chooses by itself.
     """
 
     def single_or_all(made: Sequence[Tensor]) -> Any:
@@ -283,11 +290,7 @@ def _define(
         made = function(*detached(args))
         return single_or_all([args[0].new_empty(0) if m is None else m for m in made])
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    body.__signature__ = inspect.Signature(
-        [inspect.Parameter(n, kind, annotation=annotation) for n, annotation in parameters.items()],
-        return_annotation=tuple[(Tensor,) * count] if count > 1 else Tensor,
-    )
+    signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
     operator = register(name, body, lambda *args: single_or_all(fake(*args)))
     save, chain, push = derivative
     operator.register_autograd(chain, setup_context=save)
