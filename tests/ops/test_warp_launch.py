@@ -14,9 +14,10 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge import warp_launch
+from pointproj.ops.bridge import warp_launch, warp_layout
 from pointproj.ops.bridge.scratch import Scratch
-from pointproj.ops.bridge.warp_launch import Launch, layout_of
+from pointproj.ops.bridge.warp_launch import Launch
+from pointproj.ops.bridge.warp_layout import layout_of
 
 floats = wp.array(dtype=wp.float32)
 
@@ -164,8 +165,8 @@ def test_a_view_of_negated_numbers_is_what_torch_says_it_is():
 def test_a_launch_that_converts_by_warp_alone(monkeypatch: pytest.MonkeyPatch):
     """Arrays that Warp lays out in another way than we know are converted by its public function."""
     layouts = lambda ndim: (type(wp.from_torch(torch.rand(2), return_ctype=True)), None)  # noqa: E731
-    monkeypatch.setattr(warp_launch, "_array_layout", layouts)
-    monkeypatch.setattr(warp_launch, "layout_of", warp_launch.layout_of.__wrapped__)
+    monkeypatch.setattr(warp_layout, "_array_layout", layouts)
+    monkeypatch.setattr(warp_launch, "layout_of", layout_of.__wrapped__)
     monkeypatch.setattr(warp_launch, "_recorded", defaultdict(list))
     out, table = torch.empty(5), torch.rand(5, 2)[:, 1]
     Launch(torch.device("cpu"))(copy, 5, table, CopyFields(table), out)

@@ -125,9 +125,7 @@ def torch_op(
         heads = zip(grads[:grad_outputs], outputs, strict=False)
         grads = [_zeros_like(o) if g is None else g.contiguous() for g, o in heads]
         needs = [asked[place] for place in declared.places]
-        if not torch.is_grad_enabled() and nobody_looks_on(
-            grads
-        ):  # the rest has been looked at in the forward
+        if not torch.is_grad_enabled() and nobody_looks_on(grads):  # nor at what the forward was called with
             made = first.body(*grads, needs, *inputs, *outputs)
         else:
             # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
@@ -144,7 +142,7 @@ def torch_op(
         made = _all(second(*declared.directions(flat, tangents), *grads, *flat))[:grad_outputs]
         return *made, *([None] * (declared.count - grad_outputs))
 
-    derivative = _Derivative(save, chain, push)
+    derivative = save, chain, push
     return _define(name, declared.parameters, declared.count, forward, fake, derivative, register)
 
 
@@ -234,7 +232,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         return tuple(g + x if need else g for g, x, need in made)
 
     name, parameters = f"{declared.name}_backward", grads | {"needs": list[bool]} | saved
-    first = _define(name, parameters, width, run, fake, _Derivative(save, chain, push), register)
+    first = _define(name, parameters, width, run, fake, (save, chain, push), register)
     return first
 
 
@@ -254,17 +252,9 @@ def _second_backward_op(declared: _Declared, second_backward: Callable | None) -
         return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
 
     refuse = _refuse(f"{name} has no third derivative")
-    derivative = _Derivative(lambda *_, **__: None, refuse, refuse)
+    derivative = (lambda *_, **__: None), refuse, refuse
     parameters = directions | grads | saved
     return _define(f"{name}_second_backward", parameters, heads + width, run, fake, derivative, opaque)
-
-
-class _Derivative(NamedTuple):
-    """How an operator is differentiated."""
-
-    save: Callable[..., None]  # setup_context of torch.library.register_autograd
-    chain: Callable[..., tuple]  # its backward
-    push: Callable[..., tuple]  # see pointproj.ops.bridge.transforms
 
 
 def _define(
@@ -273,14 +263,15 @@ def _define(
     count: int,
     function: Callable[..., Sequence[Tensor | None]],
     fake: Callable[..., Sequence[Tensor]],
-    derivative: _Derivative,
+    derivative: tuple[Callable, Callable, Callable],
     register: Register,
 ) -> Any:
     """Register an operator of these parameters with ``count`` results.
 
     There are no optional results: an empty tensor stands for None. The operator is called in three ways:
     directly where nobody looks on, as :mod:`pointproj.ops.bridge.transforms` says under a transform, and
-    otherwise by torch's dispatcher. What ``register`` has made without torch.library chooses by itself.
+    otherwise by torch's dispatcher. What ``register`` has made without torch.library chooses by itself. Of
+    the derivative, ``save`` and ``chain`` are setup_context and backward of torch.library.register_autograd.
     """
 
     def single_or_all(made: Sequence[Tensor]) -> Any:
