@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
+from pointproj.ops.bridge.torch_op import Saved, Spec, signed, torch_op
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
 
 wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
@@ -125,10 +125,8 @@ class _Bridge:
         def forward(*args: Any) -> tuple[Tensor, ...]:
             return self.run(args)[1]
 
-        forward.__signature__ = inspect.Signature(
-            self.inputs, return_annotation=tuple[(Tensor,) * len(self.output_names)]
-        )
-        return forward
+        parameters = {p.name: p.annotation for p in self.inputs}
+        return signed(forward, parameters, tuple[(Tensor,) * len(self.output_names)])
 
     def run(self, args: Sequence[Any]) -> tuple[Launch, tuple[Tensor, ...]]:
         device = args[self.names.index(self.tensor)].device
