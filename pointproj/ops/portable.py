@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.map import map as map_chunks
 
 from pointproj.ops.backends.torch import nearest_rows
+from pointproj.ops.bridge.torch_internals import map_rows
 from pointproj.ops.gradients import Block, ListedNeighbors
 from pointproj.ops.reference import (
     Weighting,
@@ -108,5 +108,5 @@ def _by_chunks(
         return function(query, *own, cloud, *arguments[len(per_reference) :][: len(others)])
 
     in_chunks = queries.reshape(clouds * chunks, QUERIES_AT_ONCE, 3)
-    made = map_chunks(one, (in_chunks, cloud), *of_clouds, *others, *symbols)
+    made = map_rows(one, (in_chunks, cloud), *of_clouds, *others, *symbols)
     return made.reshape(clouds, chunks * QUERIES_AT_ONCE, width)[:, :size].reshape(clouds * size, width)

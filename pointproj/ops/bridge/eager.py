@@ -10,32 +10,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd import forward_ad
+
+from pointproj.ops.bridge.torch_internals import (
+    any_requires_grad,
+    apply_of,
+    is_observed,
+    is_transforming,
+    wrapper_test,
+)
+
+__all__ = ["direct", "is_transforming", "nobody_looks_on"]
 
 # What an operator can be called with directly. Symbolic numbers, proxies and subclasses are not among it.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, bool, int, float, str, list, torch.dtype, type(None)})
 
 
-def is_transforming() -> bool:
-    """Whether an operator is called under a transform, or where derivatives are carried forward."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
-
-
 def nobody_looks_on(args: Sequence[Any]) -> bool:
     """Whether work on these arguments, the first of them a tensor, can be done directly."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transforming():
-        return False
-    if torch._C._len_torch_function_stack() or torch.autograd._profiler_enabled() or torch._C._is_tracing():
+    if torch.compiler.is_compiling() or is_observed():
         return False
     if not PLAIN.issuperset(map(type, args)) or not isinstance(args[0], Tensor) or args[0].is_meta:
         return False
+    is_wrapped = wrapper_test()
     for a in args:
         if type(a) is list and not PLAIN.issuperset(map(type, a)):
             return False
-        if isinstance(a, Tensor) and is_functorch_wrapped_tensor(a):  # left over from a transform that ended
+        # Wrappers may be left over from a transform that ended; torch resolves negative bits on its way.
+        if isinstance(a, Tensor) and (is_wrapped(a) or a.is_neg()):
             return False
     return True
 
@@ -68,11 +69,10 @@ def direct(name: str, body: Callable, save: Callable, chain: Callable) -> Callab
         return tuple(None if type(g) is list else g for g in chain(ctx, *grads))
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type(name.replace("::", "_"), (torch.autograd.Function,), methods)
-    apply = super(torch.autograd.Function, function).apply  # without its part for torch.func
+    apply = apply_of(type(name.replace("::", "_"), (torch.autograd.Function,), methods))
 
     def call(*args: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if torch.is_grad_enabled() and any_requires_grad(args):
             return apply(*args)
         return body(*args)
 

@@ -4,27 +4,22 @@ These transforms need an autograd function with ``setup_context``, which operato
 ``torch.library`` do not have. Outside of a transform the operator is called as it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
-from torch._library.custom_ops import CustomOpDef
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from pointproj.ops.bridge.eager import direct, is_transforming, nobody_looks_on
+from pointproj.ops.bridge.torch_internals import unwrapped
 
 
-def transformable(operator: Any, body: Callable, save: Callable, chain: Callable, push: Callable) -> Any:
-    """Teach an operator to be called under transforms, and directly where nobody looks on.
+def transformed(operator: Callable, save: Callable, chain: Callable, push: Callable) -> Callable[..., Any]:
+    """An operator as it is called under a transform.
 
     Parameters
     ----------
     operator : callable
         Takes tensors, lists of tensors, numbers and strings; returns one or several tensors.
-    body : callable
-        What the operator does, as for :func:`pointproj.ops.bridge.eager.direct`.
     save, chain : callable
         As ``setup_context`` and ``backward`` of ``torch.library.register_autograd``.
     push : callable
@@ -34,82 +29,71 @@ def transformable(operator: Any, body: Callable, save: Callable, chain: Callable
     Returns
     -------
     callable
-        The same operator. If torch has not made it, its ``__call__`` has to call ``transformed``, which it
-        now has, under a transform.
+        Takes and returns what ``operator`` does.
     """
 
     class Transformed(torch.autograd.Function):
         @staticmethod
-        def forward(structure: Any, *leaves: Any) -> Any:
-            return operator(*tree_unflatten(leaves, structure))
+        def forward(layout: _Layout, *members: Any) -> Any:
+            return operator(*layout.gathered(members))
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-            structure, *leaves = inputs
-            ctx.call_structure = structure
-            save(_Context(ctx), tree_unflatten(leaves, structure), output)
+            ctx.layout, *members = inputs
+            save(_Context(ctx), ctx.layout.gathered(members), output)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> tuple:
-            made = zip(chain(_Context(ctx), *grads), ctx.call_structure.children(), strict=True)
-            return None, *(leaf for gradient, argument in made for leaf in _leaves(gradient, argument))
+            return None, *ctx.layout.members(chain(_Context(ctx), *grads))
 
         @staticmethod
         def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Any:
-            made = push(_Context(ctx), *tree_unflatten(tangents, ctx.call_structure))
+            made = push(_Context(ctx), *ctx.layout.gathered(tangents))
             return made if len(made) > 1 else made[0]
 
         @staticmethod
-        def vmap(info: Any, in_dims: tuple, structure: Any, *leaves: Any) -> tuple[Any, Any]:
+        def vmap(info: Any, in_dims: tuple, layout: _Layout, *members: Any) -> tuple[Any, Any]:
             """One call for each element of the batch."""
             made = []
             for element in range(info.batch_size):
-                with_dims = zip(leaves, in_dims[1:], strict=True)
-                own = [leaf if dim is None else leaf.select(dim, element) for leaf, dim in with_dims]
-                made.append(operator(*tree_unflatten(own, structure)))
+                with_dims = zip(members, in_dims[1:], strict=True)
+                own = [m if dim is None else m.select(dim, element) for m, dim in with_dims]
+                made.append(operator(*layout.gathered(own)))
             if isinstance(made[0], Tensor):
                 return torch.stack(made), 0
             return tuple(torch.stack(t) for t in zip(*made, strict=True)), (0,) * len(made[0])
 
-    def transformed(*args: Any) -> Any:
+    def call(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             raise NotImplementedError(
                 "torch.compile cannot trace this operator under a transform of torch.func: compile the "
                 "function without the transform, or transform it without compiling it"
             )
-        leaves, structure = tree_flatten(args)
-        return Transformed.apply(structure, *leaves)
+        layout = _Layout(args)
+        return Transformed.apply(layout, *layout.members(args))
 
-    operator.transformed = transformed
-    if isinstance(operator, CustomOpDef):
-        operator.direct = direct(operator._qualname, body, save, chain)
-        operator.save, operator.chain = save, chain
-        operator.__class__ = TransformableOp
-    return operator
+    return call
 
 
-class TransformableOp(CustomOpDef):
-    """torch's own definition of an operator, called in other ways under a transform and in eager mode.
+class _Layout:
+    """Which of an operator's arguments are lists: transforms see the tensors among members alone."""
 
-    torch.compile does not come here: it knows what torch's definitions are.
-    """
+    def __init__(self, args: Sequence[Any]) -> None:
+        self.sizes = [len(a) if isinstance(a, list) else None for a in args]
 
-    transformed: Callable[..., Any]
-    direct: Callable[..., Any]
-    save: Callable[..., None]
-    chain: Callable[..., tuple]
+    def members(self, values: Sequence[Any]) -> list[Any]:
+        """Values for the arguments, those of a list one by one; None for a list means None for each."""
+        pairs = zip(values, self.sizes, strict=True)
+        return [m for v, size in pairs for m in ((v,) if size is None else v or [None] * size)]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            names = (argument.name for argument in self._opoverload._schema.arguments[len(args) :])
-            args = (*args, *(kwargs[name] for name in names))
-        if is_transforming():
-            return self.transformed(*args)
-        return self.direct(*args) if nobody_looks_on(args) else super().__call__(*args)
+    def gathered(self, members: Sequence[Any]) -> tuple[Any, ...]:
+        """The inverse."""
+        rest = iter(members)
+        return tuple(next(rest) if size is None else [next(rest) for _ in range(size)] for size in self.sizes)
 
 
 class _Context:
-    """An autograd context whose arguments are those of the operator, not their leaves."""
+    """An autograd context whose arguments are those of the operator, with lists among them."""
 
     def __init__(self, ctx: Any) -> None:
         object.__setattr__(self, "ctx", ctx)
@@ -125,14 +109,9 @@ class _Context:
         self.ctx.save_for_forward(*tensors)
 
     @property
-    def saved_tensors(self) -> tuple[Tensor, ...]:
-        return unwrap_dead_wrappers(self.ctx.saved_tensors)  # the transform may have ended
+    def saved_tensors(self) -> Sequence[Tensor]:
+        return unwrapped(self.ctx.saved_tensors)  # the transform may have ended
 
     @property
     def needs_input_grad(self) -> tuple:
-        return tree_unflatten(self.ctx.needs_input_grad[1:], self.ctx.call_structure)
-
-
-def _leaves(gradient: Any, argument: TreeSpec) -> list:
-    """One gradient for each leaf of an argument."""
-    return [None] * argument.num_leaves if gradient is None else tree_flatten(gradient)[0]
+        return self.ctx.layout.gathered(self.ctx.needs_input_grad[1:])
