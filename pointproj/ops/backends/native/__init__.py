@@ -1,4 +1,7 @@
-"""The engine: a C++ and CUDA library over a cell list, on all cores of a CPU and on CUDA; built on first use."""
+"""The engine: a library in C++ and CUDA, on all cores of a CPU and on CUDA; built on first use."""
+
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +32,12 @@ def build_index(
     count: int,
     radius: float | Tensor | None,
 ) -> Tables:
-    from pointproj.ops.backends.native import operators
-
     number, tensor = _number_or_tensor(radius)
-    return (operators.build_index(reference_points, reference_offsets, count, number, tensor, _deterministic()),)
+    return (
+        _operators().build_index(
+            reference_points, reference_offsets, count, number, tensor, _deterministic()
+        ),
+    )
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -40,27 +45,21 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
 
 
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    from pointproj.ops.backends.native import operators
-
-    return operators.knn(*clouds, _table(tables), k, index_dtype == torch.int64)
+    return _operators().knn(*clouds, _table(tables), k, index_dtype == torch.int64)
 
 
 def knn_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
 ) -> Tensor:
-    from pointproj.ops.backends.native import operators
-
     given = *clouds, _table(tables), features, sigma, k
-    return operators.knn_aggregate(*given, *weighting, _deterministic())[0]
+    return _operators().knn_aggregate(*given, *weighting, _deterministic())[0]
 
 
 def aggregate_neighbors(
     clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
 ) -> Tensor:
-    from pointproj.ops.backends.native import operators
-
     given = clouds.query_points, clouds.reference_points, features, sigma, rows
-    return operators.aggregate_neighbors(*given, *weighting, _deterministic())[0]
+    return _operators().aggregate_neighbors(*given, *weighting, _deterministic())[0]
 
 
 def radius_aggregate(
@@ -71,28 +70,30 @@ def radius_aggregate(
     radius: float,
     weighting: Weighting,
 ) -> Tensor:
-    from pointproj.ops.backends.native import operators
-
     given = *clouds, _table(tables), features, sigma, radius
-    return operators.radius_aggregate(*given, *weighting, _deterministic())[0]
+    return _operators().radius_aggregate(*given, *weighting, _deterministic())[0]
 
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.native import operators
-
     number, tensor = _number_or_tensor(radius)
-    return operators.radius_search(*clouds, _table(tables), number or 0.0, tensor, k)
+    return _operators().radius_search(*clouds, _table(tables), number or 0.0, tensor, k)
 
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    number, tensor = _number_or_tensor(radius)
+    return _operators().radius_list(*clouds, _table(tables), number or 0.0, tensor, capacity)
+
+
+@functools.cache
+def _operators() -> Any:
+    """The module, which loads the library; an import statement in every call takes longer."""
     from pointproj.ops.backends.native import operators
 
-    number, tensor = _number_or_tensor(radius)
-    return operators.radius_list(*clouds, _table(tables), number or 0.0, tensor, capacity)
+    return operators
 
 
 def _table(tables: Tables | None) -> Tensor | None:

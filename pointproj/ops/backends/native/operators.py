@@ -41,7 +41,7 @@ def _hash_grid(points: Tensor, clouds: int) -> int:
 
 def _index(call: SimpleNamespace) -> tuple[Spec, ...]:
     of_knn = call.radius is None and call.largest_radius is None
-    return (((_cell_list if of_knn else _hash_grid)(call.points, call.clouds),), torch.int32),
+    return ((((_cell_list if of_knn else _hash_grid)(call.points, call.clouds),), torch.int32),)
 
 
 def _nearest(call: SimpleNamespace, dtype: torch.dtype) -> tuple[Spec, ...]:
