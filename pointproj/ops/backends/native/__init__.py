@@ -1,6 +1,6 @@
 """The engine: a library in C++ and CUDA, on all cores of a CPU and on CUDA; built on first use."""
 
-import functools
+import sys
 from typing import Any
 
 import torch
@@ -88,12 +88,12 @@ def radius_list(
     return _operators().radius_list(*clouds, _table(tables), number or 0.0, tensor, capacity)
 
 
-@functools.cache
 def _operators() -> Any:
-    """The module, which loads the library; an import statement in every call takes longer."""
-    from pointproj.ops.backends.native import operators
-
-    return operators
+    """The module, which loads the library; the statement alone would take longer in every call."""
+    module = sys.modules.get(f"{__name__}.operators")
+    if module is None:
+        from pointproj.ops.backends.native import operators as module
+    return module
 
 
 def _table(tables: Tables | None) -> Tensor | None:

@@ -174,7 +174,7 @@ inline std::string device_of(const Tensor& tensor) {
 }
 
 inline void check_like(const std::string& name, const Tensor& tensor, Shape shape, ScalarType dtype, const Tensor& on) {
-  POINTPROJ_CHECK(tensor.sizes() == shape, name, " must have shape ", text(shape), "; got ", text(tensor.sizes()));
+  POINTPROJ_CHECK(tensor.sizes().equals(shape), name, " must have shape ", text(shape), "; got ", text(tensor.sizes()));
   POINTPROJ_CHECK(tensor.scalar_type() == dtype, name, " must be ", dtype, "; got ", tensor.scalar_type());
   POINTPROJ_CHECK(tensor.is_cuda() == on.is_cuda() && tensor.get_device_index() == on.get_device_index(), name,
                   " must be on ", device_of(on), "; got ", device_of(tensor));
