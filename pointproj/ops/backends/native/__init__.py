@@ -1,6 +1,5 @@
 """The engine: a library in C++ and CUDA, on all cores of a CPU and on CUDA; built on first use."""
 
-import sys
 from typing import Any
 
 import torch
@@ -89,11 +88,10 @@ def radius_list(
 
 
 def _operators() -> Any:
-    """The module, which loads the library; the statement alone would take longer in every call."""
-    module = sys.modules.get(f"{__name__}.operators")
-    if module is None:
-        from pointproj.ops.backends.native import operators as module
-    return module
+    """The module, which loads the library."""
+    from pointproj.ops.backends.native import operators
+
+    return operators
 
 
 def _table(tables: Tables | None) -> Tensor | None:
