@@ -1,12 +1,11 @@
 // The CPU: all cores, one thread a point.
-#include <ATen/Parallel.h>
+#include <torch/csrc/stable/ops.h>
 
 #include "cell_list_build.h"
 #include "lanes.h"
 #include "launch.h"
 #include "lists.h"
-#include "neighbor_sums.h"
-#include "radius_sums.h"
+#include "gradients.h"
 #include "search.h"
 
 namespace pointproj {
@@ -32,13 +31,13 @@ struct Cores {
   }
   template <class Body>
   void each(int size, Body body) const {
-    at::parallel_for(0, size, kPointsAtOnce, [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, size, kPointsAtOnce, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body(static_cast<int>(i));
     });
   }
   template <class Body>
   void each_warp(int size, Body body) const {
-    at::parallel_for(0, size, kPartsAtOnce, [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, size, kPartsAtOnce, [&](int64_t begin, int64_t end) {
       OneLane lanes;
       for (int64_t i = begin; i < end; ++i) body(lanes, static_cast<int>(i));
     });
@@ -87,7 +86,7 @@ void build(const Task& task) {
 
 template <class Task>
 void each(const Task& task, int64_t items) {
-  at::parallel_for(0, items, kSearchesAtOnce, [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, items, kSearchesAtOnce, [&](int64_t begin, int64_t end) {
     OneLane lanes;
     for (int64_t i = begin; i < end; ++i) task(lanes, i);
   });

@@ -36,6 +36,7 @@ void each(const Task& task, int64_t items);
 namespace cuda {
 constexpr int kMostBlocks = 2048;  // of a build: as many partial sums of a scan
 
+void use_device(int index);
 template <class Task>
 void build(const Task& task, int64_t largest_loop, void* stream);
 template <class Task>

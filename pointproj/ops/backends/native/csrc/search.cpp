@@ -1,14 +1,13 @@
-// The torch operators that search the k nearest: they check, allocate, and choose kernels.
+// The search of the k nearest: which kernels run, one after another.
 #include "search.h"
 
-#include "tensors.h"
+#include "index.h"
+#include "operators.h"
 
 namespace pointproj {
 
 namespace {
 
-// So few queries leave a GPU idle unless a warp works on each: of short lists, of longer ones.
-constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
 constexpr int kPostponedWarps = 1 << 12, kPostponedThreads = 1 << 18;
 
 template <int kLength, class Real>
@@ -38,97 +37,71 @@ void search_in_registers(const Device& device, const Search<Real>& search, const
   } else if (k <= 16) {
     search_by_thread<16>(device, search);
   } else {
-    search_by_thread<32>(device, search);
+    search_by_thread<kLongestList>(device, search);
   }
   if (!device.is_cuda) return;
   // Of what was postponed, which may be much: single threads begin, and warps finish what takes them long.
   Search<Real> last = search;
   if (short_list && queries > kManyQueries) {
-    const int threads = std::min(queries, kPostponedThreads);
+    const int threads = lesser(queries, kPostponedThreads);
     device.each_on_gpu(SearchPostponedByThread<Real>{search, again, threads}, threads);
     last.postponed = again;
   }
-  const int warps = std::min(queries, kPostponedWarps);
+  const int warps = lesser(queries, kPostponedWarps);
   device.each_on_gpu(SearchPostponedByWarp<Real>{last, warps}, warps);
 }
 
-// What a search is to write; a tensor that is not wanted is undefined.
-struct Results {
-  Tensor distances, rows;
-};
-
 template <class Real>
-Nearest<Real> view_results(const Results& results, int64_t k) {
-  const bool is_long = results.rows.scalar_type() == at::kLong;
-  return {static_cast<int>(k), is_long ? nullptr : data<int>(results.rows),
-          is_long ? data<int64_t>(results.rows) : nullptr,
-          results.distances.defined() ? data<Real>(results.distances) : nullptr};
-}
-
-void fill(const Results& results, const Tensor& query_points, const OptionalTensor& query_offsets,
-          const Tensor& reference_points, int64_t clouds, TensorList cell_list, int64_t k) {
-  check_pair(query_points, reference_points);
-  const Batch queries = batch_of(query_points, query_offsets, clouds);
-  TORCH_CHECK(k >= 1 && k <= reference_points.size(0), "k must be from 1 to the number of reference points, ",
-              reference_points.size(0), "; got ", k);
-  check_cell_list(cell_list, reference_points, clouds);
-  if (queries.rows == 0) return;
-  const Device device(query_points);
-  const bool in_memory = k > kLongestList, postpones = device.is_cuda && !in_memory;
-  const auto in_heaps = [&](const Tensor& result, at::ScalarType dtype) {
-    if (!in_memory || (result.defined() && result.scalar_type() == dtype)) return result;
-    return at::empty({queries.rows, k}, query_points.options().dtype(dtype));
-  };
-  const Tensor heap = in_heaps(results.distances, query_points.scalar_type());
-  const Tensor heap_rows = in_heaps(results.rows, at::kInt);
-  // Queries that the first kernel postpones, and the second; how many these are.
-  const Tensor postponed = postpones ? empty_ints({2 * static_cast<int64_t>(queries.rows) + 2}, query_points) : Tensor();
-  int* const first = postpones ? data<int>(postponed) : nullptr;
-  int* const again = first + (postpones ? queries.rows : 0);
-  int* const counts = again + (postpones ? queries.rows : 0);
-  if (postpones) device.clear({{{counts, 2}}});
-  const bool itself = query_points.const_data_ptr() == reference_points.const_data_ptr() &&
-                      query_points.size(0) == reference_points.size(0);
-  for_positions(query_points, [&](auto real) {
-    using Real = decltype(real);
-    const Search<Real> search{data<const Real>(query_points),
-                              queries,
-                              view_cell_list<Real>(cell_list, reference_points, clouds),
-                              itself,
-                              view_results<Real>(results, k),
-                              {in_memory ? data<Real>(heap) : nullptr, in_memory ? data<int>(heap_rows) : nullptr},
-                              {first, counts}};
-    if (in_memory) return device.each(SearchInMemory<Real>{search}, queries.rows);
-    search_in_registers(device, search, Postponed{again, counts + 1});
-  });
-}
-
-Tensor search(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
-              int64_t clouds, TensorList cell_list, int64_t k) {
-  const Tensor rows = empty_ints({query_points.size(0), k}, query_points);
-  fill({Tensor(), rows}, query_points, query_offsets, reference_points, clouds, cell_list, k);
-  return rows;
-}
-
-std::tuple<Tensor, Tensor> search_with_distances(
-    const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points, int64_t clouds,
-    TensorList cell_list, int64_t k, bool long_rows) {
-  const std::array<int64_t, 2> shape = {query_points.size(0), k};
-  const Tensor distances = at::empty(shape, query_points.options());
-  const Tensor rows = at::empty(shape, query_points.options().dtype(long_rows ? at::kLong : at::kInt));
-  fill({distances, rows}, query_points, query_offsets, reference_points, clouds, cell_list, k);
-  return {distances, rows};
+Nearest<Real> view_results(const Tensor& rows, Real* distances) {
+  const bool is_long = rows.scalar_type() == ScalarType::Long;
+  return {static_cast<int>(rows.size(1)), is_long ? nullptr : data<int>(rows), is_long ? data<int64_t>(rows) : nullptr,
+          distances};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(pointproj, library) {
-  const std::string arguments =
-      "(Tensor query_points, Tensor? query_offsets, Tensor reference_points, SymInt clouds, Tensor[] cell_list, "
-      "SymInt k";
-  define(library, "native_search" + arguments + ") -> Tensor", TORCH_FN(search));
-  define(library, "native_search_with_distances" + arguments + ", bool long_rows) -> (Tensor, Tensor)",
-         TORCH_FN(search_with_distances));
+void check_k(const Clouds& clouds, int64_t k) {
+  const int most = clouds.references.batch.rows;
+  POINTPROJ_CHECK(k >= 1 && k <= most, "k must be from 1 to the number of reference points, ", most, "; got ", k);
+}
+
+void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances) {
+  const auto& [queries, references, device] = clouds;
+  const int64_t count = queries.batch.rows, k = rows.size(1);
+  if (given) check_table("cell_list", *given, sizes_of_cell_list(references), references.points);
+  if (count == 0) return;
+  const Tensor table = given ? *given : make_cell_list(references, device, false);
+  const bool in_memory = k > kLongestList, postpones = device.is_cuda && !in_memory;
+  // Heaps lie where the results go, if these are of their dtype.
+  OptionalTensor heap = distances, heap_rows = rows;
+  if (in_memory && !distances) heap = empty({count, k}, queries.points);
+  if (in_memory && rows.scalar_type() != ScalarType::Int) heap_rows = empty_ints({count, k}, rows);
+  // Queries that the first kernel postpones, and the second; how many these are.
+  const Tensor postponed = empty_ints({postpones ? 2 * count + 2 : 0}, rows);
+  int* const first = data<int>(postponed);
+  int *const again = first + count, *const counts = again + count;
+  if (postpones) device.clear({{{counts, 2}}});
+  for_positions(queries.points, [&](auto real) {
+    using Real = decltype(real);
+    const Search<Real> search{data<const Real>(queries.points),
+                              queries.batch,
+                              view_cell_list<Real>(words_of(table), references),
+                              clouds.itself(),
+                              view_results<Real>(rows, data<Real>(distances)),
+                              {in_memory ? data<Real>(heap) : nullptr, in_memory ? data<int>(heap_rows) : nullptr},
+                              {first, counts}};
+    if (in_memory) return device.each(SearchInMemory<Real>{search}, count);
+    search_in_registers(device, search, Postponed{again, counts + 1});
+  });
+}
+
+std::tuple<Tensor, Tensor> knn(POINTPROJ_POINTS, const OptionalTensor& cell_list, int64_t k, bool long_rows) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  check_k(clouds, k);
+  const Tensor distances = empty({query_points.size(0), k}, query_points);
+  const Tensor rows = empty(distances.sizes(), long_rows ? ScalarType::Long : ScalarType::Int, query_points);
+  search(clouds, cell_list, rows, distances);
+  return {distances, rows};
 }
 
 }  // namespace pointproj

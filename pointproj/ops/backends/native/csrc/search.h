@@ -6,8 +6,6 @@
 
 namespace pointproj {
 
-constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
-
 template <class Real, class List>
 struct NearestVisitor {
   List& list;

@@ -1,115 +1,105 @@
-// The torch operators of both aggregations and their gradients: they check, allocate, and hand out tasks.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/argsort.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/sum.h>
-
-#include <string_view>
-
-#include "autograd.h"
-#include "neighbor_sums.h"
-#include "radius_sums.h"
-#include "tensors.h"
+// Both aggregations and their gradients: which kernels run, one after another.
+#include "gradients.h"
+#include "index.h"
+#include "operators.h"
 
 namespace pointproj {
 
 namespace {
 
-// As pointproj.ops.reference.Weighting, whose fields end the arguments of both operators.
-struct WeightingArguments {
+Kernel kernel_of(std::string_view name) {
+  if (name == "exponential") return Kernel::kExponential;
+  if (name == "gaussian") return Kernel::kGaussian;
+  if (name == "inverse_distance") return Kernel::kInverseDistance;
+  if (name == "uniform") return Kernel::kUniform;
+  POINTPROJ_CHECK(name == "compact", "kernel must be exponential, gaussian, inverse_distance, uniform or compact; got ",
+                  name);
+  return Kernel::kCompact;
+}
+
+// How an aggregation weighs.
+struct Weighed {
   Kernel kernel;
-  bool divides;
+  bool means;
   double power, eps, support;
 
-  WeightingArguments(std::string_view name, std::string_view reduce, double power, double eps, double support)
-      : kernel(kernel_of(name)), divides(reduce == "mean"), power(power), eps(eps), support(support) {
-    TORCH_CHECK(divides || reduce == "sum", "reduce must be mean or sum; got ", reduce);
-  }
-  static Kernel kernel_of(std::string_view name) {
-    if (name == "exponential") return Kernel::kExponential;
-    if (name == "gaussian") return Kernel::kGaussian;
-    if (name == "inverse_distance") return Kernel::kInverseDistance;
-    if (name == "uniform") return Kernel::kUniform;
-    TORCH_CHECK(name == "compact", "kernel must be exponential, gaussian, inverse_distance, uniform or compact; got ",
-                name);
-    return Kernel::kCompact;
+  Weighed(POINTPROJ_WEIGHTING)
+      : kernel(kernel_of(kernel)), means(reduce == "mean"), power(power), eps(eps), support(support) {
+    POINTPROJ_CHECK(means || reduce == "sum", "reduce must be mean or sum; got ", reduce);
   }
 };
 
-// What both operators are given, and what their tasks need of it.
+// What every aggregation is given.
 struct Problem {
-  const Tensor& query_points;
-  const Tensor& reference_points;
+  const Clouds& clouds;
   const Tensor& features;
   const Tensor& sigma;
-  Device device;
-  WeightingArguments weighting;
+  Weighed weighed;
+  bool in_fixed_order;  // whether results may depend on the order in which threads come
 
-  Problem(const Tensor& query_points, const Tensor& reference_points, const Tensor& features, const Tensor& sigma,
-          const WeightingArguments& weighting)
-      : query_points(query_points), reference_points(reference_points), features(features), sigma(sigma),
-        device(query_points), weighting(weighting) {
-    check_pair(query_points, reference_points);
-    TORCH_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
-                features.sizes());
-    TORCH_CHECK(features.scalar_type() == at::kDouble ||
-                    (features.scalar_type() == at::kFloat && query_points.scalar_type() == at::kFloat),
-                "features must be float32 or float64, and as wide as the points; got ", features.scalar_type());
-    TORCH_CHECK(features.size(1) <= 1 << 20, "features may have at most ", 1 << 20, " channels; got ",
-                features.size(1));
-    check_like("features", features, {references(), channels()}, features.scalar_type(), query_points);
-    check_like("sigma", sigma, {}, features.scalar_type(), query_points);
+  Problem(const Clouds& clouds, const Tensor& features, const Tensor& sigma, const Weighed& weighed,
+          bool in_fixed_order)
+      : clouds(clouds), features(features), sigma(sigma), weighed(weighed),
+        in_fixed_order(in_fixed_order || !clouds.device.is_cuda) {
+    const Tensor& points = clouds.queries.points;
+    POINTPROJ_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
+                    text(features.sizes()));
+    const ScalarType dtype = features.scalar_type();
+    POINTPROJ_CHECK(dtype == ScalarType::Double || (dtype == ScalarType::Float && points.scalar_type() == dtype),
+                    "features must be float32 or float64, and as wide as the points; got ", dtype);
+    POINTPROJ_CHECK(channels() <= 1 << 20, "features may have at most ", 1 << 20, " channels; got ", channels());
+    check_like("features", features, {references(), channels()}, dtype, points);
+    check_like("sigma", sigma, {}, dtype, points);
   }
-  int64_t queries() const { return query_points.size(0); }
-  int64_t references() const { return reference_points.size(0); }
+  const Device& device() const { return clouds.device; }
+  int64_t queries() const { return clouds.queries.batch.rows; }
+  int64_t references() const { return clouds.references.batch.rows; }
   int64_t channels() const { return features.size(1); }
   // body(a number in the dtype of the positions, the weighting in that of the sums)
   template <class Body>
   void for_types(Body body) const {
-    for_dtypes(query_points, features, [&](auto real, auto sum) {
+    for_dtypes(clouds.queries.points, features, [&](auto real, auto sum) {
       using Sum = decltype(sum);
-      const auto& [kernel, divides, power, eps, support] = weighting;
-      const Sum* known_sigma = data<const Sum>(sigma);
-      if (kernel == Kernel::kExponential && divides) return body(real, DefaultWeighting<Sum>{known_sigma});
-      body(real, AnyWeighting<Sum>{known_sigma, kernel, divides, Sum(power), Sum(eps), Sum(support)});
+      const auto& [kernel, means, power, eps, support] = weighed;
+      const Uniform<Sum> scales = {Sum(0), Sum(power), Sum(eps), Sum(support)};
+      if (kernel == Kernel::kExponential && means) {
+        return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
+      }
+      body(real, AnyWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
     });
   }
   // Passes that it takes to sum up all channels, so many in the lanes of one.
   int chunks() const {
-    return device.is_cuda ? static_cast<int>((channels() + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1;
+    return device().is_cuda ? static_cast<int>((channels() + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1;
   }
 };
 
 // What a backward fills; empty where it is not needed. With the query points comes sigma, row by row.
-struct Gradients {
+struct Wanted {
   bool of_points;
   Tensor query_points, sigma_rows, reference_points, features;
 };
 
-// Over rows of neighbours that are given.
+// Over rows of neighbours, nearest first.
 struct NeighborProblem : Problem {
-  static constexpr const char* kName = "native_neighbor_sums";
-  static constexpr std::array<int, 4> kDifferentiable = {0, 1, 2, 3};
-
   template <class Real, class Weighting>
   using Neighbors = ListedNeighbors<Real, Weighting>;
   template <class Real, class Weighting>
   using Forward = NeighborSums<Real, Weighting>;
 
   const Tensor& rows;
-  Tensor start, pairs;  // the rows inverted
+  OptionalTensor start, pairs;  // the rows inverted
 
-  NeighborProblem(const Tensor& query_points, const Tensor& reference_points, const Tensor& features,
-                  const Tensor& sigma, const Tensor& rows, const WeightingArguments& weighting)
-      : Problem(query_points, reference_points, features, sigma, weighting), rows(rows) {
-    TORCH_CHECK(rows.dim() == 2 && rows.size(1) >= 1, "neighbor_indices must have shape (queries, k); got ",
-                rows.sizes());
-    check_like("neighbor_indices", rows, {queries(), rows.size(1)}, at::kInt, query_points);
+  NeighborProblem(const Problem& problem, const Tensor& rows) : Problem(problem), rows(rows) {
+    POINTPROJ_CHECK(rows.dim() == 2 && rows.size(1) >= 1, "neighbor_indices must have shape (queries, k); got ",
+                    text(rows.sizes()));
+    check_like("neighbor_indices", rows, {queries(), rows.size(1)}, ScalarType::Int, clouds.queries.points);
   }
   template <class Real, class Weighting>
   Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
-    return {data<const Real>(of_queries ? query_points : reference_points),
-            data<const Real>(of_queries ? reference_points : query_points),
+    const auto& [query, reference, device] = clouds;
+    return {data<const Real>((of_queries ? query : reference).points),
+            data<const Real>((of_queries ? reference : query).points),
             data<const int>(rows),
             of_queries ? nullptr : data<const int>(start),
             of_queries ? nullptr : data<const int>(pairs),
@@ -128,20 +118,22 @@ struct NeighborProblem : Problem {
   // All that is wanted, in any order, if that is allowed: it is quicker.
   template <class Real, class Weighting>
   bool add_gradients(const Weighting& weighting, const Tensor& grad, const Tensor& aggregated, const Tensor& weights,
-                     const Gradients& wanted) const {
+                     const Wanted& wanted) const {
     using Sum = typename Weighting::Sum;
-    if (device.in_fixed_order) return false;
+    if (in_fixed_order) return false;
     const auto all_of = [](const Tensor& tensor) -> SetToZero::Part {
-      return {static_cast<int*>(tensor.mutable_data_ptr()), static_cast<int64_t>(tensor.nbytes() / sizeof(int))};
+      const int64_t bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
+      return {static_cast<int*>(tensor.mutable_data_ptr()), bytes / int64_t(sizeof(int))};
     };
-    device.clear({{all_of(wanted.features), all_of(wanted.reference_points)}});
+    device().clear({{all_of(wanted.features), all_of(wanted.reference_points)}});
     if (!wanted.of_points) {
-      device.each_on_gpu(FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights),
-                                                       matrix<const Sum>(grad), matrix<Sum>(wanted.features), chunks()},
-                         queries() * chunks());
+      device().each_on_gpu(
+          FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights), matrix<const Sum>(grad),
+                                        matrix<Sum>(wanted.features), chunks()},
+          queries() * chunks());
       return true;
     }
-    device.each_on_gpu(
+    device().each_on_gpu(
         GradientsByAtomics<Real, Weighting>{neighbors<Real>(weighting, true, 1), matrix<const Sum>(grad),
                                             matrix<const Sum>(features), matrix<const Sum>(aggregated),
                                             data<const Sum>(weights), {data<Sum>(wanted.features),
@@ -151,71 +143,65 @@ struct NeighborProblem : Problem {
     return true;
   }
   int64_t saved_columns() const { return rows.size(1); }
-  void check_gradients() const {
-    TORCH_CHECK(rows.numel() <= kLargestInt, "gradients of more than ", kLargestInt,
-                " pairs of neighbours are not supported; got ", rows.numel(), ": split the queries");
-  }
   void prepare_references() {
     const int64_t count = rows.numel();
-    if (device.is_cuda && device.in_fixed_order) {
-      const Tensor flat = rows.view({-1});
-      const Tensor order = at::argsort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-      const Tensor ends = at::arange(references() + 1, rows.options());
-      start = at::searchsorted(flat.index_select(0, order), ends, /*out_int32=*/true);
-      pairs = order.to(at::kInt);
-      return;
-    }
+    POINTPROJ_CHECK(count <= kLargestInt, "gradients of more than ", kLargestInt,
+                    " pairs of neighbours are not supported; got ", count, ": split the queries");
     start = empty_ints({references() + 2}, rows);
     pairs = empty_ints({count}, rows);
     const SortBuffers buffers(count, references() + 1, rows);
-    device.build(InvertRows{data<const int>(rows), data<int>(start), data<int>(pairs), buffers.view()},
-                 std::max(count, references() + 1));
+    device().build(InvertRows{data<const int>(rows), data<int>(start), data<int>(pairs), buffers.view()},
+                   greater(count, references() + 1));
+    if (device().is_cuda) pairs = torch::stable::to(buffers.stable_order(0, count), ScalarType::Int);
   }
 };
 
 // Over all points within a radius.
 struct RadiusProblem : Problem {
   static constexpr int64_t kLine = 128;  // bytes of a GPU's cache
-  static constexpr const char* kName = "native_radius_sums";
-  static constexpr std::array<int, 4> kDifferentiable = {0, 2, 7, 8};
 
   template <class Real, class Weighting>
   using Neighbors = RadiusNeighbors<Real, Weighting>;
   template <class Real, class Weighting>
   using Forward = RadiusSums<Real, Weighting>;
-  struct Side {
-    TensorList grid;
-    Batch batch;
-  };
 
-  Side query_side, reference_side;
   double radius;
+  OptionalTensor given;  // the grid of the references
+  Tensor grids;          // of the queries, and that of the references if it was not given
 
-  RadiusProblem(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
-                const OptionalTensor& reference_offsets, int64_t clouds, TensorList query_grid,
-                TensorList reference_grid, const Tensor& features, const Tensor& sigma, double radius,
-                const WeightingArguments& weighting)
-      : Problem(query_points, reference_points, features, sigma, weighting),
-        query_side{query_grid, batch_of(query_points, query_offsets, clouds)},
-        reference_side{reference_grid, batch_of(reference_points, reference_offsets, clouds)}, radius(radius) {
-    check_hash_grid("query_grid", query_grid, query_points, query_side.batch);
-    check_hash_grid("reference_grid", reference_grid, reference_points, reference_side.batch);
+  RadiusProblem(const Problem& problem, double radius, const OptionalTensor& given, const OptionalTensor& made)
+      : Problem(problem), radius(radius), given(given), grids(made ? *made : make_grids()) {
+    const auto& [query, reference, device] = clouds;
+    const int64_t own = sizes_of_hash_grid(query).words(), others = sizes_of_hash_grid(reference).words();
+    if (given) check_like("reference_grid", *given, {others}, ScalarType::Int, reference.points);
+    check_like("grids", grids, {own + (given ? 0 : others)}, ScalarType::Int, query.points);
+  }
+  Tensor make_grids() const {
     check_radius(radius);
+    std::vector<Cloud> sides = {clouds.queries};
+    if (!given) sides.push_back(clouds.references);
+    return make_hash_grids(sides, device(), {radius, std::nullopt}, in_fixed_order);
+  }
+  template <class Real>
+  HashGrid<Real> grid(bool of_queries) const {
+    const auto& [query, reference, device] = clouds;
+    if (of_queries) return view_hash_grid<Real>(words_of(grids), query);
+    int* const behind = words_of(grids) + sizes_of_hash_grid(query).words();
+    return view_hash_grid<Real>(given ? words_of(*given) : behind, reference);
   }
   template <class Real, class Weighting>
   Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
-    const Side &own = of_queries ? query_side : reference_side, &others = of_queries ? reference_side : query_side;
+    const HashGrid<Real> own = grid<Real>(of_queries);
     const Real limit = static_cast<Real>(radius);
-    return {view_sorted_points<Real>(own.grid[2]), own.batch, view_hash_grid<Real>(others.grid, others.batch), limit,
-            largest_square_within(limit), weighting, chunks};
+    return {own.points, own.batch, grid<Real>(!of_queries), limit, largest_square_within(limit), weighting, chunks};
   }
   template <class Neighbors>
   Tensor sorted(bool of_queries, const Tensor& values) const {
     using Real = typename Neighbors::Real;
     using Sum = typename Neighbors::Sum;
-    const Tensor made = at::empty({values.size(0), padded<Neighbors>()}, values.options());
-    const auto points = view_sorted_points<Real>((of_queries ? query_side : reference_side).grid[2]);
-    device.each(SortRows<Real, Sum>{points, matrix<const Sum>(values), matrix<Sum>(made)}, values.size(0));
+    const Tensor made = empty({values.size(0), padded<Neighbors>()}, values);
+    device().each(SortRows<Real, Sum>{grid<Real>(of_queries).points, matrix<const Sum>(values), matrix<Sum>(made)},
+                  values.size(0));
     return made;
   }
   // So many columns that rows begin at multiples of what is read at a time; on a GPU, unless that makes them much
@@ -224,156 +210,171 @@ struct RadiusProblem : Problem {
   int64_t padded() const {
     const auto up_to = [&](int64_t step) { return (channels() + step - 1) / step * step; };
     const int64_t least = up_to(Neighbors::kVector), lines = up_to(kLine / sizeof(typename Neighbors::Sum));
-    return device.is_cuda && 4 * lines <= 5 * least ? lines : least;
+    return device().is_cuda && 4 * lines <= 5 * least ? lines : least;
   }
   // The features as they are, where sorting them would take longer than it saves: what is beyond a GPU's cache moves
   // twice for it, and few queries read a row but a few times. Rows are then whole lines of the cache already.
   template <class Neighbors>
   Tensor to_be_summed(Neighbors& neighbors) const {
     constexpr int64_t kCache = 1 << 26;
-    const int64_t row = channels() * features.element_size();
+    const int64_t row = channels() * static_cast<int64_t>(features.element_size());
     const bool is_aligned = reinterpret_cast<uintptr_t>(features.const_data_ptr()) % kLine == 0;
-    neighbors.by_row = device.is_cuda && 2 * queries() <= references() && references() * row > kCache &&
+    neighbors.by_row = device().is_cuda && 2 * queries() <= references() && references() * row > kCache &&
                        row % kLine == 0 && is_aligned;
     return neighbors.by_row ? features : sorted<Neighbors>(false, features);
   }
   template <class Real, class Weighting>
-  bool add_gradients(const Weighting&, const Tensor&, const Tensor&, const Tensor&, const Gradients&) const {
+  bool add_gradients(const Weighting&, const Tensor&, const Tensor&, const Tensor&, const Wanted&) const {
     return false;
   }
   int64_t saved_columns() const { return 2; }
-  void check_gradients() const {}
   void prepare_references() {}
 };
 
-// An operator and its backward, by the arguments of its schema.
-template <class Problem, class... Arguments>
-struct Operator {
-  static std::tuple<Tensor, Tensor> forward(
-      Arguments... arguments, std::string_view kernel, std::string_view reduce, double power, double eps,
-      double support) {
-    const Problem problem(arguments..., {kernel, reduce, power, eps, support});
-    const Tensor aggregated = at::empty({problem.queries(), problem.channels()}, problem.features.options());
-    const Tensor saved = at::empty({problem.queries(), problem.saved_columns()}, problem.features.options());
-    problem.for_types([&](auto real, auto weighting) {
-      using Real = decltype(real);
-      using Weighting = decltype(weighting);
-      using Sum = typename Weighting::Sum;
-      using Neighbors = typename Problem::template Neighbors<Real, Weighting>;
-      const int chunks = problem.chunks();
-      Neighbors neighbors = problem.template neighbors<Real>(weighting, true, chunks);
-      const Tensor features = problem.to_be_summed(neighbors);
-      problem.device.each(
-          typename Problem::template Forward<Real, Weighting>{neighbors, matrix<const Sum>(features),
-                                                              matrix<Sum>(aggregated), {data<Sum>(saved)}},
-          problem.queries() * chunks);
-    });
-    return {aggregated, saved};
-  }
+template <class Problem>
+std::tuple<Tensor, Tensor> aggregate(const Problem& problem) {
+  const Tensor aggregated = empty({problem.queries(), problem.channels()}, problem.features);
+  const Tensor saved = empty({problem.queries(), problem.saved_columns()}, problem.features);
+  problem.for_types([&](auto real, auto weighting) {
+    using Real = decltype(real);
+    using Sum = typename decltype(weighting)::Sum;
+    const int chunks = problem.chunks();
+    auto neighbors = problem.template neighbors<Real>(weighting, true, chunks);
+    const Tensor features = problem.to_be_summed(neighbors);
+    problem.device().each(
+        typename Problem::template Forward<Real, decltype(weighting)>{
+            neighbors, matrix<const Sum>(features), matrix<Sum>(aggregated), {data<Sum>(saved)}},
+        problem.queries() * chunks);
+  });
+  return {aggregated, saved};
+}
 
-  // Gradients of query points, reference points, features and sigma; empty where one is not needed.
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-      const Tensor& grad, std::array<bool, 4> needs, Arguments... arguments, std::string_view kernel,
-      std::string_view reduce, double power, double eps, double support, const Tensor& aggregated,
-      const Tensor& saved) {
-    Problem problem(arguments..., {kernel, reduce, power, eps, support});
-    const bool of_queries = needs[0], of_references = needs[1], of_features = needs[2], of_sigma = needs[3];
-    const int64_t queries = problem.queries(), references = problem.references();
-    const auto dtype = problem.features.scalar_type();
-    check_like("aggregated", aggregated, {queries, problem.channels()}, dtype, problem.features);
-    check_like("grad", grad, aggregated.sizes(), dtype, problem.features);
-    check_like("saved", saved, {queries, problem.saved_columns()}, dtype, problem.features);
-    const auto empty_if = [](bool needed, const Tensor& like) {
-      return at::empty(needed ? like.sizes() : at::IntArrayRef{0}, like.options());
-    };
-    const bool of_points = of_queries || of_references || of_sigma;
-    const Gradients made{of_points, empty_if(of_points, problem.query_points),
-                         at::empty({of_points ? queries : 0}, problem.features.options()),
-                         empty_if(of_references, problem.reference_points), empty_if(of_features, problem.features)};
-    problem.for_types([&](auto real, auto weighting) {
-      using Real = decltype(real);
-      if (problem.template add_gradients<Real>(weighting, grad, aggregated, saved, made)) return;
-      using Neighbors = typename Problem::template Neighbors<Real, decltype(weighting)>;
-      gather<Neighbors>(problem, weighting, grad, aggregated, saved, made);
-    });
-    return {of_queries ? made.query_points : empty_if(false, made.query_points), made.reference_points, made.features,
-            of_sigma ? made.sigma_rows.sum() : empty_if(false, problem.sigma)};
+// Each gradient by a group of lanes that goes through the neighbours of the point it belongs to.
+template <class Neighbors, class Problem, class Weighting>
+void gather(Problem& problem, const Weighting& weighting, const Tensor& grad, const Tensor& aggregated,
+            const Tensor& saved, const Wanted& made) {
+  using Real = typename Neighbors::Real;
+  using Sum = typename Neighbors::Sum;
+  const auto neighbors_of = [&](bool queries_own, int chunks) {
+    return problem.template neighbors<Real>(weighting, queries_own, chunks);
+  };
+  const typename Neighbors::Weights weights{data<const Sum>(saved)};
+  const bool of_features = made.features.numel() > 0, of_references = made.reference_points.numel() > 0;
+  const int64_t references = problem.references();
+  const bool at_once = problem.device().is_cuda && of_features && of_references &&
+                       problem.channels() <= kChannelsAtOnce;  // gradients of the references
+  if (of_features || of_references) problem.prepare_references();
+  const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
+  if (of_features && !at_once) {
+    const int chunks = problem.chunks();
+    problem.device().each(FeatureGradient<Neighbors>{neighbors_of(false, chunks), matrix<const Sum>(own_grad),
+                                                     matrix<Sum>(made.features), weights},
+                          references * chunks);
   }
-
-  // Each gradient by a group of lanes that goes through the neighbours of the point it belongs to.
-  template <class Neighbors, class Weighting>
-  static void gather(Problem& problem, const Weighting& weighting, const Tensor& grad, const Tensor& aggregated,
-                     const Tensor& saved, const Gradients& made) {
-    using Real = typename Neighbors::Real;
-    using Sum = typename Neighbors::Sum;
-    const auto neighbors_of = [&](bool queries_own, int chunks) {
-      return problem.template neighbors<Real>(weighting, queries_own, chunks);
-    };
-    const typename Neighbors::Weights weights{data<const Sum>(saved)};
-    const bool of_features = made.features.numel() > 0, of_references = made.reference_points.numel() > 0;
-    const int64_t references = problem.references();
-    const bool at_once = problem.device.is_cuda && of_features && of_references &&
-                         problem.channels() <= kChannelsAtOnce;  // gradients of the references
-    problem.check_gradients();
-    if (of_features || of_references) problem.prepare_references();
-    const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
-    if (of_features && !at_once) {
-      const int chunks = problem.chunks();
-      problem.device.each(
-          FeatureGradient<Neighbors>{neighbors_of(false, chunks), matrix<const Sum>(own_grad),
-                                     matrix<Sum>(made.features), weights},
-          references * chunks);
-    }
-    if (!made.of_points) return;
-    const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
-    const Tensor means = at::empty({problem.queries()}, features.options());
-    problem.device.each(
-        PointGradient<Neighbors, true>{neighbors_of(true, 1), matrix<const Sum>(own_grad), matrix<const Sum>(features),
-                                       matrix<const Sum>(aggregated), weights, data<Sum>(means),
-                                       data<Real>(made.query_points), data<Sum>(made.sigma_rows)},
-        problem.queries());
-    if (!of_references) return;
-    if (at_once) {
-      problem.device.each_on_gpu(
-          PointGradient<Neighbors, false, true>{neighbors_of(false, 1), matrix<const Sum>(features),
-                                                matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
-                                                data<Sum>(means), data<Real>(made.reference_points), nullptr,
-                                                matrix<Sum>(made.features)},
-          references);
-    } else {
-      problem.device.each(
-          PointGradient<Neighbors, false>{neighbors_of(false, 1), matrix<const Sum>(features),
-                                          matrix<const Sum>(own_grad), matrix<const Sum>(aggregated), weights,
-                                          data<Sum>(means), data<Real>(made.reference_points), nullptr},
-          references);
-    }
+  if (!made.of_points) return;
+  const Tensor features = problem.template sorted<Neighbors>(false, problem.features);
+  const Tensor means = empty({problem.queries()}, features);
+  problem.device().each(
+      PointGradient<Neighbors, true>{neighbors_of(true, 1), matrix<const Sum>(own_grad), matrix<const Sum>(features),
+                                     matrix<const Sum>(aggregated), weights, data<Sum>(means),
+                                     data<Real>(made.query_points), data<Sum>(made.sigma_rows), {}},
+      problem.queries());
+  if (!of_references) return;
+  const auto gradient = [&](auto with_features) {
+    return PointGradient<Neighbors, false, decltype(with_features)::value>{
+        neighbors_of(false, 1), matrix<const Sum>(features), matrix<const Sum>(own_grad),
+        matrix<const Sum>(aggregated), weights, data<Sum>(means), data<Real>(made.reference_points), nullptr,
+        {data<Sum>(made.features), static_cast<int>(problem.channels())}};
+  };
+  if (at_once) {
+    problem.device().each_on_gpu(gradient(std::true_type()), references);
+  } else {
+    problem.device().each(gradient(std::false_type()), references);
   }
+}
 
-  static void define(torch::Library& library, const std::string& arguments) {
-    const std::string name = Problem::kName;
-    const std::string inputs = arguments + ", str kernel, str reduce, float power, float eps, float support";
-    pointproj::define(library, name + "(" + inputs + ") -> (Tensor, Tensor)", TORCH_FN(forward), Gradient::kOwn);
-    pointproj::define(library,
-                      name + "_backward(Tensor grad_0, bool[4] needs, " + inputs +
-                          ", Tensor output_0, Tensor output_1) -> (Tensor, Tensor, Tensor, Tensor)",
-                      TORCH_FN(backward), Gradient::kOwn);
-    Autograd<Problem, Arguments..., std::string_view, std::string_view, double, double, double>::register_in(library);
-  }
-};
-
-using T = const Tensor&;
-using OptionalT = const OptionalTensor&;
+template <class Problem>
+Gradients differentiate(Problem problem, const Tensor& grad, const std::vector<bool>& needs, const Tensor& aggregated,
+                        const Tensor& saved) {
+  const int64_t queries = problem.queries();
+  const auto dtype = problem.features.scalar_type();
+  check_like("aggregated", aggregated, {queries, problem.channels()}, dtype, problem.features);
+  check_like("grad", grad, aggregated.sizes(), dtype, problem.features);
+  check_like("saved", saved, {queries, problem.saved_columns()}, dtype, problem.features);
+  POINTPROJ_CHECK(needs.size() == 4, "needs must say it of 4 gradients; got ", needs.size());
+  const auto empty_if = [](bool needed, const Tensor& like) { return empty(needed ? like.sizes() : Shape({0}), like); };
+  const bool of_points = needs[0] || needs[1] || needs[3];
+  const auto& [query, reference, device] = problem.clouds;
+  const Wanted made{of_points, empty_if(of_points, query.points), empty({of_points ? queries : 0}, problem.features),
+                    empty_if(needs[1], reference.points), empty_if(needs[2], problem.features)};
+  problem.for_types([&](auto real, auto weighting) {
+    using Real = decltype(real);
+    if (problem.template add_gradients<Real>(weighting, grad, aggregated, saved, made)) return;
+    using Neighbors = typename Problem::template Neighbors<Real, decltype(weighting)>;
+    gather<Neighbors>(problem, weighting, grad, aggregated, saved, made);
+  });
+  const Tensor none = empty({0}, problem.sigma);
+  return {needs[0] ? made.query_points : empty_if(false, query.points), made.reference_points, made.features,
+          needs[3] ? torch::stable::sum(made.sigma_rows) : none};
+}
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(pointproj, library) {
-  Operator<NeighborProblem, T, T, T, T, T>::define(
-      library,
-      "Tensor query_points, Tensor reference_points, Tensor features, Tensor sigma, Tensor neighbor_indices");
-  Operator<RadiusProblem, T, OptionalT, T, OptionalT, int64_t, TensorList, TensorList, T, T, double>::define(
-      library,
-      "Tensor query_points, Tensor? query_offsets, Tensor reference_points, Tensor? reference_offsets, SymInt clouds, "
-      "Tensor[] query_grid, Tensor[] reference_grid, Tensor features, Tensor sigma, float radius");
+std::tuple<Tensor, Tensor> aggregate_neighbors(
+    const Tensor& query_points, const Tensor& reference_points, const Tensor& features, const Tensor& sigma,
+    const Tensor& neighbor_indices, POINTPROJ_WEIGHTING, bool in_fixed_order) {
+  const Clouds clouds(query_points, {}, reference_points, {}, 1);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+  return aggregate(NeighborProblem(problem, neighbor_indices));
+}
+
+Gradients aggregate_neighbors_backward(
+    POINTPROJ_UPSTREAM, const Tensor& query_points, const Tensor& reference_points, const Tensor& features,
+    const Tensor& sigma, const Tensor& neighbor_indices, POINTPROJ_WEIGHTING, bool in_fixed_order,
+    const Tensor& aggregated, const Tensor& weights) {
+  const Clouds clouds(query_points, {}, reference_points, {}, 1);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+  return differentiate(NeighborProblem(problem, neighbor_indices), grad, needs, aggregated, weights);
+}
+
+std::tuple<Tensor, Tensor, Tensor> knn_aggregate(
+    POINTPROJ_POINTS, const OptionalTensor& cell_list, const Tensor& features, const Tensor& sigma, int64_t k,
+    POINTPROJ_WEIGHTING, bool in_fixed_order) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+  check_k(clouds, k);
+  const Tensor rows = empty_ints({query_points.size(0), k}, query_points);
+  search(clouds, cell_list, rows, std::nullopt);
+  const auto [aggregated, weights] = aggregate(NeighborProblem(problem, rows));
+  return {aggregated, weights, rows};
+}
+
+Gradients knn_aggregate_backward(
+    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor&, const Tensor& features, const Tensor& sigma, int64_t,
+    POINTPROJ_WEIGHTING, bool in_fixed_order, const Tensor& aggregated, const Tensor& weights,
+    const Tensor& neighbor_indices) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+  return differentiate(NeighborProblem(problem, neighbor_indices), grad, needs, aggregated, weights);
+}
+
+std::tuple<Tensor, Tensor, Tensor> radius_aggregate(
+    POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features, const Tensor& sigma,
+    double radius, POINTPROJ_WEIGHTING, bool in_fixed_order) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  const Problem values(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+  const RadiusProblem problem(values, radius, reference_grid, std::nullopt);
+  const auto [aggregated, saved] = aggregate(problem);
+  return {aggregated, saved, problem.grids};
+}
+
+Gradients radius_aggregate_backward(
+    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features,
+    const Tensor& sigma, double radius, POINTPROJ_WEIGHTING, bool in_fixed_order, const Tensor& aggregated,
+    const Tensor& saved, const Tensor& grids) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+  return differentiate(RadiusProblem(problem, radius, reference_grid, grids), grad, needs, aggregated, saved);
 }
 
 }  // namespace pointproj

@@ -1,7 +1,6 @@
 // Kernels of both aggregations and their gradients.
 #include "cuda.cuh"
-#include "neighbor_sums.h"
-#include "radius_sums.h"
+#include "gradients.h"
 
 namespace pointproj::cuda {
 

@@ -8,7 +8,10 @@
 
 namespace pointproj {
 
+constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
 constexpr int kLongestList = 32;  // more neighbours than that are kept in a heap in memory
+// So few queries leave a GPU idle unless a warp works on each: of short lists, of longer ones.
+constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
 
 template <class Real>
 POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {

@@ -1,26 +1,65 @@
-// Neighbours within a radius: each is found in the hash grid of the other set, and never kept.
+// Where the neighbours of a point come from: rows of a search, or the hash grid of the other set of points.
+//
+// Sums and gradients take one of these as template argument. It has
+//   Real, Sum                                   of positions and sums
+//   weighting                                   how distances become weights (weights.h)
+//   kVector                                     values of a row that are read at a time
+//   own(at)                                     the point that a group of lanes owns
+//   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
+//   row(number)                                 of a neighbour that was added by this number
+//   other(row)                                  its position
+//   Weights                                     of(query, number, distance, weighting), as the forward kept them
+//   chunks                                      passes that it takes to sum up all channels
 #pragma once
 
-#include "sums.h"
+#include "queue.h"
 #include "traversal.h"
+#include "weights.h"
 
 namespace pointproj {
 
-// Rows of values in the order of sorted points, each padded with zeros: read in long words, next to each other.
-template <class Real, class Sum>
-struct SortRows {
-  using Number = Sum;
-  static constexpr int kLanes = 32;
+// A pair is numbered by its query times k plus its place in the query's row.
+template <class Sum>
+struct PairWeights {
+  const Sum* weights;  // (Q, k)
 
-  SortedPoints<Real> points;
-  Matrix<const Sum> values;  // (rows, channels)
-  Matrix<Sum> sorted;        // (rows, padded)
+  template <class AtSigma>
+  POINTPROJ_FN Sum of(int, int pair, Sum, const AtSigma&) const { return weights[pair]; }
+};
 
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    const Sum* from = values[points.load(at).row];
-    Sum* to = sorted[at];
-    for (int c = lanes.lane(); c < sorted.columns; c += Lanes::width) to[c] = c < values.columns ? from[c] : Sum(0);
+// Of an own point the pairs that it is in: those of its row, or, for a reference point, pairs from start[at].
+template <class Real_, class Weighting_>
+struct ListedNeighbors {
+  using Real = Real_;
+  using Weighting = Weighting_;
+  using Sum = typename Weighting::Sum;
+  using Weights = PairWeights<Sum>;
+  static constexpr int kVector = 1;
+
+  const Real* own_points;
+  const Real* other_points;
+  const int* rows;   // (Q, k): -1 where there are fewer
+  const int* start;  // (references + 1,), null where the own points are the queries
+  const int* pairs;  // (Q k,)
+  int k;
+  Weighting weighting;
+  int chunks;
+
+  POINTPROJ_FN Point<Real> own(int at) const { return {load_position(own_points, at), at}; }
+  POINTPROJ_FN int row(int pair) const { return start ? pair / k : rows[pair]; }
+  POINTPROJ_FN Vec3<Real> other(int row) const { return load_position(other_points, row); }
+  template <class Lanes, class Add>
+  POINTPROJ_FN void each_neighbor(Lanes& lanes, int at, const Point<Real>& point, Add add) const {
+    Queue<Sum, Lanes> queue(lanes);
+    const int begin = start ? start[at] : at * k, end = start ? start[at + 1] : begin + k;
+    for (int first = begin; lanes.any(first < end); first += Lanes::width) {
+      const int i = first + lanes.lane(), pair = start && i < end ? pairs[i] : i;
+      const bool exists = i < end && (start || rows[pair] >= 0);
+      const Sum squared = exists ? squared_distance<Sum>(point.position, other(row(pair))) : Sum(0);
+      queue.push(lanes, exists, pair, squared);
+      if (lanes.any(queue.is_full())) queue.flush(lanes, add);
+    }
+    queue.flush(lanes, add);
   }
 };
 
@@ -90,52 +129,6 @@ struct RadiusNeighbors {
     Visitor<Lanes, Add> visitor{*this, q, queue, add};
     visit_ball(others, own_batch.cloud_of(point.row), q, searches, radius, lanes, visitor);
     queue.flush(lanes, add);
-  }
-};
-
-// The running total of the weights, and the weighted sum of rows.
-template <class Real, class Weighting>
-struct RadiusSums {
-  using Neighbors = RadiusNeighbors<Real, Weighting>;
-  using Sum = typename Weighting::Sum;
-  using Number = Sum;
-  static constexpr int kLanes = kSumLanes;
-
-  Neighbors problem;
-  Matrix<const Sum> features;  // (N, channels or more)
-  Matrix<Sum> aggregated;      // (Q, channels)
-  RadiusWeights<Sum> weights;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const auto [at, chunk] = split_item(item, problem.chunks);
-    const auto point = problem.own(at);
-    const auto weighting = problem.weighting.at_sigma();
-    Sum anchor = weighting.anchor(kInfinity<Sum>);  // the same in all lanes
-    Sum total = 0;                                  // of this lane's weights
-    typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
-    problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
-      Sum least = kInfinity<Sum>;
-      for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, neighbors[i].value);
-      const Sum now = lesser(weighting.anchor(sqrt(lanes.minimum(least))), anchor);
-      if (lanes.any(now < anchor)) {
-        const Sum rescale = now < anchor ? weighting.weight(anchor, now) : Sum(1);  // 0 at first
-        total *= rescale;
-        sums.scale(rescale);
-        anchor = now;
-      }
-      for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        const Sum weight = weighting.weight(sqrt(neighbors[i].value), anchor);
-        total += weight;
-        neighbors[i].value = weight;
-      }
-      lanes.sync();
-      sums.add(neighbors, size);
-    });
-    total = lanes.sum(total);
-    const Sum inverse = weighting.inverse(total);
-    sums.finish(is_finite(point.position) ? inverse : kNan<Sum>);
-    if (chunk == 0 && lanes.lane() == 0) weights.save(at, anchor, inverse);
   }
 };
 
