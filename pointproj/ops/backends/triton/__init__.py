@@ -2,7 +2,6 @@
 
 import importlib.util
 
-import torch
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
@@ -77,5 +76,7 @@ def radius_list(
 
 def _cells(clouds: Clouds, tables: Tables | None) -> list[Tensor]:
     """The cell list of the reference points, as operators take it."""
-    points = clouds.detached().reference_points
-    return list(build_index(points, clouds.reference_offsets, clouds.count, None) if tables is None else tables)
+    if tables is None:
+        points = clouds.detached().reference_points
+        tables = build_index(points, clouds.reference_offsets, clouds.count, None)
+    return list(tables)

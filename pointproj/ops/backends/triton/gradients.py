@@ -6,19 +6,12 @@ Where deterministic algorithms are asked for, torch computes them instead.
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.sums import (
-    Source,
-    channel_block,
-    cubes_of,
-    load_queries,
-    neighbors_of,
-    pair,
-)
+from pointproj.ops.backends.triton.sums import Source, channel_block, cubes_of, neighbors_of, pair
+from pointproj.ops.backends.triton.traversal import load_queries
 from pointproj.ops.backends.triton.weights import choices, parameters, weigh
 from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.bridge.triton_op import cdiv, launch
@@ -76,7 +69,9 @@ def gradient_kernel(
     """Gradients of a tile of queries, and what these add to those of their neighbours."""
     side = tl.cast(side, tl.int32)  # sizes may come as 64 bits
     real: tl.constexpr = features.dtype.element_ty
-    query, exists, x, y, z, cloud, active = load_queries(query_points, clouds, queries, BATCHED, TILE)
+    query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    exists = query < queries
+    x, y, z, cloud, active = load_queries(query_points, clouds, query, exists, BATCHED)
     shape, eps = tl.load(shape), tl.load(eps)
     nearest = tl.load(softmax + 2 * query, mask=active, other=0.0)
     inverse = tl.load(softmax + 2 * query + 1, mask=active, other=0.0)

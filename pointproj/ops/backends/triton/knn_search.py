@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.arithmetic import is_finite, load_points, squared_length
+from pointproj.ops.backends.triton.arithmetic import load_points, squared_length
 from pointproj.ops.backends.triton.cell_list import CellList, cloud_numbers
 from pointproj.ops.backends.triton.top_k import empty_lists, insert, precedes, store_lists
-from pointproj.ops.backends.triton.traversal import cell_of, cube_within, run_of, runs_of
+from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, tuned
 from pointproj.ops.clouds import Clouds
 
@@ -47,11 +47,7 @@ def search_kernel(
     side = tl.cast(side, tl.int32)  # sizes may come as 64 bits
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     exists = query < queries
-    x, y, z = load_points(query_points, query, exists, float("nan"))
-    active = exists & is_finite(x, y, z)
-    cloud = tl.zeros([TILE], tl.int32)
-    if BATCHED:
-        cloud = tl.load(clouds + query, mask=exists, other=0)
+    x, y, z, cloud, active = load_queries(query_points, clouds, query, exists, BATCHED)
     # What earlier searches found ends at this distance and row.
     done = tl.full([TILE], -float("inf"), x.dtype)
     done_row = tl.full([TILE], -1, tl.int32)

@@ -1,4 +1,4 @@
-"""What torch sees: a search, sums over lists and sums within a radius, each with a CPU kernel and derivatives.
+"""What torch sees: a search, sums over lists and sums within a radius, with CPU kernels and derivatives.
 
 On a CPU there are no tables, and the torch backend does the work.
 """

@@ -5,6 +5,9 @@ sorted points that may be near enough. All lanes of a tile go through the runs o
 
 Weights of a mean are relative to the nearest neighbour so far: where a nearer one comes, what has been summed
 is scaled. The sum of each query has a fixed order: results are the same, bit for bit, in every run.
+
+What an address to write to is computed from is computed or loaded in the kernel itself: of a helper that
+returned it, a torch that traces the kernel would think that it writes to what the helper loads from.
 """
 
 from typing import NamedTuple
@@ -13,15 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.arithmetic import (
-    is_finite,
-    load_points,
-    quotient,
-    rounded_root,
-    squared_length,
-)
+from pointproj.ops.backends.triton.arithmetic import load_points, quotient, rounded_root, squared_length
 from pointproj.ops.backends.triton.cell_list import CellList, cloud_numbers
-from pointproj.ops.backends.triton.traversal import cell_of, cube_within, run_of, runs_of
+from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
 from pointproj.ops.backends.triton.weights import anchor, anchor_of_one, choices, parameters, weigh
 from pointproj.ops.bridge.triton_op import cdiv, launch, tuned
 from pointproj.ops.clouds import Clouds
@@ -87,20 +84,8 @@ def channel_block(channels: int) -> int:
 
 
 @triton.jit
-def load_queries(query_points, clouds, queries, BATCHED: tl.constexpr, TILE: tl.constexpr):
-    """The queries of a tile, their clouds, and which are in range and finite."""
-    query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
-    exists = query < queries
-    x, y, z = load_points(query_points, query, exists, float("nan"))
-    cloud = tl.zeros([TILE], tl.int32)
-    if BATCHED:
-        cloud = tl.load(clouds + query, mask=exists, other=0)
-    return query, exists, x, y, z, cloud, exists & is_finite(x, y, z)
-
-
-@triton.jit
 def cubes_of(x, y, z, active, limit, frame, side, LISTED: tl.constexpr):
-    """The cubes of cells that hold the neighbours of queries, and the number of runs; of lists just one run."""
+    """The cubes of cells that hold the neighbours of queries, and the number of runs; a list is one."""
     if LISTED:
         nowhere = tl.zeros_like(x).to(tl.int32)
         cx, cy, cz, size, runs = nowhere, nowhere, nowhere, nowhere, 1
@@ -148,7 +133,9 @@ def sum_kernel(
     """Weighted means or sums of some channels for a tile of queries."""
     side = tl.cast(side, tl.int32)  # sizes may come as 64 bits
     real: tl.constexpr = features.dtype.element_ty
-    query, exists, x, y, z, cloud, active = load_queries(query_points, clouds, queries, BATCHED, TILE)
+    query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    exists = query < queries
+    x, y, z, cloud, active = load_queries(query_points, clouds, query, exists, BATCHED)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     shape, eps = tl.load(shape), tl.load(eps)
     sums, total = tl.zeros([TILE, BLOCK], real), tl.zeros([TILE], real)

@@ -11,10 +11,20 @@ ends of an interval enclose those of all points in it, and nothing is missed.
 import triton
 import triton.language as tl
 
-from pointproj.ops.backends.triton.arithmetic import rounded_root
+from pointproj.ops.backends.triton.arithmetic import is_finite, load_points, rounded_root
 
 SLACK = tl.constexpr(1.00001)  # distances may be longer by so much than their rounded squares say
 SHORTEST = tl.constexpr(1e-18)  # squares of shorter distances lose digits, or vanish
+
+
+@triton.jit
+def load_queries(query_points, clouds, query, exists, BATCHED: tl.constexpr):
+    """Some queries, their clouds, and which are in range and finite."""
+    x, y, z = load_points(query_points, query, exists, float("nan"))
+    cloud = tl.zeros_like(query).to(tl.int32)
+    if BATCHED:
+        cloud = tl.load(clouds + query, mask=exists, other=0)
+    return x, y, z, cloud, exists & is_finite(x, y, z)
 
 
 @triton.jit

@@ -35,14 +35,12 @@ def choices(weighting: Weighting) -> tuple[int, bool]:
 
 @triton.jit
 def anchor(distance, eps, KERNEL: tl.constexpr):
-    """What weights at a nearest distance are relative to: the distance, or 0 of kernels that are not relative."""
-    if KERNEL == EXPONENTIAL or KERNEL == GAUSSIAN:
-        result = distance
-    elif KERNEL == INVERSE_DISTANCE:
-        result = tl.maximum(distance, eps)
-    else:
-        result = tl.zeros_like(distance)
-    return result
+    """The nearest distance as weights are relative to it, or 0 where they are not."""
+    if KERNEL == INVERSE_DISTANCE:
+        distance = tl.maximum(distance, eps)
+    elif KERNEL == COMPACT:
+        distance = tl.zeros_like(distance)
+    return distance
 
 
 @triton.jit
