@@ -42,8 +42,10 @@ def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> Cell
 
 def cloud_numbers(points: Tensor, offsets: Tensor | None, clouds: int) -> Tensor:
     """The cloud of each packed point, (N,) int32; of a single cloud, what a kernel can take in its place."""
+    if clouds == 1:
+        return points.new_empty(0, dtype=torch.int32)
     count = points.shape[0]
-    rows = torch.arange(count if clouds != 1 else 0, dtype=torch.int32, device=points.device)
+    rows = torch.arange(count, dtype=torch.int32, device=points.device)
     if offsets is None:
         return rows // max(1, count // clouds)
     return torch.searchsorted(offsets, rows, right=True, out_int32=True) - 1

@@ -4,8 +4,6 @@ Each query adds to the gradients of its neighbours by atomics, so their last bit
 Where deterministic algorithms are asked for, torch computes them instead.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -39,7 +37,7 @@ def gradients(
         d_query, d_reference, d_features, d_sigma, channels,
         *choices(weighting), needs["features"], positions, channel_block(channels), TILE,
     )  # fmt: skip
-    made: tuple[Any, ...] = d_query, d_reference, d_features, d_sigma.sum()
+    made = d_query, d_reference, d_features, d_sigma.sum() if needs["sigma"] else d_sigma
     return tuple(
         m.to(inputs[n].dtype) if needs[n] else None for n, m in zip(DIFFERENTIABLE, made, strict=True)
     )
