@@ -109,12 +109,12 @@ def neighbors_of(number, query, k, cx, cy, cz, size, cloud, active, first, side,
 
 @triton.jit
 def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.constexpr):
-    """Which points are neighbours; differences and distances, the differences taken in the positions' dtype.
+    """Which points are neighbours; differences, taken in the positions' dtype, and distances; else 0.
 
     Rounded after each operation: a compiler may compute a value twice, and a small sigma magnifies errors.
     """
     px, py, pz = load_points(points, at, exists, 0.0)
-    x, y, z = x - px, y - py, z - pz
+    x, y, z = tl.where(exists, x - px, 0.0), tl.where(exists, y - py, 0.0), tl.where(exists, z - pz, 0.0)
     hit = exists
     if not LISTED:
         hit &= squared_length(x, y, z) <= tl.load(limit)
