@@ -86,8 +86,8 @@ def gradient_kernel(
         for step in range(tl.max(end - begin)):
             at = begin + step
             row = tl.load(rows + at, mask=at < end, other=-1).to(tl.int64)
-            place = row if LISTED else at
-            hit, dx, dy, dz, distance = pair(x, y, z, points, place, row >= 0, limit, LISTED, real)
+            place, is_point = (row, row >= 0) if LISTED else (at, at < end)
+            hit, dx, dy, dz, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
                 weight, per_length, by_sigma = weigh(nearest, distance, shape, eps, KERNEL)
                 weight = tl.where(hit, weight * inverse, 0.0)

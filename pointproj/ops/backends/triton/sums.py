@@ -146,8 +146,8 @@ def sum_kernel(
         for step in range(tl.max(end - begin)):
             at = begin + step
             row = tl.load(rows + at, mask=at < end, other=-1).to(tl.int64)
-            place = row if LISTED else at
-            hit, _, _, _, distance = pair(x, y, z, points, place, row >= 0, limit, LISTED, real)
+            place, is_point = (row, row >= 0) if LISTED else (at, at < end)
+            hit, _, _, _, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
                 if MEAN:
                     nearer = tl.where(hit, tl.minimum(nearest, anchor(distance, eps, KERNEL)), nearest)
