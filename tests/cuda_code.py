@@ -243,14 +243,9 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
 
 def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
     """Triton's kernels, with the constants of their test and the warps that they are launched with."""
-    from pointproj.ops.backends.triton import radius_gradients, radius_lists, radius_sums
     from tests.ops.test_triton_compile import KERNELS, compiled
 
-    warps = {"arrange": 8, "search": 1, "search-on": 1, "search-within": 1, "neighbors-aggregate": 4}
-    warps |= dict.fromkeys(("lists-count", "lists-fill"), radius_lists.LAUNCH["num_warps"])
-    warps |= dict.fromkeys(("sums", "sums-for-references"), radius_sums.WARPS)
-    warps |= dict.fromkeys(("positions", "positions-of-references"), radius_gradients.LAUNCH["num_warps"])
-    warps["lists-sort"] = radius_lists.SORT["num_warps"]
+    warps = {"search": 1, "search-on": 1, "sums": 1, "sums-compact": 1}
     for name in KERNELS:
         made = compiled(name, architecture, "fp32", "i32", warps.get(name, 4))
         for used in toolkit.used(made.asm["ptx"], into):
