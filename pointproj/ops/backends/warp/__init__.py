@@ -38,14 +38,10 @@ def unavailable_on(device_type: str) -> str | None:
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | Tensor | None
 ) -> Tables:
-    """The tables of a cell list, for kNN, or with a radius those of a hash grid, for searches within it."""
-    if radius is None:
-        from pointproj.ops.backends.warp.cell_list import build_cell_list
+    """The tables of a cell list; a radius, if there is one, says how wide its cells are."""
+    from pointproj.ops.backends.warp.cell_list_build import build_cell_list
 
-        return build_cell_list(reference_points, reference_offsets, count)
-    from pointproj.ops.backends.warp.hash_grid import build_hash_grid
-
-    return build_hash_grid(reference_points, reference_offsets, count, radius)
+    return build_cell_list(reference_points, reference_offsets, count, radius)
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
