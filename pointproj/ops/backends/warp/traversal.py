@@ -179,7 +179,8 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
 
     @wp.func
     def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int, radius: real):
-        if wp.isfinite(q) and cells.frames[number, 0] < real(wp.inf):
+        # Of a negative radius, too, none.
+        if wp.isfinite(q) and radius >= real(0.0) and cells.frames[number, 0] < real(wp.inf):
             grid = load(cells, number, q)
             reach = radius + grid.slack
             low = wp.vec3i()
