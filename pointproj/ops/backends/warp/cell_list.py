@@ -75,25 +75,28 @@ def grid_functions(dtype: torch.dtype) -> Grid:
         edge: vec3
         per_unit: vec3  # cells a unit of length
         shape: wp.vec3i
-        outer_low: vec3  # border cells extend to here
-        outer_high: vec3
+        outside: vec3  # distance along each axis from q to the cloud, never too large
         base: int  # number of cell 0 in the tables
         slack: real
 
     @wp.func
     def load(cells: CellListStruct, number: int, q: vec3):
         grid = GridStruct()
+        largest = real(0.0)
         for axis in range(3):
             grid.low[axis] = cells.frames[number, axis]
             grid.edge[axis] = cells.frames[number, axis + 3]
-            grid.outer_low[axis] = cells.frames[number, axis + 6]
-            grid.outer_high[axis] = cells.frames[number, axis + 9]
             grid.shape[axis] = cells.shapes[number, axis]
             if grid.edge[axis] > real(0.0):
                 grid.per_unit[axis] = real(1.0) / grid.edge[axis]
+            lowest = cells.frames[number, axis + 6]
+            highest = cells.frames[number, axis + 9]
+            grid.outside[axis] = wp.max(lowest - q[axis], q[axis] - highest)
+            largest = wp.max(largest, wp.max(wp.abs(q[axis]), wp.max(wp.abs(lowest), wp.abs(highest))))
+        grid.slack = real(unit) * largest + real(least)
+        for axis in range(3):
+            grid.outside[axis] = wp.max(grid.outside[axis] - grid.slack, real(0.0))
         grid.base = cells.shapes[number, 3]
-        largest = wp.max(wp.max(wp.abs(grid.outer_low), wp.abs(grid.outer_high)), wp.abs(q))
-        grid.slack = real(unit) * wp.max(largest) + real(least)
         return grid
 
     @wp.func
@@ -118,13 +121,13 @@ def grid_functions(dtype: torch.dtype) -> Grid:
 
     @wp.func
     def gap(x: real, grid: GridStruct, axis: int, cell: int):
-        low = grid.outer_low[axis]
-        high = grid.outer_high[axis]
+        """Border cells extend to the farthest points."""
+        away = grid.outside[axis]
         if cell > 0:
-            low = face(grid, axis, cell)
+            away = wp.max(away, face(grid, axis, cell) - x - grid.slack)
         if cell < grid.shape[axis] - 1:
-            high = face(grid, axis, cell + 1)
-        return wp.max(wp.max(low - x, x - high) - grid.slack, real(0.0))
+            away = wp.max(away, x - face(grid, axis, cell + 1) - grid.slack)
+        return away
 
     @wp.func
     def clip(x: real, grid: GridStruct, axis: int, square: real, first: int, last: int):
@@ -140,16 +143,12 @@ def grid_functions(dtype: torch.dtype) -> Grid:
     @wp.func
     def beyond(q: vec3, grid: GridStruct, at: wp.vec3i, shell: int):
         """Never too large; infinite where there are no such cells."""
-        outside = vec3()
-        for axis in range(3):
-            away = wp.max(grid.outer_low[axis] - q[axis], q[axis] - grid.outer_high[axis])
-            outside[axis] = wp.max(away - grid.slack, real(0.0))
         nearest = real(wp.inf)
         for axis in range(3):
             rest = real(0.0)
             for other in range(3):
                 if other != axis:
-                    rest += outside[other] * outside[other]
+                    rest += grid.outside[other] * grid.outside[other]
             if at[axis] - shell > 0:
                 before = wp.max(q[axis] - face(grid, axis, at[axis] - shell) - grid.slack, real(0.0))
                 nearest = wp.min(nearest, rest + before * before)

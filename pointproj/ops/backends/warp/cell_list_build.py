@@ -5,6 +5,7 @@ the build can be captured in a CUDA graph. In deterministic mode points keep the
 otherwise, on a GPU, that is the order in which they arrive.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 FEW_POINTS, MANY_POINTS = 2**17, 2**18
 PART, MOST_PARTS = 512, 2**11  # points that a group of lanes bounds, or more; groups
 AT_ONCE = 8  # points that a lane reads before it looks at the first
-EDGE = 1.0  # of cells for a known radius, in radii
+EDGE = float(os.environ.get("PP_EDGE", "1.0"))  # of cells for a known radius, in radii
 NOBODY = Points(None, Batch(None, 0, 0))
 
 

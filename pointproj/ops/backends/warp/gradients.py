@@ -4,6 +4,7 @@ Each point gathers its own over its neighbours in the other set, so that no two 
 Formulas are in :mod:`pointproj.ops.gradients`.
 """
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,9 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
-from pointproj.ops.backends.warp.lanes import lanes
+from pointproj.ops.backends.warp.lanes import bit_count, lanes
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
-from pointproj.ops.backends.warp.sums import Division, Problem, divide, multiply_add, problem_struct, row_functions
+from pointproj.ops.backends.warp.sums import Division, Problem, divide, problem_struct, row_functions
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -104,13 +105,13 @@ def gradient_kernel(
     matrix = wp.array2d(dtype=real)
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
-    _, load, _, store = row_functions(sums, division)
+    rows = row_functions(sums, division)
+    load, load_own, product, store = rows.load, rows.load_own, rows.product, rows.store
     group = lanes(division.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_, sigma_unit = weights_of(kernel, sums)
+    rate_of, *_, per_sigma = weights_of(kernel, sums)
     adder = _gradient_adder(positions, sums, division, kernel, reduce, gathered)
     State = adder.State
-    product = _product_function(sums, division)
     SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
     of_queries, of_points, of_features = gathered
 
@@ -120,12 +121,12 @@ def gradient_kernel(
         mean = real(0.0)
         if wp.static(reduce == "mean"):
             for block in range(problem.chunks):
-                own = load(problem.grad, query, block)
-                mean = product(mean, own, problem.aggregated, query, block)
+                own = load_own(problem.grad, query, block)
+                mean = product(mean, own, load(problem.aggregated, query, block))
             mean = group.sum_of_group(mean)
         return mean
 
-    @wp.kernel(**OPTIONS, launch_bounds=BLOCK)
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
     def gradient(
         points: PointsStruct,
         source: SourceStruct,
@@ -149,9 +150,9 @@ def gradient_kernel(
             state.base = problem.softmax[row, 0]
             state.inverse = problem.softmax[row, 1]
             state.mean = mean_of(row, problem)
-            state.own = load(problem.grad, row, 0)
+            state.own = load_own(problem.grad, row, 0)
         elif wp.static(of_points):
-            state.own = load(problem.features, row, 0)
+            state.own = load_own(problem.features, row, 0)
         state = each_neighbor(state, row, q, cloud_of(row, points.batch), source, problem)
         if wp.static(of_features):
             store(state.sums, real(1.0), d_features, row, chunk)
@@ -161,27 +162,10 @@ def gradient_kernel(
             if chunk == 0 and lane() == 0:
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] / sigma_unit(problem.sigma[0])
+                    of_sigma[row] = state.shares[3] * per_sigma(problem.sigma[0])
                     problem.means[row] = state.mean
 
     return gradient
-
-
-@once
-def _product_function(sums: torch.dtype, division: Division) -> wp.Function:
-    """``product(sum, own, values, row, chunk) -> sum`` with the products of a lane's channels."""
-    real, _ = REALS[sums]
-    Channels, load, _, _ = row_functions(sums, division)
-    channels = division.channels
-
-    @wp.func
-    def product(sum: real, own: Channels, values: wp.array2d(dtype=real), row: int, chunk: int):
-        other = load(values, row, chunk)
-        for i in range(channels):
-            sum = multiply_add(own[i], other[i], sum)
-        return sum
-
-    return product
 
 
 def _gradient_adder(
@@ -200,12 +184,12 @@ def _gradient_adder(
     place, vec3 = REALS[positions]
     real, _ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
-    Channels, load, add_row, _ = row_functions(sums, division)
-    product = _product_function(sums, division)
-    _, _, weight_of, pull, sigma_share, _ = weights_of(kernel, sums)
+    rows = row_functions(sums, division)
+    Channels, load, load_own, add_row, product = rows[:5]
+    _, level_of, weight_of, pull, _ = weights_of(kernel, sums)
     group = lanes(division.lanes)
-    lane, take, sum_of_group, last = group.lane, group.take, group.sum_of_group, group.count - 1
-    of_group, groups = group.group, group.count // group.group
+    lane, take, ballot, sum_of_group = group.lane, group.take, group.ballot, group.sum_of_group
+    count, of_group, groups = group.count, group.group, group.count // group.group
     Shares = wp.types.vector(length=4, dtype=real)
     of_queries, of_points, of_features = gathered
     divides = reduce == "mean"
@@ -226,25 +210,32 @@ def _gradient_adder(
         sums: Channels
 
     @wp.func
-    def product_with(state: State, problem: ProblemStruct, other: int):
-        """Upstream gradient times feature, of this group's neighbour."""
+    def add_row_and_product(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+        """The neighbour's row, and the product of upstream gradient and feature: one of the rows is its own."""
         sum = real(0.0)
+        if wp.static(not of_points):
+            state.sums = add_row(state.sums, exists, weight, load(problem.grad, other, state.chunk))
+            return state, sum
         for block in range(problem.chunks):
             own = state.own
             if wp.static(of_queries):
                 if block > 0:
-                    own = load(problem.grad, state.row, block)
-                sum = product(sum, own, problem.features, other, block)
+                    own = load_own(problem.grad, state.row, block)
+                sum = product(sum, own, load(problem.features, other, block))
             else:
                 if block > 0:
-                    own = load(problem.features, state.row, block)
-                sum = product(sum, own, problem.grad, other, block)
-        return sum
+                    own = load_own(problem.features, state.row, block)
+                values = load(problem.grad, other, block)
+                sum = product(sum, own, values)
+                if wp.static(of_features):
+                    if block == state.chunk:
+                        state.sums = add_row(state.sums, exists, weight, values)
+        return state, sum
 
     @wp.func
     def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
         if wp.static(of_queries):
-            state.shares[3] += share * sigma_share(far)
+            state.shares[3] += share * (level_of(far, problem.limit) - state.base)
         if far > real(0.0):
             scale = share * pull(far, state.rate, problem.limit) / far
             other = problem.others[row]
@@ -253,7 +244,7 @@ def _gradient_adder(
         return state
 
     @wp.func
-    def add(state: State, problem: ProblemStruct, size: int, row: int, squared: real):
+    def add(state: State, problem: ProblemStruct, row: int, squared: real):
         far = wp.sqrt(squared)
         weight = real(0.0)
         mean = state.mean
@@ -267,18 +258,14 @@ def _gradient_adder(
                     mean = problem.means[row]
             weight = weight_of(base, far, state.rate, problem.limit) * inverse
         excess = real(0.0)  # of this lane's neighbour
+        size = bit_count(ballot(row >= 0))
         for first in range(0, size, groups):
             source = first + lane() / of_group
             other = take(row, source)
             factor = take(weight, source)
-            if wp.static(of_features):
-                if other >= 0:
-                    state.sums = add_row(state.sums, factor, problem.grad, other, state.chunk)
+            state, part = add_row_and_product(state, problem, other >= 0, factor, wp.max(other, 0))
             if wp.static(of_points):
-                part = real(0.0)
-                if other >= 0:
-                    part = product_with(state, problem, other)
-                part = take(sum_of_group(part), ((lane() - first) * of_group) & last)
+                part = take(sum_of_group(part), ((lane() - first) * of_group) & (count - 1))
                 if lane() >= first and lane() < first + groups:
                     excess = part - mean
         if wp.static(of_points):

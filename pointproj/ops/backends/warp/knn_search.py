@@ -1,5 +1,6 @@
 """The k nearest reference points, exactly, ties by the lower index: a thread for each query."""
 
+import os
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from pointproj.ops.registry import Tables
 BLOCK = 128
 # Blocks on a multiprocessor: 64 registers a thread, some of them spilled, search 10^7 uniform points in 5.7 ms,
 # 110 in 7.6. Longer lists are better kept in registers.
-SHORT_LIST, BLOCKS = 8, 8
+SHORT_LIST, BLOCKS = 8, int(os.environ.get("PP_KNN", "8"))
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:

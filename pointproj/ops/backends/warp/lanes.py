@@ -4,13 +4,14 @@ On a GPU these are the 32 threads of a warp; its groups of 8 stand side by side 
 a CPU it is one thread, for which the same functions do nothing, and code that calls them is a plain loop.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import warp as wp
 
 from pointproj.ops.backends.warp.common import once
 
-WARP, GROUP = 32, 8
+WARP, GROUP = 32, int(os.environ.get("PP_GROUP", "8"))
 
 
 class Lanes(NamedTuple):
@@ -71,6 +72,7 @@ def _lanes_of_warp() -> Lanes:
     @wp.func_native("return threadIdx.x & 31;")
     def lane() -> int: ...
 
+    group_bits = GROUP.bit_length() - 1
     take_there = "return __shfl_sync(0xffffffffu, x, source);"
     exchanged = "return __shfl_xor_sync(0xffffffffu, x, mask);"
 
@@ -103,13 +105,13 @@ def _lanes_of_warp() -> Lanes:
 
     @wp.func
     def sum_of_group(x: Any):
-        for bit in range(3):
+        for bit in range(group_bits):
             x = x + exchange(x, 1 << bit)
         return x
 
     @wp.func
     def sum_over_groups(x: Any):
-        for bit in range(3, 5):
+        for bit in range(group_bits, 5):
             x = x + exchange(x, 1 << bit)
         return x
 

@@ -4,6 +4,7 @@ On a GPU neighbours wait in a queue in shared memory until every lane of a point
 them up together. On a CPU each is added as it comes.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from pointproj.ops.backends.warp.lanes import WARP, Lanes
 from pointproj.ops.backends.warp.traversal import Visitor, ball_search
 from pointproj.ops.bridge.warp_op import Launch
 
-BLOCK = 256  # threads that share memory
+BLOCK = int(os.environ.get("PP_BLOCK", "256"))  # threads that share memory
 
 
 class Ball(NamedTuple):
@@ -135,7 +136,7 @@ class Adder(NamedTuple):
 
     State: Any  # struct with ``waiting`` (int) and ``square`` (real of positions), which are the source's
     Problem: Any  # struct
-    add: wp.Function  # (state, problem, size, row, squared) -> state; the first ``size`` lanes bring one each
+    add: wp.Function  # (state, problem, row, squared) -> state; the first lanes bring one each, row -1 is none
 
 
 class Meeting(NamedTuple):
@@ -162,7 +163,7 @@ def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function
     @wp.func
     def meet_one(state: State, problem: Problem, exists: bool, row: int, squared: real):
         if exists:
-            state = add(state, problem, 1, row, squared)
+            state = add(state, problem, row, squared)
         return state
 
     @wp.func
@@ -182,7 +183,7 @@ def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function
         if lane() < size:
             row = row_at(reserve(), state.waiting + lane())
             squared = number_at(reserve(), state.waiting + lane())
-        return add(state, problem, size, row, squared)
+        return add(state, problem, row, squared)
 
     @wp.func
     def meet(state: State, problem: Problem, exists: bool, row: int, squared: real):

@@ -211,7 +211,7 @@ def _sides(
     """
     queries, references = sets_of(clouds)
     cells = CellList(*given) if given else made
-    sorts_queries = len(made.points) > (0 if given else references.batch.rows)
+    sorts_queries = len(made.frames) > (0 if given else clouds.count)
     unsorted = ([] if given else [references]) + ([queries] if sorts_queries else [])
     first_row, first_grid = (0, 0) if given else (references.batch.rows, clouds.count)
     if sorts_queries:

@@ -6,6 +6,7 @@ met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, b
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
-from pointproj.ops.backends.warp.lanes import Lanes, lanes, lanes_on
+from pointproj.ops.backends.warp.lanes import Lanes, bit_count, lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
 from pointproj.ops.bridge.warp_op import Launch
@@ -80,8 +81,10 @@ class Rows(NamedTuple):
     """Rows of numbers, of which each lane has some channels; chunk by chunk if there are many."""
 
     Channels: Any  # vector of those of a lane
-    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
-    add: wp.Function  # (total, factor, values, row, chunk) -> total with factor times the row
+    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column any number
+    load_own: wp.Function  # the same with 0 there
+    add: wp.Function  # (total, exists, factor, channels) -> total with factor times them, if they are there
+    product: wp.Function  # (sum, own channels, channels) -> sum with their products
     store: wp.Function  # (total, factor, values, row, chunk): what all groups of lanes have summed up
 
 
@@ -119,16 +122,27 @@ def row_functions(sums: torch.dtype, division: Division) -> Rows:
     @wp.func
     def load(values: matrix, row: int, chunk: int):
         loaded = Channels()
-        for i in range(channels):
-            if column(chunk, i) < values.shape[1]:
-                loaded[i] = values[row, column(chunk, i)]
+        for i in range(channels):  # beyond the last column it is read once more: no load waits for a condition
+            loaded[i] = values[row, wp.min(column(chunk, i), values.shape[1] - 1)]
         return loaded
 
     @wp.func
-    def add(total: Channels, factor: real, values: matrix, row: int, chunk: int):
+    def load_own(values: matrix, row: int, chunk: int):
+        loaded = load(values, row, chunk)
         for i in range(channels):
-            if column(chunk, i) < values.shape[1]:
-                total[i] = multiply_add(factor, values[row, column(chunk, i)], total[i])
+            loaded[i] = wp.where(column(chunk, i) < values.shape[1], loaded[i], real(0.0))
+        return loaded
+
+    @wp.func
+    def add(total: Channels, exists: bool, factor: real, values: Channels):
+        for i in range(channels):  # what is not there may be infinite
+            total[i] = wp.where(exists, multiply_add(factor, values[i], total[i]), total[i])
+        return total
+
+    @wp.func
+    def product(total: real, own: Channels, values: Channels):
+        for i in range(channels):
+            total = multiply_add(own[i], values[i], total)
         return total
 
     @wp.func
@@ -138,7 +152,7 @@ def row_functions(sums: torch.dtype, division: Division) -> Rows:
             if i % groups == lane() / of_group and column(chunk, i) < values.shape[1]:
                 values[row, column(chunk, i)] = whole
 
-    return Rows(Channels, load, add, store)
+    return Rows(Channels, load, load_own, add, product, store)
 
 
 def new_problem(
@@ -173,7 +187,7 @@ def aggregate_kernel(
     real, _ = REALS[sums]
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
-    Channels, _, _, store = row_functions(sums, division)
+    store = row_functions(sums, division).store
     group = lanes(division.lanes)
     item, lane, total_of = group.item, group.lane, group.total
     rate_of, *_ = weights_of(kernel, sums)
@@ -182,7 +196,7 @@ def aggregate_kernel(
     State = adder.State
     SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
 
-    @wp.kernel(**OPTIONS, launch_bounds=BLOCK)
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
         number, _ = wp.tid()
@@ -218,7 +232,8 @@ def _sum_adder(
     place, _ = REALS[positions]
     real, _ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
-    Channels, _, add_row, _ = row_functions(sums, division)
+    rows = row_functions(sums, division)
+    Channels, load, add_row = rows.Channels, rows.load, rows.add
     group: Lanes = lanes(division.lanes)
     lane, take, ballot, minimum = group.lane, group.take, group.ballot, group.minimum
     of_group, groups = group.group, group.count // group.group
@@ -235,7 +250,7 @@ def _sum_adder(
         sums: Channels
 
     @wp.func
-    def add(state: State, problem: ProblemStruct, size: int, row: int, squared: real):
+    def add(state: State, problem: ProblemStruct, row: int, squared: real):
         far = wp.sqrt(squared)
         if wp.static(relative):
             level = real(wp.inf)
@@ -251,12 +266,13 @@ def _sum_adder(
         if row >= 0:
             weight = weight_of(state.base, far, state.rate, problem.limit)
             state.total += weight
+        size = bit_count(ballot(row >= 0))
         for first in range(0, size, groups):
             source = first + lane() / of_group
             other = take(row, source)
             factor = take(weight, source)
-            if other >= 0:
-                state.sums = add_row(state.sums, factor, problem.features, other, state.chunk)
+            values = load(problem.features, wp.max(other, 0), state.chunk)
+            state.sums = add_row(state.sums, other >= 0, factor, values)
         return state
 
     return Adder(State, ProblemStruct, add)

@@ -7,6 +7,7 @@ With several lanes, each looks up the run of a row of its own; then the groups o
 every lane has a candidate of it. With one lane the same code is a plain loop.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from pointproj.ops.backends.warp.common import REALS, once, packed_point, square
 from pointproj.ops.backends.warp.lanes import Lanes
 
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
+LANES_OF_RUN = int(os.environ.get("PP_RUN", "8"))
 PLENTY = 3  # it should hold so many times the neighbours wanted
 
 
@@ -49,7 +51,9 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     load_point, _, _ = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
-    groups, of_group, lane, take, ballot = lanes.count // lanes.group, lanes.group, *lanes[3:6]
+    lane, take, ballot = lanes.lane, lanes.take, lanes.ballot
+    of_run = min(LANES_OF_RUN, lanes.count)
+    at_once = lanes.count // of_run
 
     @wp.func
     def meet(state: State, q: vec3, points: sorted_points, data: Data, at: int, exists: bool):
@@ -71,14 +75,14 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     def visit_runs(
         state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int, runs: int
     ):
-        for first in range(0, runs, groups):
-            source = first + lane() / of_group
+        for first in range(0, runs, at_once):
+            source = first + lane() / of_run
             first_point = take(begin, source)
             size = take(count, source)
-            i = lane() % of_group
+            i = lane() % of_run
             while ballot(i < size) != 0:
                 state = meet(state, q, points, data, first_point + i, i < size)
-                i += of_group
+                i += of_run
         return state
 
     return visit_run if lanes.count == 1 else visit_runs

@@ -3,16 +3,17 @@
 Weights that have no end are exp((base - level(d)) rate). For a mean, ``base`` is the level of the query's
 nearest neighbour, so that they cannot all vanish; for a sum it is 0, and the weight is the kernel itself.
 
-    kernel              level              rate              pull                sigma_share   sigma_unit
-    exponential         d                  1 / sigma         rate                d             sigma^2
-    gaussian            d^2                1 / (2 sigma^2)   2 rate d            d^2           sigma^3
-    inverse_distance    log max(d, eps)    power             power / d, or 0     0             1
-    uniform             0                  1                 0                   0             1
-    compact             0                  1 / support       see there           0             1
+    kernel              level              rate              pull                per_sigma
+    exponential         d                  1 / sigma         rate                1 / sigma^2
+    gaussian            d^2                1 / (2 sigma^2)   2 rate d            1 / sigma^3
+    inverse_distance    log max(d, eps)    power             power / d, or 0     0
+    uniform             0                  1                 0                   0
+    compact             0                  1 / support       see there           0
 
-``pull`` is minus the derivative of the logarithm of the weight by d; ``sigma_share / sigma_unit`` is that by
-sigma. Of the numbers of a :class:`Weighting` a kernel reads ``power``, and one as ``limit``: the distance
-from which on the inverse distance decays (eps), or where compact weights end (support).
+``pull`` is minus the derivative of the logarithm of the weight by d; ``(level(d) - base) per_sigma`` is that
+by sigma: what is the same for all neighbours of a query is of no account in a mean. Of the numbers of a
+:class:`Weighting` a kernel reads ``power``, and one as ``limit``: the distance from which on the inverse
+distance decays (eps), or where compact weights end (support).
 """
 
 from collections.abc import Callable
@@ -32,8 +33,7 @@ class Weights(NamedTuple):
     level: wp.Function  # (d, limit)
     weight: wp.Function  # (base, d, rate, limit)
     pull: wp.Function  # (d, rate, limit)
-    sigma_share: wp.Function  # (d)
-    sigma_unit: wp.Function  # (sigma)
+    per_sigma: wp.Function  # (sigma)
 
 
 WITHOUT_END = ("exponential", "gaussian", "inverse_distance")
@@ -56,13 +56,13 @@ def weights_of(kernel: str, sums: torch.dtype) -> Weights:
 
 
 def _without_end(
-    real: Any, rate: wp.Function, level: wp.Function, pull: wp.Function, *of_sigma: wp.Function
+    real: Any, rate: wp.Function, level: wp.Function, pull: wp.Function, per_sigma: wp.Function
 ) -> Weights:
     @wp.func
     def weight(base: real, d: real, rate: real, limit: real):
         return wp.exp((base - level(d, limit)) * rate)
 
-    return Weights(rate, level, weight, pull, *of_sigma)
+    return Weights(rate, level, weight, pull, per_sigma)
 
 
 def _exponential(real: Any) -> Weights:
@@ -79,14 +79,10 @@ def _exponential(real: Any) -> Weights:
         return rate
 
     @wp.func
-    def sigma_share(d: real):
-        return d
+    def per_sigma(sigma: real):
+        return real(1.0) / (sigma * sigma)
 
-    @wp.func
-    def sigma_unit(sigma: real):
-        return sigma * sigma
-
-    return _without_end(real, rate, level, pull, sigma_share, sigma_unit)
+    return _without_end(real, rate, level, pull, per_sigma)
 
 
 def _gaussian(real: Any) -> Weights:
@@ -108,14 +104,10 @@ def _gaussian(real: Any) -> Weights:
         return wp.min(real(most), real(2.0) * rate * d)
 
     @wp.func
-    def sigma_share(d: real):
-        return d * d
+    def per_sigma(sigma: real):
+        return real(1.0) / wp.max(real(least), sigma * sigma * sigma)
 
-    @wp.func
-    def sigma_unit(sigma: real):
-        return wp.max(real(least), sigma * sigma * sigma)
-
-    return _without_end(real, rate, level, pull, sigma_share, sigma_unit)
+    return _without_end(real, rate, level, pull, per_sigma)
 
 
 def _inverse_distance(real: Any) -> Weights:
@@ -131,7 +123,7 @@ def _inverse_distance(real: Any) -> Weights:
     def pull(d: real, rate: real, limit: real):
         return wp.where(d > limit, rate / d, real(0.0))
 
-    return _without_end(real, rate, level, pull, *_no_sigma(real))
+    return _without_end(real, rate, level, pull, _no_sigma(real))
 
 
 def _uniform(real: Any) -> Weights:
@@ -147,7 +139,7 @@ def _uniform(real: Any) -> Weights:
     def pull(d: real, rate: real, limit: real):
         return real(0.0)
 
-    return Weights(rate, _no_level(real), weight, pull, *_no_sigma(real))
+    return Weights(rate, _no_level(real), weight, pull, _no_sigma(real))
 
 
 def _compact(real: Any) -> Weights:
@@ -172,7 +164,7 @@ def _compact(real: Any) -> Weights:
         left = rest(d, rate, limit)
         return wp.where(left > real(0.0), real(4.0) * d * rate * rate / left, real(0.0))
 
-    return Weights(rate, _no_level(real), weight, pull, *_no_sigma(real))
+    return Weights(rate, _no_level(real), weight, pull, _no_sigma(real))
 
 
 def _no_level(real: Any) -> wp.Function:
@@ -183,18 +175,12 @@ def _no_level(real: Any) -> wp.Function:
     return level
 
 
-def _no_sigma(real: Any) -> tuple[wp.Function, wp.Function]:
-    """Share and unit of sigma for a kernel that does not read it."""
-
+def _no_sigma(real: Any) -> wp.Function:
     @wp.func
-    def sigma_share(d: real):
+    def per_sigma(sigma: real):
         return real(0.0)
 
-    @wp.func
-    def sigma_unit(sigma: real):
-        return real(1.0)
-
-    return sigma_share, sigma_unit
+    return per_sigma
 
 
 TABLE: dict[str, Callable[[Any], Weights]] = {
