@@ -106,7 +106,7 @@ def gradient_kernel(
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(sums, division)
-    load, load_own, product, store = rows.load, rows.load_own, rows.product, rows.store
+    load, product, store = rows.load, rows.product, rows.store
     group = lanes(division.lanes)
     item, lane, total_of = group.item, group.lane, group.total
     rate_of, *_, per_sigma = weights_of(kernel, sums)
@@ -121,8 +121,8 @@ def gradient_kernel(
         mean = real(0.0)
         if wp.static(reduce == "mean"):
             for block in range(problem.chunks):
-                own = load_own(problem.grad, query, block)
-                mean = product(mean, own, load(problem.aggregated, query, block))
+                own = load(problem.grad, query, block)
+                mean = product(mean, own, problem.aggregated, query, block)
             mean = group.sum_of_group(mean)
         return mean
 
@@ -150,9 +150,9 @@ def gradient_kernel(
             state.base = problem.softmax[row, 0]
             state.inverse = problem.softmax[row, 1]
             state.mean = mean_of(row, problem)
-            state.own = load_own(problem.grad, row, 0)
+            state.own = load(problem.grad, row, 0)
         elif wp.static(of_points):
-            state.own = load_own(problem.features, row, 0)
+            state.own = load(problem.features, row, 0)
         state = each_neighbor(state, row, q, cloud_of(row, points.batch), source, problem)
         if wp.static(of_features):
             store(state.sums, real(1.0), d_features, row, chunk)
@@ -185,7 +185,7 @@ def _gradient_adder(
     real, _ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(sums, division)
-    Channels, load, load_own, add_row, product = rows[:5]
+    Channels, load, add_row, product = rows[:4]
     _, level_of, weight_of, pull, _ = weights_of(kernel, sums)
     group = lanes(division.lanes)
     lane, take, ballot, sum_of_group = group.lane, group.take, group.ballot, group.sum_of_group
@@ -193,6 +193,8 @@ def _gradient_adder(
     Shares = wp.types.vector(length=4, dtype=real)
     of_queries, of_points, of_features = gathered
     divides = reduce == "mean"
+    Nothing = wp.types.vector(length=1, dtype=real)
+    Own, Sums = Channels if of_points else Nothing, Channels if of_features else Nothing
 
     @wp.struct
     class State:
@@ -205,32 +207,35 @@ def _gradient_adder(
         base: real  # of a query, as the forward kept it
         inverse: real
         mean: real  # of a query: upstream gradient times result
-        own: Channels  # of the point's own values the first chunk
+        own: Own  # of the point's own values the first chunk
         shares: Shares  # along x, y, z, and of sigma
-        sums: Channels
+        sums: Sums
+
+    @wp.func
+    def add_row_only(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+        state.sums = add_row(state.sums, exists, weight, problem.grad, other, state.chunk)
+        return state, real(0.0)
 
     @wp.func
     def add_row_and_product(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
-        """The neighbour's row, and the product of upstream gradient and feature: one of the rows is its own."""
+        """The neighbour's row; of upstream gradient and feature, one is the point's own, the product."""
         sum = real(0.0)
-        if wp.static(not of_points):
-            state.sums = add_row(state.sums, exists, weight, load(problem.grad, other, state.chunk))
-            return state, sum
         for block in range(problem.chunks):
             own = state.own
             if wp.static(of_queries):
                 if block > 0:
-                    own = load_own(problem.grad, state.row, block)
-                sum = product(sum, own, load(problem.features, other, block))
+                    own = load(problem.grad, state.row, block)
+                sum = product(sum, own, problem.features, other, block)
             else:
                 if block > 0:
-                    own = load_own(problem.features, state.row, block)
-                values = load(problem.grad, other, block)
-                sum = product(sum, own, values)
-                if wp.static(of_features):
-                    if block == state.chunk:
-                        state.sums = add_row(state.sums, exists, weight, values)
+                    own = load(problem.features, state.row, block)
+                sum = product(sum, own, problem.grad, other, block)
+            here = block == state.chunk
+            if wp.static(of_features):
+                state.sums = add_row(state.sums, exists and here, weight, problem.grad, other, block)
         return state, sum
+
+    add_neighbor = add_row_and_product if of_points else add_row_only
 
     @wp.func
     def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
@@ -263,7 +268,7 @@ def _gradient_adder(
             source = first + lane() / of_group
             other = take(row, source)
             factor = take(weight, source)
-            state, part = add_row_and_product(state, problem, other >= 0, factor, wp.max(other, 0))
+            state, part = add_neighbor(state, problem, other >= 0, factor, wp.max(other, 0))
             if wp.static(of_points):
                 part = take(sum_of_group(part), ((lane() - first) * of_group) & (count - 1))
                 if lane() >= first and lane() < first + groups:

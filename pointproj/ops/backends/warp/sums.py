@@ -65,6 +65,7 @@ class Division(NamedTuple):
 
     lanes: int
     channels: int  # of each lane
+    whole: bool  # whether the last channel of the last lane is the last of a row
 
     def chunks_of(self, columns: int) -> int:
         """How many times all lanes together have to go through a row."""
@@ -73,18 +74,19 @@ class Division(NamedTuple):
 
 def divide(features: Tensor) -> Division:
     """By the number of channels and the device."""
-    count = lanes_on(features.device.type)
-    return Division(count, -(-min(features.shape[1], AT_ONCE) // lanes(count).group))
+    count, columns = lanes_on(features.device.type), features.shape[1]
+    of_group = lanes(count).group
+    channels = -(-min(columns, AT_ONCE) // of_group)
+    return Division(count, channels, columns % (channels * of_group) == 0)
 
 
 class Rows(NamedTuple):
     """Rows of numbers, of which each lane has some channels; chunk by chunk if there are many."""
 
     Channels: Any  # vector of those of a lane
-    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column any number
-    load_own: wp.Function  # the same with 0 there
-    add: wp.Function  # (total, exists, factor, channels) -> total with factor times them, if they are there
-    product: wp.Function  # (sum, own channels, channels) -> sum with their products
+    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
+    add: wp.Function  # (total, exists, factor, values, row, chunk) -> total with factor times the row
+    product: wp.Function  # (sum, channels, values, row, chunk) -> sum with their products with the row
     store: wp.Function  # (total, factor, values, row, chunk): what all groups of lanes have summed up
 
 
@@ -120,29 +122,31 @@ def row_functions(sums: torch.dtype, division: Division) -> Rows:
         return (chunk * channels + i) * of_group + lane() % of_group
 
     @wp.func
+    def column_to_read(chunk: int, i: int, values: matrix):
+        """Beyond the last column that is read once more: so no load waits for a condition."""
+        if wp.static(division.whole):
+            return column(chunk, i)
+        return wp.min(column(chunk, i), values.shape[1] - 1)
+
+    @wp.func
     def load(values: matrix, row: int, chunk: int):
         loaded = Channels()
-        for i in range(channels):  # beyond the last column it is read once more: no load waits for a condition
-            loaded[i] = values[row, wp.min(column(chunk, i), values.shape[1] - 1)]
-        return loaded
-
-    @wp.func
-    def load_own(values: matrix, row: int, chunk: int):
-        loaded = load(values, row, chunk)
         for i in range(channels):
-            loaded[i] = wp.where(column(chunk, i) < values.shape[1], loaded[i], real(0.0))
+            if column(chunk, i) < values.shape[1]:
+                loaded[i] = values[row, column(chunk, i)]
         return loaded
 
     @wp.func
-    def add(total: Channels, exists: bool, factor: real, values: Channels):
+    def add(total: Channels, exists: bool, factor: real, values: matrix, row: int, chunk: int):
         for i in range(channels):  # what is not there may be infinite
-            total[i] = wp.where(exists, multiply_add(factor, values[i], total[i]), total[i])
+            value = values[row, column_to_read(chunk, i, values)]
+            total[i] = wp.where(exists, multiply_add(factor, value, total[i]), total[i])
         return total
 
     @wp.func
-    def product(total: real, own: Channels, values: Channels):
+    def product(total: real, own: Channels, values: matrix, row: int, chunk: int):
         for i in range(channels):
-            total = multiply_add(own[i], values[i], total)
+            total = multiply_add(own[i], values[row, column_to_read(chunk, i, values)], total)
         return total
 
     @wp.func
@@ -152,7 +156,7 @@ def row_functions(sums: torch.dtype, division: Division) -> Rows:
             if i % groups == lane() / of_group and column(chunk, i) < values.shape[1]:
                 values[row, column(chunk, i)] = whole
 
-    return Rows(Channels, load, load_own, add, product, store)
+    return Rows(Channels, load, add, product, store)
 
 
 def new_problem(
@@ -233,7 +237,7 @@ def _sum_adder(
     real, _ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(sums, division)
-    Channels, load, add_row = rows.Channels, rows.load, rows.add
+    Channels, add_row = rows.Channels, rows.add
     group: Lanes = lanes(division.lanes)
     lane, take, ballot, minimum = group.lane, group.take, group.ballot, group.minimum
     of_group, groups = group.group, group.count // group.group
@@ -271,8 +275,8 @@ def _sum_adder(
             source = first + lane() / of_group
             other = take(row, source)
             factor = take(weight, source)
-            values = load(problem.features, wp.max(other, 0), state.chunk)
-            state.sums = add_row(state.sums, other >= 0, factor, values)
+            row_there = wp.max(other, 0)
+            state.sums = add_row(state.sums, other >= 0, factor, problem.features, row_there, state.chunk)
         return state
 
     return Adder(State, ProblemStruct, add)
