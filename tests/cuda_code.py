@@ -161,18 +161,13 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             yield name, lists.BLOCK, lists.nearest_kernel(real, k)
         yield f"lists: count, {label}", lists.BLOCK, lists.count_kernel(real, 32)
         yield f"lists: fill, {label}", lists.BLOCK, lists.fill_kernel(real, 32)
-        division = sums.Division(32, 4)
-        for source, other in (
-            (neighbors.Ball, neighbors.Ball),
-            (neighbors.Lists, neighbors.InvertedLists),
-        ):
-            where = "within a radius" if source is neighbors.Ball else "over lists"
+        division = sums.Division(32, 4, False)
+        for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
             kernel = sums.aggregate_kernel(source, real, real, division, *weighting)
             yield f"sums {where}, {label}", usual, kernel
             for gathered in ((True, True, False), (False, False, True), (False, True, True)):
-                own = source if gathered[0] else other
                 kernel = gradients.gradient_kernel(
-                    own, real, real, division, *weighting, gradients.Gathered(*gathered)
+                    source, real, real, division, *weighting, gradients.Gathered(*gathered)
                 )
                 of = "queries" if gathered[0] else "references" if gathered[1] else "features"
                 yield f"gradients of {of} {where}, {label}", usual, kernel

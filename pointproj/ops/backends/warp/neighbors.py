@@ -31,35 +31,28 @@ class Ball(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The neighbours of each query."""
+    """The neighbours of each point: a row of the table, or a part of its only row."""
 
-    others: Tensor  # (N, 3) positions of the references
-    rows: Tensor  # (Q, k) int32, -1 where there are fewer
-
-
-class InvertedLists(NamedTuple):
-    """The queries that each reference point is a neighbour of."""
-
-    others: Tensor  # (Q, 3) positions of the queries
-    start: Tensor  # (N + 2,) int32: first pair of each reference point
-    pairs: Tensor  # (Q k,) int32: query times k plus place in its list
-    k: int
+    others: Tensor  # (n, 3) positions of the neighbours
+    rows: Tensor  # (points, k) or (1, pairs) int32: theirs, -1 for none
+    start: Tensor | None  # (points + 2,) int32: where each point's part begins
 
 
-Source = Ball | Lists | InvertedLists
+Source = Ball | Lists
 
 
-def invert(launch: Launch, query_points: Tensor, neighbor_indices: Tensor, references: int) -> InvertedLists:
-    """Sort the pairs of lists (Q, k) by reference point; those of row -1 come last."""
-    device, size = neighbor_indices.device, neighbor_indices.numel()
-    start = torch.zeros(references + 2, dtype=torch.int32, device=device)
-    placed = torch.empty(size, 2, dtype=torch.int32, device=device)
-    pairs = torch.empty(size, dtype=torch.int32, device=device)
+def invert(launch: Launch, query_points: Tensor, neighbor_indices: Tensor, references: int) -> Lists:
+    """The queries that each reference point is a neighbour of, from lists (Q, k)."""
+    rows = neighbor_indices.view(-1)
+    if len(rows) >= 2**31:
+        raise ValueError(f"gradients over lists are for less than 2^31 pairs of points; got {len(rows)}")
+    start = torch.zeros(references + 2, dtype=torch.int32, device=rows.device)
+    placed, queries = rows.new_empty(len(rows), 2), rows.new_empty(1, len(rows))
     count, scatter = _inverting_kernels()
-    launch(count, size, neighbor_indices, start, placed)
+    launch(count, len(rows), rows, start, placed)
     finish_counting(placed, start)
-    launch(scatter, size, placed, start, pairs)
-    return InvertedLists(query_points, start, pairs, neighbor_indices.shape[1])
+    launch(scatter, len(rows), placed, start, neighbor_indices.shape[1], queries)
+    return Lists(query_points, queries, start)
 
 
 @once
@@ -67,21 +60,20 @@ def _inverting_kernels() -> tuple[wp.Kernel, wp.Kernel]:
     integers, table = wp.array(dtype=wp.int32), wp.array2d(dtype=wp.int32)
 
     @wp.kernel(**OPTIONS)
-    def count(rows: table, start: integers, placed: table):
-        """Launched over the pairs; fills ``placed`` (pairs, 2), counts in ``start`` behind each reference."""
+    def count(rows: integers, start: integers, placed: table):
+        """Launched over the pairs of points; fills ``placed``, counts in ``start`` behind each reference."""
         pair = wp.tid()
-        k = rows.shape[1]
-        row = rows[pair / k, pair % k]
+        row = rows[pair]
         if row < 0:
             row = start.shape[0] - 2
         placed[pair, 0] = row
         placed[pair, 1] = wp.atomic_add(start, row + 1, 1)
 
     @wp.kernel(**OPTIONS)
-    def scatter(placed: table, start: integers, pairs: integers):
-        """Launched over the pairs; fills ``pairs``."""
+    def scatter(placed: table, start: integers, k: int, queries: table):
+        """Launched over the pairs of points; fills ``queries``."""
         pair = wp.tid()
-        pairs[start[placed[pair, 0]] + placed[pair, 1]] = pair
+        queries[0, start[placed[pair, 0]] + placed[pair, 1]] = pair / k
 
     return count, scatter
 
@@ -150,8 +142,8 @@ def meeting(
     source: type[Source], positions: torch.dtype, sums: torch.dtype, group: Lanes, adder: Adder
 ) -> Meeting:
     """For a kind of source."""
-    makers = {Ball: _meet_ball, Lists: _meet_lists, InvertedLists: _meet_inverted_lists}
-    return makers[source](positions, sums, group, adder, *_waiting(sums, group, adder))
+    make = _meet_ball if source is Ball else _meet_lists
+    return make(positions, sums, group, adder, *_waiting(sums, group, adder))
 
 
 def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function, wp.Function]:
@@ -211,7 +203,6 @@ def _meet_ball(
 ) -> Meeting:
     place, vec3 = REALS[positions]
     vec4 = wp.types.vector(length=4, dtype=place)
-    real, _ = REALS[sums]
     State, Problem, _ = adder
     CellListStruct = cell_list_struct(positions)
     squared_of = squared_distance(positions, sums)
@@ -258,56 +249,25 @@ def _meet_lists(
     class ListsStruct:
         others: wp.array(dtype=vec3)
         rows: wp.array2d(dtype=wp.int32)
+        start: wp.array(dtype=wp.int32)
 
     @wp.func
     def each_neighbor(state: State, own: int, q: vec3, cloud: int, lists: ListsStruct, problem: Problem):
-        k = lists.rows.shape[1]
-        for first in range(0, k, count):
+        line = int(own)
+        begin = int(0)
+        end = int(lists.rows.shape[1])
+        if lists.start:
+            line = 0
+            begin = lists.start[own]
+            end = lists.start[own + 1]
+        for first in range(begin, end, count):
             row = int(-1)
             squared = real(0.0)
-            if first + lane() < k:
-                row = lists.rows[own, first + lane()]
+            if first + lane() < end:
+                row = lists.rows[line, first + lane()]
             if row >= 0:
                 squared = squared_of(q, lists.others[row])
             state = meet(state, problem, row >= 0, row, squared)
         return finish(state, problem)
 
     return Meeting(ListsStruct, each_neighbor)
-
-
-def _meet_inverted_lists(
-    positions: torch.dtype,
-    sums: torch.dtype,
-    group: Lanes,
-    adder: Adder,
-    meet: wp.Function,
-    finish: wp.Function,
-) -> Meeting:
-    _, vec3 = REALS[positions]
-    real, _ = REALS[sums]
-    State, Problem, _ = adder
-    squared_of = squared_distance(positions, sums)
-    count, lane = group.count, group.lane
-
-    @wp.struct
-    class InvertedListsStruct:
-        others: wp.array(dtype=vec3)
-        start: wp.array(dtype=wp.int32)
-        pairs: wp.array(dtype=wp.int32)
-        k: int
-
-    @wp.func
-    def each_neighbor(
-        state: State, own: int, q: vec3, cloud: int, lists: InvertedListsStruct, problem: Problem
-    ):
-        end = lists.start[own + 1]
-        for first in range(lists.start[own], end, count):
-            query = int(-1)
-            squared = real(0.0)
-            if first + lane() < end:
-                query = lists.pairs[first + lane()] / lists.k
-                squared = squared_of(q, lists.others[query])
-            state = meet(state, problem, query >= 0, query, squared)
-        return finish(state, problem)
-
-    return Meeting(InvertedListsStruct, each_neighbor)

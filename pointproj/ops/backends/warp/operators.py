@@ -99,7 +99,7 @@ def _lists_backward(launch: Launch, **values: Any) -> None:
     rows, inverted = values["neighbor_indices"], None
     if values["d_features"] is not None or values["d_reference_points"] is not None:
         inverted = invert(launch, values["query_points"], rows, sides[1].batch.rows)
-    sources = Lists(values["reference_points"], rows), inverted
+    sources = Lists(values["reference_points"], rows, None), inverted
     _fill_gradients(launch, sides, sources, _problem_of(values), values)
 
 
@@ -141,7 +141,7 @@ def _aggregate_neighbors(
     weighting = Weighting(kernel, reduce, power, eps, support)
     queries, _ = sets_of(Clouds(query_points, None, reference_points, None, 1))
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
+    launch_sums(launch, queries, Lists(reference_points, neighbor_indices, None), problem, weighting)
 
 
 def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict:
@@ -183,7 +183,7 @@ def _knn_aggregate(
     launch_search(launch, both, tables, Found(neighbor_indices, heap))
     queries, _ = sets_of(both)
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
+    launch_sums(launch, queries, Lists(reference_points, neighbor_indices, None), problem, weighting)
 
 
 def _radius_specs(
