@@ -2,8 +2,7 @@
 
 A function with annotated arguments becomes ``torch.ops.<namespace>.<name>``; its backward and second
 backward become operators of their own, so that ``torch.compile``, CUDA graphs, activation checkpointing
-and ``create_graph=True`` all see nothing but functional operators. All three are called as
-:func:`_define` says.
+and ``create_graph=True`` all see nothing but functional operators.
 
 Nothing passes from forward to backward on the side: whatever a backward needs arrives through its
 arguments, so recomputing a forward, or keeping two graphs alive, cannot mix runs up.
@@ -19,9 +18,8 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.compiler_cache import key_by_version
-from pointproj.ops.bridge.eager import direct, nobody_looks_on
+from pointproj.ops.bridge.eager import Derivative, functions_of, needs_of, nobody_looks_on, save_by, saved_by
 from pointproj.ops.bridge.torch_internals import any_requires_grad, is_transforming
-from pointproj.ops.bridge.transforms import transformed
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
 
@@ -120,7 +118,7 @@ def torch_op(
         _save(ctx, (*inputs, *made))
 
     def chain(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        asked, flat = ctx.needs_input_grad, _load(ctx)
+        asked, flat = needs_of(ctx), _load(ctx)
         inputs, outputs = declared.split(flat)
         heads = zip(grads[:grad_outputs], outputs, strict=False)
         grads = [_zeros_like(o) if g is None else g.contiguous() for g, o in heads]
@@ -263,15 +261,13 @@ def _define(
     count: int,
     function: Callable[..., Sequence[Tensor | None]],
     fake: Callable[..., Sequence[Tensor]],
-    derivative: tuple[Callable, Callable, Callable],
+    derivative: Derivative,
     register: Register,
 ) -> Any:
     """Register an operator of these parameters with ``count`` results.
 
-    There are no optional results: an empty tensor stands for None. The operator is called in three ways:
-    directly where nobody looks on, as :mod:`pointproj.ops.bridge.transforms` says under a transform, and
-    otherwise by torch's dispatcher. What ``register`` has made without torch.library chooses by itself. Of
-    the derivative, ``save`` and ``chain`` are setup_context and backward of torch.library.register_autograd.
+    There are no optional results: an empty tensor stands for None. What ``register`` has made without
+    torch.library finds its way by itself.
     """
 
     def single_or_all(made: Sequence[Tensor]) -> Any:
@@ -283,11 +279,11 @@ def _define(
 
     signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
     operator = register(name, body, lambda *args: single_or_all(fake(*args)))
-    save, chain, push = derivative
-    operator.register_autograd(chain, setup_context=save)
-    operator.body, operator.transformed = body, transformed(operator, save, chain, push)
+    operator.register_autograd(derivative[1], setup_context=derivative[0])
+    operator.body = body
+    operator.direct, operator.transformed = functions_of(name, body, operator, derivative)
     if hasattr(operator, "register_kernel"):
-        operator.names, operator.direct = list(parameters), direct(name, body, save, chain)
+        operator.names = list(parameters)
         operator.__class__ = _called_in_three_ways(type(operator))
     return operator
 
@@ -347,11 +343,11 @@ def _save(ctx: Any, args: Sequence[Any]) -> None:
             ctx.rest.append(slice(len(a)))
         else:
             ctx.rest.append(a)
-    ctx.save_for_backward(*tensors)
+    save_by(ctx, tensors)
 
 
 def _load(ctx: Any) -> tuple:
-    tensors = iter(ctx.saved_tensors)
+    tensors = iter(saved_by(ctx))
     return tuple(
         next(tensors) if r is _TENSOR else [*islice(tensors, r.stop)] if type(r) is slice else r
         for r in ctx.rest
