@@ -61,7 +61,6 @@ def torch_op(
     second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
     | None = None,
     register: Register = opaque,
-    replayable: bool = False,  # not used any more
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
 

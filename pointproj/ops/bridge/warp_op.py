@@ -34,7 +34,6 @@ def warp_op(
     grad_outputs: int = 1,
     backward: Callable[..., None] | str | None = None,
     second_backward: Callable[..., None] | None = None,
-    replayable: bool = False,  # not used any more
 ) -> Callable[[Callable[..., None]], Callable[..., Tensor | tuple[Tensor, ...]]]:
     """Decorate a launcher, ``launcher(launch, *inputs, *outputs)``, to make it a torch operator.
 
