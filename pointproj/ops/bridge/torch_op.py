@@ -147,7 +147,7 @@ class _Declared:
     """The forward's arguments, and where they stand in the flat argument lists of its derivatives."""
 
     def __init__(self, name: str, forward: Callable, differentiable: tuple[str, ...], grad_outputs: int):
-        signature = inspect.signature(forward)
+        signature = inspect.signature(forward, eval_str=True)
         self.name = name
         self.parameters = {p.name: p.annotation for p in signature.parameters.values()}
         self.names = list(self.parameters)
