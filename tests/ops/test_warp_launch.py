@@ -156,14 +156,13 @@ def test_a_launch_that_converts_by_warp_alone(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_signal_handler_may_launch_what_it_interrupts():
     device, count = torch.device("cpu"), 2_000
-    inner, outer, wrong = torch.empty(count), torch.empty(count), []
-    handled = 0
+    outer, handled, wrong = torch.empty(count), [], []
 
-    def handler(*_: Any) -> None:
-        nonlocal handled
-        handled += 1
-        Launch(device)(fill, count, -float(handled), inner)
-        wrong.extend([handled] if not bool((inner == -handled).all()) else [])
+    def handler(*_: Any) -> None:  # one may interrupt another
+        handled.append(True)
+        number, inner = -float(len(handled)), torch.empty(count)
+        Launch(device)(fill, count, number, inner)
+        wrong.extend([number] if not bool((inner == number).all()) else [])
 
     Launch(device)(fill, count, 0.0, outer)
     before = signal.signal(signal.SIGALRM, handler)
