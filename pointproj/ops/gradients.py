@@ -107,6 +107,8 @@ Neighbors = ListedNeighbors | MaskedNeighbors
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """The matrix product with every bit of the operands: what makes layers fast must not round weights."""
+    if torch.compiler.is_compiling():  # into a program that has its own switches
+        return left @ right
     switches = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     before = [switch.fp32_precision for switch in switches]
     try:

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.bridge.torch_internals import map_rows
-from pointproj.ops.gradients import Block, ListedNeighbors
-from pointproj.ops.reference import (
-    Weighting,
-    nan_where_query_is_not_finite,
-    squared_distances,
-    weights_of,
-)
+from pointproj.ops.gradients import Block, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
 
 QUERIES_AT_ONCE = 64
 
@@ -70,14 +65,8 @@ def radius_aggregate(
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points).sqrt() <= torch.full((), radius, dtype=query.dtype)
-        delta = torch.where(is_neighbor[..., None], query[:, None] - points, 0.0).to(sigma.dtype)
-        distances = delta.square().sum(-1).sqrt()
-        weights = weights_of(distances, is_neighbor, sigma, Weighting(*weighting), None)
-        # A matrix product would spread what is not finite to queries that are no neighbours of it.
-        finite = values.isfinite()
-        has_such_neighbor = is_neighbor.to(values.dtype) @ (~finite).to(values.dtype) > 0
-        aggregated = torch.where(has_such_neighbor, torch.nan, weights @ torch.where(finite, values, 0.0))
-        return nan_where_query_is_not_finite(aggregated, query)
+        block = Block(query, points, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
+        return nan_where_query_is_not_finite(block.forward(values), query)
 
     per_reference = (reference_points, features)
     return _by_chunks(within, query_points, per_reference, (sigma,), clouds, features.shape[1])

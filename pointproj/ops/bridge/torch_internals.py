@@ -71,6 +71,14 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
+def below_autograd() -> contextlib.AbstractContextManager:
+    """A context in which an operator does what it does, and torch records nothing of it."""
+    try:
+        return torch._C._AutoDispatchBelowAutograd()
+    except AttributeError:
+        return torch.no_grad()
+
+
 def has_modes() -> bool:
     """Whether tensors that are made now may be something else than ordinary ones."""
     try:
