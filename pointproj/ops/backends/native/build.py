@@ -146,7 +146,7 @@ def _run(command: Sequence[str]) -> None:
 
 def _cpp_flags(architectures: Sequence[str]) -> list[str]:
     # Distances are rounded after every operation, as those of the reference. The oldest torch is 2.10.
-    flags = ["-O3", "-ffp-contract=off", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+    flags = ["-O3", "-ffp-contract=off", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         flags.append("-march=x86-64-v3")
     return flags + (["-DPOINTPROJ_CUDA"] if architectures else [])

@@ -94,13 +94,13 @@ void each(const Task& task, int64_t items) {
 
 #define BUILD(...) template void build(const __VA_ARGS__&);
 #define EACH(...) template void each(const __VA_ARGS__&, int64_t);
-#define SEARCH(Real)                              \
-  BUILD(BuildCellList<Real>)                      \
-  BUILD(BuildHashGrids<Real>)                     \
-  EACH(SearchByThread<Real, 8, Levels::kBoth>)    \
-  EACH(SearchByThread<Real, 16, Levels::kBoth>)   \
-  EACH(SearchByThread<Real, 32, Levels::kBoth>)   \
-  EACH(SearchInMemory<Real>)
+#define SEARCH(Real)                                   \
+  BUILD(BuildCellList<Real>)                           \
+  BUILD(BuildHashGrids<Real>)                          \
+  EACH(SearchByThread<Knn<Real, Levels::kBoth>, 8>)    \
+  EACH(SearchByThread<Knn<Real, Levels::kBoth>, 16>)   \
+  EACH(SearchByThread<Knn<Real, Levels::kBoth>, 32>)   \
+  EACH(SearchInMemory<Knn<Real, Levels::kBoth>>)
 
 BUILD(InvertRows)
 SEARCH(float)

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "cell_list_build.h"
-#include "operators.h"
 
 namespace pointproj {
 
@@ -42,7 +41,7 @@ void sort_stably(const Cloud& cloud, const Device& device, const SortedPoints<Re
 
 }  // namespace
 
-Tensor make_cell_list(const Cloud& cloud, const Device& device, bool in_fixed_order) {
+Tensor make_cell_list(const Cloud& cloud, const Device& device) {
   const auto& [points, batch] = cloud;
   const CellListSizes sizes = cell_list_sizes(cloud);
   const int64_t slots = sizes.subcells() + 1, dense = sizes.dense_cells();
@@ -62,7 +61,6 @@ Tensor make_cell_list(const Cloud& cloud, const Device& device, bool in_fixed_or
                                      reinterpret_cast<Box<Real>*>(data<Real>(boxes)), parts, take(slots),
                                      take(sizes.cells()), take(6 * dense), take(dense), take(1)},
                  slots);
-    if (device.is_cuda && in_fixed_order) sort_stably(cloud, device, cells.points, buffers, 0);
   });
   return table;
 }
@@ -103,6 +101,8 @@ Tensor make_hash_grids(const std::vector<Cloud>& clouds, const Device& device, c
   return tables;
 }
 
+namespace {
+
 Tensor build_index(const Tensor& points, const OptionalTensor& offsets, int64_t clouds, std::optional<double> radius,
                    const OptionalTensor& largest_radius, bool in_fixed_order) {
   const Cloud cloud("points", points, offsets, clouds);
@@ -112,9 +112,18 @@ Tensor build_index(const Tensor& points, const OptionalTensor& offsets, int64_t 
   } else if (radius) {
     check_radius(*radius);
   } else {
-    return make_cell_list(cloud, device, in_fixed_order);
+    return make_cell_list(cloud, device);
   }
   return make_hash_grids({cloud}, device, {radius.value_or(0), largest_radius}, in_fixed_order);
 }
+
+const Operators registered(
+    __FILE__,
+    {{"native_build_index",
+      "(Tensor points, Tensor? offsets, SymInt clouds, float? radius, Tensor? largest_radius, bool deterministic) -> "
+      "Tensor",
+      TORCH_BOX(&build_index)}});
+
+}  // namespace
 
 }  // namespace pointproj

@@ -68,10 +68,14 @@ struct LargestRadius {
   OptionalTensor on_device;
 };
 
-Tensor make_cell_list(const Cloud& cloud, const Device& device, bool in_fixed_order);
+Tensor make_cell_list(const Cloud& cloud, const Device& device);
 // Of one set of points, or of two in one launch, one table behind the other. Points of a cell are in the order of their
 // rows on a CPU, and where that is asked for; else in that of their arrival.
 Tensor make_hash_grids(const std::vector<Cloud>& clouds, const Device& device, const LargestRadius& radius,
                        bool in_fixed_order);
+
+// Rows of the k nearest (Q, k), and their distances if they are wanted.
+void search(const Clouds& clouds, const OptionalTensor& cell_list, const Tensor& rows, const OptionalTensor& distances);
+void check_k(const Clouds& clouds, int64_t k);
 
 }  // namespace pointproj

@@ -2,7 +2,6 @@
 #include "lists.h"
 
 #include "index.h"
-#include "operators.h"
 
 namespace pointproj {
 
@@ -51,28 +50,24 @@ struct Balls {
 
 template <class Real>
 void search_in_registers(const Device& device, const RadiusSearch<Real>& search) {
+  using Search = RadiusSearch<Real>;
   const int queries = search.queries.batch.rows, k = search.nearest.k;
   if (k > 64) {
-    device.each_on_gpu(RadiusSearchByWarp<Real, 4>{search}, queries);
+    device.each_on_gpu(SearchByWarp<Search, WarpBlocks<Real, 4>>{search}, queries);
   } else if (k > kLongestList) {
-    device.each_on_gpu(RadiusSearchByWarp<Real, 2>{search}, queries);
+    device.each_on_gpu(SearchByWarp<Search, WarpBlocks<Real, 2>>{search}, queries);
   } else if (device.is_cuda && queries <= (k <= kShortestList ? kFewQueries : kManyQueries)) {
-    device.each_on_gpu(RadiusSearchByWarp<Real, 1>{search}, queries);
-  } else if (k <= kShortestList) {
-    device.each(RadiusSearchByThread<Real, kShortestList>{search}, queries);
-  } else if (k <= 16) {
-    device.each(RadiusSearchByThread<Real, 16>{search}, queries);
+    device.each_on_gpu(SearchByWarp<Search, WarpBlocks<Real, 1>>{search}, queries);
   } else {
-    device.each(RadiusSearchByThread<Real, kLongestList>{search}, queries);
+    with_length(k, [&](auto length) { device.each(SearchByThread<Search, length>{search}, queries); });
   }
 }
 
-}  // namespace
-
+// Distances and rows of the k nearest within the radius (Q, k), and how many there are in all (Q,).
 std::tuple<Tensor, Tensor, Tensor> radius_search(POINTPROJ_POINTS, const OptionalTensor& reference_grid, double radius,
                                                  const OptionalTensor& radii, int64_t k) {
   POINTPROJ_CHECK(k >= 1 && k <= kLargestInt, "k must be positive; got ", k);
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
   const Balls balls(clouds, reference_grid, radius, radii);
   const int64_t queries = query_points.size(0);
   const bool in_memory = k > (clouds.device.is_cuda ? kLongestWarpList : kLongestList);
@@ -86,16 +81,18 @@ std::tuple<Tensor, Tensor, Tensor> radius_search(POINTPROJ_POINTS, const Optiona
                                     {static_cast<int>(k), nullptr, data<int64_t>(rows), data<Real>(distances)},
                                     {data<Real>(distances), data<int>(heap_rows)},
                                     data<int64_t>(counts)};
-    if (in_memory) return clouds.device.each(RadiusSearchInMemory<Real>{search}, queries);
+    if (in_memory) return clouds.device.each(SearchInMemory<RadiusSearch<Real>>{search}, queries);
     search_in_registers(clouds.device, search);
   });
   return {distances, rows, counts};
 }
 
+// Where the neighbours of each query begin (Q + 1,), their rows, ascending, as far as there is room, and their distances
+// (capacity,).
 std::tuple<Tensor, Tensor, Tensor> radius_list(POINTPROJ_POINTS, const OptionalTensor& reference_grid, double radius,
                                                const OptionalTensor& radii, int64_t capacity) {
   POINTPROJ_CHECK(capacity >= 0, "capacity must not be negative; got ", capacity);
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
   const Balls balls(clouds, reference_grid, radius, radii);
   const int64_t queries = query_points.size(0);
   Tensor row_splits = empty_longs({queries + 1}, query_points), rows = empty_longs({capacity}, query_points);
@@ -121,5 +118,13 @@ std::tuple<Tensor, Tensor, Tensor> radius_list(POINTPROJ_POINTS, const OptionalT
   });
   return {row_splits, rows, distances};
 }
+
+const std::string kArguments = "(" + kPoints + "Tensor? reference_grid, float radius, Tensor? radii, SymInt ";
+const std::string kResults = ") -> (Tensor, Tensor, Tensor)";
+const Operators registered(__FILE__,
+                           {{"native_radius_search", kArguments + "k" + kResults, TORCH_BOX(&radius_search)},
+                            {"native_radius_list", kArguments + "capacity" + kResults, TORCH_BOX(&radius_list)}});
+
+}  // namespace
 
 }  // namespace pointproj

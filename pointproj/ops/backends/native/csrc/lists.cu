@@ -6,11 +6,12 @@ namespace pointproj::cuda {
 
 POINTPROJ_LISTS(EACH, float)
 POINTPROJ_LISTS(EACH, double)
-EACH(RadiusSearchByWarp<float, 1>)
-EACH(RadiusSearchByWarp<float, 2>)
-EACH(RadiusSearchByWarp<float, 4>)
-EACH(RadiusSearchByWarp<double, 1>)
-EACH(RadiusSearchByWarp<double, 2>)
-EACH(RadiusSearchByWarp<double, 4>)
+#define BY_WARP(Real)                                           \
+  EACH(SearchByWarp<RadiusSearch<Real>, WarpBlocks<Real, 1>>)  \
+  EACH(SearchByWarp<RadiusSearch<Real>, WarpBlocks<Real, 2>>)  \
+  EACH(SearchByWarp<RadiusSearch<Real>, WarpBlocks<Real, 4>>)
+
+BY_WARP(float)
+BY_WARP(double)
 
 }  // namespace pointproj::cuda

@@ -2,7 +2,6 @@
 #include "search.h"
 
 #include "index.h"
-#include "operators.h"
 
 namespace pointproj {
 
@@ -10,52 +9,35 @@ namespace {
 
 constexpr int kPostponedWarps = 1 << 12, kPostponedThreads = 1 << 18;
 
-template <int kLength, class Real>
-void search_by_thread(const Device& device, const Search<Real>& search) {
-  const int queries = search.queries.rows;
-  if (!device.is_cuda) {
-    cpu::each(SearchByThread<Real, kLength, Levels::kBoth>{search}, queries);
-  } else if (kLength == kShortestList && queries > kManyQueries) {
-    device.each_on_gpu(SearchByThread<Real, kShortestList, Levels::kOne, true>{search}, queries);
-  } else {
-    device.each_on_gpu(SearchByThread<Real, kLength, Levels::kOne>{search}, queries);
-  }
+// The search as those of its tasks have it that look into dense cells.
+template <class Real>
+Knn<Real, Levels::kBoth> in_both_levels(const Knn<Real, Levels::kOne>& search, const Postponed& postponed) {
+  return {search.query_points, search.queries, search.cells, search.itself, search.nearest, search.heaps, postponed};
 }
 
 template <class Real>
-void search_in_registers(const Device& device, const Search<Real>& search, const Postponed& again) {
+void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, const Postponed& again) {
+  using Search = Knn<Real, Levels::kOne>;
   const int queries = search.queries.rows, k = search.nearest.k;
-  const bool short_list = k <= kShortestList;
-  if (device.is_cuda && queries <= (short_list ? kFewQueries : kManyQueries)) {
-    if (short_list) {
-      device.each_on_gpu(SearchByWarp<Real, WarpList<Real>>{search}, queries);
-    } else {
-      device.each_on_gpu(SearchByWarp<Real, WarpBlocks<Real, 1>>{search}, queries);
-    }
-  } else if (short_list) {
-    search_by_thread<kShortestList>(device, search);
-  } else if (k <= 16) {
-    search_by_thread<16>(device, search);
+  const bool short_list = k <= kShortestList, many = queries > kManyQueries;
+  if (queries <= kFewQueries && short_list) {
+    device.each_on_gpu(SearchByWarp<Search, WarpList<Real>>{search}, queries);
+  } else if (!many && !short_list) {
+    device.each_on_gpu(SearchByWarp<Search, WarpBlocks<Real, 1>>{search}, queries);
+  } else if (many && short_list) {
+    device.each_on_gpu(SearchByThread<Search, kShortestList, true>{search}, queries);
   } else {
-    search_by_thread<kLongestList>(device, search);
+    with_length(k, [&](auto length) { device.each_on_gpu(SearchByThread<Search, length>{search}, queries); });
   }
-  if (!device.is_cuda) return;
   // Of what was postponed, which may be much: single threads begin, and warps finish what takes them long.
-  Search<Real> last = search;
-  if (short_list && queries > kManyQueries) {
+  const bool begun = many && short_list;
+  if (begun) {
     const int threads = lesser(queries, kPostponedThreads);
-    device.each_on_gpu(SearchPostponedByThread<Real>{search, again, threads}, threads);
-    last.postponed = again;
+    device.each_on_gpu(SearchPostponed<Real, 1>{in_both_levels(search, search.postponed), again, threads}, threads);
   }
   const int warps = lesser(queries, kPostponedWarps);
-  device.each_on_gpu(SearchPostponedByWarp<Real>{last, warps}, warps);
-}
-
-template <class Real>
-Nearest<Real> view_results(const Tensor& rows, Real* distances) {
-  const bool is_long = rows.scalar_type() == ScalarType::Long;
-  return {static_cast<int>(rows.size(1)), is_long ? nullptr : data<int>(rows), is_long ? data<int64_t>(rows) : nullptr,
-          distances};
+  device.each_on_gpu(SearchPostponed<Real, 32>{in_both_levels(search, begun ? again : search.postponed), again, warps},
+                     warps);
 }
 
 }  // namespace
@@ -70,12 +52,12 @@ void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& row
   const int64_t count = queries.batch.rows, k = rows.size(1);
   if (given) check_table("cell_list", *given, sizes_of_cell_list(references), references.points);
   if (count == 0) return;
-  const Tensor table = given ? *given : make_cell_list(references, device, false);
+  const Tensor table = given ? *given : make_cell_list(references, device);
   const bool in_memory = k > kLongestList, postpones = device.is_cuda && !in_memory;
+  const bool is_long = rows.scalar_type() == ScalarType::Long;
   // Heaps lie where the results go, if these are of their dtype.
-  OptionalTensor heap = distances, heap_rows = rows;
-  if (in_memory && !distances) heap = empty({count, k}, queries.points);
-  if (in_memory && rows.scalar_type() != ScalarType::Int) heap_rows = empty_ints({count, k}, rows);
+  const Tensor heap = distances ? *distances : empty({in_memory ? count : 0, k}, queries.points);
+  const Tensor heap_rows = is_long ? empty_ints({in_memory ? count : 0, k}, rows) : rows;
   // Queries that the first kernel postpones, and the second; how many these are.
   const Tensor postponed = empty_ints({postpones ? 2 * count + 2 : 0}, rows);
   int* const first = data<int>(postponed);
@@ -83,25 +65,36 @@ void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& row
   if (postpones) device.clear({{{counts, 2}}});
   for_positions(queries.points, [&](auto real) {
     using Real = decltype(real);
-    const Search<Real> search{data<const Real>(queries.points),
-                              queries.batch,
-                              view_cell_list<Real>(words_of(table), references),
-                              clouds.itself(),
-                              view_results<Real>(rows, data<Real>(distances)),
-                              {in_memory ? data<Real>(heap) : nullptr, in_memory ? data<int>(heap_rows) : nullptr},
-                              {first, counts}};
-    if (in_memory) return device.each(SearchInMemory<Real>{search}, count);
-    search_in_registers(device, search, Postponed{again, counts + 1});
+    const Knn<Real, Levels::kOne> search{data<const Real>(queries.points),
+                                         queries.batch,
+                                         view_cell_list<Real>(words_of(table), references),
+                                         clouds.itself(),
+                                         {static_cast<int>(k), is_long ? nullptr : data<int>(rows),
+                                          is_long ? data<int64_t>(rows) : nullptr, data<Real>(distances)},
+                                         {data<Real>(heap), data<int>(heap_rows)},
+                                         {first, counts}};
+    if (postpones) return search_on_gpu(device, search, {again, counts + 1});
+    const auto in_full = in_both_levels(search, {});
+    if (in_memory) return device.each(SearchInMemory<Knn<Real, Levels::kBoth>>{in_full}, count);
+    with_length(k, [&](auto length) { cpu::each(SearchByThread<Knn<Real, Levels::kBoth>, length>{in_full}, count); });
   });
 }
 
+namespace {
+
 std::tuple<Tensor, Tensor> knn(POINTPROJ_POINTS, const OptionalTensor& cell_list, int64_t k, bool long_rows) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
   check_k(clouds, k);
   const Tensor distances = empty({query_points.size(0), k}, query_points);
   const Tensor rows = empty(distances.sizes(), long_rows ? ScalarType::Long : ScalarType::Int, query_points);
   search(clouds, cell_list, rows, distances);
   return {distances, rows};
 }
+
+const Operators registered(
+    __FILE__, {{"native_knn", "(" + kPoints + "Tensor? cell_list, SymInt k, bool long_rows) -> (Tensor, Tensor)",
+                TORCH_BOX(&knn)}});
+
+}  // namespace
 
 }  // namespace pointproj

@@ -4,16 +4,16 @@
 
 namespace pointproj::cuda {
 
-#define SEARCH(Real)                                   \
-  EACH(SearchByThread<Real, 8, Levels::kOne, true>)    \
-  EACH(SearchByThread<Real, 8, Levels::kOne, false>)   \
-  EACH(SearchByThread<Real, 16, Levels::kOne, false>)  \
-  EACH(SearchByThread<Real, 32, Levels::kOne, false>)  \
-  EACH(SearchInMemory<Real>)                           \
-  EACH(SearchByWarp<Real, WarpList<Real>>)             \
-  EACH(SearchByWarp<Real, WarpBlocks<Real, 1>>)        \
-  EACH(SearchPostponedByThread<Real>)                  \
-  EACH(SearchPostponedByWarp<Real>)
+#define SEARCH(Real)                                              \
+  EACH(SearchByThread<Knn<Real, Levels::kOne>, 8, true>)          \
+  EACH(SearchByThread<Knn<Real, Levels::kOne>, 8>)                \
+  EACH(SearchByThread<Knn<Real, Levels::kOne>, 16>)               \
+  EACH(SearchByThread<Knn<Real, Levels::kOne>, 32>)               \
+  EACH(SearchInMemory<Knn<Real, Levels::kBoth>>)                  \
+  EACH(SearchByWarp<Knn<Real, Levels::kOne>, WarpList<Real>>)       \
+  EACH(SearchByWarp<Knn<Real, Levels::kOne>, WarpBlocks<Real, 1>>)  \
+  EACH(SearchPostponed<Real, 1>)                                  \
+  EACH(SearchPostponed<Real, 32>)
 
 SEARCH(float)
 SEARCH(double)

@@ -1,11 +1,20 @@
 // Both aggregations and their gradients: which kernels run, one after another.
+#include <string_view>
+
 #include "gradients.h"
 #include "index.h"
-#include "operators.h"
 
 namespace pointproj {
 
 namespace {
+
+// How an operator takes pointproj.ops.reference.Weighting, and the deterministic switch.
+#define POINTPROJ_WEIGHTING \
+  std::string_view kernel, std::string_view reduce, double power, double eps, double support, bool in_fixed_order
+const std::string kWeighting = ", str kernel, str reduce, float power, float eps, float support, bool deterministic";
+// What a backward is given beside all arguments and results of its forward: which gradients are needed.
+#define POINTPROJ_UPSTREAM const Tensor &grad, const std::vector<bool>&needs
+const std::string kUpstream = "(Tensor grad_0, bool[] needs, ";
 
 Kernel kernel_of(std::string_view name) {
   if (name == "exponential") return Kernel::kExponential;
@@ -22,9 +31,11 @@ struct Weighed {
   Kernel kernel;
   bool means;
   double power, eps, support;
+  bool in_fixed_order;  // whether results may not depend on the order in which threads come
 
   Weighed(POINTPROJ_WEIGHTING)
-      : kernel(kernel_of(kernel)), means(reduce == "mean"), power(power), eps(eps), support(support) {
+      : kernel(kernel_of(kernel)), means(reduce == "mean"), power(power), eps(eps), support(support),
+        in_fixed_order(in_fixed_order) {
     POINTPROJ_CHECK(means || reduce == "sum", "reduce must be mean or sum; got ", reduce);
   }
 };
@@ -35,12 +46,9 @@ struct Problem {
   const Tensor& features;
   const Tensor& sigma;
   Weighed weighed;
-  bool in_fixed_order;  // whether results may depend on the order in which threads come
 
-  Problem(const Clouds& clouds, const Tensor& features, const Tensor& sigma, const Weighed& weighed,
-          bool in_fixed_order)
-      : clouds(clouds), features(features), sigma(sigma), weighed(weighed),
-        in_fixed_order(in_fixed_order || !clouds.device.is_cuda) {
+  Problem(const Clouds& clouds, const Tensor& features, const Tensor& sigma, const Weighed& weighed)
+      : clouds(clouds), features(features), sigma(sigma), weighed(weighed) {
     const Tensor& points = clouds.queries.points;
     POINTPROJ_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
                     text(features.sizes()));
@@ -60,7 +68,7 @@ struct Problem {
   void for_types(Body body) const {
     for_dtypes(clouds.queries.points, features, [&](auto real, auto sum) {
       using Sum = decltype(sum);
-      const auto& [kernel, means, power, eps, support] = weighed;
+      const auto& [kernel, means, power, eps, support, in_fixed_order] = weighed;
       const Uniform<Sum> scales = {Sum(0), Sum(power), Sum(eps), Sum(support)};
       if (kernel == Kernel::kExponential && means) {
         return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
@@ -73,6 +81,8 @@ struct Problem {
     return device().is_cuda ? static_cast<int>((channels() + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1;
   }
 };
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // of both points, features and sigma
 
 // What a backward fills; empty where it is not needed. With the query points comes sigma, row by row.
 struct Wanted {
@@ -87,13 +97,12 @@ struct NeighborProblem : Problem {
   template <class Real, class Weighting>
   using Forward = NeighborSums<Real, Weighting>;
 
-  const Tensor& rows;
+  Tensor rows;
   OptionalTensor start, pairs;  // the rows inverted
 
-  NeighborProblem(const Problem& problem, const Tensor& rows) : Problem(problem), rows(rows) {
-    POINTPROJ_CHECK(rows.dim() == 2 && rows.size(1) >= 1, "neighbor_indices must have shape (queries, k); got ",
-                    text(rows.sizes()));
-    check_like("neighbor_indices", rows, {queries(), rows.size(1)}, ScalarType::Int, clouds.queries.points);
+  NeighborProblem(const Problem& problem, const Tensor& rows, int64_t k) : Problem(problem), rows(rows) {
+    POINTPROJ_CHECK(k >= 1, "k must be positive; got ", k);
+    check_like("neighbor_indices", rows, {queries(), k}, ScalarType::Int, clouds.queries.points);
   }
   template <class Real, class Weighting>
   Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
@@ -120,7 +129,7 @@ struct NeighborProblem : Problem {
   bool add_gradients(const Weighting& weighting, const Tensor& grad, const Tensor& aggregated, const Tensor& weights,
                      const Wanted& wanted) const {
     using Sum = typename Weighting::Sum;
-    if (in_fixed_order) return false;
+    if (weighed.in_fixed_order || !device().is_cuda) return false;
     const auto all_of = [](const Tensor& tensor) -> SetToZero::Part {
       const int64_t bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
       return {static_cast<int*>(tensor.mutable_data_ptr()), bytes / int64_t(sizeof(int))};
@@ -180,7 +189,7 @@ struct RadiusProblem : Problem {
     check_radius(radius);
     std::vector<Cloud> sides = {clouds.queries};
     if (!given) sides.push_back(clouds.references);
-    return make_hash_grids(sides, device(), {radius, std::nullopt}, in_fixed_order);
+    return make_hash_grids(sides, device(), {radius, std::nullopt}, weighed.in_fixed_order);
   }
   template <class Real>
   HashGrid<Real> grid(bool of_queries) const {
@@ -318,51 +327,36 @@ Gradients differentiate(Problem problem, const Tensor& grad, const std::vector<b
           needs[3] ? torch::stable::sum(made.sigma_rows) : none};
 }
 
-}  // namespace
-
-std::tuple<Tensor, Tensor> aggregate_neighbors(
-    const Tensor& query_points, const Tensor& reference_points, const Tensor& features, const Tensor& sigma,
-    const Tensor& neighbor_indices, POINTPROJ_WEIGHTING, bool in_fixed_order) {
-  const Clouds clouds(query_points, {}, reference_points, {}, 1);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
-  return aggregate(NeighborProblem(problem, neighbor_indices));
-}
-
-Gradients aggregate_neighbors_backward(
-    POINTPROJ_UPSTREAM, const Tensor& query_points, const Tensor& reference_points, const Tensor& features,
-    const Tensor& sigma, const Tensor& neighbor_indices, POINTPROJ_WEIGHTING, bool in_fixed_order,
-    const Tensor& aggregated, const Tensor& weights) {
-  const Clouds clouds(query_points, {}, reference_points, {}, 1);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
-  return differentiate(NeighborProblem(problem, neighbor_indices), grad, needs, aggregated, weights);
-}
-
+// Over the k nearest: sums (Q, channels), weights (Q, k), and the rows, which are searched, unless they are given; then
+// there are none here.
 std::tuple<Tensor, Tensor, Tensor> knn_aggregate(
-    POINTPROJ_POINTS, const OptionalTensor& cell_list, const Tensor& features, const Tensor& sigma, int64_t k,
-    POINTPROJ_WEIGHTING, bool in_fixed_order) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
-  check_k(clouds, k);
-  const Tensor rows = empty_ints({query_points.size(0), k}, query_points);
-  search(clouds, cell_list, rows, std::nullopt);
-  const auto [aggregated, weights] = aggregate(NeighborProblem(problem, rows));
-  return {aggregated, weights, rows};
+    POINTPROJ_POINTS, const OptionalTensor& cell_list, const OptionalTensor& neighbor_indices, const Tensor& features,
+    const Tensor& sigma, int64_t k, POINTPROJ_WEIGHTING) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
+  if (!neighbor_indices) check_k(clouds, k);
+  const Tensor searched = empty_ints({neighbor_indices ? 0 : query_points.size(0), k}, query_points);
+  if (!neighbor_indices) search(clouds, cell_list, searched, std::nullopt);
+  const auto [aggregated, weights] = aggregate(NeighborProblem(problem, neighbor_indices.value_or(searched), k));
+  return {aggregated, weights, searched};
 }
 
 Gradients knn_aggregate_backward(
-    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor&, const Tensor& features, const Tensor& sigma, int64_t,
-    POINTPROJ_WEIGHTING, bool in_fixed_order, const Tensor& aggregated, const Tensor& weights,
-    const Tensor& neighbor_indices) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
-  return differentiate(NeighborProblem(problem, neighbor_indices), grad, needs, aggregated, weights);
+    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor&, const OptionalTensor& neighbor_indices,
+    const Tensor& features, const Tensor& sigma, int64_t k, POINTPROJ_WEIGHTING, const Tensor& aggregated,
+    const Tensor& weights, const Tensor& searched) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
+  return differentiate(NeighborProblem(problem, neighbor_indices.value_or(searched), k), grad, needs, aggregated,
+                       weights);
 }
 
+// Over all within the radius: sums (Q, channels), two numbers of each query (Q, 2), and the hash grids that were made.
 std::tuple<Tensor, Tensor, Tensor> radius_aggregate(
     POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features, const Tensor& sigma,
-    double radius, POINTPROJ_WEIGHTING, bool in_fixed_order) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
-  const Problem values(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+    double radius, POINTPROJ_WEIGHTING) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
+  const Problem values(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
   const RadiusProblem problem(values, radius, reference_grid, std::nullopt);
   const auto [aggregated, saved] = aggregate(problem);
   return {aggregated, saved, problem.grids};
@@ -370,11 +364,26 @@ std::tuple<Tensor, Tensor, Tensor> radius_aggregate(
 
 Gradients radius_aggregate_backward(
     POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features,
-    const Tensor& sigma, double radius, POINTPROJ_WEIGHTING, bool in_fixed_order, const Tensor& aggregated,
-    const Tensor& saved, const Tensor& grids) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, count);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support}, in_fixed_order);
+    const Tensor& sigma, double radius, POINTPROJ_WEIGHTING, const Tensor& aggregated, const Tensor& saved,
+    const Tensor& grids) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
+  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
   return differentiate(RadiusProblem(problem, radius, reference_grid, grids), grad, needs, aggregated, saved);
 }
+
+const std::string kKnn = kPoints + "Tensor? cell_list, Tensor? neighbor_indices, Tensor features, Tensor sigma, SymInt k" +
+                         kWeighting;
+const std::string kRadius = kPoints + "Tensor? reference_grid, Tensor features, Tensor sigma, float radius" + kWeighting;
+const std::string kResults = ") -> (Tensor, Tensor, Tensor)";
+const std::string kSaved =
+    ", Tensor output_0, Tensor output_1, Tensor output_2) -> (Tensor, Tensor, Tensor, Tensor)";
+const Operators registered(
+    __FILE__, {{"native_knn_aggregate", "(" + kKnn + kResults, TORCH_BOX(&knn_aggregate)},
+               {"native_knn_aggregate_backward", kUpstream + kKnn + kSaved, TORCH_BOX(&knn_aggregate_backward)},
+               {"native_radius_aggregate", "(" + kRadius + kResults, TORCH_BOX(&radius_aggregate)},
+               {"native_radius_aggregate_backward", kUpstream + kRadius + kSaved,
+                TORCH_BOX(&radius_aggregate_backward)}});
+
+}  // namespace
 
 }  // namespace pointproj

@@ -13,6 +13,14 @@ constexpr int kLongestList = 32;  // more neighbours than that are kept in a hea
 // So few queries leave a GPU idle unless a warp works on each: of short lists, of longer ones.
 constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
 
+// body(the length of a thread's list for k neighbours, as a constant)
+template <class Body>
+void with_length(int64_t k, Body body) {
+  if (k <= kShortestList) return body(std::integral_constant<int, kShortestList>());
+  if (k <= 16) return body(std::integral_constant<int, 16>());
+  body(std::integral_constant<int, kLongestList>());
+}
+
 template <class Real>
 POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
   return squared < other || (squared == other && row < other_row);

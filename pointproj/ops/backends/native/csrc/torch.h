@@ -234,4 +234,37 @@ struct Clouds {
   }
 };
 
+// How an operator takes them.
+#define POINTPROJ_POINTS                                                                           \
+  const Tensor &query_points, const OptionalTensor &query_offsets, const Tensor &reference_points, \
+      const OptionalTensor &reference_offsets, int64_t clouds_in_all
+const std::string kPoints =
+    "Tensor query_points, Tensor? query_offsets, Tensor reference_points, Tensor? reference_offsets, SymInt clouds, ";
+
+// ---- operators
+
+// Fake kernels and derivatives are pointproj/ops/bridge/cpp_op.py's.
+struct Operator {
+  std::string name, schema;
+  void (*boxed)(StableIValue*, uint64_t, uint64_t);
+};
+
+// Those of a file, for both devices.
+struct Operators {
+  using Library = torch::stable::detail::StableLibrary;
+  Library schemas, cpu, cuda;
+
+  Operators(const char* file, const std::vector<Operator>& all)
+      : schemas(Library::Kind::FRAGMENT, "pointproj", nullptr, file, 0),
+        cpu(Library::Kind::IMPL, "pointproj", "CPU", file, 0), cuda(Library::Kind::IMPL, "pointproj", "CUDA", file, 0) {
+    for (const auto& [name, schema, boxed] : all) {
+      schemas.def((name + schema).c_str());
+      cpu.impl(name.c_str(), boxed);
+#ifdef POINTPROJ_CUDA
+      cuda.impl(name.c_str(), boxed);
+#endif
+    }
+  }
+};
+
 }  // namespace pointproj
