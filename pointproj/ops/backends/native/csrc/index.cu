@@ -1,4 +1,4 @@
-// Kernels that sort points into cells, invert neighbour rows, and fill with zeros.
+// Kernels that sort points into cells and invert neighbour rows.
 #include "cell_list_build.h"
 #include "cuda.cuh"
 #include "gradients.h"
@@ -8,7 +8,10 @@ namespace pointproj::cuda {
 
 void use_device(int index) { check(cudaSetDevice(index)); }
 
-EACH(SetToZero)
+void clear(void* data, int64_t bytes, void* stream) {
+  check(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)));
+}
+
 EACH(PutInOrder<float>)
 EACH(PutInOrder<double>)
 BUILD(BuildCellList<float>)

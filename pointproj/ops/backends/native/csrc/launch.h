@@ -7,25 +7,6 @@
 
 namespace pointproj {
 
-// Fills one or two parts of a GPU's memory with zeros, in one launch.
-struct SetToZero {
-  static constexpr int kLanes = 1, kBlocks = 1;
-  static constexpr int64_t kMostThreads = 1 << 17;
-  struct Part {
-    int* data;
-    int64_t size;
-  };
-  Part parts[2];
-
-  int64_t threads() const { return lesser(greater(parts[0].size, parts[1].size), kMostThreads); }
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes&, int64_t item) const {
-    for (const Part& part : parts) {
-      for (int64_t i = item; i < part.size; i += kMostThreads) part.data[i] = 0;
-    }
-  }
-};
-
 namespace cpu {
 template <class Task>
 void build(const Task& task);
@@ -37,6 +18,7 @@ namespace cuda {
 constexpr int kMostBlocks = 2048;  // of a build: as many partial sums of a scan
 
 void use_device(int index);
+void clear(void* data, int64_t bytes, void* stream);
 template <class Task>
 void build(const Task& task, int64_t largest_loop, void* stream);
 template <class Task>

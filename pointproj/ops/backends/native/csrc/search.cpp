@@ -62,7 +62,7 @@ void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& row
   const Tensor postponed = empty_ints({postpones ? 2 * count + 2 : 0}, rows);
   int* const first = data<int>(postponed);
   int *const again = first + count, *const counts = again + count;
-  if (postpones) device.clear({{{counts, 2}}});
+  if (postpones) device.clear(counts, 2 * sizeof(int));
   for_positions(queries.points, [&](auto real) {
     using Real = decltype(real);
     const Knn<Real, Levels::kOne> search{data<const Real>(queries.points),

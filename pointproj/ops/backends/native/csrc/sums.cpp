@@ -130,11 +130,9 @@ struct NeighborProblem : Problem {
                      const Wanted& wanted) const {
     using Sum = typename Weighting::Sum;
     if (weighed.in_fixed_order || !device().is_cuda) return false;
-    const auto all_of = [](const Tensor& tensor) -> SetToZero::Part {
-      const int64_t bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
-      return {static_cast<int*>(tensor.mutable_data_ptr()), bytes / int64_t(sizeof(int))};
-    };
-    device().clear({{all_of(wanted.features), all_of(wanted.reference_points)}});
+    for (const Tensor& tensor : {wanted.features, wanted.reference_points}) {
+      device().clear(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
+    }
     if (!wanted.of_points) {
       device().each_on_gpu(
           FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights), matrix<const Sum>(grad),

@@ -63,7 +63,12 @@ struct Device {
     cuda::each(task, items, stream);
 #endif
   }
-  void clear(const SetToZero& task) const { each_on_gpu(task, task.threads()); }
+  // Fills memory of a GPU with zeros.
+  void clear([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) const {
+#ifdef POINTPROJ_CUDA
+    if (bytes > 0) cuda::clear(data, bytes, stream);
+#endif
+  }
 };
 
 template <class Body>
