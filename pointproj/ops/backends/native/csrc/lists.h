@@ -6,7 +6,7 @@
 
 #include "search.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 // One radius for all queries, or one for each.
 template <class Real>
@@ -145,13 +145,4 @@ struct ListWithin {
   }
 };
 
-}  // namespace pointproj
-
-// Tasks that both devices have.
-#define POINTPROJ_LISTS(EACH, Real)            \
-  EACH(SearchByThread<RadiusSearch<Real>, 8>)   \
-  EACH(SearchByThread<RadiusSearch<Real>, 16>)  \
-  EACH(SearchByThread<RadiusSearch<Real>, 32>)  \
-  EACH(SearchInMemory<RadiusSearch<Real>>)      \
-  EACH(CountWithin<Real>)                      \
-  EACH(ListWithin<Real>)
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -4,7 +4,7 @@
 #include "top_k.h"
 #include "traversal.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 template <class Real, class List>
 struct NearestVisitor {
@@ -132,4 +132,4 @@ struct SearchPostponed {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

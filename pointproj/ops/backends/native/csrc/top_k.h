@@ -6,7 +6,7 @@
 
 #include "row_sort.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
 constexpr int kLongestList = 32;  // more neighbours than that are kept in a heap in memory
@@ -291,4 +291,4 @@ struct WarpBlocks {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -6,7 +6,7 @@
 
 #include "queue.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr unsigned kAll = 0xffffffffu;
 
@@ -333,4 +333,4 @@ struct WarpLanes {
   };
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE
