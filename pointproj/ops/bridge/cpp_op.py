@@ -36,6 +36,7 @@ class CppOp:
 
     def __init__(self, operator: OpOverload) -> None:
         self.operator = operator
+        self.in_cpp = getattr(operator, "_op", operator)  # without a call in Python
         self.direct = self.alone  # in plain eager mode
 
     def __call__(self, *args: Any) -> Any:
@@ -47,7 +48,7 @@ class CppOp:
         """What C++ does, without what torch records of it."""
         try:
             with torch._C._AutoDispatchBelowAutograd():
-                return self.operator(*args)
+                return self.in_cpp(*args)
         except MemoryError as error:  # the stable ABI cannot throw torch's own
             raise torch.OutOfMemoryError(str(error)) from None
 
@@ -59,8 +60,8 @@ class CppOp:
     def differentiate_by(self, backward: "CppOp", differentiable: Sequence[str]) -> None:
         """In plain eager mode go to the operator ``backward`` without what is general in torch_op.
 
-        A GPU's backward runs in a thread of its own, where Python takes several times as long as elsewhere. So
-        little of it is left: the tensors are saved in the order in which a few calls put all values together.
+        A GPU's backward runs in a thread of its own, where Python takes several times as long as elsewhere.
+        So little of it is left: few calls put the values together, and their functions are at hand.
         """
         arguments, results = self.operator._schema.arguments, self.operator._schema.returns
         width, places = len(arguments), [i for i, a in enumerate(arguments) if a.name in differentiable]
@@ -69,7 +70,8 @@ class CppOp:
         saved = [*tensors, *range(width, width + len(results)), *others]
         take_tensors, take_others, take = itemgetter(*tensors), itemgetter(*others), itemgetter(*places)
         restore = itemgetter(*(saved.index(i) for i in range(width + len(results))))
-        first, operator, heads = slice(len(places)), backward.operator, (None, None)
+        first, in_cpp = slice(len(places)), backward.in_cpp
+        grad_mode, below_autograd = torch.is_grad_enabled, torch._C._AutoDispatchBelowAutograd
 
         def forward(ctx: Any, *given: Any) -> Tensor:
             args, made = given[-2:]
@@ -80,21 +82,23 @@ class CppOp:
         def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             needs = list(ctx.needs_input_grad[first])
             values = restore(ctx.saved_tensors + ctx.others)
-            if torch.is_grad_enabled():
+            if grad_mode():
                 outputs = (output.detach() for output in values[width:])  # as in torch_op
                 made = backward(grad.contiguous(), needs, *values[:width], *outputs)
             else:
-                with torch._C._AutoDispatchBelowAutograd():
-                    made = operator(grad.contiguous(), needs, *values)
-            return *(g if need else None for g, need in zip(made, needs, strict=True)), *heads
+                with below_autograd():
+                    made = in_cpp(grad.contiguous(), needs, *values)
+            return *made, None, None  # torch leaves out those that are not needed
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
         function = type(self.operator.name().replace("::", "_"), (torch.autograd.Function,), methods)
         apply = super(torch.autograd.Function, function).apply  # without its part for torch.func
+        if hasattr(function, "_backward_cls"):
+            function._backward_cls.apply = differentiate  # torch's own would only find and call it
 
         def call(*args: Any) -> Any:
             made = self.alone(*args)
-            if torch.is_grad_enabled() and torch._C._any_requires_grad(*take(args)):
+            if grad_mode() and torch._C._any_requires_grad(*take(args)):
                 return apply(*take(args), args, made), *made[1:]
             return made
 

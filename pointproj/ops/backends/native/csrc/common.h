@@ -18,7 +18,7 @@
 #define POINTPROJ_UNROLL _Pragma("unroll")
 #else
 #define POINTPROJ_DEVICE cpu
-#define POINTPROJ_FN inline
+#define POINTPROJ_FN inline __attribute__((always_inline))
 #define POINTPROJ_EVERYWHERE inline
 #define POINTPROJ_UNROLL
 #endif

@@ -53,10 +53,10 @@ void search_in_registers(const Device& device, const RadiusSearch<Real>& search)
   using Search = RadiusSearch<Real>;
   const int queries = search.queries.batch.rows, k = search.nearest.k;
   if constexpr (kOnGpu) {
-    if (k > 64) return device.each(SearchByWarp<Search, WarpBlocks<Real, 4>>{search}, queries);
-    if (k > kLongestList) return device.each(SearchByWarp<Search, WarpBlocks<Real, 2>>{search}, queries);
+    if (k > 64) return device.each(SearchByWarp<Search, 4>{search}, queries);
+    if (k > kLongestList) return device.each(SearchByWarp<Search, 2>{search}, queries);
     if (queries <= (k <= kShortestList ? kFewQueries : kManyQueries)) {
-      return device.each(SearchByWarp<Search, WarpBlocks<Real, 1>>{search}, queries);
+      return device.each(SearchByWarp<Search>{search}, queries);
     }
   }
   with_length(k, [&](auto length) { device.each(SearchByThread<Search, length>{search}, queries); });

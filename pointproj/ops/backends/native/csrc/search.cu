@@ -20,10 +20,8 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
   using Search = Knn<Real, Levels::kOne>;
   const int queries = search.queries.rows, k = search.nearest.k;
   const bool short_list = k <= kShortestList, many = queries > kManyQueries;
-  if (queries <= kFewQueries && short_list) {
-    device.each(SearchByWarp<Search, WarpList<Real>>{search}, queries);
-  } else if (!many && !short_list) {
-    device.each(SearchByWarp<Search, WarpBlocks<Real, 1>>{search}, queries);
+  if (queries <= (short_list ? kFewQueries : kManyQueries)) {
+    device.each(SearchByWarp<Search>{search}, queries);
   } else if (many && short_list) {
     device.each(SearchByThread<Search, kShortestList, true>{search}, queries);
   } else {

@@ -94,7 +94,7 @@ struct SearchInMemory {
 };
 
 // A warp a query, where there are few, the list in its registers. Serves self-kNN of 10^4 points.
-template <class Search, class List>
+template <class Search, int kListBlocks = 1>
 struct SearchByWarp {
   using Number = float;
   static constexpr int kLanes = 32;
@@ -103,7 +103,7 @@ struct SearchByWarp {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    search.run(lanes, item, List(search.nearest.k));
+    search.run(lanes, item, WarpBlocks<typename Search::Real, kListBlocks>(search.nearest.k));
   }
 };
 
@@ -115,7 +115,7 @@ template <class Real, int kLanes_>
 struct SearchPostponed {
   using Number = float;
   static constexpr int kLanes = kLanes_, kBlocks = 1;
-  using List = std::conditional_t<kLanes == 1, SortedList<Real, kShortestList>, WarpList<Real>>;
+  using List = std::conditional_t<kLanes == 1, SortedList<Real, kShortestList>, WarpBlocks<Real, 1>>;
 
   Knn<Real, Levels::kBoth> search;
   Postponed again;

@@ -166,51 +166,7 @@ struct Heaps {
   }
 };
 
-// The k best of a whole warp: the i-th in lane i.
-template <class Real>
-struct WarpList {
-  Real squared = kInfinity<Real>;
-  int row = kNoRow;
-  Real worst = kInfinity<Real>;
-  int k;
-
-  POINTPROJ_FN explicit WarpList(int k) : k(k) {}
-  POINTPROJ_FN Real limit() const { return worst; }
-  template <class Lanes, class Put>
-  POINTPROJ_FN void write(Lanes& lanes, int, Put put) const {
-    if (lanes.lane() < k) put(lanes.lane(), squared, row);
-  }
-  // The best of the candidates goes to its place, until the best left is too far.
-  template <class Lanes>
-  POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int candidate_row, bool exists) {
-    static_assert(Lanes::width == 32);
-    bool hit = exists && candidate <= worst;
-    while (lanes.ballot(hit)) {
-      const Real least = lanes.minimum_of_squares(hit ? candidate : kInfinity<Real>);
-      const bool equal = hit && candidate == least;
-      const unsigned equals = lanes.ballot(equal);
-      int source = lanes.lowest_bit(equals);
-      int least_row = lanes.take(candidate_row, source);
-      if (equals & (equals - 1)) {
-        least_row = lanes.minimum_row(equal ? candidate_row : kNoRow);
-        source = lanes.lowest_bit(lanes.ballot(equal && candidate_row == least_row));
-      }
-      const bool stays = is_before(squared, row, least, least_row);
-      const int place = lanes.bit_count(lanes.ballot(stays && lanes.lane() < k));
-      if (place == k) return;
-      const Real squared_before = lanes.previous(squared);
-      const int row_before = lanes.previous(row);
-      if (lanes.lane() >= place) {
-        squared = lanes.lane() == place ? least : squared_before;
-        row = lanes.lane() == place ? least_row : row_before;
-      }
-      worst = lanes.take(squared, k - 1);
-      hit = hit && lanes.lane() != source && candidate <= worst;
-    }
-  }
-};
-
-// The k best of a whole warp, for searches that meet many of them at once: the i-th in lane i % 32 of block i / 32.
+// The k best of a whole warp: the i-th in lane i % 32 of block i / 32.
 // Newcomers are sorted, and merged with one block after the other.
 template <class Real, int kBlocks>
 struct WarpBlocks {
