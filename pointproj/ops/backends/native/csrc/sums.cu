@@ -26,38 +26,29 @@ Kernel kernel_of(std::string_view name) {
   return Kernel::kCompact;
 }
 
-// How an aggregation weighs.
-struct Weighed {
+// What every aggregation is given.
+struct Problem {
+  Clouds clouds;
+  const Tensor& features;
+  const Tensor& sigma;
   Kernel kernel;
   bool means;
   double power, eps, support;
   bool in_fixed_order;  // whether results may not depend on the order in which threads come
 
-  Weighed(POINTPROJ_WEIGHTING)
-      : kernel(kernel_of(kernel)), means(reduce == "mean"), power(power), eps(eps), support(support),
+  Problem(POINTPROJ_POINTS, const Tensor& features, const Tensor& sigma, POINTPROJ_WEIGHTING)
+      : clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all), features(features),
+        sigma(sigma), kernel(kernel_of(kernel)), means(reduce == "mean"), power(power), eps(eps), support(support),
         in_fixed_order(in_fixed_order) {
     POINTPROJ_CHECK(means || reduce == "sum", "reduce must be mean or sum; got ", reduce);
-  }
-};
-
-// What every aggregation is given.
-struct Problem {
-  const Clouds& clouds;
-  const Tensor& features;
-  const Tensor& sigma;
-  Weighed weighed;
-
-  Problem(const Clouds& clouds, const Tensor& features, const Tensor& sigma, const Weighed& weighed)
-      : clouds(clouds), features(features), sigma(sigma), weighed(weighed) {
-    const Tensor& points = clouds.queries.points;
     POINTPROJ_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
                     text(features.sizes()));
     const ScalarType dtype = features.scalar_type();
-    POINTPROJ_CHECK(dtype == ScalarType::Double || (dtype == ScalarType::Float && points.scalar_type() == dtype),
+    POINTPROJ_CHECK(dtype == ScalarType::Double || (dtype == ScalarType::Float && query_points.scalar_type() == dtype),
                     "features must be float32 or float64, and as wide as the points; got ", dtype);
     POINTPROJ_CHECK(channels() <= 1 << 20, "features may have at most ", 1 << 20, " channels; got ", channels());
-    check_like("features", features, {references(), channels()}, dtype, points);
-    check_like("sigma", sigma, {}, dtype, points);
+    check_like("features", features, {references(), channels()}, dtype, query_points);
+    check_like("sigma", sigma, {}, dtype, query_points);
   }
   const Device& device() const { return clouds.device; }
   int64_t queries() const { return clouds.queries.batch.rows; }
@@ -68,7 +59,6 @@ struct Problem {
   void for_types(Body body) const {
     for_dtypes(clouds.queries.points, features, [&](auto real, auto sum) {
       using Sum = decltype(sum);
-      const auto& [kernel, means, power, eps, support, in_fixed_order] = weighed;
       const Uniform<Sum> scales = {Sum(0), Sum(power), Sum(eps), Sum(support)};
       if (kernel == Kernel::kExponential && means) {
         return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
@@ -97,12 +87,23 @@ struct NeighborProblem : Problem {
   template <class Real, class Weighting>
   using Forward = NeighborSums<Real, Weighting>;
 
-  Tensor rows;
+  Tensor searched, rows;        // the first are empty if rows were given
   OptionalTensor start, pairs;  // the rows inverted
 
-  NeighborProblem(const Problem& problem, const Tensor& rows, int64_t k) : Problem(problem), rows(rows) {
+  template <class... OfProblem>
+  NeighborProblem(const OptionalTensor& given, const OptionalTensor& known, const OptionalTensor& cell_list, int64_t k,
+                  const OfProblem&... rest)
+      : Problem(rest...), searched(known ? *known : search_unless(given, cell_list, k)),
+        rows(given.value_or(searched)) {
     POINTPROJ_CHECK(k >= 1, "k must be positive; got ", k);
     check_like("neighbor_indices", rows, {queries(), k}, ScalarType::Int, clouds.queries.points);
+  }
+  Tensor search_unless(const OptionalTensor& given, const OptionalTensor& cell_list, int64_t k) const {
+    if (given) return empty_ints({0, k}, *given);
+    check_k(clouds, k);
+    const Tensor made = empty_ints({queries(), k}, clouds.queries.points);
+    search(clouds, cell_list, made, std::nullopt);
+    return made;
   }
   template <class Real, class Weighting>
   Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
@@ -129,7 +130,7 @@ struct NeighborProblem : Problem {
   bool add_gradients(const Weighting& weighting, const Tensor& grad, const Tensor& aggregated, const Tensor& weights,
                      const Wanted& wanted) const {
     using Sum = typename Weighting::Sum;
-    if (weighed.in_fixed_order) return false;
+    if (in_fixed_order) return false;
     for (const Tensor& tensor : {wanted.features, wanted.reference_points}) {
       device().clear(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
     }
@@ -176,8 +177,9 @@ struct RadiusProblem : Problem {
   OptionalTensor given;  // the grid of the references
   Tensor grids;          // of the queries, and that of the references if it was not given
 
-  RadiusProblem(const Problem& problem, double radius, const OptionalTensor& given, const OptionalTensor& made)
-      : Problem(problem), radius(radius), given(given), grids(made ? *made : make_grids()) {
+  template <class... OfProblem>
+  RadiusProblem(double radius, const OptionalTensor& given, const OptionalTensor& known, const OfProblem&... rest)
+      : Problem(rest...), radius(radius), given(given), grids(known ? *known : make_grids()) {
     const auto& [query, reference, device] = clouds;
     const int64_t own = sizes_of_hash_grid(query).words(), others = sizes_of_hash_grid(reference).words();
     if (given) check_like("reference_grid", *given, {others}, ScalarType::Int, reference.points);
@@ -187,7 +189,7 @@ struct RadiusProblem : Problem {
     check_radius(radius);
     std::vector<Cloud> sides = {clouds.queries};
     if (!given) sides.push_back(clouds.references);
-    return make_hash_grids(sides, device(), {radius, std::nullopt}, weighed.in_fixed_order);
+    return make_hash_grids(sides, device(), {radius, std::nullopt}, in_fixed_order);
   }
   template <class Real>
   HashGrid<Real> grid(bool of_queries) const {
@@ -230,10 +232,6 @@ struct RadiusProblem : Problem {
                        row % kLine == 0 && is_aligned;
     return neighbors.by_row ? features : sorted<Neighbors>(false, features);
   }
-  template <class Real, class Weighting>
-  bool add_gradients(const Weighting&, const Tensor&, const Tensor&, const Tensor&, const Wanted&) const {
-    return false;
-  }
   int64_t saved_columns() const { return 2; }
   void prepare_references() {}
 };
@@ -250,7 +248,7 @@ std::tuple<Tensor, Tensor> aggregate(const Problem& problem) {
     const Tensor features = problem.to_be_summed(neighbors);
     problem.device().each(
         typename Problem::template Forward<Real, decltype(weighting)>{
-            neighbors, matrix<const Sum>(features), matrix<Sum>(aggregated), {data<Sum>(saved)}},
+            neighbors, matrix<const Sum>(features), matrix<Sum>(aggregated), data<Sum>(saved)},
         problem.queries() * chunks);
   });
   return {aggregated, saved};
@@ -300,7 +298,7 @@ void gather(Problem& problem, const Weighting& weighting, const Tensor& grad, co
 }
 
 template <class Problem>
-Gradients differentiate(Problem problem, const Tensor& grad, const std::vector<bool>& needs, const Tensor& aggregated,
+Gradients differentiate(Problem& problem, const Tensor& grad, const std::vector<bool>& needs, const Tensor& aggregated,
                         const Tensor& saved) {
   const int64_t queries = problem.queries();
   const auto dtype = problem.features.scalar_type();
@@ -315,7 +313,7 @@ Gradients differentiate(Problem problem, const Tensor& grad, const std::vector<b
                     empty_if(needs[1], reference.points), empty_if(needs[2], problem.features)};
   problem.for_types([&](auto real, auto weighting) {
     using Real = decltype(real);
-    if constexpr (kOnGpu) {
+    if constexpr (kOnGpu && std::is_same_v<Problem, NeighborProblem>) {
       if (problem.template add_gradients<Real>(weighting, grad, aggregated, saved, made)) return;
     }
     using Neighbors = typename Problem::template Neighbors<Real, decltype(weighting)>;
@@ -326,37 +324,33 @@ Gradients differentiate(Problem problem, const Tensor& grad, const std::vector<b
           needs[3] ? torch::stable::sum(made.sigma_rows) : none};
 }
 
+#define POINTPROJ_PROBLEM                                                                                              \
+  query_points, query_offsets, reference_points, reference_offsets, clouds_in_all, features, sigma, kernel, reduce, power, \
+      eps, support, in_fixed_order
+
 // Over the k nearest: sums (Q, channels), weights (Q, k), and the rows, which are searched, unless they are given; then
 // there are none here.
 std::tuple<Tensor, Tensor, Tensor> knn_aggregate(
     POINTPROJ_POINTS, const OptionalTensor& cell_list, const OptionalTensor& neighbor_indices, const Tensor& features,
     const Tensor& sigma, int64_t k, POINTPROJ_WEIGHTING) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
-  if (!neighbor_indices) check_k(clouds, k);
-  const Tensor searched = empty_ints({neighbor_indices ? 0 : query_points.size(0), k}, query_points);
-  if (!neighbor_indices) search(clouds, cell_list, searched, std::nullopt);
-  const auto [aggregated, weights] = aggregate(NeighborProblem(problem, neighbor_indices.value_or(searched), k));
-  return {aggregated, weights, searched};
+  const NeighborProblem problem(neighbor_indices, std::nullopt, cell_list, k, POINTPROJ_PROBLEM);
+  const auto [aggregated, weights] = aggregate(problem);
+  return {aggregated, weights, problem.searched};
 }
 
 Gradients knn_aggregate_backward(
-    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor&, const OptionalTensor& neighbor_indices,
+    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor& cell_list, const OptionalTensor& neighbor_indices,
     const Tensor& features, const Tensor& sigma, int64_t k, POINTPROJ_WEIGHTING, const Tensor& aggregated,
     const Tensor& weights, const Tensor& searched) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
-  return differentiate(NeighborProblem(problem, neighbor_indices.value_or(searched), k), grad, needs, aggregated,
-                       weights);
+  NeighborProblem problem(neighbor_indices, searched, cell_list, k, POINTPROJ_PROBLEM);
+  return differentiate(problem, grad, needs, aggregated, weights);
 }
 
 // Over all within the radius: sums (Q, channels), two numbers of each query (Q, 2), and the hash grids that were made.
 std::tuple<Tensor, Tensor, Tensor> radius_aggregate(
     POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features, const Tensor& sigma,
     double radius, POINTPROJ_WEIGHTING) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
-  const Problem values(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
-  const RadiusProblem problem(values, radius, reference_grid, std::nullopt);
+  const RadiusProblem problem(radius, reference_grid, std::nullopt, POINTPROJ_PROBLEM);
   const auto [aggregated, saved] = aggregate(problem);
   return {aggregated, saved, problem.grids};
 }
@@ -365,9 +359,8 @@ Gradients radius_aggregate_backward(
     POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features,
     const Tensor& sigma, double radius, POINTPROJ_WEIGHTING, const Tensor& aggregated, const Tensor& saved,
     const Tensor& grids) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
-  const Problem problem(clouds, features, sigma, {kernel, reduce, power, eps, support, in_fixed_order});
-  return differentiate(RadiusProblem(problem, radius, reference_grid, grids), grad, needs, aggregated, saved);
+  RadiusProblem problem(radius, reference_grid, grids, POINTPROJ_PROBLEM);
+  return differentiate(problem, grad, needs, aggregated, saved);
 }
 
 const std::string kKnn = kPoints + "Tensor? cell_list, Tensor? neighbor_indices, Tensor features, Tensor sigma, SymInt k" +
