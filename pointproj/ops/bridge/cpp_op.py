@@ -12,9 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from pointproj.ops.bridge.eager import direct, is_transforming, nobody_looks_on
+from pointproj.ops.bridge.torch_internals import (
+    any_requires_grad,
+    apply_of,
+    below_autograd,
+    builtin_of,
+    go_straight_to,
+)
 from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
 
 ANNOTATIONS = {
@@ -32,30 +37,26 @@ ANNOTATIONS = {
 class CppOp:
     """An operator of a library, as :mod:`pointproj.ops.bridge.torch_op` wants what is registered."""
 
-    transformed: Callable[..., Any]  # set by pointproj.ops.bridge.transforms
+    direct: Callable[..., Any]  # in plain eager mode
 
-    def __init__(self, operator: OpOverload) -> None:
+    def __init__(self, operator: Any) -> None:
         self.operator = operator
-        self.in_cpp = getattr(operator, "_op", operator)  # without a call in Python
-        self.direct = self.alone  # in plain eager mode
+        self.in_cpp = builtin_of(operator)
 
     def __call__(self, *args: Any) -> Any:
-        if nobody_looks_on(args):
-            return self.direct(*args)
-        return self.transformed(*args) if is_transforming() else self.operator(*args)
+        return self.operator(*args)
 
     def alone(self, *args: Any) -> Any:
         """What C++ does, without what torch records of it."""
         try:
-            with torch._C._AutoDispatchBelowAutograd():
+            with below_autograd():
                 return self.in_cpp(*args)
         except MemoryError as error:  # the stable ABI cannot throw torch's own
             raise torch.OutOfMemoryError(str(error)) from None
 
     def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
-        """As :func:`torch.library.register_autograd`, which plain eager calls do without."""
+        """As :func:`torch.library.register_autograd`."""
         torch.library.register_autograd(self.operator, backward, setup_context=setup_context)
-        self.direct = direct(self.operator.name(), self.alone, setup_context, backward)
 
     def differentiate_by(self, backward: "CppOp", differentiable: Sequence[str]) -> None:
         """In plain eager mode go to the operator ``backward`` without what is general in torch_op.
@@ -71,7 +72,6 @@ class CppOp:
         take_tensors, take_others, take = itemgetter(*tensors), itemgetter(*others), itemgetter(*places)
         restore = itemgetter(*(saved.index(i) for i in range(width + len(results))))
         first, in_cpp = slice(len(places)), backward.in_cpp
-        grad_mode, below_autograd = torch.is_grad_enabled, torch._C._AutoDispatchBelowAutograd
 
         def forward(ctx: Any, *given: Any) -> Tensor:
             args, made = given[-2:]
@@ -82,7 +82,7 @@ class CppOp:
         def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             needs = list(ctx.needs_input_grad[first])
             values = restore(ctx.saved_tensors + ctx.others)
-            if grad_mode():
+            if torch.is_grad_enabled():
                 outputs = (output.detach() for output in values[width:])  # as in torch_op
                 made = backward(grad.contiguous(), needs, *values[:width], *outputs)
             else:
@@ -92,13 +92,12 @@ class CppOp:
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
         function = type(self.operator.name().replace("::", "_"), (torch.autograd.Function,), methods)
-        apply = super(torch.autograd.Function, function).apply  # without its part for torch.func
-        if hasattr(function, "_backward_cls"):
-            function._backward_cls.apply = differentiate  # torch's own would only find and call it
+        apply = apply_of(function)
+        go_straight_to(function, differentiate)
 
         def call(*args: Any) -> Any:
             made = self.alone(*args)
-            if grad_mode() and torch._C._any_requires_grad(*take(args)):
+            if torch.is_grad_enabled() and any_requires_grad(take(args)):
                 return apply(*take(args), args, made), *made[1:]
             return made
 
