@@ -145,110 +145,39 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
     """Name in the table, threads of a block where the kernel names no bound, and kernel."""
     import torch
 
-    from pointproj.ops.backends.warp import (
-        all_within,
-        cell_list_kernels,
-        cell_width,
-        gradient_tiles,
-        hash_grid,
-        knn_search,
-        neighbor_gradients,
-        neighbor_lists,
-        neighbor_sums,
-        point_gradients,
-        radius_gradients,
-        radius_sums,
-        row_order,
-        scan,
-        sparse_sums,
-        sparse_tiles,
-        tile_sums,
-    )
-    from pointproj.ops.backends.warp.point_gradients import Gathered
-    from pointproj.ops.backends.warp.queue import divide, few_lanes
+    from pointproj.ops.backends.warp import cell_list_build, gradients, knn_search, lists, neighbors, sums
 
-    lanes, usual = 32, 256
-    for channels, warps in ((8, 2), (32, 4)):
-        yield (
-            "sums within a radius",
-            32 * warps,
-            tile_sums.aggregate_tiles(channels, warps, "exponential", "mean"),
-        )
-        yield (
-            "feature gradients within a radius, by tiles",
-            32 * warps,
-            gradient_tiles.gradient_tiles_kernel(channels, warps, "exponential"),
-        )
-        for values in (torch.empty(1, channels), torch.empty(1, channels + 1)):
-            division = few_lanes(values)
-            yield (
-                "sums within a radius, of sparse tiles",
-                division.block,
-                sparse_sums.sparse_kernel(division, "exponential", "mean"),
-            )
-            yield (
-                "feature gradients within a radius, of sparse tiles",
-                division.block,
-                radius_gradients.feature_gradient_kernel(
-                    torch.float32, torch.float32, division, "exponential", of_sparse=True
-                ),
-            )
-    yield "which tiles are sparse", usual, sparse_tiles._mark_kernel()
-    for counted in (torch.int32, torch.int64):
-        yield "running sum", usual, scan._kernel(counted)
+    usual, weighting = 256, ("exponential", "mean")
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):
-        weighting = ("exponential", "mean")
-        for part, kernel in cell_list_kernels.build_kernels(real, lanes)._asdict().items():
-            yield f"cell list, {label}", 64 if part == "bound" else usual, kernel
-        yield f"hash grid, {label}", usual, hash_grid._clear_kernel(real)
-        yield f"hash grid, {label}", usual, hash_grid._place_kernel(real)
-        yield f"hash grid, {label}", usual, cell_width.widen_kernel(real)
-        yield f"rows in the order of points, {label}", usual, row_order._kernel(real, real)
-        for stage in {
-            s for count in (1000, 10_000, 10**6) for s in knn_search._stages(count, 7, on_gpu=True)
-        }:
-            yield f"kNN search, {label}", 128, knn_search.search_kernel(real, 7, stage, torch.int64)
-        block = neighbor_lists.BLOCK
-        for few in (True, False):
-            yield f"lists within a radius, {label}", block, neighbor_lists.nearest_kernel(real, lanes, few)
-        yield f"lists within a radius, {label}", block, all_within.count_kernel(real, lanes)
-        yield f"lists within a radius, {label}", block, all_within.fill_kernel(real, lanes)
-        division = divide(25, "cuda", most_lanes=8)
-        yield (
-            f"sums over lists, {label}",
-            usual,
-            neighbor_sums.aggregate_kernel(real, real, division, *weighting),
-        )
-        kernel = neighbor_gradients.feature_gradient_kernel(real, on_gpu=True)
-        yield f"feature gradients over lists, {label}", usual, kernel
-        division = divide(25, "cuda", most_lanes=lanes)
-        kernel = radius_gradients.feature_gradient_kernel(real, real, division, weighting[0])
-        yield f"feature gradients within a radius, {label}", usual, kernel
-        for channels in (25, 32):
-            division = few_lanes(torch.empty(1, channels, dtype=real))
-            kernel = neighbor_gradients.lane_gradient_kernel(
-                real, real, division, weighting, of_features=True
-            )
-            yield f"gradients over lists, {label}", division.block, kernel
-            for gathered in (Gathered(True, False), Gathered(False, True)):
-                kernel = point_gradients.point_gradient_kernel(real, real, division, *weighting, gathered)
-                yield f"gradients within a radius, {label}", division.block, kernel
-    division = divide(25, "cpu", most_lanes=1)
-    real = torch.float64
-    kernel = radius_sums.aggregate_kernel(real, real, division, *weighting)
-    yield "sums within a radius, fp64", usual, kernel
+        yield f"cell list: bounds, {label}", 64, cell_list_build.bound_kernel(real, 32)
+        yield f"cell list: count, {label}", usual, cell_list_build.count_kernel(real)
+        yield f"cell list: scatter, {label}", usual, cell_list_build.scatter_kernel(real)
+        for k in (7, 32, None):
+            name = f"kNN search, k = {k or 'more'}, {label}"
+            yield name, knn_search.BLOCK, knn_search.search_kernel(real, k, torch.int64)
+            name = f"the nearest within a radius, k = {k or 'more'}, {label}"
+            yield name, lists.BLOCK, lists.nearest_kernel(real, k)
+        yield f"lists: count, {label}", lists.BLOCK, lists.count_kernel(real, 32)
+        yield f"lists: fill, {label}", lists.BLOCK, lists.fill_kernel(real, 32)
+        division = sums.Division(32, 4, False)
+        for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
+            kernel = sums.aggregate_kernel(source, real, real, division, *weighting)
+            yield f"sums {where}, {label}", usual, kernel
+            for gathered in ((True, True, False), (False, False, True), (False, True, True)):
+                kernel = gradients.gradient_kernel(
+                    source, real, real, division, *weighting, gradients.Gathered(*gathered)
+                )
+                of = "queries" if gathered[0] else "references" if gathered[1] else "features"
+                yield f"gradients of {of} {where}, {label}", usual, kernel
+    for kernel in neighbors._inverting_kernels():
+        yield "inverting lists", usual, kernel
 
 
 def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
     """Triton's kernels, with the constants of their test and the warps that they are launched with."""
-    from pointproj.ops.backends.triton import radius_gradients, radius_lists, radius_sums
     from tests.ops.test_triton_compile import KERNELS, compiled
 
-    warps = {"arrange": 8, "search": 1, "search-on": 1, "search-within": 1, "neighbors-aggregate": 4}
-    warps |= dict.fromkeys(("lists-count", "lists-fill"), radius_lists.LAUNCH["num_warps"])
-    warps |= dict.fromkeys(("sums", "sums-for-references"), radius_sums.WARPS)
-    warps |= dict.fromkeys(("positions", "positions-of-references"), radius_gradients.LAUNCH["num_warps"])
-    warps["lists-sort"] = radius_lists.SORT["num_warps"]
+    warps = {"search": 1, "search-on": 1, "sums": 1, "sums-compact": 1}
     for name in KERNELS:
         made = compiled(name, architecture, "fp32", "i32", warps.get(name, 4))
         for used in toolkit.used(made.asm["ptx"], into):

@@ -11,6 +11,7 @@ from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 10, "cuda": 10}
+ONE_INDEX = True
 
 
 def unavailable() -> str | None:
@@ -38,14 +39,10 @@ def unavailable_on(device_type: str) -> str | None:
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | Tensor | None
 ) -> Tables:
-    """The tables of a cell list, for kNN, or with a radius those of a hash grid, for searches within it."""
-    if radius is None:
-        from pointproj.ops.backends.warp.cell_list import build_cell_list
+    """The tables of a cell list; a radius, if there is one, says how wide its cells are."""
+    from pointproj.ops.backends.warp.cell_list_build import build_cell_list
 
-        return build_cell_list(reference_points, reference_offsets, count)
-    from pointproj.ops.backends.warp.hash_grid import build_hash_grid
-
-    return build_hash_grid(reference_points, reference_offsets, count, radius)
+    return build_cell_list(reference_points, reference_offsets, count, radius)
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -63,18 +60,17 @@ def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dt
 def aggregate_neighbors(
     clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
 ) -> Tensor:
-    from pointproj.ops.backends.warp import neighbor_sums
+    from pointproj.ops.backends.warp import operators
 
-    points = clouds.query_points, clouds.reference_points
-    return neighbor_sums.aggregate_neighbors(*points, features, sigma, rows, weighting)
+    return operators.aggregate_neighbors(clouds, features, sigma, rows, weighting)
 
 
 def knn_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
 ) -> Tensor:
-    from pointproj.ops.backends.warp import neighbor_sums
+    from pointproj.ops.backends.warp import operators
 
-    return neighbor_sums.knn_aggregate(clouds, tables, features, sigma, k, weighting)
+    return operators.knn_aggregate(clouds, tables, features, sigma, k, weighting)
 
 
 def radius_aggregate(
@@ -85,22 +81,22 @@ def radius_aggregate(
     radius: float,
     weighting: Weighting,
 ) -> Tensor:
-    from pointproj.ops.backends.warp import radius_sums
+    from pointproj.ops.backends.warp import operators
 
-    return radius_sums.radius_aggregate(clouds, tables, features, sigma, radius, weighting)
+    return operators.radius_aggregate(clouds, tables, features, sigma, radius, weighting)
 
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.warp import neighbor_lists
+    from pointproj.ops.backends.warp import lists
 
-    return neighbor_lists.nearest_within(clouds, tables, radius, k)
+    return lists.nearest_within(clouds, tables, radius, k)
 
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.warp.all_within import all_within
+    from pointproj.ops.backends.warp import lists
 
-    return all_within(clouds, tables, radius, capacity)
+    return lists.all_within(clouds, tables, radius, capacity)

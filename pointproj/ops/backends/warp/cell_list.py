@@ -1,147 +1,160 @@
-"""A two-level cell list: built on the device in a fixed number of launches, for any density.
+"""The cell list: points sorted by cell, the first of each cell, and how far away cells are.
 
-The box that holds most of a cloud is divided into about as many cells as there are points; the cells at its
-border extend to the farthest points. A dense cell, one with many points, is subdivided where most of its
-points lie, which a small sample tells: a dense cluster has small cells of its own then, also when a few other
-points share its cell. Points are sorted by cell, those of dense cells by sub-cell behind all others: cells
-that follow each other along x hold one contiguous run of points.
+The box that holds most of a cloud is divided into cells, one grid for each cloud; those at its border extend
+to the farthest points. Cells that follow each other along x hold one contiguous run of points. A table may
+hold two sets of points, each with a grid for each of its clouds.
 
-Every size follows from the number of points and clouds, nothing is read back, and torch owns all buffers:
-the build can be captured in a CUDA graph.
+Distances to cells are shortened by a slack of a few rounding errors of the coordinates, because a point
+and the border of its cell are computed in different ways.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
+import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.bounds import bound_threads
-from pointproj.ops.backends.warp.cell_list_kernels import build_kernels
-from pointproj.ops.backends.warp.common import BLOCK, DENSE, POINTS_PER_SUBCELL, Batch
-from pointproj.ops.backends.warp.grids import CellList
-from pointproj.ops.backends.warp.scan import running_sum, states_of
-from pointproj.ops.bridge.scratch import Part, Scratch
-from pointproj.ops.bridge.warp_op import Launch, warp_op
+from pointproj.ops.backends.warp.common import REALS, once
+
+ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
+# Below about this distance squares round to 0, or to numbers of few bits: slack for that.
+LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
 
 
-def cells_per_two_points(points: Tensor) -> int:
-    """Fine cells spare distances; for many points, on a GPU, the tables themselves are what takes time.
+class CellList(NamedTuple):
+    """The tables of one or two sets of points; in kernels :func:`cell_list_struct`.
 
-    Self-kNN of 10^6 uniform points takes 0.76 ms with one cell for two points, 1.10 with two for one; the
-    search of W1 40 us with two for one, 53 with one for one.
+    The grids are numbered by cloud, those of a second set after those of the first. Each has one more cell,
+    its last, for points that are not finite, in which nobody looks.
     """
-    if not points.is_cuda:
-        return 2
-    return 4 if points.shape[0] <= 2**18 else 1
+
+    frames: Tensor  # (grids, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all points
+    shapes: Tensor  # (grids, 5) int32: cells along x, y, z; numbers of the first cell and of the last
+    start: Tensor  # (cells + 1 + grids,) int32: first sorted point of each cell; then what only the build reads
+    points: Tensor  # (rows, 4) real: positions, sorted, and the bits of their row in the set as given
 
 
-def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:
-    """Sort ``points`` (N, 3), packed clouds, into cells; points that are not finite come last, in none."""
-    return CellList(*_build(points, offsets, clouds))
+@once
+def cell_list_struct(dtype: torch.dtype) -> Any:
+    """:class:`CellList` inside a kernel."""
+    real, _ = REALS[dtype]
+
+    @wp.struct
+    class CellListStruct:
+        frames: wp.array2d(dtype=real)
+        shapes: wp.array2d(dtype=wp.int32)
+        start: wp.array(dtype=wp.int32)
+        points: wp.array2d(dtype=real)
+
+    return CellListStruct
 
 
-def new_cell_list(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:
-    """The same for an operator that builds its own."""
-    tables = _tables(points.shape[0], points.dtype, clouds, cells_per_two_points(points))
-    cells = CellList(*tables.allocate(points.device))
-    _fill(launch, points, offsets, clouds, cells)
-    return cells
+class Grid(NamedTuple):
+    """One cloud's grid of cells inside a kernel."""
+
+    struct: Any
+    load: wp.Function  # (cells, number, q) -> grid, with slack for distances from q
+    along: wp.Function  # (x, grid, axis) -> cell along an axis
+    cell_at: wp.Function  # (p, grid) -> its cell along each axis
+    row: wp.Function  # (grid, y, z) -> number of the first cell of a row along x
+    gap: wp.Function  # (x, grid, axis, cell) -> distance along an axis from x to a cell, never too large
+    clip: wp.Function  # (x, grid, axis, square, first, last) -> those of the cells within a squared distance
+    beyond: wp.Function  # (q, grid, at, shell) -> squared distance to the cells outside of a shell around one
 
 
-def _specs(points: Tensor, clouds: int, **_: Any) -> dict:
-    return _table_specs(points.shape[0], points.dtype, clouds, cells_per_two_points(points))
+@once
+def grid_functions(dtype: torch.dtype) -> Grid:
+    """Struct and functions for positions of one dtype."""
+    real, vec3 = REALS[dtype]
+    CellListStruct = cell_list_struct(dtype)
+    unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
 
+    @wp.struct
+    class GridStruct:
+        low: vec3  # corner of cell 0
+        edge: vec3
+        per_unit: vec3  # cells a unit of length
+        shape: wp.vec3i
+        outside: vec3  # distance along each axis from q to the cloud, never too large
+        base: int  # number of cell 0 in the tables
+        slack: real
 
-def _table_specs(rows: int, dtype: torch.dtype, clouds: int, density: int) -> dict:
-    cells = density * rows // 2 + clouds
-    subgrids = rows // DENSE + 2  # never 1: torch.compile would take that for a size of its own
-    return {
-        "frames": ((clouds, 12), dtype),
-        "dims": ((clouds, 4), torch.int32),
-        "subgrid": ((cells,), torch.int32),
-        "subframes": ((subgrids, 6), dtype),
-        "subdims": ((subgrids, 2), torch.int32),
-        "start": ((cells + rows // POINTS_PER_SUBCELL + 2,), torch.int64),
-        "sorted_points": ((rows, 4), dtype),
-    }
+    @wp.func
+    def load(cells: CellListStruct, number: int, q: vec3):
+        grid = GridStruct()
+        largest = real(0.0)
+        for axis in range(3):
+            grid.low[axis] = cells.frames[number, axis]
+            grid.edge[axis] = cells.frames[number, axis + 3]
+            grid.shape[axis] = cells.shapes[number, axis]
+            if grid.edge[axis] > real(0.0):
+                grid.per_unit[axis] = real(1.0) / grid.edge[axis]
+            lowest = cells.frames[number, axis + 6]
+            highest = cells.frames[number, axis + 9]
+            grid.outside[axis] = wp.max(lowest - q[axis], q[axis] - highest)
+            largest = wp.max(largest, wp.max(wp.abs(q[axis]), wp.max(wp.abs(lowest), wp.abs(highest))))
+        grid.slack = real(unit) * largest + real(least)
+        for axis in range(3):
+            grid.outside[axis] = wp.max(grid.outside[axis] - grid.slack, real(0.0))
+        grid.base = cells.shapes[number, 3]
+        return grid
 
+    @wp.func
+    def along(x: real, grid: GridStruct, axis: int):
+        """Points outside, by rounding or far away, are in the border cells."""
+        t = (x - grid.low[axis]) * grid.per_unit[axis]
+        if not (t > real(0.0)):
+            return 0
+        return int(wp.min(t, real(grid.shape[axis] - 1)))
 
-@functools.lru_cache
-def _tables(rows: int, dtype: torch.dtype, clouds: int, density: int) -> Scratch:
-    return Scratch((), list(_table_specs(rows, dtype, clouds, density).values()))
+    @wp.func
+    def cell_at(p: vec3, grid: GridStruct):
+        return wp.vec3i(along(p[0], grid, 0), along(p[1], grid, 1), along(p[2], grid, 2))
 
+    @wp.func
+    def row(grid: GridStruct, y: int, z: int):
+        return grid.base + (z * grid.shape[1] + y) * grid.shape[0]
 
-@functools.lru_cache
-def _build_memory(rows: int, dtype: torch.dtype, clouds: int, subgrids: int, sizes: int) -> Scratch:
-    """The states of the running sum, and what :class:`Build` holds, in another order: counters first."""
-    counters = [(sizes,), (subgrids, 6), (subgrids,), (1,), (1,), (1,), (2,)]
-    return Scratch(
-        [((states_of(sizes),), torch.int64), *((shape, torch.int32) for shape in counters)],
-        [((clouds, 13), dtype), ((rows, 2), torch.int32)],
-    )
+    @wp.func
+    def face(grid: GridStruct, axis: int, cell: int):
+        return grid.low[axis] + real(cell) * grid.edge[axis]
 
+    @wp.func
+    def gap(x: real, grid: GridStruct, axis: int, cell: int):
+        """Border cells extend to the farthest points."""
+        away = grid.outside[axis]
+        if cell > 0:
+            away = wp.max(away, face(grid, axis, cell) - x - grid.slack)
+        if cell < grid.shape[axis] - 1:
+            away = wp.max(away, x - face(grid, axis, cell + 1) - grid.slack)
+        return away
 
-class Build(NamedTuple):
-    """What the kernels of the build work with: :func:`pointproj.ops.backends.warp.bounds.build_struct`."""
+    @wp.func
+    def clip(x: real, grid: GridStruct, axis: int, square: real, first: int, last: int):
+        """None of them if the square is negative."""
+        if square < real(0.0):
+            return first, first - 1
+        if square < real(wp.inf):
+            far = wp.sqrt(square) + grid.slack
+            first = wp.max(first, along(x - far, grid, axis))
+            last = wp.min(last, along(x + far, grid, axis))
+        return first, last
 
-    box: Part
-    placed: Part
-    occupancy: Part
-    extent: Part
-    arrived: Part
-    threads_arrived: Part
-    dense_count: Part
-    subcell_count: Part
-    tickets: Part
+    @wp.func
+    def beyond(q: vec3, grid: GridStruct, at: wp.vec3i, shell: int):
+        """Never too large; infinite where there are no such cells."""
+        nearest = real(wp.inf)
+        for axis in range(3):
+            rest = real(0.0)
+            for other in range(3):
+                if other != axis:
+                    rest += grid.outside[other] * grid.outside[other]
+            if at[axis] - shell > 0:
+                before = wp.max(q[axis] - face(grid, axis, at[axis] - shell) - grid.slack, real(0.0))
+                nearest = wp.min(nearest, rest + before * before)
+            if at[axis] + shell < grid.shape[axis] - 1:
+                after = wp.max(face(grid, axis, at[axis] + shell + 1) - q[axis] - grid.slack, real(0.0))
+                nearest = wp.min(nearest, rest + after * after)
+        return nearest
 
-
-@warp_op("pointproj::warp_build_cell_list", outputs=_specs, replayable=True)
-def _build(
-    launch: Launch,
-    points: Tensor,
-    offsets: Tensor | None,
-    clouds: int,
-    *,
-    frames: Tensor,
-    dims: Tensor,
-    subgrid: Tensor,
-    subframes: Tensor,
-    subdims: Tensor,
-    start: Tensor,
-    sorted_points: Tensor,
-) -> None:
-    cells = CellList(frames, dims, subgrid, subframes, subdims, start, sorted_points)
-    _fill(launch, points, offsets, clouds, cells)
-
-
-def _fill(launch: Launch, points: Tensor, offsets: Tensor | None, clouds: int, cells: CellList) -> None:
-    _, _, subgrid, _, subdims, start, sorted_points = cells
-    batch = Batch(offsets, points.shape[0], clouds)
-    kernels = build_kernels(points.dtype, 32 if points.is_cuda else 1)
-    rows, subgrids, sizes = points.shape[0], subdims.shape[0], start.shape[0] - 1
-    memory = _build_memory(rows, points.dtype, clouds, subgrids, sizes).allocate(points.device)
-    counters, states, occupancy, *others, box, placed = memory
-    build = Build(box, placed, occupancy, *others)
-
-    launch(kernels.clear, counters.shape[0], counters, cells, build)
-    threads, density = bound_threads(points), cells_per_two_points(points)
-    # Few threads, many processors: so small blocks.
-    launch(kernels.bound, threads, points, batch, threads, density, cells, build, block_dim=64)
-    launch(kernels.count, rows, points, batch, cells, build)
-    half = -(-rows // BLOCK) * BLOCK if points.is_cuda else rows  # whole blocks
-    launch(kernels.subdivide, 2 * half, points, batch, cells, build, half, block_dim=BLOCK)
-    running_sum(launch, occupancy, subgrid.shape[0], states, start)
-    if points.is_cuda and torch.are_deterministic_algorithms_enabled():
-        rank_in_order(placed, start)
-    launch(kernels.scatter, rows, points, None, placed, start, sorted_points)
-
-
-def rank_in_order(placed: Part, start: Tensor | Part) -> None:
-    """Rank the points of each cell in the order of the rows, where atomics give that of arrival."""
-    cells, ranks = placed.tensor().unbind(1)
-    start = start.tensor() if isinstance(start, Part) else start
-    by_cell = cells.argsort(stable=True)
-    in_order = torch.empty_like(by_cell)
-    in_order[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
-    ranks.copy_(in_order - start[cells.long()].to(torch.int32))
+    return Grid(GridStruct, load, along, cell_at, row, gap, clip, beyond)

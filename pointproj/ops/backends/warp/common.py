@@ -1,30 +1,35 @@
-"""What all kernels here share: types, constants, clouds of a batch, cells along an axis, packed points."""
+"""What all kernels here share: dtypes, the clouds of a batch, points in the order of their cells."""
 
 import functools
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import warp as wp
 from torch import Tensor
 
-DENSE = 256  # a cell with so many points is subdivided
-POINTS_PER_SUBCELL = 1
-SAMPLE = 64  # about so many points of a dense cell say where its sub-cells go
-MARGIN = 1.0 / 16.0  # and so much of their extent is added on each side
-AXIS_BITS = 10  # a dense cell has less than 2 ** AXIS_BITS sub-cells along an axis
-FRACTION = 2.0**30  # positions inside a cell, as integers up to here
-BLOCK = 256  # threads that share memory: Warp's own choice
-ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
-# Below about this distance squares round to 0, or to numbers of few bits: slack for that.
-LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
-
+# The reference rounds after every operation: no fused multiply-adds where distances are computed.
+OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
 REALS = {torch.float32: (wp.float32, wp.vec3f), torch.float64: (wp.float64, wp.vec3d)}
-MODULE_OPTIONS = {"fuse_fp": False, "enable_backward": False}  # the reference rounds after every operation
-OPTIONS = {"module": "unique", "module_options": MODULE_OPTIONS}
+
+_making = threading.RLock()
+
+
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``functools.cache`` for what makes kernels: Warp registers those of one thread at a time."""
+    cached = functools.cache(make)
+
+    @functools.wraps(make)
+    def locked(*args: Any) -> Any:
+        with _making:
+            return cached(*args)
+
+    return locked
 
 
 class Batch(NamedTuple):
-    """How packed rows are divided among the clouds of a batch; passed to kernels as :class:`BatchStruct`."""
+    """How packed rows are divided among the clouds of a batch; in kernels :class:`BatchStruct`."""
 
     offsets: Tensor | None  # (count + 1,) int32; None: all clouds are of equal size
     rows: int
@@ -38,6 +43,16 @@ class BatchStruct:
     offsets: wp.array(dtype=wp.int32)
     rows: int
     count: int
+
+
+@wp.func
+def first_row_of(cloud: int, batch: BatchStruct):
+    """First packed row of a cloud (of the one past the last: number of rows)."""
+    if batch.count == 1:
+        return cloud * batch.rows
+    if not batch.offsets:
+        return cloud * (batch.rows / batch.count)
+    return batch.offsets[cloud]
 
 
 @wp.func
@@ -58,76 +73,48 @@ def cloud_of(row: int, batch: BatchStruct):
     return low
 
 
-@wp.func
-def first_row_of(cloud: int, batch: BatchStruct):
-    """First packed row of a cloud (of the one past the last: number of rows)."""
-    if batch.count == 1:
-        return cloud * batch.rows
-    if not batch.offsets:
-        return cloud * (batch.rows / batch.count)
-    return batch.offsets[cloud]
+class Points(NamedTuple):
+    """One set of points, in the order in which a kernel takes them; in kernels :func:`points_struct`."""
+
+    positions: Tensor | None  # (rows, 3)
+    batch: Batch
+    ordered: Tensor | None = None  # (n, 4): the sorted points of a cell list, if taken in that order
+    first: int = 0  # where this set begins among those
 
 
-@wp.func
-def subcells_along(packed: int):
-    """Sub-cells of a dense cell along x, y, z."""
-    mask = (1 << AXIS_BITS) - 1
-    return wp.vec3i(packed & mask, (packed >> AXIS_BITS) & mask, packed >> (2 * AXIS_BITS))
-
-
-@functools.cache
-def cell_functions(dtype: torch.dtype) -> Any:
-    """Where a point falls, for positions of one dtype; shared by build and search."""
+@once
+def points_struct(dtype: torch.dtype) -> Any:
+    """:class:`Points` inside a kernel."""
     real, vec3 = REALS[dtype]
 
-    @wp.func
-    def inverse(edge: vec3):
-        """Cells a unit of length; 0 for an axis without extent."""
-        result = vec3()
-        for axis in range(3):
-            if edge[axis] > real(0.0):
-                result[axis] = real(1.0) / edge[axis]
-        return result
+    @wp.struct
+    class PointsStruct:
+        positions: wp.array(dtype=vec3)
+        batch: BatchStruct
+        ordered: wp.array2d(dtype=real)
+        first: int
+
+    return PointsStruct
+
+
+@once
+def point_at(dtype: torch.dtype) -> wp.Function:
+    """``take(points, at) -> row, position`` of the point that a kernel takes as number ``at``."""
+    _, vec3 = REALS[dtype]
+    PointsStruct = points_struct(dtype)
+    load_point, _, row_of = packed_point(dtype)
 
     @wp.func
-    def axis_cell(x: real, low: real, per_unit: real, cells: int):
-        """Cell along one axis; points outside, by rounding or far away, go to the border."""
-        t = (x - low) * per_unit
-        if not (t > real(0.0)):
-            return 0
-        return int(wp.min(t, real(cells - 1)))
+    def take(points: PointsStruct, at: int):
+        if points.ordered:
+            point = load_point(points.ordered, points.first + at)
+            return row_of(point), vec3(point[0], point[1], point[2])
+        return at, points.positions[at]
 
-    @wp.func
-    def low_of(frames: wp.array2d(dtype=real), row: int):
-        return vec3(frames[row, 0], frames[row, 1], frames[row, 2])
-
-    @wp.func
-    def edge_of(frames: wp.array2d(dtype=real), row: int):
-        return vec3(frames[row, 3], frames[row, 4], frames[row, 5])
-
-    @wp.func
-    def cell_at(p: vec3, low: vec3, per_unit: vec3, shape: wp.vec3i):
-        return wp.vec3i(
-            axis_cell(p[0], low[0], per_unit[0], shape[0]),
-            axis_cell(p[1], low[1], per_unit[1], shape[1]),
-            axis_cell(p[2], low[2], per_unit[2], shape[2]),
-        )
-
-    @wp.func
-    def cell_span(frames: wp.array2d(dtype=real), cloud: int, axis: int, cell: int, cells: int):
-        """Both ends of a cell of a cloud's grid along one axis; border cells extend to its corners."""
-        low = frames[cloud, axis] + real(cell) * frames[cloud, axis + 3]
-        high = frames[cloud, axis] + real(cell + 1) * frames[cloud, axis + 3]
-        if cell == 0:
-            low = frames[cloud, axis + 6]
-        if cell == cells - 1:
-            high = frames[cloud, axis + 9]
-        return low, high
-
-    return inverse, axis_cell, low_of, edge_of, cell_at, cell_span
+    return take
 
 
-# On a GPU rows of floats are read and written 16 bytes at a time.
+# On a GPU rows of floats are read and written 16 bytes at a time, which Warp does not do by itself.
 _LOAD_POINT = """
 #if defined(__CUDA_ARCH__)
     if (sizeof({real}) == 4) {{
@@ -159,8 +146,8 @@ _ROW_OF = """
 """
 
 
-@functools.cache
-def packed_point(dtype: torch.dtype) -> Any:
+@once
+def packed_point(dtype: torch.dtype) -> tuple[wp.Function, wp.Function, wp.Function]:
     """Sorted points as rows of four: the position, then the bits of its row in the cloud as given."""
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
@@ -177,3 +164,19 @@ def packed_point(dtype: torch.dtype) -> Any:
     def row_of(point: vec4) -> int: ...
 
     return load_point, store_point, row_of
+
+
+@once
+def squared_distance(dtype: torch.dtype, sums: torch.dtype) -> wp.Function:
+    """Of two positions, in the dtype of sums, rounded as the reference does."""
+    _, vec3 = REALS[dtype]
+    real, _ = REALS[sums]
+
+    @wp.func
+    def squared(p: vec3, q: vec3):
+        dx = real(p[0] - q[0])
+        dy = real(p[1] - q[1])
+        dz = real(p[2] - q[2])
+        return dx * dx + dy * dy + dz * dz
+
+    return squared

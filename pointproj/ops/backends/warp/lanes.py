@@ -1,38 +1,43 @@
-"""Lanes: what neighbouring threads of a GPU warp that work on one point can tell each other.
+"""Lanes: what the threads that work on one point can tell each other.
 
-With one lane (on a CPU, or where each thread works for itself) the same functions do nothing, and code that
-calls them is a plain loop.
+On a GPU these are the 32 threads of a warp; its groups of 8 stand side by side over the numbers of a row. On
+a CPU it is one thread, for which the same functions do nothing, and code that calls them is a plain loop.
 """
 
-import functools
+import os
 from typing import Any, NamedTuple
 
 import warp as wp
 
+from pointproj.ops.backends.warp.common import once
+
+WARP, GROUP = 32, int(os.environ.get("PP_GROUP", "8"))
+
 
 class Lanes(NamedTuple):
-    """What the lanes of a query can tell each other."""
+    """What the lanes of a point can tell each other; all of them call each function together."""
 
     count: int
+    group: int  # lanes of a group
     item: wp.Function  # (first of wp.tid()) -> what these lanes work on, in a launch of (items, count)
     lane: wp.Function  # () -> own number
-    any_item: wp.Function  # (flag, an item's) -> whether it is set for any item of the GPU warp
     take: wp.Function  # (x, lane) -> that lane's x
-    previous: wp.Function  # (x) -> the x of the lane before this one; the first gets its own
     ballot: wp.Function  # (flag) -> one bit for each lane
-    sum_before: wp.Function  # (x) -> sum over the lanes before this one
     minimum: wp.Function  # (x) -> smallest over all lanes
     total: wp.Function  # (x) -> sum over all lanes
+    sum_of_group: wp.Function  # (x) -> sum over the lanes of a group
+    sum_over_groups: wp.Function  # (x) -> sum over the lanes that have the same place in their group
 
 
-@functools.cache
+@once
 def lanes(count: int) -> Lanes:
-    """Functions for 1 lane, or for 2 to 32 neighbouring threads of a GPU warp (a power of two).
+    """Functions for the 32 lanes of a GPU's warp, or for a single one."""
+    return _one_lane() if count == 1 else _lanes_of_warp()
 
-    All threads of a warp must call them together, also where several items are at work: loops go on until all
-    are done.
-    """
-    return _one_lane() if count == 1 else _several_lanes(count)
+
+def lanes_on(device_type: str) -> int:
+    """How many lanes share a point."""
+    return WARP if device_type == "cuda" else 1
 
 
 def _one_lane() -> Lanes:
@@ -45,15 +50,7 @@ def _one_lane() -> Lanes:
         return 0
 
     @wp.func
-    def any_item(flag: bool):
-        return flag
-
-    @wp.func
     def take(x: Any, source: int):
-        return x
-
-    @wp.func
-    def previous(x: Any):
         return x
 
     @wp.func
@@ -61,52 +58,23 @@ def _one_lane() -> Lanes:
         return wp.where(flag, 1, 0)
 
     @wp.func
-    def sum_before(x: int):
-        return 0
-
-    @wp.func
-    def minimum(x: Any):
+    def itself(x: Any):
         return x
 
-    @wp.func
-    def total(x: Any):
-        return x
-
-    return Lanes(1, item, lane, any_item, take, previous, ballot, sum_before, minimum, total)
+    return Lanes(1, 1, item, lane, take, ballot, itself, itself, itself, itself)
 
 
-_LEAST_OF_WARP = """
-    #if __CUDA_ARCH__ >= 800
-        return __reduce_min_sync(0xffffffffu, x);
-    #endif
-"""
-
-
-def _several_lanes(count: int) -> Lanes:
-    half = count // 2
-    previous_there = f"return __shfl_up_sync(0xffffffffu, x, 1, {count});"
-    take_there = f"return __shfl_sync(0xffffffffu, x, source, {count});"
-    least = f"""
-        for (int step = {half}; step > 0; step >>= 1) {{
-            auto other = __shfl_xor_sync(0xffffffffu, x, step);
-            x = other < x ? other : x;
-        }}
-        return x;"""
-    sum_up = f"""
-        for (int step = {half}; step > 0; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
-        return x;"""
-
+def _lanes_of_warp() -> Lanes:
     # What wp.tid() says, without its division by a number that it does not know to be a power of two.
-    @wp.func_native(f"return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / {count};")
+    @wp.func_native("return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;")
     def item(first: int) -> int: ...
 
-    @wp.func_native(f"return threadIdx.x & {count - 1};")
+    @wp.func_native("return threadIdx.x & 31;")
     def lane() -> int: ...
 
-    any_of_warp = "flag" if count == 32 else "__any_sync(0xffffffffu, flag)"
-
-    @wp.func_native(f"return {any_of_warp};")
-    def any_item(flag: bool) -> bool: ...
+    group_bits = GROUP.bit_length() - 1
+    take_there = "return __shfl_sync(0xffffffffu, x, source);"
+    exchanged = "return __shfl_xor_sync(0xffffffffu, x, mask);"
 
     @wp.func_native(take_there)
     def take(x: wp.int32, source: int) -> wp.int32: ...
@@ -117,87 +85,88 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(take_there)
     def take(x: wp.float64, source: int) -> wp.float64: ...
 
-    @wp.func_native(previous_there)
-    def previous(x: wp.int32) -> wp.int32: ...
+    @wp.func_native(exchanged)
+    def exchange(x: wp.int32, mask: int) -> wp.int32: ...
 
-    @wp.func_native(previous_there)
-    def previous(x: wp.float32) -> wp.float32: ...
+    @wp.func_native(exchanged)
+    def exchange(x: wp.float32, mask: int) -> wp.float32: ...
 
-    @wp.func_native(previous_there)
-    def previous(x: wp.float64) -> wp.float64: ...
+    @wp.func_native(exchanged)
+    def exchange(x: wp.float64, mask: int) -> wp.float64: ...
 
-    of_item = f">> (threadIdx.x & {32 - count}u) & {2**count - 1}u"
-
-    @wp.func_native(f"return __ballot_sync(0xffffffffu, flag) {of_item};")
+    @wp.func_native("return __ballot_sync(0xffffffffu, flag);")
     def ballot(flag: bool) -> int: ...
 
-    @wp.func_native(f"""
-        int sum = x;
-        for (int step = 1; step < {count}; step <<= 1) {{
-            int other = __shfl_up_sync(0xffffffffu, sum, step, {count});
-            if ((threadIdx.x & {count - 1}) >= step) sum += other;
-        }}
-        return sum - x;""")
-    def sum_before(x: int) -> int: ...
-
-    @wp.func_native((_LEAST_OF_WARP if count == 32 else "") + least)
-    def minimum(x: wp.int32) -> wp.int32: ...
-
-    # By their bits: a whole warp compares integers in one go.
     @wp.func
-    def minimum(x: wp.float32):
-        return _float_of(minimum(_ordered_bits(x)))
+    def minimum(x: Any):
+        for bit in range(5):
+            x = wp.min(x, exchange(x, 1 << bit))
+        return x
 
-    @wp.func_native(least)
-    def minimum(x: wp.float64) -> wp.float64: ...
+    @wp.func
+    def sum_of_group(x: Any):
+        for bit in range(group_bits):
+            x = x + exchange(x, 1 << bit)
+        return x
 
-    @wp.func_native(sum_up)
-    def total(x: wp.float32) -> wp.float32: ...
+    @wp.func
+    def sum_over_groups(x: Any):
+        for bit in range(group_bits, 5):
+            x = x + exchange(x, 1 << bit)
+        return x
 
-    @wp.func_native(sum_up)
-    def total(x: wp.float64) -> wp.float64: ...
+    @wp.func
+    def total(x: Any):
+        return sum_over_groups(sum_of_group(x))
 
-    return Lanes(count, item, lane, any_item, take, previous, ballot, sum_before, minimum, total)
-
-
-# Integers in the order of the floats.
-@wp.func_native("const int bits = __float_as_int(x); return bits ^ (bits >> 31 & 0x7fffffff);")
-def _ordered_bits(x: wp.float32) -> wp.int32: ...
-
-
-@wp.func_native("return __int_as_float(bits ^ (bits >> 31 & 0x7fffffff));")
-def _float_of(bits: wp.int32) -> wp.float32: ...
+    return Lanes(WARP, GROUP, item, lane, take, ballot, minimum, total, sum_of_group, sum_over_groups)
 
 
-_FLOOR_LOG2 = """
+_SYNC = """
 #if defined(__CUDA_ARCH__)
-    return 31 - __clz(x);
-#else
-    return 31 - __builtin_clz(x);
+    __syncwarp();
+#endif
+"""
+_FENCE = """
+#if defined(__CUDA_ARCH__)
+    __threadfence();
 #endif
 """
 
 
-@wp.func_native(_FLOOR_LOG2)
-def floor_log2(x: int) -> int:
-    """Largest b with 2 ** b <= x, for x >= 1."""
+@wp.func_native(_SYNC)
+def sync():
+    """After this, the lanes of a warp see what they wrote before it."""
     ...
 
 
-_LOWEST_BIT = """
+@wp.func_native(_FENCE)
+def fence():
+    """What this thread wrote before it is seen before what it writes after."""
+    ...
+
+
+_BITS_BEFORE = """
 #if defined(__CUDA_ARCH__)
-    return __ffs(bits) - 1;
+    return __popc(bits & ((1u << (threadIdx.x & 31u)) - 1u));
 #else
-    return __builtin_ctz(bits);
+    return 0;
+#endif
+"""
+_BIT_COUNT = """
+#if defined(__CUDA_ARCH__)
+    return __popc(bits);
+#else
+    return __builtin_popcount(bits);
 #endif
 """
 
 
-@wp.func_native(_LOWEST_BIT)
-def lowest_bit(bits: int) -> int:
-    """Number of the lowest bit that is set; there must be one."""
+@wp.func_native(_BITS_BEFORE)
+def bits_before(bits: int) -> int:
+    """How many bits are set for the lanes before this one."""
     ...
 
 
-@wp.func_native("return __popc(bits);")
+@wp.func_native(_BIT_COUNT)
 def bit_count(bits: int) -> int: ...

@@ -1,139 +1,256 @@
-"""What all searches share: a visitor of points, and how the lanes of a warp go through runs of points.
+"""Which points a search meets: those of the cells in a box, row by row, as contiguous runs along x.
 
-A search, by :mod:`pointproj.ops.backends.warp.shells` for the nearest or by
-:mod:`pointproj.ops.backends.warp.hash_grid` within a radius, finds runs of sorted points; a visitor says what
-to do with each point. Each lane looks up its own run; together the lanes then go through all runs, one
-candidate a lane. With one lane (on a CPU, or where each thread has a query) the same code is a plain loop.
+A search for the nearest goes outwards from the query, shell by shell, until nothing closer can follow; a
+search within a radius visits the cells that the ball touches. A visitor says what to do with each point.
+
+With several lanes, each looks up the run of a row of its own; then the groups of lanes take a run each, and
+every lane has a candidate of it. With one lane the same code is a plain loop.
 """
 
-import functools
+import os
 from typing import Any, NamedTuple
 
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import BLOCK, REALS, packed_point
-from pointproj.ops.backends.warp.lanes import Lanes, bit_count
+from pointproj.ops.backends.warp.cell_list import cell_list_struct, grid_functions
+from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
+from pointproj.ops.backends.warp.lanes import Lanes
+
+LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
+LANES_OF_RUN = int(os.environ.get("PP_RUN", "8"))
+PLENTY = 3  # it should hold so many times the neighbours wanted
 
 
 class Visitor(NamedTuple):
     """What a search does with the points it meets."""
 
-    State: Any  # struct that travels through the search; for the nearest with ``effort``, ``gave_up``
+    State: Any  # struct that travels through the search
     Data: Any  # struct with what there is to read and write
-    visit: wp.Function  # (state, q, data, points, at, exists) -> state, one candidate a lane
-    bound: wp.Function | None = (
-        None  # of the nearest: (state, data) -> squared distance beyond which none matters
-    )
+    # (state, data, q, point, squared distance, exists) -> state; every lane brings a candidate, or none
+    visit: wp.Function
+    limit: wp.Function | None = None  # of the nearest: (state, data) -> square beyond which none matters
     wanted: int = 0  # of the nearest: how many
-    # Whether a single thread reads each point while it looks at the one before: ``visit`` is then
-    # (state, q, data, point) -> state.
-    ahead: bool = False
 
 
-# The runs that hold anything line up in shared memory. Of as many candidates in a row as an item has lanes, a
-# bit says where a run starts; the bits up to a lane count the runs before its candidate.
-_LINE_UP = """
-    __shared__ int all[{block}];
-    int* bases = all + (threadIdx.x & ~{last}u);
-    const unsigned present = __ballot_sync(0xffffffffu, count > 0) & {mask}u << (threadIdx.x & {others}u);
-    __syncwarp();  // all have read what stood there before
-    if (count > 0) bases[__popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = base;
-    __syncwarp();
-    return reinterpret_cast<unsigned long long>(bases);
-"""
-_STARTS = """
-    const int at = offset - first;
-    unsigned bits = count > 0 && at >= 0 && at < {lanes} ? 1u << (at + (threadIdx.x & {others}u)) : 0u;
-#if __CUDA_ARCH__ >= 800
-    bits = __reduce_or_sync(0xffffffffu, bits);
-#else
-    for (int step = 16; step > 0; step >>= 1) bits |= __shfl_xor_sync(0xffffffffu, bits, step);
-#endif
-    return bits >> (threadIdx.x & {others}u) & {mask}u;
-"""
-_UP_TO_LANE = "return __popc(bits & ({mask}u >> ({last}u - (threadIdx.x & {last}u))));"
+@wp.func
+def nearest_first(j: int, at: int, low: int, high: int):
+    """The j-th of the numbers from ``low`` to ``high``, those nearest ``at``, one of them, first."""
+    left = at - low
+    both = wp.min(left, high - at)
+    if j <= 2 * both:
+        return at + wp.where(j % 2 == 1, -(j + 1) / 2, j / 2)
+    return wp.where(left > both, at - j + both, at + j - both)
 
 
-class Line(NamedTuple):
-    """Functions to line up the runs of all lanes of an item."""
-
-    line_up: wp.Function  # (base, count) -> where the bases of runs that are not empty are, in their order
-    starts: wp.Function  # (offset, count, first) -> a bit for each candidate from ``first`` that starts a run
-    bits_up_to_lane: wp.Function  # (bits) -> how many there are
-    base_at: wp.Function  # (where, i) -> the i-th base
-
-
-@functools.cache
-def line_of_runs(lane_count: int) -> Line:
-    """For several lanes; all threads of a GPU warp call them together."""
-    names = {"block": BLOCK, "lanes": lane_count, "last": lane_count - 1}
-    names |= {"others": 32 - lane_count, "mask": 2**lane_count - 1}
-
-    @wp.func_native(_LINE_UP.format(**names))
-    def line_up(base: int, count: int) -> wp.uint64: ...
-
-    @wp.func_native(_STARTS.format(**names))
-    def starts(offset: int, count: int, first: int) -> int: ...
-
-    @wp.func_native(_UP_TO_LANE.format(**names))
-    def bits_up_to_lane(bits: int) -> int: ...
-
-    @wp.func_native("const int* bases = reinterpret_cast<const int*>(address); return bases[i];")
-    def base_at(address: wp.uint64, i: int) -> int: ...
-
-    return Line(line_up, starts, bits_up_to_lane, base_at)
-
-
-def run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``visit_runs(state, q, points, data, begin, count) -> state``: every lane brings a run of sorted
-    points.
-
-    The lanes of an item share the points of all their runs.
-    """
+def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+    """``visit_runs(state, q, points, data, begin, count, runs) -> state``: the first ``runs`` lanes bring one."""
     real, vec3 = REALS[dtype]
+    vec4 = wp.types.vector(length=4, dtype=real)
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
-    width, lane, take, sum_before = lanes.count, lanes.lane, lanes.take, lanes.sum_before
-    any_item = lanes.any_item
     load_point, _, _ = packed_point(dtype)
+    squared_of = squared_distance(dtype, dtype)
+    lane, take, ballot = lanes.lane, lanes.take, lanes.ballot
+    of_run = min(LANES_OF_RUN, lanes.count)
+    at_once = lanes.count // of_run
 
     @wp.func
-    def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
+    def meet(state: State, q: vec3, points: sorted_points, data: Data, at: int, exists: bool):
+        point = vec4()
+        if exists:
+            point = load_point(points, at)
+        squared = squared_of(q, vec3(point[0], point[1], point[2]))
+        return visit(state, data, q, point, squared, exists)
+
+    @wp.func
+    def visit_run(
+        state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int, runs: int
+    ):
         for at in range(begin, begin + count):
-            state = visit(state, q, data, points, at, True)
+            state = meet(state, q, points, data, at, True)
         return state
 
     @wp.func
-    def visit_run_ahead(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
-        last = begin + count - 1
-        if count > 0:
-            following = load_point(points, begin)
-            for at in range(begin, begin + count):
-                point = following
-                following = load_point(points, wp.min(at + 1, last))
-                state = visit(state, q, data, point)
+    def visit_runs(
+        state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int, runs: int
+    ):
+        for first in range(0, runs, at_once):
+            source = first + lane() / of_run
+            first_point = take(begin, source)
+            size = take(count, source)
+            i = lane() % of_run
+            while ballot(i < size) != 0:
+                state = meet(state, q, points, data, first_point + i, i < size)
+                i += of_run
         return state
 
-    if width == 1:
-        return visit_run_ahead if visitor.ahead else visit_run
-    line_up, starts, bits_up_to_lane, base_at = line_of_runs(width)
+    return visit_run if lanes.count == 1 else visit_runs
+
+
+@once
+def _place_struct(dtype: torch.dtype, data: Any) -> Any:
+    _, vec3 = REALS[dtype]
+    CellListStruct, GridStruct, Data = cell_list_struct(dtype), grid_functions(dtype).struct, data
+    real, _ = REALS[dtype]
+
+    @wp.struct
+    class PlaceStruct:
+        """The query, the tables, the visitor's data, the grid, and for a radius its square."""
+
+        q: vec3
+        cells: CellListStruct
+        data: Data
+        grid: GridStruct
+        limit: real
+
+    return PlaceStruct
+
+
+def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+    """``visit_box(state, place, at, low, high, inner) -> state``: its cells within the limit, nearest first.
+
+    Cells up to shell ``inner`` around ``at`` are left out: of their rows only the two ends are new.
+    """
+    real, _ = REALS[dtype]
+    Place, State = _place_struct(dtype, visitor.Data), visitor.State
+    visit_runs = _run_visitor(dtype, lanes, visitor)
+    grid_of = grid_functions(dtype)
+    gap, clip, row_of_cells = grid_of.gap, grid_of.clip, grid_of.row
+    count, lane, limit_of = lanes.count, lanes.lane, visitor.limit
 
     @wp.func
-    def visit_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
-        offset = sum_before(count)
-        candidates = take(offset + count, width - 1)
-        bases = line_up(begin - offset, count)
-        before = int(-1)
-        first = int(0)
-        while any_item(first < candidates):
-            begun = starts(offset, count, first)
-            candidate = first + lane()
-            # An item without candidates waits for the others of the warp.
-            at = base_at(bases, wp.max(before + bits_up_to_lane(begun), 0)) + candidate
-            before += bit_count(begun)
-            state = visit(state, q, data, points, at, candidate < candidates)
-            first += width
+    def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
+        """First point and number of points of a row of cells, as far as the limit leaves it."""
+        across_y = gap(place.q[1], place.grid, 1, y)
+        across_z = gap(place.q[2], place.grid, 2, z)
+        rest = limit - (across_y * across_y + across_z * across_z)
+        first, last = clip(place.q[0], place.grid, 0, rest, x0, x1)
+        begin = int(0)
+        size = int(0)
+        if first <= last:
+            cell = row_of_cells(place.grid, y, z)
+            begin = place.cells.start[cell + first]
+            size = place.cells.start[cell + last + 1] - begin
+        return begin, size
+
+    @wp.func
+    def visit_box(state: State, place: Place, at: wp.vec3i, low: wp.vec3i, high: wp.vec3i, inner: int):
+        width = high[1] - low[1] + 1
+        rows = width * (high[2] - low[2] + 1)
+        row_y = lane()
+        row_z = int(0)
+        for row in range(0, rows, count):
+            while row_y >= width:
+                row_y -= width
+                row_z += 1
+            y = nearest_first(row_y, at[1], low[1], high[1])
+            z = nearest_first(row_z, at[2], low[2], high[2])
+            row_y += count
+            seen = wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner
+            parts = wp.where(seen, 2, 1)
+            for part in range(parts):
+                x0 = low[0]
+                x1 = high[0]
+                if seen and part == 0:
+                    x1 = wp.min(x1, at[0] - inner - 1)
+                if seen and part == 1:
+                    x0 = wp.max(x0, at[0] + inner + 1)
+                if row + lane() >= rows:
+                    x1 = x0 - 1
+                limit = place.limit
+                if wp.static(limit_of is not None):
+                    limit = limit_of(state, place.data)
+                begin, size = run_of(place, y, z, x0, x1, limit)
+                runs = wp.min(rows - row, count)
+                state = visit_runs(state, place.q, place.cells.points, place.data, begin, size, runs)
         return state
 
-    return visit_runs
+    return visit_box
+
+
+def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+    """``search(state, q, cells, data, grid, radius) -> state``: meet everything within the radius.
+
+    The visitor sees some points that are farther away; of a ``q`` that is not finite none.
+    """
+    real, vec3 = REALS[dtype]
+    CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
+    Place = _place_struct(dtype, Data)
+    grid_of = grid_functions(dtype)
+    load, along, cell_at = grid_of.load, grid_of.along, grid_of.cell_at
+    visit_box = _box_visitor(dtype, lanes, visitor)
+
+    @wp.func
+    def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int, radius: real):
+        # Of a negative radius, too, none.
+        if wp.isfinite(q) and radius >= real(0.0) and cells.frames[number, 0] < real(wp.inf):
+            grid = load(cells, number, q)
+            reach = radius + grid.slack
+            low = wp.vec3i()
+            high = wp.vec3i()
+            for axis in range(3):
+                low[axis] = along(q[axis] - reach, grid, axis)
+                high[axis] = along(q[axis] + reach, grid, axis)
+            place = Place(q, cells, data, grid, reach * reach)
+            state = visit_box(state, place, cell_at(q, grid), low, high, -1)
+        return state
+
+    return search
+
+
+def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+    """``search(state, q, cells, data, grid) -> state``: meet the nearest; of a ``q`` that is not finite none."""
+    real, vec3 = REALS[dtype]
+    CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
+    Place = _place_struct(dtype, Data)
+    grid_of = grid_functions(dtype)
+    GridStruct, load, cell_at, row_of_cells = grid_of.struct, grid_of.load, grid_of.cell_at, grid_of.row
+    clip, beyond, limit_of, wanted = grid_of.clip, grid_of.beyond, visitor.limit, visitor.wanted
+    visit_box = _box_visitor(dtype, lanes, visitor)
+
+    @wp.func
+    def first_shell(cells: CellListStruct, grid: GridStruct, at: wp.vec3i):
+        """So wide that the points around the query, if they go on as in its row, are plenty.
+
+        Only its own cell if that holds plenty: the limit found there leaves little of others.
+        """
+        row = row_of_cells(grid, at[1], at[2])
+        if cells.start[row + at[0] + 1] - cells.start[row + at[0]] >= PLENTY * wanted:
+            return 0
+        last, first = wp.min(at[0] + 2, grid.shape[0]), wp.max(at[0] - 1, 0)
+        points = cells.start[row + last] - cells.start[row + first]
+        shell = int(1)
+        for larger in range(2, LARGEST_FIRST_SHELL + 1):
+            side = 2 * shell + 1
+            if points * side * side * side < 3 * PLENTY * wanted:
+                shell = larger
+        return shell
+
+    @wp.func
+    def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int):
+        if wp.isfinite(q) and cells.frames[number, 0] < real(wp.inf):
+            grid = load(cells, number, q)
+            place = Place(q, cells, data, grid, real(0.0))
+            at = cell_at(q, grid)
+            inner = int(-1)  # the shell up to which all has been visited
+            shell = first_shell(cells, grid, at)
+            searching = bool(True)
+            while searching:
+                low = wp.vec3i()
+                high = wp.vec3i()
+                limit = limit_of(state, data)
+                for axis in range(3):
+                    first = wp.max(at[axis] - shell, 0)
+                    last = wp.min(at[axis] + shell, grid.shape[axis] - 1)
+                    first, last = clip(q[axis], grid, axis, limit, first, last)
+                    low[axis] = first
+                    high[axis] = last
+                state = visit_box(state, place, at, low, high, inner)
+                following = beyond(q, grid, at, shell)
+                searching = following < real(wp.inf) and following <= limit_of(state, data)
+                inner = shell
+                shell += 1 + shell / 2
+        return state
+
+    return search

@@ -1,0 +1,281 @@
+"""The two gradients of every aggregation: that of the queries and sigma, and that of the references.
+
+Each point gathers its own over its neighbours in the other set, so that no two threads add to one place.
+Formulas are in :mod:`pointproj.ops.gradients`.
+"""
+
+import os
+from typing import NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
+from pointproj.ops.backends.warp.lanes import bit_count, lanes
+from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
+from pointproj.ops.backends.warp.sums import Division, Problem, divide, problem_struct, row_functions
+from pointproj.ops.backends.warp.weights import weights_of
+from pointproj.ops.bridge.warp_op import Launch
+from pointproj.ops.reference import Weighting
+
+
+class Wanted(NamedTuple):
+    """The gradients to fill, None where one is not needed."""
+
+    query_points: Tensor | None
+    reference_points: Tensor | None
+    features: Tensor | None
+    sigma: Tensor | None
+
+
+class Gathered(NamedTuple):
+    """Which gradients a kernel gathers, and for whom."""
+
+    of_queries: bool  # else of references
+    points: bool  # with sigma for queries
+    features: bool  # for references
+
+
+def launch_query_gradients(
+    launch: Launch,
+    queries: Points,
+    source: Source,
+    problem: Problem,
+    weighting: Weighting,
+    wanted: Wanted,
+) -> None:
+    """Gradients of the query points and of sigma; fills ``problem.means`` too."""
+    d_points = wanted.query_points
+    if d_points is None:
+        d_points = torch.empty_like(queries.positions)
+    of_sigma = torch.empty_like(problem.means)
+    made = d_points, of_sigma, None
+    _launch(launch, queries, source, problem, weighting, Gathered(True, True, False), *made)
+    if wanted.sigma is not None:
+        torch.sum(of_sigma, 0, out=wanted.sigma)
+
+
+def launch_reference_gradients(
+    launch: Launch,
+    references: Points,
+    source: Source,
+    problem: Problem,
+    weighting: Weighting,
+    wanted: Wanted,
+) -> None:
+    """Gradients of the features and of the reference points, as far as they are wanted."""
+    d_points, d_features = wanted.reference_points, wanted.features
+    gathered = Gathered(False, d_points is not None, d_features is not None)
+    _launch(launch, references, source, problem, weighting, gathered, d_points, None, d_features)
+
+
+def _launch(
+    launch: Launch,
+    own: Points,
+    source: Source,
+    problem: Problem,
+    weighting: Weighting,
+    gathered: Gathered,
+    *made: Tensor | None,
+) -> None:
+    division = divide(problem.features)
+    dtypes = own.positions.dtype, problem.features.dtype
+    compiled = gradient_kernel(
+        type(source), *dtypes, division, weighting.kernel, weighting.reduce, gathered
+    )
+    chunks = problem.chunks if gathered.features else 1
+    shape = own.batch.rows * chunks, division.lanes
+    launch(compiled, shape, own, source, problem, chunks, *made, block_dim=BLOCK)
+
+
+@once
+def gradient_kernel(
+    source: type[Source],
+    positions: torch.dtype,
+    sums: torch.dtype,
+    division: Division,
+    kernel: str,
+    reduce: str,
+    gathered: Gathered,
+) -> wp.Kernel:
+    """What ``gathered`` says."""
+    place, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+    matrix = wp.array2d(dtype=real)
+    PointsStruct, take_point = points_struct(positions), point_at(positions)
+    ProblemStruct = problem_struct(positions, sums)
+    rows = row_functions(sums, division)
+    load, product, store = rows.load, rows.product, rows.store
+    group = lanes(division.lanes)
+    item, lane, total_of = group.item, group.lane, group.total
+    rate_of, *_, per_sigma = weights_of(kernel, sums)
+    adder = _gradient_adder(positions, sums, division, kernel, reduce, gathered)
+    State = adder.State
+    SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
+    of_queries, of_points, of_features = gathered
+
+    @wp.func
+    def mean_of(query: int, problem: ProblemStruct):
+        """Upstream gradient times result, rounded as their products with features."""
+        mean = real(0.0)
+        if wp.static(reduce == "mean"):
+            for block in range(problem.chunks):
+                own = load(problem.grad, query, block)
+                mean = product(mean, own, problem.aggregated, query, block)
+            mean = group.sum_of_group(mean)
+        return mean
+
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
+    def gradient(
+        points: PointsStruct,
+        source: SourceStruct,
+        problem: ProblemStruct,
+        chunks: int,
+        d_points: wp.array(dtype=vec3),
+        of_sigma: wp.array(dtype=real),
+        d_features: matrix,
+    ):
+        """Launched over points times chunks, and lanes; fills what is gathered, for queries ``means`` too."""
+        number, _ = wp.tid()
+        number = item(number)
+        chunk = number % chunks
+        row, q = take_point(points, number / chunks)
+        state = State()
+        state.q = q
+        state.row = row
+        state.chunk = chunk
+        state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
+        if wp.static(of_queries):
+            state.base = problem.softmax[row, 0]
+            state.inverse = problem.softmax[row, 1]
+            state.mean = mean_of(row, problem)
+            state.own = load(problem.grad, row, 0)
+        elif wp.static(of_points):
+            state.own = load(problem.features, row, 0)
+        state = each_neighbor(state, row, q, cloud_of(row, points.batch), source, problem)
+        if wp.static(of_features):
+            store(state.sums, real(1.0), d_features, row, chunk)
+        if wp.static(of_points):
+            for i in range(4):
+                state.shares[i] = total_of(state.shares[i])
+            if chunk == 0 and lane() == 0:
+                d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
+                if wp.static(of_queries):
+                    of_sigma[row] = state.shares[3] * per_sigma(problem.sigma[0])
+                    problem.means[row] = state.mean
+
+    return gradient
+
+
+def _gradient_adder(
+    positions: torch.dtype,
+    sums: torch.dtype,
+    division: Division,
+    kernel: str,
+    reduce: str,
+    gathered: Gathered,
+) -> Adder:
+    """What a pair does to a point's position, to its features and to sigma.
+
+    A pair's share of the position is its factors times what the product of upstream gradient and feature
+    exceeds that with the query's mean by; a sum takes all of it.
+    """
+    place, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+    ProblemStruct = problem_struct(positions, sums)
+    rows = row_functions(sums, division)
+    Channels, load, add_row, product = rows[:4]
+    _, level_of, weight_of, pull, _ = weights_of(kernel, sums)
+    group = lanes(division.lanes)
+    lane, take, ballot, sum_of_group = group.lane, group.take, group.ballot, group.sum_of_group
+    count, of_group, groups = group.count, group.group, group.count // group.group
+    Shares = wp.types.vector(length=4, dtype=real)
+    of_queries, of_points, of_features = gathered
+    divides = reduce == "mean"
+    Nothing = wp.types.vector(length=1, dtype=real)
+    Own, Sums = Channels if of_points else Nothing, Channels if of_features else Nothing
+
+    @wp.struct
+    class State:
+        waiting: int
+        square: place
+        q: vec3
+        row: int  # of the point itself
+        chunk: int
+        rate: real  # at which weights decay
+        base: real  # of a query, as the forward kept it
+        inverse: real
+        mean: real  # of a query: upstream gradient times result
+        own: Own  # of the point's own values the first chunk
+        shares: Shares  # along x, y, z, and of sigma
+        sums: Sums
+
+    @wp.func
+    def add_row_only(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+        state.sums = add_row(state.sums, exists, weight, problem.grad, other, state.chunk)
+        return state, real(0.0)
+
+    @wp.func
+    def add_row_and_product(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+        """The neighbour's row; of upstream gradient and feature, one is the point's own, the product."""
+        sum = real(0.0)
+        for block in range(problem.chunks):
+            own = state.own
+            if wp.static(of_queries):
+                if block > 0:
+                    own = load(problem.grad, state.row, block)
+                sum = product(sum, own, problem.features, other, block)
+            else:
+                if block > 0:
+                    own = load(problem.features, state.row, block)
+                sum = product(sum, own, problem.grad, other, block)
+            here = block == state.chunk
+            if wp.static(of_features):
+                state.sums = add_row(state.sums, exists and here, weight, problem.grad, other, block)
+        return state, sum
+
+    add_neighbor = add_row_and_product if of_points else add_row_only
+
+    @wp.func
+    def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
+        if wp.static(of_queries):
+            state.shares[3] += share * (level_of(far, problem.limit) - state.base)
+        if far > real(0.0):
+            scale = share * pull(far, state.rate, problem.limit) / far
+            other = problem.others[row]
+            for axis in range(3):
+                state.shares[axis] += scale * real(other[axis] - state.q[axis])
+        return state
+
+    @wp.func
+    def add(state: State, problem: ProblemStruct, row: int, squared: real):
+        far = wp.sqrt(squared)
+        weight = real(0.0)
+        mean = state.mean
+        if row >= 0:
+            base = state.base
+            inverse = state.inverse
+            if wp.static(not of_queries):
+                base = problem.softmax[row, 0]
+                inverse = problem.softmax[row, 1]
+                if wp.static(of_points and divides):
+                    mean = problem.means[row]
+            weight = weight_of(base, far, state.rate, problem.limit) * inverse
+        excess = real(0.0)  # of this lane's neighbour
+        size = bit_count(ballot(row >= 0))
+        for first in range(0, size, groups):
+            source = first + lane() / of_group
+            other = take(row, source)
+            factor = take(weight, source)
+            state, part = add_neighbor(state, problem, other >= 0, factor, wp.max(other, 0))
+            if wp.static(of_points):
+                part = take(sum_of_group(part), ((lane() - first) * of_group) & (count - 1))
+                if lane() >= first and lane() < first + groups:
+                    excess = part - mean
+        if wp.static(of_points):
+            if row >= 0:
+                state = add_points(state, problem, row, far, weight * excess)
+        return state
+
+    return Adder(State, ProblemStruct, add)

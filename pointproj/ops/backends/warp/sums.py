@@ -1,0 +1,282 @@
+"""The forward of every aggregation: weights of the neighbours of each query, and the weighted sum of their features.
+
+The lanes of a point stand side by side over the channels, a group of lanes for each of a few neighbours at a
+time. Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
+met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
+round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
+from pointproj.ops.backends.warp.lanes import Lanes, bit_count, lanes, lanes_on
+from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
+from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
+from pointproj.ops.bridge.warp_op import Launch
+from pointproj.ops.reference import Weighting
+
+AT_ONCE = 32  # channels that the lanes of a point sum up in one search
+
+
+class Problem(NamedTuple):
+    """What is aggregated; in kernels :func:`problem_struct`."""
+
+    sigma: Tensor  # ()
+    power: float
+    limit: float  # of the kernel: see the module of weights
+    features: Tensor  # (N, C), of the reference points
+    aggregated: Tensor  # (Q, C), results of the queries
+    softmax: Tensor  # (Q, 2), of the queries: level that weights are relative to, and 1 / total weight
+    chunks: int  # searches that it takes to cover all channels
+    grad: Tensor | None = None  # (Q, C), upstream gradients of the results
+    means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
+    others: Tensor | None = None  # (n, 3), positions of the neighbours
+
+
+@once
+def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
+    """:class:`Problem` inside a kernel."""
+    _, vec3 = REALS[positions]
+    real, _ = REALS[sums]
+
+    @wp.struct
+    class ProblemStruct:
+        sigma: wp.array(dtype=real)
+        power: real
+        limit: real
+        features: wp.array2d(dtype=real)
+        aggregated: wp.array2d(dtype=real)
+        softmax: wp.array2d(dtype=real)
+        chunks: int
+        grad: wp.array2d(dtype=real)
+        means: wp.array(dtype=real)
+        others: wp.array(dtype=vec3)
+
+    return ProblemStruct
+
+
+class Division(NamedTuple):
+    """How the channels of a row are divided among the lanes of a point."""
+
+    lanes: int
+    channels: int  # of each lane
+    whole: bool  # whether the last channel of the last lane is the last of a row
+
+    def chunks_of(self, columns: int) -> int:
+        """How many times all lanes together have to go through a row."""
+        return -(-columns // (self.channels * lanes(self.lanes).group))
+
+
+def divide(features: Tensor) -> Division:
+    """By the number of channels and the device."""
+    count, columns = lanes_on(features.device.type), features.shape[1]
+    of_group = lanes(count).group
+    channels = -(-min(columns, AT_ONCE) // of_group)
+    return Division(count, channels, columns % (channels * of_group) == 0)
+
+
+class Rows(NamedTuple):
+    """Rows of numbers, of which each lane has some channels; chunk by chunk if there are many."""
+
+    Channels: Any  # vector of those of a lane
+    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
+    add: wp.Function  # (total, exists, factor, values, row, chunk) -> total with factor times the row
+    product: wp.Function  # (sum, channels, values, row, chunk) -> sum with their products with the row
+    store: wp.Function  # (total, factor, values, row, chunk): what all groups of lanes have summed up
+
+
+_MULTIPLY_ADD = """
+#if defined(__CUDA_ARCH__)
+    return fma(x, y, sum);
+#else
+    return x * y + sum;
+#endif
+"""
+
+
+@wp.func_native(_MULTIPLY_ADD)
+def multiply_add(x: wp.float32, y: wp.float32, sum: wp.float32) -> wp.float32: ...
+
+
+@wp.func_native(_MULTIPLY_ADD)
+def multiply_add(x: wp.float64, y: wp.float64, sum: wp.float64) -> wp.float64: ...
+
+
+@once
+def row_functions(sums: torch.dtype, division: Division) -> Rows:
+    """For sums in one dtype."""
+    real, _ = REALS[sums]
+    matrix, channels = wp.array2d(dtype=real), division.channels
+    Channels = wp.types.vector(length=channels, dtype=real)
+    group = lanes(division.lanes)
+    lane, of_group, groups = group.lane, group.group, group.count // group.group
+    sum_over_groups = group.sum_over_groups
+
+    @wp.func
+    def column(chunk: int, i: int):
+        return (chunk * channels + i) * of_group + lane() % of_group
+
+    @wp.func
+    def column_to_read(chunk: int, i: int, values: matrix):
+        """Beyond the last column that is read once more: so no load waits for a condition."""
+        if wp.static(division.whole):
+            return column(chunk, i)
+        return wp.min(column(chunk, i), values.shape[1] - 1)
+
+    @wp.func
+    def load(values: matrix, row: int, chunk: int):
+        loaded = Channels()
+        for i in range(channels):
+            if column(chunk, i) < values.shape[1]:
+                loaded[i] = values[row, column(chunk, i)]
+        return loaded
+
+    @wp.func
+    def add(total: Channels, exists: bool, factor: real, values: matrix, row: int, chunk: int):
+        for i in range(channels):  # what is not there may be infinite
+            value = values[row, column_to_read(chunk, i, values)]
+            total[i] = wp.where(exists, multiply_add(factor, value, total[i]), total[i])
+        return total
+
+    @wp.func
+    def product(total: real, own: Channels, values: matrix, row: int, chunk: int):
+        for i in range(channels):
+            total = multiply_add(own[i], values[row, column_to_read(chunk, i, values)], total)
+        return total
+
+    @wp.func
+    def store(total: Channels, factor: real, values: matrix, row: int, chunk: int):
+        for i in range(channels):
+            whole = sum_over_groups(total[i]) * factor
+            if i % groups == lane() / of_group and column(chunk, i) < values.shape[1]:
+                values[row, column(chunk, i)] = whole
+
+    return Rows(Channels, load, add, product, store)
+
+
+def new_problem(
+    features: Tensor, sigma: Tensor, weighting: Weighting, aggregated: Tensor, softmax: Tensor
+) -> Problem:
+    """The problem as kernels take it."""
+    chunks = divide(features).chunks_of(features.shape[1])
+    return Problem(sigma, weighting.power, limit_of(weighting), features, aggregated, softmax, chunks)
+
+
+def launch_sums(
+    launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting
+) -> None:
+    """Fill ``problem.aggregated`` and ``problem.softmax``."""
+    division = divide(problem.features)
+    dtypes = queries.positions.dtype, problem.features.dtype
+    compiled = aggregate_kernel(type(source), *dtypes, division, weighting.kernel, weighting.reduce)
+    shape = queries.batch.rows * problem.chunks, division.lanes
+    launch(compiled, shape, queries, source, problem, block_dim=BLOCK)
+
+
+@once
+def aggregate_kernel(
+    source: type[Source],
+    positions: torch.dtype,
+    sums: torch.dtype,
+    division: Division,
+    kernel: str,
+    reduce: str,
+) -> wp.Kernel:
+    """Weights of the neighbours of each query, and the weighted sum of their features."""
+    real, _ = REALS[sums]
+    PointsStruct, take_point = points_struct(positions), point_at(positions)
+    ProblemStruct = problem_struct(positions, sums)
+    store = row_functions(sums, division).store
+    group = lanes(division.lanes)
+    item, lane, total_of = group.item, group.lane, group.total
+    rate_of, *_ = weights_of(kernel, sums)
+    relative = is_relative(kernel, reduce)
+    adder = _sum_adder(positions, sums, division, kernel, relative)
+    State = adder.State
+    SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
+
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
+    def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
+        """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
+        number, _ = wp.tid()
+        number = item(number)
+        chunk = number % problem.chunks
+        query, q = take_point(queries, number / problem.chunks)
+        state = State()
+        state.chunk = chunk
+        state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
+        if wp.static(relative):
+            state.base = real(wp.inf)
+        state = each_neighbor(state, query, q, cloud_of(query, queries.batch), source, problem)
+        inverse = real(1.0)
+        if wp.static(reduce == "mean"):
+            total = total_of(state.total)
+            inverse = real(0.0)
+            if total > real(0.0):
+                inverse = real(1.0) / total
+        if not wp.isfinite(q):
+            inverse = real(wp.nan)
+        store(state.sums, inverse, problem.aggregated, query, chunk)
+        if chunk == 0 and lane() == 0:
+            problem.softmax[query, 0] = state.base
+            problem.softmax[query, 1] = inverse
+
+    return aggregate
+
+
+def _sum_adder(
+    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, relative: bool
+) -> Adder:
+    """A running total of the weights, and of the weighted rows."""
+    place, _ = REALS[positions]
+    real, _ = REALS[sums]
+    ProblemStruct = problem_struct(positions, sums)
+    rows = row_functions(sums, division)
+    Channels, add_row = rows.Channels, rows.add
+    group: Lanes = lanes(division.lanes)
+    lane, take, ballot, minimum = group.lane, group.take, group.ballot, group.minimum
+    of_group, groups = group.group, group.count // group.group
+    _, level_of, weight_of, *_ = weights_of(kernel, sums)
+
+    @wp.struct
+    class State:
+        waiting: int
+        square: place
+        chunk: int
+        rate: real  # at which weights decay
+        base: real  # level of the nearest neighbour so far, if weights are relative to it
+        total: real  # of the weights that this lane has seen
+        sums: Channels
+
+    @wp.func
+    def add(state: State, problem: ProblemStruct, row: int, squared: real):
+        far = wp.sqrt(squared)
+        if wp.static(relative):
+            level = real(wp.inf)
+            if row >= 0:
+                level = level_of(far, problem.limit)
+            if ballot(level < state.base) != 0:
+                nearest = minimum(level)
+                rescale = wp.exp((nearest - state.base) * state.rate)
+                state.total *= rescale
+                state.sums *= rescale
+                state.base = nearest
+        weight = real(0.0)
+        if row >= 0:
+            weight = weight_of(state.base, far, state.rate, problem.limit)
+            state.total += weight
+        size = bit_count(ballot(row >= 0))
+        for first in range(0, size, groups):
+            source = first + lane() / of_group
+            other = take(row, source)
+            factor = take(weight, source)
+            row_there = wp.max(other, 0)
+            state.sums = add_row(state.sums, other >= 0, factor, problem.features, row_there, state.chunk)
+        return state
+
+    return Adder(State, ProblemStruct, add)
