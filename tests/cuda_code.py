@@ -55,12 +55,10 @@ class Toolkit:
 
     def native(self, source: Path, architecture: int, into: Path) -> str:
         """Assembly of one of ``native``'s sources, with the flags of its build."""
-        from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
-
-        from pointproj.ops.backends.native.build import _cuda_flags
+        from pointproj.ops.backends.native.build import HEADERS, _cuda_flags
 
         made = into / f"{source.stem}-{architecture}.ptx"
-        flags = [*COMMON_NVCC_FLAGS, "-std=c++20", *_cuda_flags(()), f"-arch=compute_{architecture}"]
+        flags = [*HEADERS, *_cuda_flags(()), f"-arch=compute_{architecture}"]
         subprocess.run([self.nvcc, *flags, "-ptx", "-o", made, source], check=True)
         return made.read_text(encoding="utf-8")
 
@@ -124,8 +122,8 @@ def native(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
 def _task(mangled: str) -> str:
     """``each_kernel<SearchByWarp<float>>`` from the linker's name: ``SearchByWarp, fp32``."""
     plain = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout
-    task = re.search(r"_kernel<pointproj::(\w+)", plain)
-    name = task[1] if task else plain.strip().partition("(")[0].removeprefix("pointproj::")
+    task = re.search(r"_kernel<pointproj::gpu::(\w+)", plain)
+    name = task[1] if task else plain.strip().partition("(")[0].removeprefix("pointproj::gpu::")
     return f"{name}, {'fp64' if 'double' in plain else 'fp32'}"
 
 

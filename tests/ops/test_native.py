@@ -211,7 +211,7 @@ def test_kernels_compile_for_ampere_and_hopper(tmp_path: Path):
     nvcc = build.find_nvcc()
     if nvcc is None:
         pytest.skip("no nvcc here")
-    flags = ["-std=c++20", "-O1", "-Xptxas", "-O0", *build._cuda_flags(("80", "90"))[1:]]
+    flags = [*build.HEADERS, "-O1", "-Xptxas", "-O0", *build._cuda_flags(("80", "90"))[1:]]
     started = {
         source.name: subprocess.Popen(
             [nvcc, *flags, "-c", str(source), "-o", str(tmp_path / f"{source.stem}.o")],
@@ -233,7 +233,8 @@ def test_any_torch_and_python_can_load_it():
     library = build.find_build() / build.LIBRARY
     said = subprocess.run(["readelf", "-dW", library], capture_output=True, text=True, check=True).stdout
     needed = {name.split(".so")[0] for name in re.findall(r"NEEDED.*\[(.*)\]", said)}
-    assert needed <= {"libtorch", "libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64"}
+    assert "libtorch" in needed
+    assert not any(name.startswith(("libc10", "libcudart", "libpython")) for name in needed)
     said = subprocess.run(["readelf", "-sW", library], capture_output=True, text=True, check=True).stdout
     undefined = {line.split()[-1] for line in said.splitlines() if " UND " in line and "@" not in line}
     of_torch = {name for name in undefined if "torch" in name or "c10" in name or name.startswith("_Z")}

@@ -12,9 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from pointproj.ops.bridge.eager import direct, is_transforming, nobody_looks_on
+from pointproj.ops.bridge.torch_internals import (
+    any_requires_grad,
+    apply_of,
+    below_autograd,
+    builtin_of,
+    go_straight_to,
+)
 from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
 
 ANNOTATIONS = {
@@ -32,71 +37,71 @@ ANNOTATIONS = {
 class CppOp:
     """An operator of a library, as :mod:`pointproj.ops.bridge.torch_op` wants what is registered."""
 
-    transformed: Callable[..., Any]  # set by pointproj.ops.bridge.transforms
+    direct: Callable[..., Any]  # in plain eager mode
 
-    def __init__(self, operator: OpOverload) -> None:
+    def __init__(self, operator: Any) -> None:
         self.operator = operator
-        self.direct = self.alone  # in plain eager mode
+        self.in_cpp = builtin_of(operator)
 
     def __call__(self, *args: Any) -> Any:
-        if nobody_looks_on(args):
-            return self.direct(*args)
-        return self.transformed(*args) if is_transforming() else self.operator(*args)
+        return self.operator(*args)
 
     def alone(self, *args: Any) -> Any:
         """What C++ does, without what torch records of it."""
         try:
-            with torch._C._AutoDispatchBelowAutograd():
-                return self.operator(*args)
+            with below_autograd():
+                return self.in_cpp(*args)
         except MemoryError as error:  # the stable ABI cannot throw torch's own
             raise torch.OutOfMemoryError(str(error)) from None
 
     def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
-        """As :func:`torch.library.register_autograd`, which plain eager calls do without."""
+        """As :func:`torch.library.register_autograd`."""
         torch.library.register_autograd(self.operator, backward, setup_context=setup_context)
-        self.direct = direct(self.operator.name(), self.alone, setup_context, backward)
 
     def differentiate_by(self, backward: "CppOp", differentiable: Sequence[str]) -> None:
         """In plain eager mode go to the operator ``backward`` without what is general in torch_op.
 
-        Where tensors and other values stand among the arguments is known from the schema: they are put apart
-        and together again by few calls, which for small clouds take as long as the kernels.
+        A GPU's backward runs in a thread of its own, where Python takes several times as long as elsewhere.
+        So little of it is left: few calls put the values together, and their functions are at hand.
         """
-        arguments = self.operator._schema.arguments
-        width, count = len(arguments), len(self.operator._schema.returns)
-        is_tensor = ["Tensor" in str(a.type) for a in arguments]
-        tensors = [i for i in range(width) if is_tensor[i]]
-        others = [i for i in range(width) if not is_tensor[i]]
-        saved = [*tensors, *range(width, width + count), *others]
-        take_tensors, take_others = itemgetter(*tensors), itemgetter(*others)
-        restore = itemgetter(*(saved.index(i) for i in range(width + count)))
-        places = [i for i, a in enumerate(arguments) if a.name in differentiable]
-        needed = itemgetter(*places)
+        arguments, results = self.operator._schema.arguments, self.operator._schema.returns
+        width, places = len(arguments), [i for i, a in enumerate(arguments) if a.name in differentiable]
+        tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+        others = [i for i in range(width) if i not in tensors]
+        saved = [*tensors, *range(width, width + len(results)), *others]
+        take_tensors, take_others, take = itemgetter(*tensors), itemgetter(*others), itemgetter(*places)
+        restore = itemgetter(*(saved.index(i) for i in range(width + len(results))))
+        first, in_cpp = slice(len(places)), backward.in_cpp
 
-        def save(ctx: Any, args: tuple, made: tuple[Tensor, ...]) -> None:
-            ctx.mark_non_differentiable(*made[1:])
-            ctx.set_materialize_grads(False)  # no zeros for outputs that no gradient arrives for
+        def forward(ctx: Any, *given: Any) -> Tensor:
+            args, made = given[-2:]
             ctx.save_for_backward(*take_tensors(args), *made)
             ctx.others = take_others(args)
+            return made[0]
 
-        def chain(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-            if grad is None:
-                return (None,) * width
-            needs = list(needed(ctx.needs_input_grad))
+        def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            needs = list(ctx.needs_input_grad[first])
             values = restore(ctx.saved_tensors + ctx.others)
-            grad = grad.contiguous()
-            if torch.is_grad_enabled() or torch.compiler.is_compiling():
-                values = *values[:width], *(output.detach() for output in values[width:])  # as in torch_op
-                made = backward(grad, needs, *values)
+            if torch.is_grad_enabled():
+                outputs = (output.detach() for output in values[width:])  # as in torch_op
+                made = backward(grad.contiguous(), needs, *values[:width], *outputs)
             else:
-                made = backward.alone(grad, needs, *values)
-            gradients = [None] * width
-            for place, need, gradient in zip(places, needs, made, strict=True):
-                if need:
-                    gradients[place] = gradient
-            return tuple(gradients)
+                with below_autograd():
+                    made = in_cpp(grad.contiguous(), needs, *values)
+            return *made, None, None  # torch leaves out those that are not needed
 
-        self.direct = direct(self.operator.name(), self.alone, save, chain)
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
+        function = type(self.operator.name().replace("::", "_"), (torch.autograd.Function,), methods)
+        apply = apply_of(function)
+        go_straight_to(function, differentiate)
+
+        def call(*args: Any) -> Any:
+            made = self.alone(*args)
+            if torch.is_grad_enabled() and any_requires_grad(take(args)):
+                return apply(*take(args), args, made), *made[1:]
+            return made
+
+        self.direct = call
 
 
 def cpp_op(

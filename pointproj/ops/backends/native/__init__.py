@@ -50,15 +50,16 @@ def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dt
 def knn_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
 ) -> Tensor:
-    given = *clouds, _table(tables), features, sigma, k
+    given = *clouds, _table(tables), None, features, sigma, k
     return _operators().knn_aggregate(*given, *weighting, _deterministic())[0]
 
 
 def aggregate_neighbors(
     clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
 ) -> Tensor:
-    given = clouds.query_points, clouds.reference_points, features, sigma, rows
-    return _operators().aggregate_neighbors(*given, *weighting, _deterministic())[0]
+    points = clouds.query_points, None, clouds.reference_points, None, 1
+    given = *points, None, rows, features, sigma, rows.shape[1]
+    return _operators().knn_aggregate(*given, *weighting, _deterministic())[0]
 
 
 def radius_aggregate(

@@ -31,6 +31,9 @@ SOURCES = Path(__file__).parent / "csrc"
 NAME = "pointproj_native"
 LIBRARY = f"{NAME}.so"
 BUILD_AHEAD = "python -m pointproj build-native"
+_TORCH = Path(torch.__file__).parent
+# The oldest torch that a build is for: 2.10.
+HEADERS = ["-std=c++20", "-isystem", str(_TORCH / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 
 def obstacle() -> str | None:
@@ -102,7 +105,7 @@ def _compile(folder: Path, architectures: tuple[str, ...]) -> Path:
 
 
 def compile_library(architectures: Sequence[str], out: Path) -> None:
-    """Compile ``csrc`` to one shared library, all files at once; the CPU part alone without architectures.
+    """Compile ``csrc`` to one shared library: every file for the CPU, and again for GPUs, all at once.
 
     It is made from torch's stable ABI and holds CUDA's runtime: whatever torch from 2.10 on and whatever
     Python loads it, it need not be built again.
@@ -112,30 +115,24 @@ def compile_library(architectures: Sequence[str], out: Path) -> None:
     RuntimeError
         If the compiler fails; the message is what it says.
     """
-    patterns = ("*.cpp", "*.cu") if architectures else ("*.cpp",)
-    sources = [path for pattern in patterns for path in sorted(SOURCES.glob(pattern))]
-    libraries = str(Path(torch.__file__).parent / "lib")
+    compilers = [[_compiler(), *_cpp_flags()]]
+    if architectures:
+        compilers.append([find_nvcc(), "-ccbin", _compiler(), *_cuda_flags(architectures)])
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = [f"{folder}/{source.name}.o" for source in sources]
-        commands = [_command(s, o, architectures) for s, o in zip(sources, objects, strict=True)]
-        for made in [pool.submit(_run, command) for command in commands]:
+        objects, running = [], []
+        for source in sorted(SOURCES.glob("*.cu")):
+            for number, compiler in enumerate(compilers):
+                objects.append(f"{folder}/{source.stem}{number}.o")
+                running.append(pool.submit(_run, [*compiler, *HEADERS, "-c", str(source), "-o", objects[-1]]))
+        for made in running:
             made.result()
-        # Whatever else of torch there is, libtorch refers to; the runtime's functions stay our own.
-        link = ["-shared", *objects, f"-L{libraries}", "-ltorch", "-o", str(out)]
+        link = ["-shared", *objects, f"-L{_TORCH / 'lib'}", "-ltorch", "-o", str(out)]
+        # libtorch refers to all that there is of torch; the functions of CUDA's runtime stay our own.
         hide = ["--no-as-needed", "--exclude-libs", "ALL"]
         if architectures:
             _run([find_nvcc(), "-cudart", "static", *(x for h in hide for x in ("-Xlinker", h)), *link])
         else:
             _run([_compiler(), f"-Wl,{','.join(hide)}", *link])
-
-
-def _command(source: Path, out: str, architectures: Sequence[str]) -> list[str]:
-    include = str(Path(torch.__file__).parent / "include")
-    if source.suffix == ".cu":
-        start = [find_nvcc(), "-ccbin", _compiler(), *_cuda_flags(architectures)]
-        return [*start, "-std=c++20", "-Xcompiler", "-fPIC", "-c", str(source), "-o", out]
-    start = [_compiler(), *_cpp_flags(architectures), "-isystem", include]
-    return [*start, "-std=c++20", "-fPIC", "-c", str(source), "-o", out]
 
 
 def _run(command: Sequence[str]) -> None:
@@ -144,16 +141,17 @@ def _run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}")
 
 
-def _cpp_flags(architectures: Sequence[str]) -> list[str]:
-    # Distances are rounded after every operation, as those of the reference. The oldest torch is 2.10.
-    flags = ["-O3", "-ffp-contract=off", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+def _cpp_flags() -> list[str]:
+    # Distances are rounded after every operation, as those of the reference.
+    flags = ["-x", "c++", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC"]
     if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         flags.append("-march=x86-64-v3")
-    return flags + (["-DPOINTPROJ_CUDA"] if architectures else [])
+    return flags
 
 
 def _cuda_flags(architectures: Sequence[str]) -> list[str]:
-    return ["-O3", "-fmad=false", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures)]
+    flags = ["-O3", "-fmad=false", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    return [*flags, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures)]
 
 
 @functools.cache
@@ -162,7 +160,7 @@ def _fingerprint() -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    versions = [str(torch.version.cuda), sysconfig.get_platform(), *_cpp_flags(()), *_cuda_flags(())]
+    versions = [str(torch.version.cuda), sysconfig.get_platform(), *_cpp_flags(), *_cuda_flags(())]
     digest.update("\n".join(versions).encode())
     return digest.hexdigest()[:16]
 

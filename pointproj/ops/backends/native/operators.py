@@ -1,7 +1,6 @@
 """The library's operators as torch sees them: what they return, and their second derivatives.
 
-``csrc/operators.cpp`` has their schemas, ``csrc/operators.h`` says what they do. Importing this module loads
-the library.
+The sources of ``csrc`` end with their schemas. Importing this module loads the library.
 """
 
 from types import SimpleNamespace
@@ -63,12 +62,18 @@ def _radius_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     return *_sums(call, saved=2), ((made,), torch.int32)
 
 
+def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
+    """And the rows, unless they were given."""
+    searched = call.query_points.shape[0] if call.neighbor_indices is None else 0
+    return *_sums(call, saved=call.k), ((searched, call.k), torch.int32)
+
+
 def _second_backward_within(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
     return aggregate_second_backward(directions, grads[0], saved.inputs, chunks_within)
 
 
 def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
-    if len(saved.outputs) == 3:  # they were searched
+    if saved.inputs["neighbor_indices"] is None:
         saved.inputs["neighbor_indices"] = saved.outputs[2]
     return aggregate_second_backward(directions, grads[0], saved.inputs, listed_chunks)
 
@@ -93,17 +98,10 @@ radius_list = cpp_op(
         ((call.capacity,), call.query_points.dtype),
     ),
 )
-aggregate_neighbors = cpp_op(
-    _library,
-    "native_aggregate_neighbors",
-    lambda call: _sums(call, saved=call.neighbor_indices.shape[1]),
-    differentiable=DIFFERENTIABLE,
-    second_backward=_second_backward_of_lists,
-)
 knn_aggregate = cpp_op(
     _library,
     "native_knn_aggregate",
-    lambda call: (*_sums(call, saved=call.k), ((call.query_points.shape[0], call.k), torch.int32)),
+    _knn_sums,
     differentiable=DIFFERENTIABLE,
     second_backward=_second_backward_of_lists,
 )

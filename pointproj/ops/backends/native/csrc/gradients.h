@@ -8,7 +8,7 @@
 #include "scan.h"
 #include "sums.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 // Gradient of the features: own points are the references.
 template <class Neighbors>
@@ -262,4 +262,4 @@ struct GradientsByAtomics {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -6,7 +6,7 @@
 #include "hash_grid.h"
 #include "torch.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 struct TableSizes {
   int64_t points;  // with what is read ahead
@@ -14,7 +14,7 @@ struct TableSizes {
   int64_t words_per_real;
 
   TableSizes(const Tensor& points, int64_t reals, int64_t ints)
-      : points(points.size(0) + (points.is_cuda() ? 0 : kReadAhead)), reals(reals), ints(ints),
+      : points(points.size(0) + (kOnGpu ? 0 : kReadAhead)), reals(reals), ints(ints),
         words_per_real(static_cast<int64_t>(points.element_size()) / 4) {}
   // Several tables may lie one behind the other: each begins at a multiple of 16 bytes.
   int64_t words() const { return ((4 * points + reals) * words_per_real + ints + 3) / 4 * 4; }
@@ -34,7 +34,7 @@ struct Table {
 inline CellListSizes cell_list_sizes(const Cloud& cloud) {
   const int64_t rows = cloud.batch.rows;
   // Fine cells spare distances; for many points on a GPU the tables themselves are what takes time.
-  return {rows, cloud.batch.clouds, !cloud.points.is_cuda() ? 2 : rows <= 1 << 18 ? 4 : 1};
+  return {rows, cloud.batch.clouds, !kOnGpu ? 2 : rows <= 1 << 18 ? 4 : 1};
 }
 inline TableSizes sizes_of_cell_list(const Cloud& cloud) {
   const CellListSizes sizes = cell_list_sizes(cloud);
@@ -68,10 +68,14 @@ struct LargestRadius {
   OptionalTensor on_device;
 };
 
-Tensor make_cell_list(const Cloud& cloud, const Device& device, bool in_fixed_order);
+Tensor make_cell_list(const Cloud& cloud, const Device& device);
 // Of one set of points, or of two in one launch, one table behind the other. Points of a cell are in the order of their
 // rows on a CPU, and where that is asked for; else in that of their arrival.
 Tensor make_hash_grids(const std::vector<Cloud>& clouds, const Device& device, const LargestRadius& radius,
                        bool in_fixed_order);
 
-}  // namespace pointproj
+// Rows of the k nearest (Q, k), and their distances if they are wanted.
+void search(const Clouds& clouds, const OptionalTensor& cell_list, const Tensor& rows, const OptionalTensor& distances);
+void check_k(const Clouds& clouds, int64_t k);
+
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -16,7 +16,7 @@
 #include "traversal.h"
 #include "weights.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 // A pair is numbered by its query times k plus its place in the query's row.
 template <class Sum>
@@ -132,4 +132,4 @@ struct RadiusNeighbors {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -3,7 +3,9 @@
 
 #include "common.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
+
+constexpr int kMostBuildBlocks = 2048;  // of a GPU: as many partial sums of a scan
 
 struct Slot {
   int at;
@@ -54,4 +56,4 @@ struct PutInOrder {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

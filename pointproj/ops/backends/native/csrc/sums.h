@@ -3,7 +3,7 @@
 
 #include "neighbors.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kSumLanes = 8;  // of a GPU warp that work on one point: 4 took 70 and 200 us on W2, 16 89 and 197
 
@@ -127,4 +127,4 @@ struct RadiusSums {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -13,13 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "launch.h"
-#include "scan.h"
+#ifdef __CUDACC__
+#include "cuda.cuh"
+#else
+#include "cpu.h"
+#endif
 
-// Of libtorch_cuda, which a torch for CPUs does not have.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
-
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -27,44 +27,6 @@ using OptionalTensor = std::optional<Tensor>;
 using Shape = torch::headeronly::IntHeaderOnlyArrayRef;
 
 constexpr int64_t kLargestInt = 0x7fffffff;
-
-// ---- where
-
-struct Device {
-  bool is_cuda;
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  void* stream = nullptr;
-
-  explicit Device(const Tensor& like) : is_cuda(like.is_cuda()) {
-#ifdef POINTPROJ_CUDA
-    if (!is_cuda) return;
-    const int32_t index = like.get_device_index();
-    guard.emplace(index);
-    cuda::use_device(index);  // of this library's own CUDA runtime
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
-#endif
-  }
-
-  template <class Task>
-  void build(const Task& task, [[maybe_unused]] int64_t largest_loop) const {
-#ifdef POINTPROJ_CUDA
-    if (is_cuda) return cuda::build(task, largest_loop, stream);
-#endif
-    cpu::build(task);
-  }
-  template <class Task>
-  void each(const Task& task, int64_t items) const {
-    is_cuda ? each_on_gpu(task, items) : cpu::each(task, items);
-  }
-  // For tasks that a CPU does not have.
-  template <class Task>
-  void each_on_gpu([[maybe_unused]] const Task& task, [[maybe_unused]] int64_t items) const {
-#ifdef POINTPROJ_CUDA
-    cuda::each(task, items, stream);
-#endif
-  }
-  void clear(const SetToZero& task) const { each_on_gpu(task, task.threads()); }
-};
 
 template <class Body>
 auto for_positions(const Tensor& points, Body body) {
@@ -141,7 +103,7 @@ struct SortBuffers {
 
   SortBuffers(int64_t rows, int64_t slots, const Tensor& like)
       : rows(static_cast<int>(rows)), slots(static_cast<int>(slots)),
-        occupancy(empty_ints({slots + cuda::kMostBlocks}, like)), place(empty_ints({rows, 2}, like)) {}
+        occupancy(empty_ints({slots + kMostBuildBlocks}, like)), place(empty_ints({rows, 2}, like)) {}
   CountingSort view() const {
     return {rows, slots, data<int>(occupancy), data<int>(place), data<int>(occupancy) + slots};
   }
@@ -187,6 +149,7 @@ inline void check_points(const std::string& name, const Tensor& points) {
   POINTPROJ_CHECK(points.scalar_type() == ScalarType::Float || points.scalar_type() == ScalarType::Double, name,
                   " must be float32 or float64; got ", points.scalar_type());
   POINTPROJ_CHECK(points.is_contiguous(), name, " must be contiguous");
+  POINTPROJ_CHECK(points.is_cuda() == kOnGpu, name, " must be where the others are; got ", device_of(points));
   POINTPROJ_CHECK(points.size(0) <= kLargestInt / 8, name, " may have at most ", kLargestInt / 8, " rows; got ",
                   points.size(0));
 }
@@ -234,4 +197,34 @@ struct Clouds {
   }
 };
 
-}  // namespace pointproj
+// How an operator takes them.
+#define POINTPROJ_POINTS                                                                           \
+  const Tensor &query_points, const OptionalTensor &query_offsets, const Tensor &reference_points, \
+      const OptionalTensor &reference_offsets, int64_t clouds_in_all
+const std::string kPoints =
+    "Tensor query_points, Tensor? query_offsets, Tensor reference_points, Tensor? reference_offsets, SymInt clouds, ";
+
+// ---- operators
+
+// Fake kernels and derivatives are pointproj/ops/bridge/cpp_op.py's.
+struct Operator {
+  std::string name, schema;
+  void (*boxed)(StableIValue*, uint64_t, uint64_t);
+};
+
+// Those of a file, for the device that it is compiled for. Their schemas come with the CPU's.
+struct Operators {
+  using Library = torch::stable::detail::StableLibrary;
+  Library schemas, kernels;
+
+  Operators(const char* file, const std::vector<Operator>& all)
+      : schemas(Library::Kind::FRAGMENT, "pointproj", nullptr, file, 0),
+        kernels(Library::Kind::IMPL, "pointproj", kOnGpu ? "CUDA" : "CPU", file, 0) {
+    for (const auto& [name, schema, boxed] : all) {
+      if (!kOnGpu) schemas.def((name + schema).c_str());
+      kernels.impl(name.c_str(), boxed);
+    }
+  }
+};
+
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -10,7 +10,7 @@
 
 #include "common.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 enum class Kernel { kExponential, kGaussian, kInverseDistance, kUniform, kCompact };
 
@@ -139,4 +139,4 @@ using DefaultWeighting = Weighting<Sum, true>;
 template <class Sum>
 using AnyWeighting = Weighting<Sum, false>;
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE
