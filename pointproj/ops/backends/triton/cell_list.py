@@ -17,7 +17,7 @@ from pointproj.ops.backends.triton.traversal import cell_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, triton_op
 
 EXTENT = 2.2  # from the mean to each side, in standard deviations: the outermost cells take what is beyond
-LEAST_SIDE = 16  # cells along each axis, for a few clouds
+LEAST_SIDE = 8  # cells along each axis, for a few clouds
 FEW_CLOUDS = 256
 UNKNOWN_SIDE = 32  # for a number of points that a compiler keeps open
 BLOCK = 256
