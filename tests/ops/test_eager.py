@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import pointproj
-from pointproj.ops.bridge.replay import Replayable, detached
 from pointproj.ops.bridge.torch_op import Saved, torch_op
 from pointproj.ops.cases import by_id
 from tests.conftest import Where
@@ -75,8 +74,6 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return original(operator, *args, **kwargs)
 
     monkeypatch.setattr(CustomOpDef, "__call__", counted)
-    # A call that is recorded goes through the dispatcher, and which one is depends on the tests before.
-    monkeypatch.setattr(Replayable, "__call__", lambda self, *args: self.function(*detached(args)))
     return names
 
 
@@ -236,6 +233,21 @@ def test_what_is_left_of_a_transform_that_ended():
     assert_close(
         "value", scaled_sum(kept[0], _tensors(1), None, 3.0)[0], _plain(2 * x, _tensors(1), None, 3.0)
     )
+
+
+def test_a_view_of_negated_numbers(on_cpu: Where):
+    """Its memory holds other numbers than it: an operator that is called directly must not read them."""
+    on_cpu.skip_unless("knn")
+    query, points, features = by_id("plain").problem()[:3]
+    negated = torch.complex(features, features).conj().imag
+    assert negated.is_neg()
+    results = []
+    for values in (negated, -features):
+        values.requires_grad_()
+        aggregated = pointproj.knn_aggregate(query, points, values, 4, backend=on_cpu.backend)
+        results.append((aggregated, *torch.autograd.grad(aggregated.square().sum(), values)))
+    for name, got, expected in zip(("aggregated", "d_features"), *results, strict=True):
+        assert_close(name, got, expected)
 
 
 def test_autograd_functions_carry_the_operators_name():

@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
+from pointproj.ops.bridge.torch_op import Saved, Spec, signed, torch_op
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
 
 wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
@@ -34,7 +34,6 @@ def warp_op(
     grad_outputs: int = 1,
     backward: Callable[..., None] | str | None = None,
     second_backward: Callable[..., None] | None = None,
-    replayable: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., Tensor | tuple[Tensor, ...]]]:
     """Decorate a launcher, ``launcher(launch, *inputs, *outputs)``, to make it a torch operator.
 
@@ -88,7 +87,6 @@ def warp_op(
             grad_outputs=grad_outputs,
             backward=first,
             second_backward=None if second_backward is None else bridge.second(second_backward),
-            replayable=replayable,
         )
 
     return decorate
@@ -101,7 +99,7 @@ class _Bridge:
         self.launcher = launcher
         self.outputs = outputs
         self.differentiable = differentiable
-        parameters = list(inspect.signature(launcher).parameters.values())[1:]
+        parameters = list(inspect.signature(launcher, eval_str=True).parameters.values())[1:]
         self.names = [p.name for p in parameters]
         read = inspect.signature(outputs).parameters
         inputs = list(read)
@@ -109,7 +107,7 @@ class _Bridge:
             inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
             read = [p.name for p in read.values() if p.kind is not p.VAR_KEYWORD]
         self.inputs = parameters[: len(inputs)]
-        self.tensor = next(p.name for p in self.inputs if p.annotation in (Tensor, "Tensor"))  # always there
+        self.tensor = next(p.name for p in self.inputs if p.annotation is Tensor)  # always there
         self.output_names = self.names[len(inputs) :]
         if self.names[: len(inputs)] != inputs:
             raise TypeError(
@@ -126,10 +124,8 @@ class _Bridge:
         def forward(*args: Any) -> tuple[Tensor, ...]:
             return self.run(args)[1]
 
-        forward.__signature__ = inspect.Signature(
-            self.inputs, return_annotation=tuple[(Tensor,) * len(self.output_names)]
-        )
-        return forward
+        parameters = {p.name: p.annotation for p in self.inputs}
+        return signed(forward, parameters, tuple[(Tensor,) * len(self.output_names)])
 
     def run(self, args: Sequence[Any]) -> tuple[Launch, tuple[Tensor, ...]]:
         device = args[self.names.index(self.tensor)].device
