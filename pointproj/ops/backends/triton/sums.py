@@ -25,10 +25,9 @@ from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import largest_square_within
 from pointproj.ops.reference import Weighting
 
-# Queries of a tile, and neighbours of each that are looked at together: of lists, and within a radius. Both
+# Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes. Both
 # decide the order of sums, so they are not tuned.
-OF_LISTS = {"TILE": 2, "STEP": 8, "num_warps": 1}
-WITHIN = {"TILE": 1, "STEP": 16, "num_warps": 1}
+LAUNCH = {"TILE": 4, "STEP": 8, "num_warps": 1}
 
 
 class Source(NamedTuple):
@@ -49,8 +48,7 @@ class Source(NamedTuple):
 
     def launch(self, kernel: Any, *args: Any, columns: int = 1) -> None:
         """Launch a kernel for tiles of queries, and for columns of what they sum."""
-        shape = OF_LISTS if self.LISTED else WITHIN
-        launch(kernel, (cdiv(self.queries, shape["TILE"]), columns), *self, *args, **shape)
+        launch(kernel, (cdiv(self.queries, LAUNCH["TILE"]), columns), *self, *args, **LAUNCH)
 
 
 def listed(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Source:
