@@ -25,8 +25,8 @@ from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import largest_square_within
 from pointproj.ops.reference import Weighting
 
-# Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes. Both
-# decide the order of sums, so they are not tuned.
+# Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes.
+# Both decide the order of sums, so they are not tuned.
 LAUNCH = {"TILE": 4, "STEP": 8, "num_warps": 1}
 
 
