@@ -177,9 +177,8 @@ def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
     """Triton's kernels, with the constants of their test and the warps that they are launched with."""
     from tests.ops.test_triton_compile import KERNELS, compiled
 
-    warps = {"search": 1, "search-on": 1, "sums": 1, "sums-compact": 1}
     for name in KERNELS:
-        made = compiled(name, architecture, "fp32", "i32", warps.get(name, 4))
+        made = compiled(name, architecture, "fp32", "i32", warps=4 if name == "numbers" else 1)
         for used in toolkit.used(made.asm["ptx"], into):
             yield replace(used, kernel=name, shared=made.metadata.shared)
 

@@ -15,7 +15,7 @@ POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
 SUMS = ["features", "shape", "eps", "aggregated", "softmax", "grad"]
 SUMS += ["d_query", "d_reference", "d_features", "d_sigma"]
 ROWS = ["clouds", "clouds_of", "cells", "rows", "first", "found"]
-DEFAULT = {"KERNEL": 0, "MEAN": True, "BLOCK": 32, "TILE": 16}
+DEFAULT = {"KERNEL": 0, "MEAN": True, "BLOCK": 32, "TILE": sums.LAUNCH["TILE"], "STEP": sums.LAUNCH["STEP"]}
 WITHIN = {**DEFAULT, "LISTED": False, "BATCHED": True}
 LISTED = {**DEFAULT, "LISTED": True, "BATCHED": False}
 SEARCH = {"CONTINUES": False, "BATCHED": False, "SLOTS": 8, "TILE": 32, "STEP": 4}
@@ -34,11 +34,11 @@ KERNELS = {
 }
 
 
-def compiled(name: str, architecture: int, real: str, size: str, warps: int = 2) -> Any:
+def compiled(name: str, architecture: int, real: str, size: str, warps: int = 1) -> Any:
     """A kernel as Triton compiles it for one architecture; dtypes of positions and sums, and of sizes."""
     kernel, constants = KERNELS[name]
     kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
-    pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32")
+    pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32") | {"order": "*i64"}
     if name == "numbers":
         pointers.pop("clouds")  # here that is their number
     signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}

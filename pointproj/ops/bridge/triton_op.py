@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 from torch.library import wrap_triton
 
+from pointproj.ops.bridge.torch_internals import has_modes
 from pointproj.ops.bridge.torch_op import opaque, torch_op
 
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
@@ -48,15 +49,9 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
     **options : int
         Constants by name, and ``num_warps``.
     """
-    if _somebody_traces():
+    if has_modes():
         kernel = wrap_triton(kernel)
     kernel[grid](*args, **options)
-
-
-def _somebody_traces() -> bool:
-    """By a private name of torch; without it every launch goes through torch, which takes longer."""
-    depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    return depth is None or depth() > 0
 
 
 def _traceable(name: str, function: Callable, fake: Callable) -> Any:

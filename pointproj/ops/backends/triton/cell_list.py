@@ -17,7 +17,9 @@ from pointproj.ops.backends.triton.traversal import cell_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, triton_op
 
 EXTENT = 2.2  # from the mean to each side, in standard deviations: the outermost cells take what is beyond
-UNKNOWN_SIDE = 32  # cells along each axis for a number of points that a compiler keeps open
+LEAST_SIDE = 8  # cells along each axis, for a few clouds
+FEW_CLOUDS = 256
+UNKNOWN_SIDE = 32  # for a number of points that a compiler keeps open
 BLOCK = 256
 
 
@@ -51,11 +53,25 @@ def cloud_numbers(points: Tensor, offsets: Tensor | None, clouds: int) -> Tensor
     return torch.searchsorted(offsets, rows, right=True, out_int32=True) - 1
 
 
+def cell_numbers(points: Tensor, clouds_of: Tensor, frame: Tensor, side: int, clouds: int) -> Tensor:
+    """The cell of each point, (N,) int32; the last one is of points that are not finite."""
+    count = points.shape[0]
+    cells = points.new_empty(count, dtype=torch.int32)
+    launch(
+        number_kernel, (cdiv(count, BLOCK),),
+        points, clouds_of, frame, cells, count, side, clouds, clouds != 1, BLOCK,
+    )  # fmt: skip
+    return cells
+
+
 def _side(count: int, clouds: int) -> int:
-    """A power of two, so that there are 1 to 8 cells for each point."""
+    """A power of two, so that there are 1 to 8 cells for each point, or more for few points.
+
+    What is compiled for some points serves all numbers of them that have the same side.
+    """
     if not (isinstance(count, int) and isinstance(clouds, int)):
         return UNKNOWN_SIDE
-    side = 1
+    side = LEAST_SIDE if clouds <= FEW_CLOUDS else 1
     while clouds * side**3 < count:
         side *= 2
     return side
@@ -64,13 +80,10 @@ def _side(count: int, clouds: int) -> int:
 def _make_tables(
     points: Tensor, offsets: Tensor | None, clouds: int, side: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    count, frame = points.shape[0], _frame(points, side)
-    cells = points.new_empty(count, dtype=torch.int32)
-    launch(
-        number_kernel, (cdiv(count, BLOCK),),
-        points, cloud_numbers(points, offsets, clouds), frame, cells, count, side, clouds, clouds != 1, BLOCK,
-    )  # fmt: skip
-    cells, order = cells.sort(stable=True)
+    frame = _frame(points, side)
+    cells, order = cell_numbers(points, cloud_numbers(points, offsets, clouds), frame, side, clouds).sort(
+        stable=True
+    )
     whole = {"dtype": torch.int32, "device": points.device}
     places = torch.arange(clouds * side * side, **whole)[:, None] * side + torch.arange(side + 1, **whole)
     first = torch.searchsorted(cells, places, out_int32=True)
@@ -79,17 +92,18 @@ def _make_tables(
 
 def _frame(points: Tensor, side: int) -> Tensor:
     """One for all clouds. How well it fits decides how fast a search is, never what is found."""
-    known, count = points.nan_to_num(0.0, 0.0, 0.0), max(1, points.shape[0])
-    mean = known.sum(0) / count
-    extent = EXTENT * ((known - mean).square().sum(0) / count).sqrt().amax()
-    return torch.cat([mean - extent, (side / (2 * extent)).expand(1)])
+    if points.shape[0] == 0:
+        return points.new_zeros(4)
+    deviation, mean = torch.std_mean(points.nan_to_num(0.0, 0.0, 0.0), 0, correction=0)
+    extent = EXTENT * deviation.amax(0, keepdim=True)
+    return torch.cat([mean - extent, side / (2 * extent)])
 
 
 @triton.jit
 def number_kernel(
     points, clouds_of, frame, cells, count, side, clouds, BATCHED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Number of the cell of each point; the last one is of points that are not finite."""
+    """Number the cells of some points."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     x, y, z = load_points(points, at, inside, 0.0)

@@ -1,7 +1,8 @@
 """The k nearest reference points, exactly, ties by the lower index.
 
 Each lane of a program searches for one query. It visits its own cell, then larger and larger cubes around it,
-until k points are found; then the cube that holds all points as near as the farthest of these.
+until k points are found; then the cube that holds all points as near as the farthest of these. Queries are
+sorted by cell, so that lanes side by side visit the same cells.
 """
 
 import torch
@@ -10,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pointproj.ops.backends.triton.arithmetic import load_points, squared_length
-from pointproj.ops.backends.triton.cell_list import CellList, cloud_numbers
+from pointproj.ops.backends.triton.cell_list import CellList, cell_numbers, cloud_numbers
 from pointproj.ops.backends.triton.top_k import empty_lists, insert, precedes, store_lists
 from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, tuned
@@ -26,11 +27,12 @@ def nearest_rows(clouds: Clouds, cells: CellList, k: int) -> Tensor:
     count = points.shape[0]
     found = torch.empty(count, k, dtype=torch.int32, device=points.device)
     numbers = cloud_numbers(points, clouds.query_offsets, clouds.count)
+    order = cell_numbers(points, numbers, cells.frame, cells.side, clouds.count).argsort()
     for first in range(0, k, LARGEST_LIST):
         wanted = min(k - first, LARGEST_LIST)
         launch(
             search_kernel, lambda meta: (cdiv(count, meta["TILE"]),),
-            points, numbers, *cells, clouds.reference_points, found,
+            points, numbers, order, *cells, clouds.reference_points, found,
             count, cells.side, k, first, wanted, first > 0, clouds.count != 1, 1 << (wanted - 1).bit_length(),
         )  # fmt: skip
     return found
@@ -39,14 +41,15 @@ def nearest_rows(clouds: Clouds, cells: CellList, k: int) -> Tensor:
 @tuned(CONFIGS, key=["SLOTS", "CONTINUES", "BATCHED"])
 @triton.jit
 def search_kernel(
-    query_points, clouds, points, rows, first, frame, points_as_given, found,
+    query_points, clouds, order, points, rows, first, frame, points_as_given, found,
     queries, side, k, begin, wanted, CONTINUES: tl.constexpr, BATCHED: tl.constexpr, SLOTS: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Find ``wanted`` rows of each query, from place ``begin`` on; STEP points of a run at a time."""
     side = tl.cast(side, tl.int32)  # sizes may come as 64 bits
-    query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
-    exists = query < queries
+    lane = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    exists = lane < queries
+    query = tl.load(order + lane, mask=exists, other=0)
     x, y, z, cloud, active = load_queries(query_points, clouds, query, exists, BATCHED)
     # What earlier searches found ends at this distance and row.
     done = tl.full([TILE], -float("inf"), x.dtype)

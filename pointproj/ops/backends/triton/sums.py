@@ -10,7 +10,7 @@ What an address to write to is computed from is computed or loaded in the kernel
 returned it, a torch that traces the kernel would think that it writes to what the helper loads from.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -20,14 +20,14 @@ from pointproj.ops.backends.triton.arithmetic import load_points, quotient, roun
 from pointproj.ops.backends.triton.cell_list import CellList, cloud_numbers
 from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
 from pointproj.ops.backends.triton.weights import anchor, anchor_of_one, choices, parameters, weigh
-from pointproj.ops.bridge.triton_op import cdiv, launch, tuned
+from pointproj.ops.bridge.triton_op import cdiv, launch
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import largest_square_within
 from pointproj.ops.reference import Weighting
 
-CONFIGS = [
-    triton.Config({"TILE": tile}, num_warps=warps) for tile, warps in ((16, 1), (32, 4), (8, 1), (16, 4))
-]
+# Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes.
+# Both decide the order of sums, so they are not tuned.
+LAUNCH = {"TILE": 4, "STEP": 8, "num_warps": 1}
 
 
 class Source(NamedTuple):
@@ -45,6 +45,10 @@ class Source(NamedTuple):
     k: int
     LISTED: bool
     BATCHED: bool
+
+    def launch(self, kernel: Any, *args: Any, columns: int = 1) -> None:
+        """Launch a kernel for tiles of queries, and for columns of what they sum."""
+        launch(kernel, (cdiv(self.queries, LAUNCH["TILE"]), columns), *self, *args, **LAUNCH)
 
 
 def listed(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Source:
@@ -68,10 +72,10 @@ def aggregate(source: Source, features: Tensor, sigma: Tensor, weighting: Weight
     block = channel_block(channels)
     aggregated = features.new_empty(source.queries, channels)
     softmax = features.new_empty(source.queries, 2)
-    launch(
-        sum_kernel, lambda meta: (cdiv(source.queries, meta["TILE"]), cdiv(channels, block)),
-        *source, features, *parameters(weighting, sigma), aggregated, softmax, channels,
-        *choices(weighting), block,
+    source.launch(
+        sum_kernel,
+        features, *parameters(weighting, sigma), aggregated, softmax, channels,
+        *choices(weighting), block, columns=cdiv(channels, block),
     )  # fmt: skip
     return aggregated, softmax
 
@@ -114,7 +118,9 @@ def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.cons
     Rounded after each operation: a compiler may compute a value twice, and a small sigma magnifies errors.
     """
     px, py, pz = load_points(points, at, exists, 0.0)
-    x, y, z = tl.where(exists, x - px, 0.0), tl.where(exists, y - py, 0.0), tl.where(exists, z - pz, 0.0)
+    x = tl.where(exists, x[:, None] - px, 0.0)
+    y = tl.where(exists, y[:, None] - py, 0.0)
+    z = tl.where(exists, z[:, None] - pz, 0.0)
     hit = exists
     if not LISTED:
         hit &= squared_length(x, y, z) <= tl.load(limit)
@@ -122,13 +128,12 @@ def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.cons
     return hit, x, y, z, rounded_root(squared_length(x, y, z))
 
 
-@tuned(CONFIGS, key=["BLOCK", "KERNEL", "MEAN", "LISTED"])
 @triton.jit
 def sum_kernel(
     query_points, clouds, points, rows, first, frame, limit, queries, side, k,
     LISTED: tl.constexpr, BATCHED: tl.constexpr,
     features, shape, eps, aggregated, softmax, channels,
-    KERNEL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    KERNEL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Weighted means or sums of some channels for a tile of queries."""
     side = tl.cast(side, tl.int32)  # sizes may come as 64 bits
@@ -143,25 +148,25 @@ def sum_kernel(
     cx, cy, cz, size, runs = cubes_of(x, y, z, active, limit, frame, side, LISTED)
     for number in range(0, runs, 2):
         begin, end = neighbors_of(number, query, k, cx, cy, cz, size, cloud, active, first, side, LISTED)
-        for step in range(tl.max(end - begin)):
-            at = begin + step
-            row = tl.load(rows + at, mask=at < end, other=-1).to(tl.int64)
-            place, is_point = (row, row >= 0) if LISTED else (at, at < end)
+        for step in range(0, tl.max(end - begin), STEP):
+            at = begin[:, None] + step + tl.arange(0, STEP)[None, :]
+            row = tl.load(rows + at, mask=at < end[:, None], other=-1).to(tl.int64)
+            place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, _, _, _, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
                 if MEAN:
-                    nearer = tl.where(hit, tl.minimum(nearest, anchor(distance, eps, KERNEL)), nearest)
+                    anchors = tl.where(hit, anchor(distance, eps, KERNEL), float("inf"))
+                    nearer = tl.minimum(nearest, tl.min(anchors, 1))
                     before, _, _ = weigh(nearer, nearest, shape, eps, KERNEL)
                     before = tl.where((nearer < nearest) & (nearest < float("inf")), before, 1.0)
                     nearest = nearer
                     total *= before
                     sums *= before[:, None]
-                weight, _, _ = weigh(nearest, distance, shape, eps, KERNEL)
-                weight = tl.where(hit, weight, 0.0)
-                total += weight
-                there = hit[:, None] & (channel < channels)[None, :]
-                values = tl.load(features + row[:, None] * channels + channel[None, :], mask=there, other=0.0)
-                sums += tl.where(there, weight[:, None] * values, 0.0)
+                weight, _, _ = weigh(nearest[:, None], distance, shape, eps, KERNEL)
+                total += tl.sum(tl.where(hit, weight, 0.0), 1)
+                there = hit[:, :, None] & (channel < channels)
+                values = tl.load(features + row[:, :, None] * channels + channel, mask=there, other=0.0)
+                sums += tl.sum(tl.where(there, weight[:, :, None] * values, 0.0), 1)
     inverse = tl.full([TILE], 1.0, real)
     if MEAN:
         has_neighbor = total > 0
