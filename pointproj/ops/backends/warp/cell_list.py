@@ -28,9 +28,13 @@ class CellList(NamedTuple):
     its last, for points that are not finite, in which nobody looks.
     """
 
-    frames: Tensor  # (grids, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all points
+    frames: (
+        Tensor  # (grids, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all points
+    )
     shapes: Tensor  # (grids, 5) int32: cells along x, y, z; numbers of the first cell and of the last
-    start: Tensor  # (cells + 1 + grids,) int32: first sorted point of each cell; then what only the build reads
+    start: (
+        Tensor  # (cells + 1 + grids,) int32: first sorted point of each cell; then what only the build reads
+    )
     points: Tensor  # (rows, 4) real: positions, sorted, and the bits of their row in the set as given
 
 

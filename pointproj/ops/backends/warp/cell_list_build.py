@@ -65,7 +65,9 @@ def _cells_of(rows: int, clouds: int, density: int) -> int:
     return density * rows // 2 + 2 * clouds
 
 
-def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int, radius: float | Tensor | None) -> CellList:
+def build_cell_list(
+    points: Tensor, offsets: Tensor | None, clouds: int, radius: float | Tensor | None
+) -> CellList:
     """Sort ``points`` (N, 3), packed clouds, into cells, for kNN or for searches within about a radius."""
     known = radius if isinstance(radius, float) else 0.0
     on_device = radius.reshape(1) if isinstance(radius, Tensor) else None

@@ -81,9 +81,7 @@ def _launch(
 ) -> None:
     division = divide(problem.features)
     dtypes = own.positions.dtype, problem.features.dtype
-    compiled = gradient_kernel(
-        type(source), *dtypes, division, weighting.kernel, weighting.reduce, gathered
-    )
+    compiled = gradient_kernel(type(source), *dtypes, division, weighting.kernel, weighting.reduce, gathered)
     chunks = problem.chunks if gathered.features else 1
     shape = own.batch.rows * chunks, division.lanes
     launch(compiled, shape, own, source, problem, chunks, *made, block_dim=BLOCK)
@@ -126,7 +124,10 @@ def gradient_kernel(
             mean = group.sum_of_group(mean)
         return mean
 
-    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
+    @wp.kernel(
+        **OPTIONS,
+        launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1),
+    )
     def gradient(
         points: PointsStruct,
         source: SourceStruct,

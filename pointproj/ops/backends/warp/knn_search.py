@@ -38,9 +38,7 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, list(tables or ()), k, False, False)[0]
 
 
-def nearest(
-    clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Their distances and rows, as :meth:`pointproj.ops.registry.Backend.nearest`."""
     rows, distances = _search(*clouds, list(tables or ()), k, index_dtype == torch.int64, True)
     return distances, rows

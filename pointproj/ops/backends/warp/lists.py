@@ -12,7 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct
+from pointproj.ops.backends.warp.cell_list import CellList
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -26,12 +26,18 @@ from pointproj.ops.backends.warp.common import (
     squared_distance,
 )
 from pointproj.ops.backends.warp.knn_search import in_order_of, sets_of
-from pointproj.ops.backends.warp.lanes import Lanes, bit_count, bits_before, lanes, lanes_on, sync
+from pointproj.ops.backends.warp.lanes import bit_count, bits_before, lanes, lanes_on, sync
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, found_struct, top_k
-from pointproj.ops.backends.warp.traversal import Visitor, ball_search
+from pointproj.ops.backends.warp.traversal import (
+    Ball,
+    Visitor,
+    ball_search,
+    ball_struct,
+    new_ball,
+    square_function,
+)
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.pairs import largest_square_within, largest_squares_within
 from pointproj.ops.registry import Tables
 
 BLOCK = 128
@@ -56,83 +62,23 @@ def _arguments(clouds: Clouds, tables: Tables | None, radius: float | Tensor) ->
     return *clouds.detached(), list(tables or ()), *radii
 
 
-class Balls(NamedTuple):
-    """Queries, and what each of them searches; in kernels :func:`_balls`."""
-
-    queries: Points
-    cells: CellList
-    radius: float
-    largest_square: float  # largest squared distance that counts as within the radius
-    radii: Tensor | None  # (Q,) of each query, in place of one for all
-    largest_squares: Tensor | None  # (Q,)
-
-
-def _new_balls(
+def _queries_and_ball(
     launch: Launch, clouds: Clouds, tables: list[Tensor], radius: float, radii: Tensor | None
-) -> Balls:
-    """Without tables it builds its own: that spares the call of another operator."""
+) -> tuple[Points, Ball]:
+    """What is searched for, and where. Without tables it builds its own: that spares another operator's call."""
     queries, references = sets_of(clouds)
     if tables:
         cells = CellList(*tables)
     else:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
         cells = new_cell_list(launch, [references], True, radius, largest)
-    own = in_order_of(cells, queries, references)
-    if radii is None:
-        return Balls(own, cells, radius, largest_square_within(radius, own.positions.dtype), None, None)
-    return Balls(own, cells, 0.0, 0.0, radii, largest_squares_within(radii, own.positions))
-
-
-class Ball(NamedTuple):
-    """Struct of :class:`Balls`, and how a kernel searches one of them."""
-
-    struct: Any
-    query_at: wp.Function  # (balls, at) -> its row and position
-    square_of: wp.Function  # (balls, query) -> largest square that counts
-    search: wp.Function  # (state, balls, query, q, data) -> state
+    return in_order_of(cells, queries, references), new_ball(cells, 0, radius, radii)
 
 
 @once
-def _balls_struct(dtype: torch.dtype) -> Any:
-    real, _ = REALS[dtype]
-    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
-
-    @wp.struct
-    class BallsStruct:
-        queries: PointsStruct
-        cells: CellListStruct
-        radius: real
-        largest_square: real
-        radii: wp.array(dtype=real)
-        largest_squares: wp.array(dtype=real)
-
-    return BallsStruct
-
-
-def _ball(dtype: torch.dtype, group: Lanes, visitor: Visitor) -> Ball:
-    _, vec3 = REALS[dtype]
-    BallsStruct, State, Data = _balls_struct(dtype), visitor.State, visitor.Data
-    take_point = point_at(dtype)
-    search_ball = ball_search(dtype, group, visitor)
-
-    @wp.func
-    def query_at(balls: BallsStruct, at: int):
-        return take_point(balls.queries, at)
-
-    @wp.func
-    def square_of(balls: BallsStruct, query: int):
-        if balls.largest_squares:
-            return balls.largest_squares[query]
-        return balls.largest_square
-
-    @wp.func
-    def search(state: State, balls: BallsStruct, query: int, q: vec3, data: Data):
-        radius = balls.radius
-        if balls.radii:
-            radius = balls.radii[query]
-        return search_ball(state, q, balls.cells, data, cloud_of(query, balls.queries.batch), radius)
-
-    return Ball(BallsStruct, query_at, square_of, search)
+def _parts_of_search(dtype: torch.dtype) -> tuple[Any, Any, wp.Function, wp.Function]:
+    """Structs of the queries and of what they search, and functions that read them."""
+    return points_struct(dtype), ball_struct(dtype), point_at(dtype), square_function(dtype)
 
 
 def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
@@ -162,9 +108,9 @@ def _nearest_within(
     counts: Tensor,
 ) -> None:
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    balls = _new_balls(launch, both, tables, radius, radii)
+    searched = _queries_and_ball(launch, both, tables, radius, radii)
     kernel = nearest_kernel(query_points.dtype, k if k <= LONGEST_LIST else None)
-    launch(kernel, rows.shape[0], balls, Found(rows, distances), counts, block_dim=BLOCK)
+    launch(kernel, rows.shape[0], *searched, Found(rows, distances), counts, block_dim=BLOCK)
 
 
 @once
@@ -172,6 +118,7 @@ def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
     """The nearest within the radius, and how many there are. With k None they wait in memory."""
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
+    PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
     FoundStruct = found_struct(dtype, torch.int64)
     ListState, begin, limit, insert, finish = top_k(dtype, k, torch.int64)
     _, _, row_of = packed_point(dtype)
@@ -190,15 +137,17 @@ def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
                 state.list = insert(state.list, found, squared, row_of(point))
         return state
 
-    BallsStruct, query_at, square_of, search = _ball(dtype, lanes(1), Visitor(State, FoundStruct, visit))
+    search = ball_search(dtype, lanes(1), Visitor(State, FoundStruct, visit))
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
 
     @wp.kernel(**options)
-    def nearest(balls: BallsStruct, found: FoundStruct, counts: wp.array(dtype=wp.int64)):
+    def nearest(
+        queries: PointsStruct, ball: BallStruct, found: FoundStruct, counts: wp.array(dtype=wp.int64)
+    ):
         """Launched over the queries; fills ``found`` and ``counts`` (Q,)."""
-        query, q = query_at(balls, wp.tid())
-        state = State(begin(query, found), square_of(balls, query), 0)
-        state = search(state, balls, query, q, found)
+        query, q = take_point(queries, wp.tid())
+        state = State(begin(query, found), square_of(ball, query), 0)
+        state = search(state, query, q, cloud_of(query, queries.batch), ball, found)
         finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
         counts[query] = wp.int64(state.count)
 
@@ -231,19 +180,19 @@ def _all_within(
     distances: Tensor,
 ) -> None:
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    balls = _new_balls(launch, both, tables, radius, radii)
+    searched = _queries_and_ball(launch, both, tables, radius, radii)
     count = lanes_on(query_points.device.type)
     shape = query_points.shape[0], count
     if not shape[0]:
         for filled, value in ((row_splits, 0), (rows, -1), (distances, torch.inf)):
             filled.fill_(value)
         return
-    launch(count_kernel(query_points.dtype, count), shape, balls, row_splits, block_dim=BLOCK)
+    launch(count_kernel(query_points.dtype, count), shape, *searched, row_splits, block_dim=BLOCK)
     row_splits.cumsum_(0)
     if capacity:
         scratch = rows.new_empty(reference_points.shape[0])
         made = Parts(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
-        launch(fill_kernel(query_points.dtype, count), shape, balls, made, block_dim=BLOCK)
+        launch(fill_kernel(query_points.dtype, count), shape, *searched, made, block_dim=BLOCK)
 
 
 class Parts(NamedTuple):
@@ -278,6 +227,7 @@ def count_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """How many points are within the radius of each query."""
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
+    PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
     group = lanes(count)
     lane, item, total = group.lane, group.item, group.total
 
@@ -296,14 +246,15 @@ def count_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
             state.count += 1
         return state
 
-    BallsStruct, query_at, square_of, search = _ball(dtype, group, Visitor(State, NoData, visit))
+    search = ball_search(dtype, group, Visitor(State, NoData, visit))
 
     @wp.kernel(**OPTIONS)
-    def count_within(balls: BallsStruct, row_splits: wp.array(dtype=wp.int64)):
+    def count_within(queries: PointsStruct, ball: BallStruct, row_splits: wp.array(dtype=wp.int64)):
         """Launched over queries and lanes; fills ``row_splits`` (Q + 1,) with 0 and the counts."""
         number, _ = wp.tid()
-        query, q = query_at(balls, item(number))
-        state = search(State(square_of(balls, query), 0), balls, query, q, NoData())
+        query, q = take_point(queries, item(number))
+        state = State(square_of(ball, query), 0)
+        state = search(state, query, q, cloud_of(query, queries.batch), ball, NoData())
         found = total(state.count)
         if lane() == 0:
             row_splits[query + 1] = wp.int64(found)
@@ -375,6 +326,7 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
+    PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
     PartsStruct, put_distance = _parts_struct(dtype), _put_distance(dtype)
     _, _, row_of = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
@@ -396,7 +348,7 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         state.size += bit_count(present)
         return state
 
-    BallsStruct, query_at, square_of, search = _ball(dtype, group, Visitor(State, PartsStruct, visit))
+    search = ball_search(dtype, group, Visitor(State, PartsStruct, visit))
 
     @wp.func
     def fill_rest(number: int, parts: PartsStruct):
@@ -409,11 +361,11 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
             slot += wp.int64(queries) * wp.int64(count)
 
     @wp.kernel(**OPTIONS)
-    def fill(balls: BallsStruct, parts: PartsStruct):
+    def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``rows`` and ``distances``."""
         number, _ = wp.tid()
         fill_rest(item(number), parts)
-        query, q = query_at(balls, item(number))
+        query, q = take_point(queries, item(number))
         begin = parts.row_splits[query]
         size = int(parts.row_splits[query + 1] - begin)
         if size == 0 or begin >= parts.capacity:
@@ -422,7 +374,8 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         room = int(wp.min(parts.capacity - begin, wp.int64(size)))
         if room < size:
             address = address_of(parts.scratch, wp.int64(0))
-        state = search(State(square_of(balls, query), 0, address), balls, query, q, parts)
+        state = State(square_of(ball, query), 0, address)
+        search(state, query, q, cloud_of(query, queries.batch), ball, parts)
         sort_rows(address, size, lane(), count)
         for i in range(lane(), room, count):
             row = row_at(address, i)

@@ -11,23 +11,13 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct
 from pointproj.ops.backends.warp.cell_list_build import finish_counting
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, once, packed_point, squared_distance
 from pointproj.ops.backends.warp.lanes import WARP, Lanes
-from pointproj.ops.backends.warp.traversal import Visitor, ball_search
+from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, ball_struct, square_function
 from pointproj.ops.bridge.warp_op import Launch
 
 BLOCK = int(os.environ.get("PP_BLOCK", "256"))  # threads that share memory
-
-
-class Ball(NamedTuple):
-    """All points within a radius of the other set; in kernels its struct."""
-
-    cells: CellList
-    first_grid: int  # of that set
-    radius: float
-    largest_square: float  # largest squared distance that counts as within the radius
 
 
 class Lists(NamedTuple):
@@ -128,7 +118,9 @@ class Adder(NamedTuple):
 
     State: Any  # struct with ``waiting`` (int) and ``square`` (real of positions), which are the source's
     Problem: Any  # struct
-    add: wp.Function  # (state, problem, row, squared) -> state; the first lanes bring one each, row -1 is none
+    add: (
+        wp.Function
+    )  # (state, problem, row, squared) -> state; the first lanes bring one each, row -1 is none
 
 
 class Meeting(NamedTuple):
@@ -204,16 +196,9 @@ def _meet_ball(
     place, vec3 = REALS[positions]
     vec4 = wp.types.vector(length=4, dtype=place)
     State, Problem, _ = adder
-    CellListStruct = cell_list_struct(positions)
+    BallStruct, square_of = ball_struct(positions), square_function(positions)
     squared_of = squared_distance(positions, sums)
     _, _, row_of = packed_point(positions)
-
-    @wp.struct
-    class BallStruct:
-        cells: CellListStruct
-        first_grid: int
-        radius: place
-        largest_square: place
 
     @wp.func
     def visit(state: State, problem: Problem, q: vec3, point: vec4, squared: place, exists: bool):
@@ -224,8 +209,8 @@ def _meet_ball(
 
     @wp.func
     def each_neighbor(state: State, own: int, q: vec3, cloud: int, ball: BallStruct, problem: Problem):
-        state.square = ball.largest_square
-        state = search(state, q, ball.cells, problem, ball.first_grid + cloud, ball.radius)
+        state.square = square_of(ball, own)
+        state = search(state, own, q, cloud, ball, problem)
         return finish(state, problem)
 
     return Meeting(BallStruct, each_neighbor)

@@ -17,13 +17,14 @@ from pointproj.ops.backends.warp.cell_list_build import (
 from pointproj.ops.backends.warp.common import Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
 from pointproj.ops.backends.warp.knn_search import launch_search, sets_of
-from pointproj.ops.backends.warp.neighbors import Ball, Lists, Source, invert
+from pointproj.ops.backends.warp.neighbors import Lists, Source, invert
 from pointproj.ops.backends.warp.sums import Problem, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
+from pointproj.ops.backends.warp.traversal import Ball, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, fill_second_backward
-from pointproj.ops.pairs import chunks_within, largest_square_within, listed_chunks, weighting_of
+from pointproj.ops.pairs import chunks_within, listed_chunks, weighting_of
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
 
@@ -57,7 +58,9 @@ def radius_aggregate(
     each of them, so the queries are sorted with the references where these want a gradient.
     """
     sorts_queries = features.requires_grad or clouds.reference_points.requires_grad
-    return _radius_aggregate(*clouds, list(tables or ()), sorts_queries, features, sigma, radius, *weighting)[0]
+    return _radius_aggregate(*clouds, list(tables or ()), sorts_queries, features, sigma, radius, *weighting)[
+        0
+    ]
 
 
 def _fill_gradients(
@@ -216,8 +219,7 @@ def _sides(
     first_row, first_grid = (0, 0) if given else (references.batch.rows, clouds.count)
     if sorts_queries:
         queries = queries._replace(ordered=made.points, first=first_row)
-    square = largest_square_within(radius, queries.positions.dtype)
-    balls = Ball(cells, 0, radius, square), Ball(made, first_grid, radius, square)
+    balls = new_ball(cells, 0, radius), new_ball(made, first_grid, radius)
     return unsorted, (queries, references._replace(ordered=cells.points)), balls
 
 

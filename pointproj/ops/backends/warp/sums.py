@@ -200,7 +200,10 @@ def aggregate_kernel(
     State = adder.State
     SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
 
-    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
+    @wp.kernel(
+        **OPTIONS,
+        launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1),
+    )
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
         number, _ = wp.tid()

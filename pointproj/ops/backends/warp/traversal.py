@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 import warp as wp
+from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import cell_list_struct, grid_functions
+from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct, grid_functions
 from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
 from pointproj.ops.backends.warp.lanes import Lanes
+from pointproj.ops.pairs import largest_square_within, largest_squares_within
 
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
 LANES_OF_RUN = int(os.environ.get("PP_RUN", "8"))
@@ -169,30 +171,84 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     return visit_box
 
 
+class Ball(NamedTuple):
+    """Where a search within a radius goes; in kernels :func:`ball_struct`."""
+
+    cells: CellList
+    first_grid: int  # of the set that is searched
+    radius: float
+    largest_square: float  # largest squared distance that counts as within the radius
+    radii: Tensor | None = None  # (Q,) of each query, in place of one for all
+    largest_squares: Tensor | None = None  # (Q,)
+
+
+def new_ball(cells: CellList, first_grid: int, radius: float, radii: Tensor | None = None) -> Ball:
+    """The ball of one radius, or of one for each query."""
+    if radii is None:
+        return Ball(cells, first_grid, radius, largest_square_within(radius, cells.points.dtype))
+    return Ball(cells, first_grid, 0.0, 0.0, radii, largest_squares_within(radii, radii))
+
+
+@once
+def ball_struct(dtype: torch.dtype) -> Any:
+    """:class:`Ball` inside a kernel."""
+    real, _ = REALS[dtype]
+    CellListStruct = cell_list_struct(dtype)
+
+    @wp.struct
+    class BallStruct:
+        cells: CellListStruct
+        first_grid: int
+        radius: real
+        largest_square: real
+        radii: wp.array(dtype=real)
+        largest_squares: wp.array(dtype=real)
+
+    return BallStruct
+
+
+@once
+def square_function(dtype: torch.dtype) -> wp.Function:
+    BallStruct = ball_struct(dtype)
+
+    @wp.func
+    def square_of(ball: BallStruct, query: int):
+        """Largest squared distance that counts as within the radius of a query."""
+        if ball.largest_squares:
+            return ball.largest_squares[query]
+        return ball.largest_square
+
+    return square_of
+
+
 def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``search(state, q, cells, data, grid, radius) -> state``: meet everything within the radius.
+    """``search(state, query, q, cloud, ball, data) -> state``: meet everything within the radius.
 
     The visitor sees some points that are farther away; of a ``q`` that is not finite none.
     """
     real, vec3 = REALS[dtype]
-    CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
+    BallStruct, State, Data = ball_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
     load, along, cell_at = grid_of.load, grid_of.along, grid_of.cell_at
     visit_box = _box_visitor(dtype, lanes, visitor)
 
     @wp.func
-    def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int, radius: real):
+    def search(state: State, query: int, q: vec3, cloud: int, ball: BallStruct, data: Data):
+        number = ball.first_grid + cloud
+        radius = ball.radius
+        if ball.radii:
+            radius = ball.radii[query]
         # Of a negative radius, too, none.
-        if wp.isfinite(q) and radius >= real(0.0) and cells.frames[number, 0] < real(wp.inf):
-            grid = load(cells, number, q)
+        if wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[number, 0] < real(wp.inf):
+            grid = load(ball.cells, number, q)
             reach = radius + grid.slack
             low = wp.vec3i()
             high = wp.vec3i()
             for axis in range(3):
                 low[axis] = along(q[axis] - reach, grid, axis)
                 high[axis] = along(q[axis] + reach, grid, axis)
-            place = Place(q, cells, data, grid, reach * reach)
+            place = Place(q, ball.cells, data, grid, reach * reach)
             state = visit_box(state, place, cell_at(q, grid), low, high, -1)
         return state
 
