@@ -156,23 +156,24 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         yield f"cell list: scatter, {label}", usual, cell_list_build.scatter_kernel(real)
         for k in (7, 32, None):
             name = f"kNN search, k = {k or 'more'}, {label}"
-            yield name, knn_search.BLOCK, knn_search.search_kernel(real, k, torch.int64)
+            yield name, knn_search.BLOCK, knn_search.search_kernel(real, k, torch.int64, 8)
             name = f"the nearest within a radius, k = {k or 'more'}, {label}"
             yield name, lists.BLOCK, lists.nearest_kernel(real, k)
-        yield f"lists: count, {label}", lists.BLOCK, lists.count_kernel(real, 32)
-        yield f"lists: fill, {label}", lists.BLOCK, lists.fill_kernel(real, 32)
-        division = sums.Division(32, 4, False)
+        yield f"lists: count, {label}", lists.BLOCK, lists.count_kernel(real, 8)
+        yield f"lists: fill, {label}", lists.BLOCK, lists.fill_kernel(real, 8)
+        division = sums.Division(8, 4, False)
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
             kernel = sums.aggregate_kernel(source, real, real, division, *weighting)
             yield f"sums {where}, {label}", usual, kernel
-            for gathered in ((True, True, False), (False, False, True), (False, True, True)):
+            forms = [(True, True, False), (False, False, True), (False, True, True)]
+            if source is neighbors.Lists:
+                forms = [(True, False, True), (True, True, True)]
+            for gathered in forms:
                 kernel = gradients.gradient_kernel(
                     source, real, real, division, *weighting, gradients.Gathered(*gathered)
                 )
-                of = "queries" if gathered[0] else "references" if gathered[1] else "features"
+                of = "features" if not gathered[1] else "queries" if gathered[0] else "references"
                 yield f"gradients of {of} {where}, {label}", usual, kernel
-    for kernel in neighbors._inverting_kernels():
-        yield "inverting lists", usual, kernel
 
 
 def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:

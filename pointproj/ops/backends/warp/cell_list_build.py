@@ -25,7 +25,7 @@ from pointproj.ops.backends.warp.common import (
     packed_point,
     points_struct,
 )
-from pointproj.ops.backends.warp.lanes import fence, lanes, lanes_on
+from pointproj.ops.backends.warp.lanes import WARP, fence, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 
 FEW_POINTS, MANY_POINTS = 2**17, 2**18
@@ -127,7 +127,8 @@ def fill_cell_list(
     first, second = (*sets, NOBODY)[:2]
     device, dtype = cells.points.device, cells.points.dtype
     divisions = [_division(s.batch, for_radius, device.type) for s in (first, second)]
-    count, rows, grids = lanes_on(device.type), cells.points.shape[0], cells.frames.shape[0]
+    rows, grids = cells.points.shape[0], cells.frames.shape[0]
+    count = WARP if device.type == "cuda" else 1
     cells.start.zero_()
     corners = torch.empty(sum(groups for _, groups, _ in divisions), 6, dtype=dtype, device=device)
     bounds = bound_kernel(dtype, count)

@@ -30,7 +30,8 @@ from pointproj.ops.registry import Tables
 BLOCK = 128
 # Blocks on a multiprocessor: 64 registers a thread, some of them spilled, search 10^7 uniform points in 5.7 ms,
 # 110 in 7.6. Longer lists are better kept in registers.
-SHORT_LIST, BLOCKS = 8, int(os.environ.get("PP_KNN", "8"))
+SHORT_LIST = 8
+MANY_QUERIES = 2**18
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -79,7 +80,9 @@ def launch_search(launch: Launch, clouds: Clouds, tables: list[Tensor], found: F
     cells = CellList(*tables) if tables else new_cell_list(launch, [references], for_radius=False)
     k = found.rows.shape[1]
     own = in_order_of(cells, queries, references)
-    compiled = search_kernel(queries.positions.dtype, k if k <= LONGEST_LIST else None, found.rows.dtype)
+    in_list = k if k <= LONGEST_LIST else None
+    blocks = 8 if queries.batch.rows > MANY_QUERIES else int(os.environ.get("PP_KNN", "4"))
+    compiled = search_kernel(queries.positions.dtype, in_list, found.rows.dtype, blocks)
     launch(compiled, queries.batch.rows, own, cells, found, block_dim=BLOCK)
 
 
@@ -103,7 +106,7 @@ def in_order_of(cells: CellList, queries: Points, references: Points) -> Points:
 
 
 @once
-def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> wp.Kernel:
+def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, blocks: int) -> wp.Kernel:
     """The search. With k None the neighbours wait in memory, else in registers."""
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
@@ -122,7 +125,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> wp
     single = dtype == torch.float32 and k is not None and k <= SHORT_LIST
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
 
-    @wp.kernel(**options, launch_bounds=(BLOCK, BLOCKS if single else 1))
+    @wp.kernel(**options, launch_bounds=(BLOCK, blocks if single else 1))
     def search_nearest(queries: PointsStruct, cells: CellListStruct, found: FoundStruct):
         """Launched over the queries; fills ``found``."""
         query, q = take(queries, wp.tid())

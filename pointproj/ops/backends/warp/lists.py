@@ -287,35 +287,41 @@ def _put_distance(dtype: torch.dtype) -> wp.Function:
     return put_distance
 
 
-@wp.func
-def sort_rows(address: wp.uint64, size: int, lane: int, count: int):
-    """Sort so many rows in ascending order: all lanes together, by a bitonic network in memory.
+@once
+def sort_function(count: int) -> wp.Function:
+    lane, any_of_warp = lanes(count).lane, lanes(count).any
 
-    Every exchange puts the smaller of two in front, also in the first step of a merge, which compares the
-    first with the last, the second with the last but one and so on. So places behind the end need no memory:
-    they count as larger than everything and never move.
-    """
-    length = int(2)
-    while length / 2 < size:
-        bit = length / 2
-        while bit > 0:
-            mask = wp.where(bit == length / 2, length - 1, bit)
-            sync()
-            i = int(lane)
-            at = 2 * i - i % bit
-            while at < size:
-                other = at ^ mask
-                if other < size:
-                    low = row_at(address, at)
-                    high = row_at(address, other)
-                    if high < low:
-                        put_row(address, at, high)
-                        put_row(address, other, low)
-                i += count
+    @wp.func
+    def sort_rows(address: wp.uint64, size: int):
+        """Sort so many rows in ascending order: all lanes together, by a bitonic network in memory.
+
+        Every exchange puts the smaller of two in front, also in the first step of a merge, which compares the
+        first with the last, the second with the last but one and so on. So places behind the end need no
+        memory: they count as larger than everything and never move.
+        """
+        length = int(2)
+        while any_of_warp(length / 2 < size):
+            bit = length / 2
+            while bit > 0:
+                mask = wp.where(bit == length / 2, length - 1, bit)
+                sync()
+                i = int(lane())
                 at = 2 * i - i % bit
-            bit = bit / 2
-        length *= 2
-    sync()
+                while at < size:
+                    other = at ^ mask
+                    if other < size:
+                        low = row_at(address, at)
+                        high = row_at(address, other)
+                        if high < low:
+                            put_row(address, at, high)
+                            put_row(address, other, low)
+                    i += count
+                    at = 2 * i - i % bit
+                bit = bit / 2
+            length *= 2
+        sync()
+
+    return sort_rows
 
 
 @once
@@ -349,6 +355,7 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         return state
 
     search = ball_search(dtype, group, Visitor(State, PartsStruct, visit))
+    sort_rows = sort_function(count)
 
     @wp.func
     def fill_rest(number: int, parts: PartsStruct):
@@ -368,15 +375,17 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         query, q = take_point(queries, item(number))
         begin = parts.row_splits[query]
         size = int(parts.row_splits[query + 1] - begin)
-        if size == 0 or begin >= parts.capacity:
-            return
+        if begin >= parts.capacity:
+            size = 0
+        if size == 0:
+            q = vec3(real(wp.nan))  # which has no neighbours
         address = address_of(parts.rows, begin)
         room = int(wp.min(parts.capacity - begin, wp.int64(size)))
         if room < size:
             address = address_of(parts.scratch, wp.int64(0))
         state = State(square_of(ball, query), 0, address)
         search(state, query, q, cloud_of(query, queries.batch), ball, parts)
-        sort_rows(address, size, lane(), count)
+        sort_rows(address, size)
         for i in range(lane(), room, count):
             row = row_at(address, i)
             if room < size:

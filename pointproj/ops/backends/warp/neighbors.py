@@ -1,7 +1,7 @@
-"""Where sums get their neighbours from: a search within a radius, lists of them, or those lists inverted.
+"""Where sums get their neighbours from: a search within a radius, or lists of them.
 
-On a GPU neighbours wait in a queue in shared memory until every lane of a point has one: then all lanes add
-them up together. On a CPU each is added as it comes.
+On a GPU the neighbours that a search meets wait in a queue in shared memory until there are enough of them:
+then all lanes of the point add them up together. On a CPU each is added as it comes.
 """
 
 import os
@@ -11,98 +11,53 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list_build import finish_counting
-from pointproj.ops.backends.warp.common import OPTIONS, REALS, once, packed_point, squared_distance
-from pointproj.ops.backends.warp.lanes import WARP, Lanes
+from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
+from pointproj.ops.backends.warp.lanes import LANES, Lanes, bit_count, bits_before, sync
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, ball_struct, square_function
-from pointproj.ops.bridge.warp_op import Launch
 
-BLOCK = int(os.environ.get("PP_BLOCK", "256"))  # threads that share memory
+BLOCK = int(os.environ.get("PP_BLOCK", "128"))  # threads that share memory
+WAITING = 8  # neighbours for each lane that the queue holds
 
 
 class Lists(NamedTuple):
-    """The neighbours of each point: a row of the table, or a part of its only row."""
+    """The neighbours of each query."""
 
-    others: Tensor  # (n, 3) positions of the neighbours
-    rows: Tensor  # (points, k) or (1, pairs) int32: theirs, -1 for none
-    start: Tensor | None  # (points + 2,) int32: where each point's part begins
+    others: Tensor  # (N, 3) positions of the references
+    rows: Tensor  # (Q, k) int32, nearest first, -1 where there are fewer
 
 
 Source = Ball | Lists
 
 
-def invert(launch: Launch, query_points: Tensor, neighbor_indices: Tensor, references: int) -> Lists:
-    """The queries that each reference point is a neighbour of, from lists (Q, k)."""
-    rows = neighbor_indices.view(-1)
-    if len(rows) >= 2**31:
-        raise ValueError(f"gradients over lists are for less than 2^31 pairs of points; got {len(rows)}")
-    start = torch.zeros(references + 2, dtype=torch.int32, device=rows.device)
-    placed, queries = rows.new_empty(len(rows), 2), rows.new_empty(1, len(rows))
-    count, scatter = _inverting_kernels()
-    launch(count, len(rows), rows, start, placed)
-    finish_counting(placed, start)
-    launch(scatter, len(rows), placed, start, neighbor_indices.shape[1], queries)
-    return Lists(query_points, queries, start)
-
-
-@once
-def _inverting_kernels() -> tuple[wp.Kernel, wp.Kernel]:
-    integers, table = wp.array(dtype=wp.int32), wp.array2d(dtype=wp.int32)
-
-    @wp.kernel(**OPTIONS)
-    def count(rows: integers, start: integers, placed: table):
-        """Launched over the pairs of points; fills ``placed``, counts in ``start`` behind each reference."""
-        pair = wp.tid()
-        row = rows[pair]
-        if row < 0:
-            row = start.shape[0] - 2
-        placed[pair, 0] = row
-        placed[pair, 1] = wp.atomic_add(start, row + 1, 1)
-
-    @wp.kernel(**OPTIONS)
-    def scatter(placed: table, start: integers, k: int, queries: table):
-        """Launched over the pairs of points; fills ``queries``."""
-        pair = wp.tid()
-        queries[0, start[placed[pair, 0]] + placed[pair, 1]] = pair / k
-
-    return count, scatter
-
-
 class Queue(NamedTuple):
     """Neighbours that wait in shared memory, of which Warp has arrays for whole blocks alone."""
 
-    reserve: wp.Function  # () -> address of this warp's queue, which holds two for each lane
-    push: wp.Function  # (address, size, exists, number, row) -> size; every lane may bring one
+    reserve: wp.Function  # () -> address of the point's queue
+    put: wp.Function  # (address, i, number, row)
     number_at: wp.Function  # (address, i)
     row_at: wp.Function  # (address, i)
 
 
 _ENTRY = "struct Entry {{ {real} number; int row; }};"
 _RESERVE = """
-    __shared__ Entry all[{block} * 2];
-    return reinterpret_cast<unsigned long long>(all + threadIdx.x / 32 * 64);
-"""
-_PUSH = """
-    const unsigned present = __ballot_sync(0xffffffffu, exists);
-    __syncwarp();
-    if (exists) queue[size + __popc(present & ((1u << (threadIdx.x & 31u)) - 1u))] = {{number, row}};
-    __syncwarp();
-    return size + __popc(present);
+    __shared__ Entry all[{block} * {waiting}];
+    return reinterpret_cast<unsigned long long>(all + threadIdx.x / {lanes} * {lanes} * {waiting});
 """
 
 
 @once
 def _queue(sums: torch.dtype) -> Queue:
     real, _ = REALS[sums]
-    names = {"real": "float" if sums == torch.float32 else "double", "block": BLOCK}
+    names = {"block": BLOCK, "lanes": LANES, "waiting": WAITING}
+    names["real"] = "float" if sums == torch.float32 else "double"
     entry = _ENTRY.format(**names)
     queue = entry + "Entry* queue = reinterpret_cast<Entry*>(address);"
 
     @wp.func_native(entry + _RESERVE.format(**names))
     def reserve() -> wp.uint64: ...
 
-    @wp.func_native(queue + _PUSH.format(**names))
-    def push(address: wp.uint64, size: int, exists: bool, number: real, row: int) -> int: ...
+    @wp.func_native(queue + "queue[i] = {number, row};")
+    def put(address: wp.uint64, i: int, number: real, row: int): ...
 
     @wp.func_native(queue + "return queue[i].number;")
     def number_at(address: wp.uint64, i: int) -> real: ...
@@ -110,7 +65,7 @@ def _queue(sums: torch.dtype) -> Queue:
     @wp.func_native(queue + "return queue[i].row;")
     def row_at(address: wp.uint64, i: int) -> int: ...
 
-    return Queue(reserve, push, number_at, row_at)
+    return Queue(reserve, put, number_at, row_at)
 
 
 class Adder(NamedTuple):
@@ -135,14 +90,14 @@ def meeting(
 ) -> Meeting:
     """For a kind of source."""
     make = _meet_ball if source is Ball else _meet_lists
-    return make(positions, sums, group, adder, *_waiting(sums, group, adder))
+    return make(positions, sums, group, adder)
 
 
 def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function, wp.Function]:
     """``meet(state, problem, exists, row, squared)`` and ``finish(state, problem)``, which add what is met."""
     real, _ = REALS[sums]
     State, Problem, add = adder
-    lane = group.lane
+    lane, any_of_warp, ballot = group.lane, group.any, group.ballot
 
     @wp.func
     def meet_one(state: State, problem: Problem, exists: bool, row: int, squared: real):
@@ -156,30 +111,34 @@ def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function
 
     if group.count == 1:
         return meet_one, nothing_waits
-    reserve, push, number_at, row_at = _queue(sums)
-
-    @wp.func
-    def add_last(state: State, problem: Problem, size: int):
-        """Those that came last, one for each of the first lanes."""
-        state.waiting -= size
-        row = int(-1)
-        squared = real(0.0)
-        if lane() < size:
-            row = row_at(reserve(), state.waiting + lane())
-            squared = number_at(reserve(), state.waiting + lane())
-        return add(state, problem, row, squared)
-
-    @wp.func
-    def meet(state: State, problem: Problem, exists: bool, row: int, squared: real):
-        state.waiting = push(reserve(), state.waiting, exists, squared, row)
-        if state.waiting >= WARP:
-            state = add_last(state, problem, WARP)
-        return state
+    reserve, put, number_at, row_at = _queue(sums)
+    most = (WAITING - 1) * group.count
 
     @wp.func
     def finish(state: State, problem: Problem):
-        if state.waiting > 0:
-            state = add_last(state, problem, state.waiting)
+        """All that wait, one for each lane at a time."""
+        sync()
+        first = int(0)
+        while any_of_warp(first < state.waiting):
+            row = int(-1)
+            squared = real(0.0)
+            if first + lane() < state.waiting:
+                row = row_at(reserve(), first + lane())
+                squared = number_at(reserve(), first + lane())
+            state = add(state, problem, row, squared)
+            first += group.count
+        state.waiting = 0
+        sync()
+        return state
+
+    @wp.func
+    def meet(state: State, problem: Problem, exists: bool, row: int, squared: real):
+        present = ballot(exists)
+        if exists:
+            put(reserve(), state.waiting + bits_before(present), squared, row)
+        state.waiting += bit_count(present)
+        if any_of_warp(state.waiting > most):
+            state = finish(state, problem)
         return state
 
     return meet, finish
@@ -190,12 +149,11 @@ def _meet_ball(
     sums: torch.dtype,
     group: Lanes,
     adder: Adder,
-    meet: wp.Function,
-    finish: wp.Function,
 ) -> Meeting:
     place, vec3 = REALS[positions]
     vec4 = wp.types.vector(length=4, dtype=place)
     State, Problem, _ = adder
+    meet, finish = _waiting(sums, group, adder)
     BallStruct, square_of = ball_struct(positions), square_function(positions)
     squared_of = squared_distance(positions, sums)
     _, _, row_of = packed_point(positions)
@@ -221,12 +179,10 @@ def _meet_lists(
     sums: torch.dtype,
     group: Lanes,
     adder: Adder,
-    meet: wp.Function,
-    finish: wp.Function,
 ) -> Meeting:
     _, vec3 = REALS[positions]
     real, _ = REALS[sums]
-    State, Problem, _ = adder
+    State, Problem, add = adder
     squared_of = squared_distance(positions, sums)
     count, lane = group.count, group.lane
 
@@ -234,25 +190,18 @@ def _meet_lists(
     class ListsStruct:
         others: wp.array(dtype=vec3)
         rows: wp.array2d(dtype=wp.int32)
-        start: wp.array(dtype=wp.int32)
 
     @wp.func
     def each_neighbor(state: State, own: int, q: vec3, cloud: int, lists: ListsStruct, problem: Problem):
-        line = int(own)
-        begin = int(0)
-        end = int(lists.rows.shape[1])
-        if lists.start:
-            line = 0
-            begin = lists.start[own]
-            end = lists.start[own + 1]
-        for first in range(begin, end, count):
+        k = lists.rows.shape[1]
+        for first in range(0, k, count):
             row = int(-1)
             squared = real(0.0)
-            if first + lane() < end:
-                row = lists.rows[line, first + lane()]
+            if first + lane() < k:
+                row = lists.rows[own, first + lane()]
             if row >= 0:
                 squared = squared_of(q, lists.others[row])
-            state = meet(state, problem, row >= 0, row, squared)
-        return finish(state, problem)
+            state = add(state, problem, row, squared)
+        return state
 
     return Meeting(ListsStruct, each_neighbor)

@@ -1,7 +1,7 @@
 """The forward of every aggregation: weights of the neighbours of each query, and the weighted sum of their features.
 
-The lanes of a point stand side by side over the channels, a group of lanes for each of a few neighbours at a
-time. Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
+The lanes of a point stand side by side over the channels, with a few neighbours' rows on their way at a time.
+Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
 """
@@ -14,13 +14,15 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
-from pointproj.ops.backends.warp.lanes import Lanes, bit_count, lanes, lanes_on
+from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
-AT_ONCE = 32  # channels that the lanes of a point sum up in one search
+CHANNELS = 32  # that the lanes of a point sum up in one search
+AT_ONCE = int(os.environ.get("PP_ROWS", "4"))  # rows of neighbours on their way
+BLOCKS = int(os.environ.get("PP_BLOCKS", "6"))  # of a multiprocessor at a time
 
 
 class Problem(NamedTuple):
@@ -36,12 +38,14 @@ class Problem(NamedTuple):
     grad: Tensor | None = None  # (Q, C), upstream gradients of the results
     means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
     others: Tensor | None = None  # (n, 3), positions of the neighbours
+    d_others: Tensor | None = None  # (n, 3), gradient of those positions that lists are added to
+    d_features: Tensor | None = None  # (N, C), gradient of the features
 
 
 @once
 def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
     """:class:`Problem` inside a kernel."""
-    _, vec3 = REALS[positions]
+    place, vec3 = REALS[positions]
     real, _ = REALS[sums]
 
     @wp.struct
@@ -56,6 +60,8 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         grad: wp.array2d(dtype=real)
         means: wp.array(dtype=real)
         others: wp.array(dtype=vec3)
+        d_others: wp.array2d(dtype=place)
+        d_features: wp.array2d(dtype=real)
 
     return ProblemStruct
 
@@ -69,15 +75,14 @@ class Division(NamedTuple):
 
     def chunks_of(self, columns: int) -> int:
         """How many times all lanes together have to go through a row."""
-        return -(-columns // (self.channels * lanes(self.lanes).group))
+        return -(-columns // (self.channels * self.lanes))
 
 
 def divide(features: Tensor) -> Division:
     """By the number of channels and the device."""
     count, columns = lanes_on(features.device.type), features.shape[1]
-    of_group = lanes(count).group
-    channels = -(-min(columns, AT_ONCE) // of_group)
-    return Division(count, channels, columns % (channels * of_group) == 0)
+    channels = -(-min(columns, CHANNELS) // count)
+    return Division(count, channels, columns % (channels * count) == 0)
 
 
 class Rows(NamedTuple):
@@ -87,7 +92,8 @@ class Rows(NamedTuple):
     load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
     add: wp.Function  # (total, exists, factor, values, row, chunk) -> total with factor times the row
     product: wp.Function  # (sum, channels, values, row, chunk) -> sum with their products with the row
-    store: wp.Function  # (total, factor, values, row, chunk): what all groups of lanes have summed up
+    scatter: wp.Function  # (channels, exists, factor, values, row, chunk): add factor times them to the row
+    store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
 _MULTIPLY_ADD = """
@@ -113,13 +119,11 @@ def row_functions(sums: torch.dtype, division: Division) -> Rows:
     real, _ = REALS[sums]
     matrix, channels = wp.array2d(dtype=real), division.channels
     Channels = wp.types.vector(length=channels, dtype=real)
-    group = lanes(division.lanes)
-    lane, of_group, groups = group.lane, group.group, group.count // group.group
-    sum_over_groups = group.sum_over_groups
+    count, lane = division.lanes, lanes(division.lanes).lane
 
     @wp.func
     def column(chunk: int, i: int):
-        return (chunk * channels + i) * of_group + lane() % of_group
+        return (chunk * channels + i) * count + lane()
 
     @wp.func
     def column_to_read(chunk: int, i: int, values: matrix):
@@ -150,13 +154,18 @@ def row_functions(sums: torch.dtype, division: Division) -> Rows:
         return total
 
     @wp.func
+    def scatter(own: Channels, exists: bool, factor: real, values: matrix, row: int, chunk: int):
+        for i in range(channels):
+            if exists and column(chunk, i) < values.shape[1]:
+                wp.atomic_add(values, row, column(chunk, i), factor * own[i])
+
+    @wp.func
     def store(total: Channels, factor: real, values: matrix, row: int, chunk: int):
         for i in range(channels):
-            whole = sum_over_groups(total[i]) * factor
-            if i % groups == lane() / of_group and column(chunk, i) < values.shape[1]:
-                values[row, column(chunk, i)] = whole
+            if column(chunk, i) < values.shape[1]:
+                values[row, column(chunk, i)] = total[i] * factor
 
-    return Rows(Channels, load, add, product, store)
+    return Rows(Channels, load, add, product, scatter, store)
 
 
 def new_problem(
@@ -202,7 +211,7 @@ def aggregate_kernel(
 
     @wp.kernel(
         **OPTIONS,
-        launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1),
+        launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1),
     )
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
@@ -241,9 +250,9 @@ def _sum_adder(
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(sums, division)
     Channels, add_row = rows.Channels, rows.add
-    group: Lanes = lanes(division.lanes)
-    lane, take, ballot, minimum = group.lane, group.take, group.ballot, group.minimum
-    of_group, groups = group.group, group.count // group.group
+    group = lanes(division.lanes)
+    take, any_of_warp, minimum, at_once = group.take, group.any, group.minimum, min(AT_ONCE, group.count)
+    count = group.count
     _, level_of, weight_of, *_ = weights_of(kernel, sums)
 
     @wp.struct
@@ -263,23 +272,25 @@ def _sum_adder(
             level = real(wp.inf)
             if row >= 0:
                 level = level_of(far, problem.limit)
-            if ballot(level < state.base) != 0:
+            if any_of_warp(level < state.base):
                 nearest = minimum(level)
-                rescale = wp.exp((nearest - state.base) * state.rate)
-                state.total *= rescale
-                state.sums *= rescale
-                state.base = nearest
+                if nearest < state.base:
+                    rescale = wp.exp((nearest - state.base) * state.rate)
+                    state.total *= rescale
+                    state.sums *= rescale
+                    state.base = nearest
         weight = real(0.0)
         if row >= 0:
             weight = weight_of(state.base, far, state.rate, problem.limit)
             state.total += weight
-        size = bit_count(ballot(row >= 0))
-        for first in range(0, size, groups):
-            source = first + lane() / of_group
-            other = take(row, source)
-            factor = take(weight, source)
-            row_there = wp.max(other, 0)
-            state.sums = add_row(state.sums, other >= 0, factor, problem.features, row_there, state.chunk)
+        first = int(0)
+        while first < count and any_of_warp(take(row, first) >= 0):
+            for j in range(at_once):
+                other = take(row, first + j)
+                factor = take(weight, first + j)
+                there = wp.max(other, 0)
+                state.sums = add_row(state.sums, other >= 0, factor, problem.features, there, state.chunk)
+            first += at_once
         return state
 
     return Adder(State, ProblemStruct, add)

@@ -3,11 +3,9 @@
 A search for the nearest goes outwards from the query, shell by shell, until nothing closer can follow; a
 search within a radius visits the cells that the ball touches. A visitor says what to do with each point.
 
-With several lanes, each looks up the run of a row of its own; then the groups of lanes take a run each, and
-every lane has a candidate of it. With one lane the same code is a plain loop.
+The lanes of a query take a row each, and all of them meet a candidate at a time, or none.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +18,6 @@ from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.pairs import largest_square_within, largest_squares_within
 
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
-LANES_OF_RUN = int(os.environ.get("PP_RUN", "8"))
 PLENTY = 3  # it should hold so many times the neighbours wanted
 
 
@@ -46,16 +43,14 @@ def nearest_first(j: int, at: int, low: int, high: int):
 
 
 def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``visit_runs(state, q, points, data, begin, count, runs) -> state``: the first ``runs`` lanes bring one."""
+    """``visit_runs(state, q, points, data, begin, count) -> state``: every lane goes through a run of its own."""
     real, vec3 = REALS[dtype]
     vec4 = wp.types.vector(length=4, dtype=real)
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     load_point, _, _ = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
-    lane, take, ballot = lanes.lane, lanes.take, lanes.ballot
-    of_run = min(LANES_OF_RUN, lanes.count)
-    at_once = lanes.count // of_run
+    any_of_warp = lanes.any
 
     @wp.func
     def meet(state: State, q: vec3, points: sorted_points, data: Data, at: int, exists: bool):
@@ -66,25 +61,17 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         return visit(state, data, q, point, squared, exists)
 
     @wp.func
-    def visit_run(
-        state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int, runs: int
-    ):
+    def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
             state = meet(state, q, points, data, at, True)
         return state
 
     @wp.func
-    def visit_runs(
-        state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int, runs: int
-    ):
-        for first in range(0, runs, at_once):
-            source = first + lane() / of_run
-            first_point = take(begin, source)
-            size = take(count, source)
-            i = lane() % of_run
-            while ballot(i < size) != 0:
-                state = meet(state, q, points, data, first_point + i, i < size)
-                i += of_run
+    def visit_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
+        i = int(0)
+        while any_of_warp(i < count):
+            state = meet(state, q, points, data, begin + i, i < count)
+            i += 1
         return state
 
     return visit_run if lanes.count == 1 else visit_runs
@@ -110,7 +97,8 @@ def _place_struct(dtype: torch.dtype, data: Any) -> Any:
 
 
 def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``visit_box(state, place, at, low, high, inner) -> state``: its cells within the limit, nearest first.
+    """``visit_box(state, place, searches, at, low, high, inner) -> state``: its cells within the limit, if it
+    ``searches``, the nearest rows first.
 
     Cells up to shell ``inner`` around ``at`` are left out: of their rows only the two ends are new.
     """
@@ -119,7 +107,7 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     visit_runs = _run_visitor(dtype, lanes, visitor)
     grid_of = grid_functions(dtype)
     gap, clip, row_of_cells = grid_of.gap, grid_of.clip, grid_of.row
-    count, lane, limit_of = lanes.count, lanes.lane, visitor.limit
+    count, lane, any_of_warp, limit_of = lanes.count, lanes.lane, lanes.any, visitor.limit
 
     @wp.func
     def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
@@ -137,12 +125,21 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         return begin, size
 
     @wp.func
-    def visit_box(state: State, place: Place, at: wp.vec3i, low: wp.vec3i, high: wp.vec3i, inner: int):
+    def visit_box(
+        state: State,
+        place: Place,
+        searches: bool,
+        at: wp.vec3i,
+        low: wp.vec3i,
+        high: wp.vec3i,
+        inner: int,
+    ):
         width = high[1] - low[1] + 1
-        rows = width * (high[2] - low[2] + 1)
-        row_y = lane()
+        rows = wp.where(searches, width * (high[2] - low[2] + 1), 0)
+        row = int(lane())
+        row_y = int(lane())
         row_z = int(0)
-        for row in range(0, rows, count):
+        while any_of_warp(row < rows):
             while row_y >= width:
                 row_y -= width
                 row_z += 1
@@ -158,14 +155,14 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                     x1 = wp.min(x1, at[0] - inner - 1)
                 if seen and part == 1:
                     x0 = wp.max(x0, at[0] + inner + 1)
-                if row + lane() >= rows:
+                if row >= rows:
                     x1 = x0 - 1
                 limit = place.limit
                 if wp.static(limit_of is not None):
                     limit = limit_of(state, place.data)
                 begin, size = run_of(place, y, z, x0, x1, limit)
-                runs = wp.min(rows - row, count)
-                state = visit_runs(state, place.q, place.cells.points, place.data, begin, size, runs)
+                state = visit_runs(state, place.q, place.cells.points, place.data, begin, size)
+            row += count
         return state
 
     return visit_box
@@ -240,16 +237,19 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         if ball.radii:
             radius = ball.radii[query]
         # Of a negative radius, too, none.
-        if wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[number, 0] < real(wp.inf):
-            grid = load(ball.cells, number, q)
-            reach = radius + grid.slack
-            low = wp.vec3i()
-            high = wp.vec3i()
-            for axis in range(3):
-                low[axis] = along(q[axis] - reach, grid, axis)
-                high[axis] = along(q[axis] + reach, grid, axis)
-            place = Place(q, ball.cells, data, grid, reach * reach)
-            state = visit_box(state, place, cell_at(q, grid), low, high, -1)
+        searches = wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[number, 0] < real(wp.inf)
+        if not searches:
+            q = vec3()
+            radius = real(0.0)
+        grid = load(ball.cells, number, q)
+        reach = radius + grid.slack
+        low = wp.vec3i()
+        high = wp.vec3i()
+        for axis in range(3):
+            low[axis] = along(q[axis] - reach, grid, axis)
+            high[axis] = along(q[axis] + reach, grid, axis)
+        place = Place(q, ball.cells, data, grid, reach * reach)
+        state = visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
         return state
 
     return search
@@ -302,7 +302,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                     first, last = clip(q[axis], grid, axis, limit, first, last)
                     low[axis] = first
                     high[axis] = last
-                state = visit_box(state, place, at, low, high, inner)
+                state = visit_box(state, place, True, at, low, high, inner)
                 following = beyond(q, grid, at, shell)
                 searching = following < real(wp.inf) and following <= limit_of(state, data)
                 inner = shell
