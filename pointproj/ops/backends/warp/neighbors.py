@@ -97,7 +97,7 @@ def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function
     """``meet(state, problem, exists, row, squared)`` and ``finish(state, problem)``, which add what is met."""
     real, _ = REALS[sums]
     State, Problem, add = adder
-    lane, any_of_warp, ballot = group.lane, group.any, group.ballot
+    count, lane, any_of_warp, ballot = group.count, group.lane, group.any, group.ballot
 
     @wp.func
     def meet_one(state: State, problem: Problem, exists: bool, row: int, squared: real):
@@ -126,7 +126,7 @@ def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function
                 row = row_at(reserve(), first + lane())
                 squared = number_at(reserve(), first + lane())
             state = add(state, problem, row, squared)
-            first += group.count
+            first += count
         state.waiting = 0
         sync()
         return state

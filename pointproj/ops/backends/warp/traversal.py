@@ -6,6 +6,7 @@ search within a radius visits the cells that the ball touches. A visitor says wh
 The lanes of a query take a row each, and all of them meet a candidate at a time, or none.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -91,6 +92,7 @@ def _place_struct(dtype: torch.dtype, data: Any) -> Any:
         cells: CellListStruct
         data: Data
         grid: GridStruct
+        number: int
         limit: real
 
     return PlaceStruct
@@ -106,12 +108,15 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     Place, State = _place_struct(dtype, visitor.Data), visitor.State
     visit_runs = _run_visitor(dtype, lanes, visitor)
     grid_of = grid_functions(dtype)
+    reload, load = lanes.count > 1 and os.environ.get("PP_RELOAD", "0") == "1", grid_of.load
     gap, clip, row_of_cells = grid_of.gap, grid_of.clip, grid_of.row
     count, lane, any_of_warp, limit_of = lanes.count, lanes.lane, lanes.any, visitor.limit
 
     @wp.func
     def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
         """First point and number of points of a row of cells, as far as the limit leaves it."""
+        if wp.static(reload):
+            place.grid = load(place.cells, place.number, place.q)
         across_y = gap(place.q[1], place.grid, 1, y)
         across_z = gap(place.q[2], place.grid, 2, z)
         rest = limit - (across_y * across_y + across_z * across_z)
@@ -143,8 +148,11 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
             while row_y >= width:
                 row_y -= width
                 row_z += 1
-            y = nearest_first(row_y, at[1], low[1], high[1])
-            z = nearest_first(row_z, at[2], low[2], high[2])
+            y = low[1] + row_y
+            z = low[2] + row_z
+            if wp.static(limit_of is not None):  # those that are near tighten the limit
+                y = nearest_first(row_y, at[1], low[1], high[1])
+                z = nearest_first(row_z, at[2], low[2], high[2])
             row_y += count
             seen = wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner
             parts = wp.where(seen, 2, 1)
@@ -248,7 +256,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         for axis in range(3):
             low[axis] = along(q[axis] - reach, grid, axis)
             high[axis] = along(q[axis] + reach, grid, axis)
-        place = Place(q, ball.cells, data, grid, reach * reach)
+        place = Place(q, ball.cells, data, grid, number, reach * reach)
         state = visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
         return state
 
@@ -287,7 +295,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int):
         if wp.isfinite(q) and cells.frames[number, 0] < real(wp.inf):
             grid = load(cells, number, q)
-            place = Place(q, cells, data, grid, real(0.0))
+            place = Place(q, cells, data, grid, number, real(0.0))
             at = cell_at(q, grid)
             inner = int(-1)  # the shell up to which all has been visited
             shell = first_shell(cells, grid, at)
