@@ -29,7 +29,7 @@ def saxpy(
     z[i] = a * x[i] + y[i]
 
 
-@warp_op("pointproj_benchmark::saxpy", outputs=lambda x, y, a: {"z": (x.shape, x.dtype)}, replayable=True)
+@warp_op("pointproj_benchmark::saxpy", outputs=lambda x, y, a: {"z": (x.shape, x.dtype)})
 def bridged_saxpy(launch, x: Tensor, y: Tensor, a: float, z: Tensor) -> None:
     launch(saxpy, x.shape[0], x, y, a, z)
 

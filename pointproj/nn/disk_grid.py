@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.nn.edges import EDGES
-from pointproj.ops.backends.warp.common import packed_point
 from pointproj.ops.bridge.warp_op import warp_op
 
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
@@ -32,7 +31,19 @@ _EDGES = wp.constant(EDGES)
 _DIRECTIONS = wp.constant(DIRECTIONS)
 _INNER_SQUARED = wp.constant(INNER * INNER)
 
-load_four, _, _ = packed_point(torch.float32)
+
+@wp.func_native("""
+#if defined(__CUDA_ARCH__)
+    const float4 v = reinterpret_cast<const float4*>(rows.data)[at];
+    return wp::vec4f(v.x, v.y, v.z, v.w);
+#else
+    const float* from = rows.data + 4 * static_cast<size_t>(at);
+    return wp::vec4f(from[0], from[1], from[2], from[3]);
+#endif
+""")
+def load_four(rows: wp.array2d(dtype=wp.float32), at: int) -> wp.vec4f:
+    """A row of four numbers, which a GPU reads at once."""
+    ...
 
 
 def _spiral() -> Float[np.ndarray, "64 3"]:

@@ -17,8 +17,7 @@ FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def check_cloud(name: str, points: Tensor) -> None:
     """Shape and dtype of one cloud, or of a batch of them."""
-    if not isinstance(points, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor; got {type(points).__name__}")
+    _check_tensor(name, points)
     if points.ndim not in (2, 3) or points.shape[-1] not in (2, 3):
         raise ValueError(
             f"{name} must have shape (n, 3) or (batch, n, 3), or 2 coordinates in the plane; "
@@ -58,8 +57,7 @@ def check_points(query_points: Tensor, reference_points: Tensor) -> None:
 
 def check_features(features: Tensor, reference_points: Tensor) -> None:
     """One row of features for each reference point."""
-    if not isinstance(features, Tensor):
-        raise TypeError(f"features must be a torch.Tensor; got {type(features).__name__}")
+    _check_tensor("features", features)
     if features.ndim != reference_points.ndim or features.shape[:-1] != reference_points.shape[:-1]:
         raise ValueError(
             f"features must have shape {(*reference_points.shape[:-1], 'channels')}, one row for each "
@@ -67,8 +65,7 @@ def check_features(features: Tensor, reference_points: Tensor) -> None:
         )
     if features.shape[-1] < 1:
         raise ValueError(f"features must have at least one channel; got shape {tuple(features.shape)}")
-    if features.dtype not in FEATURES:
-        raise TypeError(f"features must be float16, bfloat16, float32 or float64; got {features.dtype}")
+    _check_dtype("features", features, FEATURES, "float16, bfloat16, float32 or float64")
     _check_device("features", features, reference_points)
 
 
@@ -96,11 +93,8 @@ def check_neighbor_indices(
     neighbor_indices: Tensor, query_points: Tensor, reference_points: Tensor, k: int
 ) -> None:
     """A row of k integers for each query point. Values on a GPU are not read."""
-    if not isinstance(neighbor_indices, Tensor) or neighbor_indices.dtype not in INDICES:
-        got = getattr(neighbor_indices, "dtype", type(neighbor_indices).__name__)
-        raise TypeError(
-            f"neighbor_indices must be an int32 or int64 tensor, as pointproj.knn gives; got {got}"
-        )
+    kind = "an int32 or int64 tensor, as pointproj.knn gives"
+    _check_dtype("neighbor_indices", neighbor_indices, INDICES, kind)
     expected = (*query_points.shape[:-1], k)
     if tuple(neighbor_indices.shape) != expected:
         raise ValueError(
@@ -108,8 +102,7 @@ def check_neighbor_indices(
             f"got {tuple(neighbor_indices.shape)}"
         )
     _check_device("neighbor_indices", neighbor_indices, query_points)
-    on_host = neighbor_indices.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_host and neighbor_indices.numel():
+    if neighbor_indices.numel() and _is_readable(neighbor_indices):
         least, most = (int(value) for value in neighbor_indices.aminmax())
         size = reference_points.shape[-2]
         if least < -1 or most >= size:
@@ -145,7 +138,7 @@ def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
             f"{tuple(radius.shape)}"
         )
     _check_device("radius", radius, query_points)
-    if radius.device.type == "cpu" and not torch.compiler.is_compiling():
+    if _is_readable(radius):
         wrong = radius[~((radius > 0) & radius.isfinite())]
         if len(wrong):
             raise ValueError(f"every radius must be positive and finite; got {wrong[0].item()}")
@@ -168,15 +161,18 @@ def check_box(
             "box must hold positive lengths (inf: not periodic along that axis), normal numbers of "
             f"{points.dtype}; got {box}"
         )
-    readable = points.device.type == "cpu" and not torch.compiler.is_compiling()
     if isinstance(radius, Tensor):
-        radius = radius.max().item() if readable and radius.numel() else None
+        radius = radius.max().item() if _is_readable(radius) and radius.numel() else None
     if radius is not None and not radius < min(box) / 2:
         raise ValueError(
             f"the radius must be less than half of every length of the box, {tuple(box)}; got {radius}: "
             "a point would be its own neighbour otherwise"
         )
-    if inside and readable and not bool(((points >= 0) & (points < points.new_tensor(box))).all()):
+    if (
+        inside
+        and _is_readable(points)
+        and not bool(((points >= 0) & (points < points.new_tensor(box))).all())
+    ):
         raise ValueError(
             f"with an index, reference_points must lie in the box already, from 0 to {tuple(box)}; "
             "take their remainders before build_index"
@@ -228,12 +224,9 @@ def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor
             f"neighbors must be {' or '.join(form.__name__ for form in forms)}, as radius_neighbors gives; "
             f"got {type(neighbors).__name__}"
         )
-    if not isinstance(features, Tensor) or features.dtype not in FEATURES:
-        got = getattr(features, "dtype", type(features).__name__)
-        raise TypeError(f"features must be a float16, bfloat16, float32 or float64 tensor; got {got}")
+    _check_dtype("features", features, FEATURES, "a float16, bfloat16, float32 or float64 tensor")
     indices = neighbors.indices
-    if indices.dtype not in INDICES:
-        raise TypeError(f"neighbors.indices must be int32 or int64; got {indices.dtype}")
+    _check_dtype("neighbors.indices", indices, INDICES, "int32 or int64")
     if features.ndim not in (2, 3) or features.shape[-1] < 1:
         raise ValueError(f"features must have shape (n, c) or (batch, n, c); got {tuple(features.shape)}")
     if indices.ndim > 1 and (indices.ndim != features.ndim or indices.shape[:-2] != features.shape[:-2]):
@@ -248,9 +241,7 @@ def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor
     """One number for each pair, or one for each pair and channel."""
     if weights is None:
         return
-    if not isinstance(weights, Tensor) or weights.dtype not in FEATURES:
-        got = getattr(weights, "dtype", type(weights).__name__)
-        raise TypeError(f"weights must be a floating-point tensor; got {got}")
+    _check_dtype("weights", weights, FEATURES, "a floating-point tensor")
     shape, channels = tuple(indices.shape), features.shape[-1]
     if tuple(weights.shape) not in (shape, (*shape, 1), (*shape, channels)):
         raise ValueError(
@@ -264,9 +255,7 @@ def check_reference_weights(weights: Tensor | None, features: Tensor) -> None:
     """One number for each row of features."""
     if weights is None:
         return
-    if not isinstance(weights, Tensor) or not weights.is_floating_point():
-        got = getattr(weights, "dtype", type(weights).__name__)
-        raise TypeError(f"reference_weights must be a floating-point tensor; got {got}")
+    _check_dtype("reference_weights", weights, FEATURES, "a floating-point tensor")
     if weights.shape != features.shape[:-1]:
         raise ValueError(
             f"reference_weights must have shape {tuple(features.shape[:-1])}, one for each reference point; "
@@ -320,14 +309,13 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
     """Where each of several packed clouds begins: an int tensor from 0 to the number of points."""
     if points.ndim != 2:
         raise ValueError(f"offsets go with packed points (n, 3); got {tuple(points.shape)}")
-    if not isinstance(offsets, Tensor) or offsets.dtype not in INDICES:
-        got = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
-        raise TypeError(f"{name} must be an int32 or int64 tensor; got {got}")
+    _check_dtype(name, offsets, INDICES, "an int32 or int64 tensor")
     if offsets.ndim != 1 or offsets.shape[0] < 2:
         raise ValueError(f"{name} must have shape (clouds + 1,); got {tuple(offsets.shape)}")
     _check_device(name, offsets, points)
-    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        _check_offset_values(name, offsets, points.shape[0])
+    size, is_known = points.shape[0], _is_readable(offsets)
+    if is_known and (offsets[0] != 0 or offsets[-1] != size or bool((offsets.diff() < 0).any())):
+        raise ValueError(f"{name} must rise from 0 to the number of points, {size}; got {offsets.tolist()}")
 
 
 def _check_in_range(name: str, value: float, least: float, most: float, dtype: torch.dtype) -> None:
@@ -341,9 +329,21 @@ def _check_in_range(name: str, value: float, least: float, most: float, dtype: t
         )
 
 
-def _check_offset_values(name: str, offsets: Tensor, size: int) -> None:
-    if offsets[0] != 0 or offsets[-1] != size or bool((offsets.diff() < 0).any()):
-        raise ValueError(f"{name} must rise from 0 to the number of points, {size}; got {offsets.tolist()}")
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether reading values waits for no device, and breaks no graph of a compiler."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
+
+
+def _check_dtype(name: str, tensor: object, dtypes: Sequence[torch.dtype], kind: str) -> None:
+    """A tensor of one of these dtypes."""
+    if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes:
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{name} must be {kind}; got {got}")
 
 
 def _check_device(name: str, tensor: Tensor, like: Tensor) -> None:

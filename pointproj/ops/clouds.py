@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.bridge.eager import is_transforming
+from pointproj.ops.bridge.torch_internals import is_transforming
 
 
 class Clouds(NamedTuple):

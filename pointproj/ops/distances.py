@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops.bridge.eager import is_transforming
+from pointproj.ops.bridge.torch_internals import is_transforming
 from pointproj.ops.bridge.torch_op import Saved, torch_op
 from pointproj.ops.clouds import Clouds, queries_of
 from pointproj.ops.reference import nan_where_query_is_not_finite, rounded_length

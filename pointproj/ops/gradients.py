@@ -31,8 +31,9 @@ from torch import Tensor
 
 from pointproj.ops.reference import (
     DEFAULT,
+    Slopes,
     Weighting,
-    compact_rest,
+    log_kernel_slopes,
     nan_where_query_is_not_finite,
     nearest_of,
     weights_of,
@@ -106,6 +107,8 @@ Neighbors = ListedNeighbors | MaskedNeighbors
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """The matrix product with every bit of the operands: what makes layers fast must not round weights."""
+    if torch.compiler.is_compiling():  # into a program that has its own switches
+        return left @ right
     switches = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     before = [switch.fp32_precision for switch in switches]
     try:
@@ -116,45 +119,6 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     finally:
         for switch, precision in zip(switches, before, strict=True):
             switch.fp32_precision = precision
-
-
-class LogKernel(NamedTuple):
-    """Derivatives of log K by distance and sigma, each of the distances' shape or one number for all."""
-
-    by_d: Tensor | float
-    by_sigma: Tensor | float = 0.0
-    by_d_d: Tensor | float = 0.0
-    by_d_sigma: Tensor | float = 0.0
-    by_sigma_sigma: Tensor | float = 0.0
-
-
-def log_kernel_derivatives(
-    distances: Tensor, sigma: Tensor, weighting: Weighting, nearest: Tensor | float = 0.0
-) -> LogKernel:
-    """Derivatives of :func:`pointproj.ops.reference.log_kernel`.
-
-    What is the same for a whole row is of no account in a mean: an exponential's slope along sigma is that
-    beyond the ``nearest``, so that equal distances have none, instead of slopes that must cancel.
-    """
-    d, square = distances, distances.square()
-    # Powers of a small sigma vanish, and 0 / 0 is not what becomes of a distance of 0.
-    once, twice, thrice, four_times = (
-        (1 / sigma).pow(power).clamp(max=torch.finfo(sigma.dtype).max) for power in (1, 2, 3, 4)
-    )
-    match weighting.kernel:
-        case "exponential":
-            beyond = d - nearest
-            return LogKernel(-once, beyond * twice, 0.0, twice, -2 * beyond * thrice)
-        case "gaussian":
-            return LogKernel(-d * twice, square * thrice, -twice, 2 * d * thrice, -3 * square * four_times)
-        case "inverse_distance":
-            inverse = torch.where(d > weighting.eps, 1 / d.clamp(min=weighting.eps), 0.0)
-            return LogKernel(-weighting.power * inverse, by_d_d=weighting.power * inverse.square())
-        case "compact":
-            rest, inside = compact_rest(d, weighting)
-            inverse = torch.where(inside, 1 / rest, 0.0) / weighting.support**2
-            return LogKernel(-4 * d * inverse, by_d_d=-4 * inverse - 8 * square * inverse.square())
-    return LogKernel(0.0)  # uniform
 
 
 def _share(grad_logits: Tensor, derivative: Tensor | float) -> Tensor:
@@ -183,11 +147,11 @@ class Block:
         self.units = delta / torch.where(self.distances > 0, self.distances, 1.0)[..., None]
         self.weights = weights_of(self.distances, is_neighbor, sigma, weighting, None)
 
-    def log_kernel(self) -> LogKernel:
+    def slopes(self) -> Slopes:
         nearest: Tensor | float = 0.0
         if self.weighting.reduce == "mean" and self.distances.shape[-1]:
             nearest = nearest_of(self.distances, self.neighbors.is_neighbor)
-        return log_kernel_derivatives(self.distances, self.sigma, self.weighting, nearest)
+        return log_kernel_slopes(self.distances, self.sigma, self.weighting, nearest)
 
     def mean_over_row(self, per_pair: Tensor) -> Tensor | float:
         """What the division by the total weight takes away; a sum is not divided."""
@@ -204,22 +168,22 @@ class Block:
         """Add this block's share to ``into`` (all but the query points); return the queries' own rows."""
         products = self.neighbors.dot(grad, features)
         grad_logits = self.of_neighbors(self.weights * (products - self.mean_over_row(products)))
-        logits = self.log_kernel()
-        along = _share(grad_logits, logits.by_d)[..., None] * self.units
+        slopes = self.slopes()
+        along = _share(grad_logits, slopes.by_d)[..., None] * self.units
         self.neighbors.scatter(into.features, self.weights, grad)
         self.neighbors.scatter_pairs(into.reference_points, -along)
-        into.sigma.add_(_share(grad_logits, logits.by_sigma).sum())
+        into.sigma.add_(_share(grad_logits, slopes.by_sigma).sum())
         return along.sum(1)
 
     def second_backward(
         self, grad: Tensor, features: Tensor, query_direction: Tensor, direction: Gradients, into: Gradients
     ) -> tuple[Tensor, Tensor]:
         """Add this block's share to ``into``; return the rows of the gradient and of the query points."""
-        units, distances, weights, logits = self.units, self.distances, self.weights, self.log_kernel()
+        units, distances, weights, slopes = self.units, self.distances, self.weights, self.slopes()
         relative = query_direction[:, None] - self.neighbors.rows_of(direction.reference_points)
         relative = torch.where(self.neighbors.is_neighbor[..., None], relative, 0.0)
         radial = (relative * units).sum(-1)
-        h = logits.by_d * radial + direction.sigma * logits.by_sigma
+        h = slopes.by_d * radial + direction.sigma * slopes.by_sigma
         h_centred = h - self.mean_over_row(h)
 
         grad_rows = self.neighbors.mean(weights, direction.features)
@@ -234,12 +198,12 @@ class Block:
 
         inverse = torch.where(distances > 0, 1.0 / torch.where(distances > 0, distances, 1.0), 0.0)
         across = (relative - radial[..., None] * units) * inverse[..., None]
-        through_h = grad_h * (logits.by_d_d * radial + logits.by_d_sigma * direction.sigma)
-        grad_delta = (grad_logits * logits.by_d + through_h)[..., None] * units
-        grad_delta = grad_delta + (grad_h * logits.by_d)[..., None] * across
+        through_h = grad_h * (slopes.by_d_d * radial + slopes.by_d_sigma * direction.sigma)
+        grad_delta = (grad_logits * slopes.by_d + through_h)[..., None] * units
+        grad_delta = grad_delta + (grad_h * slopes.by_d)[..., None] * across
         self.neighbors.scatter_pairs(into.reference_points, -grad_delta)
-        through_h = grad_h * (logits.by_d_sigma * radial + logits.by_sigma_sigma * direction.sigma)
-        into.sigma.add_((grad_logits * logits.by_sigma + through_h).sum())
+        through_h = grad_h * (slopes.by_d_sigma * radial + slopes.by_sigma_sigma * direction.sigma)
+        into.sigma.add_((grad_logits * slopes.by_sigma + through_h).sum())
         return grad_rows, grad_delta.sum(1)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
-from pointproj.ops.reference import Weighting, log_kernel, relative_log_kernel, sigma_in_range
+from pointproj.ops.reference import Weighting, kernel_weights, sigma_in_range
 from pointproj.ops.weighted_sums import SPARE, least_of_rows, rows_or_spare, weighted_sums
 
 REDUCTIONS = ("mean", "sum", "max")
@@ -124,12 +124,11 @@ class _Padded:
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (Q, K, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances.reshape(*self.rows.shape, 1), 0.0)
+        nearest = None
         if weighting.reduce == "mean" and distances.shape[1]:
             known = torch.where(self.exists, distances.detach(), torch.inf)
-            logits = relative_log_kernel(distances, _finite(known.amin(1, keepdim=True)), sigma, weighting)
-        else:
-            logits = log_kernel(distances, sigma, weighting)
-        return torch.where(self.exists, logits, -torch.inf).exp()
+            nearest = _finite(known.amin(1, keepdim=True))
+        return kernel_weights(distances, self.exists, nearest, sigma, weighting)
 
     def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
         """Sums of values (N, C) over each query's pairs: (Q, C)."""
@@ -187,13 +186,11 @@ class _Listed:
     def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
         """Weights (M, 1), for a mean relative to the largest of each query."""
         distances = torch.where(self.exists, distances[:, None], 0.0)
+        nearest = None
         if weighting.reduce == "mean":
             known = torch.where(self.exists, distances.detach(), torch.inf)
-            nearest = _finite(least_of_rows(known[:, 0], self.row_splits))
-            logits = relative_log_kernel(distances, self.of_pairs(nearest), sigma, weighting)
-        else:
-            logits = log_kernel(distances, sigma, weighting)
-        return torch.where(self.exists, logits, -torch.inf).exp()
+            nearest = self.of_pairs(_finite(least_of_rows(known[:, 0], self.row_splits)))
+        return kernel_weights(distances, self.exists, nearest, sigma, weighting)
 
     def of_pairs(self, numbers: Tensor) -> Tensor:
         """Numbers (Q,) of each pair's query: (M, 1)."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pointproj.ops.bridge.torch_internals import without_modes
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.reference import Weighting, radius_in_range, squared_distances
@@ -40,8 +40,9 @@ def pairs_of_clouds(
     Offsets on a GPU cannot be read without waiting for it; there all pairs are formed and masked.
     """
     sizes = len(query_points), len(reference_points)
-    ends = [_ends(o, n, clouds) for o, n in zip((query_offsets, reference_offsets), sizes, strict=True)]
-    if ends[0] is not None and ends[1] is not None:
+    offsets = query_offsets, reference_offsets
+    if all(o is None or o.device.type == "cpu" for o in offsets):
+        ends = [rows_of_clouds(o, n, clouds) for o, n in zip(offsets, sizes, strict=True)]
         for (q0, q1), (r0, r1) in zip(*ends, strict=True):
             if q1 > q0 and r1 > r0:
                 rows = _rows_at_once(reference_points, r1 - r0)
@@ -49,22 +50,17 @@ def pairs_of_clouds(
                     Pairs(slice(q, min(q + rows, q1)), slice(r0, r1), None) for q in range(q0, q1, rows)
                 )
         return
-    ids = [
-        _cloud_ids(o, n, clouds, query_points.device)
-        for o, n in zip((query_offsets, reference_offsets), sizes, strict=True)
-    ]
+    ids = [_cloud_ids(o, n, clouds, query_points.device) for o, n in zip(offsets, sizes, strict=True)]
     rows = _rows_at_once(reference_points, sizes[1])
     for q in range(0, sizes[0], rows):
         yield Pairs(slice(q, q + rows), slice(0, sizes[1]), ids[0][q : q + rows, None] == ids[1])
 
 
-def _ends(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]] | None:
+def rows_of_clouds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]]:
+    """First row and end of every cloud; waits for offsets on a GPU."""
     if offsets is None:
         return [(b * (size // clouds), (b + 1) * (size // clouds)) for b in range(clouds)]
-    if offsets.device.type != "cpu":
-        return None
-    bounds = offsets.tolist()
-    return list(itertools.pairwise(bounds))
+    return list(itertools.pairwise(offsets.tolist()))
 
 
 def _rows_at_once(reference_points: Tensor, references: int) -> int:
@@ -142,7 +138,7 @@ def largest_squares_within(radius: float | Tensor, query_points: Tensor) -> Tens
 @functools.cache
 def largest_square_within(radius: float, dtype: torch.dtype) -> float:
     """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
-    with _disable_current_modes():  # real numbers, also when somebody is tracing
+    with without_modes():  # real numbers, also when somebody is tracing
         limit = torch.tensor(radius_in_range(radius, dtype), dtype=dtype)
         square = limit * limit
         while square.sqrt() > limit:

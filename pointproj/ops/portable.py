@@ -10,16 +10,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.map import map as map_chunks
 
 from pointproj.ops.backends.torch import nearest_rows
-from pointproj.ops.gradients import Block, ListedNeighbors
-from pointproj.ops.reference import (
-    Weighting,
-    nan_where_query_is_not_finite,
-    squared_distances,
-    weights_of,
-)
+from pointproj.ops.bridge.torch_internals import map_rows
+from pointproj.ops.gradients import Block, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
 
 QUERIES_AT_ONCE = 64
 
@@ -70,14 +65,8 @@ def radius_aggregate(
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points).sqrt() <= torch.full((), radius, dtype=query.dtype)
-        delta = torch.where(is_neighbor[..., None], query[:, None] - points, 0.0).to(sigma.dtype)
-        distances = delta.square().sum(-1).sqrt()
-        weights = weights_of(distances, is_neighbor, sigma, Weighting(*weighting), None)
-        # A matrix product would spread what is not finite to queries that are no neighbours of it.
-        finite = values.isfinite()
-        has_such_neighbor = is_neighbor.to(values.dtype) @ (~finite).to(values.dtype) > 0
-        aggregated = torch.where(has_such_neighbor, torch.nan, weights @ torch.where(finite, values, 0.0))
-        return nan_where_query_is_not_finite(aggregated, query)
+        block = Block(query, points, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
+        return nan_where_query_is_not_finite(block.forward(values), query)
 
     per_reference = (reference_points, features)
     return _by_chunks(within, query_points, per_reference, (sigma,), clouds, features.shape[1])
@@ -108,5 +97,5 @@ def _by_chunks(
         return function(query, *own, cloud, *arguments[len(per_reference) :][: len(others)])
 
     in_chunks = queries.reshape(clouds * chunks, QUERIES_AT_ONCE, 3)
-    made = map_chunks(one, (in_chunks, cloud), *of_clouds, *others, *symbols)
+    made = map_rows(one, (in_chunks, cloud), *of_clouds, *others, *symbols)
     return made.reshape(clouds, chunks * QUERIES_AT_ONCE, width)[:, :size].reshape(clouds * size, width)

@@ -13,6 +13,7 @@ that no whole query-by-reference matrix is ever in memory.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import hardtanh
 
 PAIRS_AT_ONCE = 2**22
-KERNELS = ("exponential", "gaussian", "inverse_distance", "uniform", "compact")
 
 
 class Weighting(NamedTuple):
@@ -249,30 +249,115 @@ def nearest_of(
     return nearest.masked_fill(nearest.isinf(), 0.0)
 
 
+class Slopes(NamedTuple):
+    """Derivatives of log K by distance and sigma, each of the distances' shape or one number for all."""
+
+    by_d: Tensor | float
+    by_sigma: Tensor | float = 0.0
+    by_d_d: Tensor | float = 0.0
+    by_d_sigma: Tensor | float = 0.0
+    by_sigma_sigma: Tensor | float = 0.0
+
+
+class Kernel(NamedTuple):
+    """A row of the table of kernels.
+
+    Attributes
+    ----------
+    log : callable
+        ``log(d, sigma, weighting)``: logarithm of the kernel at each distance, -inf where it is 0.
+    slopes : callable
+        ``slopes(d, beyond, over, weighting)``: its derivatives; ``over(n)`` is ``1 / sigma^n``, and
+        ``beyond`` how much farther than the nearest of its row a distance is.
+    """
+
+    log: Callable[[Tensor, float | Tensor, Weighting], Tensor]
+    slopes: Callable[[Tensor, Tensor, Callable[[int], Tensor], Weighting], Slopes]
+
+
+def _inverse_distance_slopes(d: Tensor, _: Tensor, over: Callable, weighting: Weighting) -> Slopes:
+    inverse = torch.where(d > weighting.eps, 1 / d.clamp(min=weighting.eps), 0.0)
+    return Slopes(-weighting.power * inverse, by_d_d=weighting.power * inverse.square())
+
+
+def _compact_log(d: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
+    rest, inside = _compact_rest(d, weighting)
+    return torch.where(inside, 2 * rest.log(), -torch.inf)
+
+
+def _compact_slopes(d: Tensor, _: Tensor, over: Callable, weighting: Weighting) -> Slopes:
+    rest, inside = _compact_rest(d, weighting)
+    inverse = torch.where(inside, 1 / rest, 0.0) / weighting.support**2
+    return Slopes(-4 * d * inverse, by_d_d=-4 * inverse - 8 * d.square() * inverse.square())
+
+
+def _compact_rest(d: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
+    """1 - (d / support)^2, or 1 where the kernel is 0, and where it is not; exactly so at the support."""
+    rest = 1 - (d / weighting.support).square()
+    inside = (d < weighting.support) & (rest > 0)
+    return torch.where(inside, rest, 1.0), inside
+
+
+TABLE = {
+    "exponential": Kernel(
+        lambda d, sigma, _: -d / sigma,
+        lambda d, beyond, over, _: Slopes(-over(1), beyond * over(2), 0.0, over(2), -2 * beyond * over(3)),
+    ),
+    "gaussian": Kernel(
+        lambda d, sigma, _: -d.square() / (2 * sigma**2),
+        lambda d, _, over, __: Slopes(
+            -d * over(2), d.square() * over(3), -over(2), 2 * d * over(3), -3 * d.square() * over(4)
+        ),
+    ),
+    "inverse_distance": Kernel(
+        lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
+        _inverse_distance_slopes,
+    ),
+    "uniform": Kernel(lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)),
+    "compact": Kernel(_compact_log, _compact_slopes),
+}
+KERNELS = tuple(TABLE)
+
+
 def log_kernel(
     distances: Float[Tensor, "*pairs"], sigma: float | Tensor, weighting: Weighting
 ) -> Float[Tensor, "*pairs"]:
     """Logarithm of the kernel at each distance, -inf where it is 0."""
-    match weighting.kernel:
-        case "exponential":
-            return -distances / sigma
-        case "gaussian":
-            return -distances.square() / (2 * sigma**2)
-        case "inverse_distance":
-            return -weighting.power * distances.clamp(min=weighting.eps).log()
-        case "uniform":
-            return torch.zeros_like(distances)
-        case "compact":
-            rest, inside = compact_rest(distances, weighting)
-            return torch.where(inside, 2 * rest.log(), -torch.inf)
-    raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {weighting.kernel!r}")
+    return TABLE[weighting.kernel].log(distances, sigma, weighting)
 
 
-def compact_rest(distances: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
-    """1 - (d / support)^2, or 1 where the kernel is 0, and where it is not; exactly so at the support."""
-    rest = 1 - (distances / weighting.support).square()
-    inside = (distances < weighting.support) & (rest > 0)
-    return torch.where(inside, rest, 1.0), inside
+def log_kernel_slopes(
+    distances: Float[Tensor, "*pairs"],
+    sigma: Float[Tensor, ""],
+    weighting: Weighting,
+    nearest: Float[Tensor, "*rows"] | float = 0.0,
+) -> Slopes:
+    """Derivatives of :func:`log_kernel`, for backward passes that are written out.
+
+    What is the same for a whole row is of no account in a mean: an exponential's slope along sigma is that
+    beyond the ``nearest``, so that equal distances have none, instead of slopes that must cancel.
+    """
+
+    def over(power: int) -> Tensor:
+        # Powers of a small sigma vanish, and 0 / 0 is not what becomes of a distance of 0.
+        return (1 / sigma).pow(power).clamp(max=torch.finfo(sigma.dtype).max)
+
+    return TABLE[weighting.kernel].slopes(distances, distances - nearest, over, weighting)
+
+
+def kernel_weights(
+    distances: Float[Tensor, "*pairs"],
+    is_neighbor: Bool[Tensor, "*pairs"],
+    nearest: Float[Tensor, "*rows"] | None,
+    sigma: float | Tensor,
+    weighting: Weighting,
+) -> Float[Tensor, "*pairs"]:
+    """The kernel at each neighbour, 0 for all others; relative to the row's ``nearest`` if that is given."""
+    if nearest is None:
+        logits = log_kernel(distances, sigma, weighting)
+    else:
+        logits = relative_log_kernel(distances, nearest, sigma, weighting)
+    return torch.where(is_neighbor, logits, -torch.inf).exp()
 
 
 def weights_of(
@@ -283,11 +368,10 @@ def weights_of(
     reference_weights: Float[Tensor, "*n"] | None,
 ) -> Float[Tensor, "*pairs"]:
     """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
-    if weighting.reduce == "mean" and is_neighbor.shape[-1]:
-        logits = relative_log_kernel(distances, nearest_of(distances, is_neighbor), sigma, weighting)
-    else:
-        logits = log_kernel(distances, sigma, weighting)
-    weights = torch.where(is_neighbor, torch.where(is_neighbor, logits, -torch.inf).exp(), 0.0)
+    is_relative = weighting.reduce == "mean" and is_neighbor.shape[-1] > 0
+    nearest = nearest_of(distances, is_neighbor) if is_relative else None
+    weights = kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
+    weights = torch.where(is_neighbor, weights, 0.0)
     if reference_weights is not None:
         weights = weights * reference_weights.to(weights.dtype)
     if weighting.reduce == "sum":

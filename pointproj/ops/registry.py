@@ -10,7 +10,6 @@ import functools
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -110,6 +109,8 @@ class Backend(Protocol):
         rows of queries that are not finite. Rows are as from ``search``, in ``index_dtype`` (int32 or
         int64). Both are new tensors, which the caller returns as they are.
         """
+        rows = self.search(clouds, tables, k)
+        return distances_of(clouds, rows), rows.to(index_dtype)
 
     def aggregate_neighbors(
         self,
@@ -134,6 +135,8 @@ class Backend(Protocol):
         weighting: Weighting,
     ) -> Float[Tensor, "q c"]:
         """Both at once; by default ``search``, then ``aggregate_neighbors``."""
+        rows = self.search(clouds.detached(), tables, k)
+        return self.aggregate_neighbors(clouds, features, sigma, rows, weighting)
 
     def radius_aggregate(
         self,
@@ -166,14 +169,8 @@ class Backend(Protocol):
 
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
-OPTIONAL = {
-    "WAITS": Backend.WAITS,
-    "EXPORTABLE": Backend.EXPORTABLE,
-    "ONE_INDEX": Backend.ONE_INDEX,
-    "unavailable_on": functools.partial(Backend.unavailable_on, None),
-    "unbuilt": functools.partial(Backend.unbuilt, None),
-    "use_algorithm": functools.partial(Backend.use_algorithm, None),
-}
+VALUES = ("WAITS", "EXPORTABLE", "ONE_INDEX")
+FUNCTIONS = ("unavailable_on", "unbuilt", "use_algorithm", "nearest", "knn_aggregate")
 
 
 @functools.cache
@@ -184,39 +181,15 @@ def names() -> tuple[str, ...]:
     )
 
 
-def _nearest_by(module: Backend) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The default of ``nearest``."""
-
-    def nearest(
-        clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        rows = module.search(clouds, tables, k)
-        return distances_of(clouds, rows), rows.to(index_dtype)
-
-    return nearest
-
-
-def _knn_aggregate_by(module: Backend) -> Callable[..., Tensor]:
-    """The default of ``knn_aggregate``."""
-
-    def knn_aggregate(
-        clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
-    ) -> Tensor:
-        rows = module.search(clouds.detached(), tables, k)
-        return module.aggregate_neighbors(clouds, features, sigma, rows, weighting)
-
-    return knn_aggregate
-
-
 def load(name: str) -> Backend:
     """Import the module of backend ``name``, and give it the defaults of what it leaves out."""
     if name not in names():
         raise ValueError(f"backend must be 'auto' or one of {', '.join(names())}; got {name!r}")
     module = importlib.import_module(f"{backends_package.__name__}.{name}")
-    for part, default in OPTIONAL.items():
-        vars(module).setdefault(part, default)
-    vars(module).setdefault("nearest", _nearest_by(module))
-    vars(module).setdefault("knn_aggregate", _knn_aggregate_by(module))
+    for name in VALUES:
+        vars(module).setdefault(name, getattr(Backend, name))
+    for name in FUNCTIONS:
+        vars(module).setdefault(name, functools.partial(getattr(Backend, name), module))
     return module
 
 

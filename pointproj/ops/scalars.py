@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from pointproj.ops.bridge.torch_internals import has_modes, raw_stream
+
 MOST = 256  # numbers that are kept
 
 _kept: dict[tuple, Tensor] = {}
@@ -18,7 +20,7 @@ def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cuda" or torch.compiler.is_compiling() or not _may_keep():
         return torch.full((), value, dtype=dtype, device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
-    key = value, dtype, index, torch._C._cuda_getCurrentRawStream(index)
+    key = value, dtype, index, raw_stream(index)
     kept = _kept.get(key)
     if kept is None:
         if len(_kept) >= MOST:
@@ -29,6 +31,6 @@ def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _may_keep() -> bool:
     """Whether what is made now is an ordinary tensor, with a value already."""
-    if torch._C._len_torch_dispatch_stack() or torch.is_inference_mode_enabled():
+    if has_modes() or torch.is_inference_mode_enabled():
         return False
     return not torch.cuda.is_current_stream_capturing()

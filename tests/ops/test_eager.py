@@ -238,6 +238,21 @@ def test_what_is_left_of_a_transform_that_ended():
     )
 
 
+def test_a_view_of_negated_numbers(on_cpu: Where):
+    """Its memory holds other numbers than it: an operator that is called directly must not read them."""
+    on_cpu.skip_unless("knn")
+    query, points, features = by_id("plain").problem()[:3]
+    negated = torch.complex(features, features).conj().imag
+    assert negated.is_neg()
+    results = []
+    for values in (negated, -features):
+        values.requires_grad_()
+        aggregated = pointproj.knn_aggregate(query, points, values, 4, backend=on_cpu.backend)
+        results.append((aggregated, *torch.autograd.grad(aggregated.square().sum(), values)))
+    for name, got, expected in zip(("aggregated", "d_features"), *results, strict=True):
+        assert_close(name, got, expected)
+
+
 def test_autograd_functions_carry_the_operators_name():
     (x,) = _tensors(1, requires_grad=True)
     assert "scaled_sum" in scaled_sum(x, _tensors(1), None, 2.0)[0].grad_fn.name()

@@ -1,6 +1,12 @@
 """The memory that Warp's kernels take their parameters from: as Warp itself would fill it."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+from collections import defaultdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,8 +14,10 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.bridge import warp_launch, warp_layout
 from pointproj.ops.bridge.scratch import Scratch
-from pointproj.ops.bridge.warp_launch import Launch, layout_of
+from pointproj.ops.bridge.warp_launch import Launch
+from pointproj.ops.bridge.warp_layout import layout_of
 
 floats = wp.array(dtype=wp.float32)
 
@@ -64,6 +72,21 @@ def fill(value: float, out: floats):
     out[wp.tid()] = value
 
 
+class CopyFields(NamedTuple):
+    table: Tensor
+
+
+@wp.struct
+class CopyStruct:
+    table: floats
+
+
+@wp.kernel
+def copy(table: floats, fields: CopyStruct, out: floats):
+    i = wp.tid()
+    out[i] = table[i] + fields.table[i]
+
+
 def _struct(kind: Any, **fields: Any) -> Any:
     made = kind()
     for name, value in fields.items():
@@ -92,7 +115,7 @@ def test_parameters_are_where_warp_puts_them():
     expected = wp.launch(takes_everything, 1, inputs=given, device="cpu", record_cmd=True).params[1:]
 
     layout = layout_of(takes_everything)
-    packed = layout.format.pack(*layout.flat(values, {}))
+    packed = layout.packed.pack(*layout.flat(values, {}))
     names = [a.label for a in takes_everything.adj.args]
     for name, offset, param in zip(names, layout.offsets, expected, strict=True):
         assert packed[offset:][: len(bytes(param))] == bytes(param), name
@@ -125,10 +148,93 @@ def test_arrays_of_one_allocation_are_taken_like_tensors():
     assert row.tensor().tolist() == [2.5] * 7
     assert [part.tensor().shape for part in (wide, table, row, none)] == [shape for shape, _ in specs]
     assert not together.tensor().any()  # nobody wrote outside of its own array
-    field = layout_of(takes_a_table).flatten[0]
-    assert field(table, {}) == field(table.tensor(), {})
+    layout = layout_of(takes_a_table)
+    assert layout.flat([table], {}) == layout.flat([table.tensor()], {})
     with pytest.raises(TypeError, match="int32"):
         Launch(torch.device("cpu"))(fill, 1, 1.0, table)
+
+
+def test_a_view_of_negated_numbers_is_what_torch_says_it_is():
+    z = torch.complex(torch.rand(5), torch.rand(5))
+    assert z.conj().imag.is_neg()
+    out, table = torch.empty(5), z.conj().imag
+    Launch(torch.device("cpu"))(copy, 5, table, CopyFields(table), out)
+    assert torch.equal(out, -2 * z.imag)
+
+
+def test_a_launch_that_converts_by_warp_alone(monkeypatch: pytest.MonkeyPatch):
+    """Arrays that Warp lays out in another way than we know are converted by its public function."""
+    layouts = lambda ndim: (type(wp.from_torch(torch.rand(2), return_ctype=True)), None)  # noqa: E731
+    monkeypatch.setattr(warp_layout, "_array_layout", layouts)
+    monkeypatch.setattr(warp_launch, "layout_of", layout_of.__wrapped__)
+    monkeypatch.setattr(warp_launch, "_recorded", defaultdict(list))
+    out, table = torch.empty(5), torch.rand(5, 2)[:, 1]
+    Launch(torch.device("cpu"))(copy, 5, table, CopyFields(table), out)
+    assert torch.equal(out, 2 * table)
+    Launch(torch.device("cpu"))(fill, 1, 4.0, out[0])
+    assert out[0] == 4.0
+
+
+def test_a_signal_handler_may_launch_what_it_interrupts():
+    device, count = torch.device("cpu"), 2_000
+    inner, outer, wrong = torch.empty(count), torch.empty(count), []
+    handled = 0
+
+    def handler(*_: Any) -> None:
+        nonlocal handled
+        handled += 1
+        Launch(device)(fill, count, -float(handled), inner)
+        wrong.extend([handled] if not bool((inner == -handled).all()) else [])
+
+    Launch(device)(fill, count, 0.0, outer)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for number in range(3_000):
+            signal.setitimer(signal.ITIMER_REAL, (1 + number % 50) * 1e-6)
+            Launch(device)(fill, count, float(number), outer)
+            wrong.extend([number] if not bool((outer == number).all()) else [])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled
+    assert not wrong
+
+
+FIRST_CALLS = """
+import threading
+import torch
+from pointproj import knn_aggregate
+
+inputs = [torch.rand(count, 3) for count in (20, 50, 50)]
+expected = knn_aggregate(*inputs, 4, backend="torch")
+ready, made = threading.Barrier(6), []
+
+def call():
+    features = inputs[2].clone().requires_grad_()
+    ready.wait()
+    aggregated = knn_aggregate(*inputs[:2], features, 4, backend="warp")
+    aggregated.sum().backward()
+    made.append((aggregated - expected).abs().max() < 1e-5 and bool(features.grad.any()))
+
+threads = [threading.Thread(target=call) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(made), all(made))
+"""
+
+
+def test_the_first_calls_of_several_threads(tmp_path: Path):
+    """They compile and load one after the other; Warp has nothing in its cache."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FIRST_CALLS],
+        env={**os.environ, "WARP_CACHE_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["6", "True"], ran.stderr
 
 
 def test_threads_do_not_share_parameters():

@@ -1,13 +1,22 @@
 """Plain torch: no kernels, every device. Pairs are formed in chunks, so memory stays bounded."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import torch_op
+from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.distances import distances_of
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate, backward_over, second_backward_over
+from pointproj.ops.gradients import (
+    DIFFERENTIABLE,
+    Chunks,
+    aggregate,
+    backward_over,
+    second_backward_over,
+)
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
 from pointproj.ops.reference import Weighting, squared_distances
 from pointproj.ops.registry import Tables
@@ -61,17 +70,10 @@ def radius_list(
     return _radius_list(*clouds, radii_of(radius, clouds.query_points), capacity)
 
 
-def _search_body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    k: int,
-) -> tuple[Tensor]:
+def _search_body(clouds: Clouds, k: int) -> tuple[Tensor]:
+    query_points, reference_points = clouds.query_points, clouds.reference_points
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
-    chunks = pairs_of_clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    for query, reference, same_cloud in chunks:
+    for query, reference, same_cloud in pairs_of_clouds(*clouds):
         squared = squared_distances(query_points[query], reference_points[reference])
         if same_cloud is not None:
             squared.masked_fill_(~same_cloud, torch.inf)
@@ -105,43 +107,27 @@ def _smallest(values: Tensor, k: int) -> Tensor:
     return chosen.gather(1, ranks)
 
 
-def _radius_search_body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    radii: Tensor,
-    k: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+def _radius_search_body(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    query_points = clouds.query_points
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     counts = query_points.new_zeros(len(query_points), dtype=torch.int64)
-    for pairs, squared, is_neighbor in masks_within(packed, radii):
+    for pairs, squared, is_neighbor in masks_within(clouds, radii):
         squared.masked_fill_(~is_neighbor, torch.inf)
         rows = nearest_rows(squared, min(k, squared.shape[1]), pairs.reference.start)
         found[pairs.query, : rows.shape[1]] = rows
         counts[pairs.query] = is_neighbor.sum(1)
-    return distances_of(packed, found), found, counts
+    return distances_of(clouds, found), found, counts
 
 
-def _radius_list_body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    radii: Tensor,
-    capacity: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+def _radius_list_body(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    query_points = clouds.query_points
     row_splits = query_points.new_zeros(len(query_points) + 1, dtype=torch.int64)
-    for pairs, _, is_neighbor in masks_within(packed, radii):
+    for pairs, _, is_neighbor in masks_within(clouds, radii):
         row_splits[1:][pairs.query] = is_neighbor.sum(1)
     row_splits.cumsum_(0)
     found = query_points.new_full((capacity + 1,), -1, dtype=torch.int64)  # the last slot takes all others
     distances = query_points.new_full((capacity + 1,), torch.inf)
-    for pairs, squared, is_neighbor in masks_within(packed, radii):
+    for pairs, squared, is_neighbor in masks_within(clouds, radii):
         slots = row_splits[:-1][pairs.query][:, None] + is_neighbor.cumsum(1) - 1
         slots = torch.where(is_neighbor, slots, capacity).clamp_(max=capacity).flatten()
         rows = torch.arange(pairs.reference.start, pairs.reference.stop, device=slots.device)
@@ -150,104 +136,77 @@ def _radius_list_body(
     return row_splits, found[:capacity].clone(), distances[:capacity].clone()
 
 
+CLOUDS = {
+    "query_points": Tensor,
+    "query_offsets": Tensor | None,
+    "reference_points": Tensor,
+    "reference_offsets": Tensor | None,
+    "clouds": int,
+}
+WEIGHTING = {"kernel": str, "reduce": str, "power": float, "eps": float, "support": float}
+
+
+def over_clouds(function: Callable[..., tuple], results: int, **others: type) -> Callable[..., tuple]:
+    """``function(clouds, ...)`` with the fields of the clouds one by one, as torch takes arguments."""
+
+    def flat(*args: Any) -> tuple:
+        return function(Clouds(*args[: len(CLOUDS)]), *args[len(CLOUDS) :])
+
+    return signed(flat, CLOUDS | others, tuple[(Tensor,) * results])
+
+
+def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[..., Tensor]:
+    """The operator that sums over the chunks of its arguments."""
+
+    def forward(*args: Any) -> tuple[Tensor]:
+        return (aggregate(dict(zip(parameters, args, strict=True)), chunks),)
+
+    def outputs(*args: Any) -> tuple:
+        inputs = dict(zip(parameters, args, strict=True))
+        features = inputs["features"]
+        return (((inputs["query_points"].shape[0], features.shape[1]), features.dtype),)
+
+    return torch_op(
+        name,
+        signed(forward, parameters, tuple[Tensor]),
+        outputs,
+        differentiable=DIFFERENTIABLE,
+        backward=backward_over(chunks),
+        second_backward=second_backward_over(chunks),
+    )
+
+
+_search = torch_op(
+    "pointproj::torch_search",
+    over_clouds(_search_body, 1, k=int),
+    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int64),),
+)
 _radius_search = torch_op(
     "pointproj::torch_radius_search",
-    _radius_search_body,
-    lambda query_points, qo, reference_points, ro, clouds, radii, k: (
-        ((query_points.shape[0], k), query_points.dtype),
-        ((query_points.shape[0], k), torch.int64),
+    over_clouds(_radius_search_body, 3, radii=Tensor, k=int),
+    lambda query_points, *others: (
+        ((query_points.shape[0], others[-1]), query_points.dtype),
+        ((query_points.shape[0], others[-1]), torch.int64),
         ((query_points.shape[0],), torch.int64),
     ),
 )
 _radius_list = torch_op(
     "pointproj::torch_radius_list",
-    _radius_list_body,
-    lambda query_points, qo, reference_points, ro, clouds, radii, capacity: (
+    over_clouds(_radius_list_body, 3, radii=Tensor, capacity=int),
+    lambda query_points, *others: (
         ((query_points.shape[0] + 1,), torch.int64),
-        ((capacity,), torch.int64),
-        ((capacity,), query_points.dtype),
+        ((others[-1],), torch.int64),
+        ((others[-1],), query_points.dtype),
     ),
 )
-
-
-_search = torch_op(
-    "pointproj::torch_search",
-    _search_body,
-    lambda query_points, qo, reference_points, ro, clouds, k: (((query_points.shape[0], k), torch.int64),),
-)
-
-
-def _lists_body(
-    query_points: Tensor,
-    reference_points: Tensor,
-    features: Tensor,
-    sigma: Tensor,
-    neighbor_indices: Tensor,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
-) -> tuple[Tensor]:
-    inputs = {
-        "query_points": query_points,
-        "reference_points": reference_points,
-        "features": features,
-        "sigma": sigma,
-        "neighbor_indices": neighbor_indices,
-        **Weighting(kernel, reduce, power, eps, support)._asdict(),
-    }
-    return (aggregate(inputs, listed_chunks),)
-
-
-_aggregate_neighbors = torch_op(
+_aggregate_neighbors = _sums(
     "pointproj::aggregate_neighbors",
-    _lists_body,
-    lambda query_points, reference_points, features, *others: (
-        ((query_points.shape[0], features.shape[1]), features.dtype),
-    ),
-    differentiable=DIFFERENTIABLE,
-    backward=backward_over(listed_chunks),
-    second_backward=second_backward_over(listed_chunks),
+    dict.fromkeys(("query_points", "reference_points", "features", "sigma", "neighbor_indices"), Tensor)
+    | WEIGHTING,
+    listed_chunks,
 )
-
-
-def _radius_body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
-) -> tuple[Tensor]:
-    inputs = {
-        "query_points": query_points,
-        "query_offsets": query_offsets,
-        "reference_points": reference_points,
-        "reference_offsets": reference_offsets,
-        "clouds": clouds,
-        "features": features,
-        "sigma": sigma,
-        "radius": radius,
-        **Weighting(kernel, reduce, power, eps, support)._asdict(),
-    }
-    return (aggregate(inputs, chunks_within),)
-
-
-_radius_aggregate = torch_op(
+_radius_aggregate = _sums(
     "pointproj::torch_radius_aggregate",
-    _radius_body,
-    lambda query_points, qo, reference_points, ro, clouds, features, *others: (
-        ((query_points.shape[0], features.shape[1]), features.dtype),
-    ),
-    differentiable=DIFFERENTIABLE,
-    backward=backward_over(chunks_within),
-    second_backward=second_backward_over(chunks_within),
+    CLOUDS | {"features": Tensor, "sigma": Tensor, "radius": float} | WEIGHTING,
+    chunks_within,
 )

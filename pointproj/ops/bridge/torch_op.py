@@ -8,6 +8,7 @@ Nothing passes from forward to backward on the side: whatever a backward needs a
 arguments, so recomputing a forward, or keeping two graphs alive, cannot mix runs up.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -17,20 +18,10 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.compiler_cache import key_by_version
-from pointproj.ops.bridge.eager import nobody_looks_on
-from pointproj.ops.bridge.replay import Replayable, detached
-from pointproj.ops.bridge.transforms import transformable
+from pointproj.ops.bridge.eager import Derivative, functions_of, needs_of, nobody_looks_on, save_by, saved_by
+from pointproj.ops.bridge.torch_internals import any_requires_grad, is_transforming
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
-
-
-class _Saved(NamedTuple):
-    """Stands for a list of so many tensors that are saved."""
-
-    count: int
-
-
-_SAVED = object()  # stands for one tensor
 
 
 class Saved(NamedTuple):
@@ -50,6 +41,14 @@ def opaque(name: str, function: Callable, fake: Callable) -> Any:
 Register = Callable[[str, Callable, Callable], Any]
 
 
+def signed(function: Callable, parameters: dict[str, Any], returns: Any) -> Callable:
+    """Give a function of any arguments the names and annotations that torch reads."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    listed = [inspect.Parameter(name, kind, annotation=a) for name, a in parameters.items()]
+    function.__signature__ = inspect.Signature(listed, return_annotation=returns)
+    return function
+
+
 def torch_op(
     name: str,
     forward: Callable[..., tuple[Tensor, ...]],
@@ -61,7 +60,7 @@ def torch_op(
     second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
     | None = None,
     register: Register = opaque,
-    replayable: bool = False,
+    replayable: bool = False,  # not used any more
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
 
@@ -88,9 +87,6 @@ def torch_op(
     register : callable
         ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
         what has ``register_autograd``; by default they are opaque to torch.compile.
-    replayable : bool
-        Whether forward and backward are as :class:`pointproj.ops.bridge.replay.Replayable` asks for it: eager
-        calls with known shapes then do not run them again.
 
     Returns
     -------
@@ -103,77 +99,79 @@ def torch_op(
         At the backward call, when a derivative is asked for that was not given here.
     """
     key_by_version()
-    arguments = _Arguments(name, forward, tuple(differentiable), grad_outputs)
+    declared = _Declared(name, forward, tuple(differentiable), grad_outputs)
+    if backward is None or not differentiable:
+        what = "a backward" if differentiable else "differentiable inputs, and has no gradient"
+        first = second = _refuse(f"{name} was declared without {what}")
+    else:
+        second = _second_backward_op(declared, second_backward)
+        first = _backward_op(declared, backward, second, register)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
         device = next(a.device for a in args if isinstance(a, Tensor))
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
-    count = len(inspect.signature(forward).return_annotation.__args__)
-    directly = Replayable if replayable else _with_detached
-    operator, body = _define(name, arguments.parameters, count, forward, fake, register, directly(forward))
-    if backward is None or not differentiable:
-        backward_directly = first = second = _refuse(
-            f"{name} was declared without a backward"
-            if differentiable
-            else f"{name} has no gradient: it was declared without differentiable inputs"
-        )
-    else:
-        made = _backward_op(arguments, count, backward, second_backward, register, directly)
-        first, second, backward_directly = made
-    width = len(arguments.names)
-
-    def save(ctx: Any, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], output: Tensor | tuple[Tensor, ...]) -> None:
         made = _all(output)
         ctx.mark_non_differentiable(*made[grad_outputs:])
         ctx.set_materialize_grads(False)  # no zeros for outputs that no gradient arrives for
         _save(ctx, (*inputs, *made))
 
     def chain(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        asked = ctx.needs_input_grad
-        needs = [asked[place] for place in arguments.places]
-        flat = _load(ctx)
-        inputs, outputs = flat[:width], flat[width:]
+        asked, flat = needs_of(ctx), _load(ctx)
+        inputs, outputs = declared.split(flat)
         heads = zip(grads[:grad_outputs], outputs, strict=False)
-        grads = tuple(_zeros_like(o) if g is None else g.contiguous() for g, o in heads)
-        if not torch.is_grad_enabled() and nobody_looks_on(grads):
-            made = backward_directly(*grads, needs, *inputs, *outputs)
+        grads = [_zeros_like(o) if g is None else g.contiguous() for g, o in heads]
+        needs = [asked[place] for place in declared.places]
+        if not torch.is_grad_enabled() and nobody_looks_on(grads):  # nor at what the forward was called with
+            made = first.body(*grads, needs, *inputs, *outputs)
         else:
             # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
             # second backward would come back here once more, with gradients of zero.
-            made = _all(first(*grads, needs, *inputs, *detached(outputs)))
-        return arguments.gradients(inputs, made, needs)
+            made = first(*grads, needs, *inputs, *detached(outputs))
+        return declared.gradients(inputs, _all(made), needs)
 
     def push(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
         # the derivative along the tangents.
         flat = _load(ctx)
-        directions = arguments.directions(flat, tangents)
-        grads = (torch.zeros_like(o) for o in flat[width:][:grad_outputs])
-        made = _all(second(*directions, *grads, *flat))[:grad_outputs]
-        return *made, *([None] * (count - len(made)))
+        _, outputs = declared.split(flat)
+        grads = (torch.zeros_like(o) for o in outputs[:grad_outputs])
+        made = _all(second(*declared.directions(flat, tangents), *grads, *flat))[:grad_outputs]
+        return *made, *([None] * (declared.count - grad_outputs))
 
-    operator.register_autograd(chain, setup_context=save)
-    return transformable(operator, body, save, chain, push)
+    derivative = save, chain, push
+    return _define(name, declared.parameters, declared.count, forward, fake, derivative, register)
 
 
-class _Arguments:
+class _Declared:
     """The forward's arguments, and where they stand in the flat argument lists of its derivatives."""
 
     def __init__(self, name: str, forward: Callable, differentiable: tuple[str, ...], grad_outputs: int):
+        signature = inspect.signature(forward)
         self.name = name
-        self.parameters = {p.name: p.annotation for p in inspect.signature(forward).parameters.values()}
+        self.parameters = {p.name: p.annotation for p in signature.parameters.values()}
         self.names = list(self.parameters)
+        self.count = len(signature.return_annotation.__args__)  # of outputs
         self.differentiable = differentiable
         self.grad_outputs = grad_outputs
         unknown = set(differentiable) - set(self.names)
         if unknown:
             raise TypeError(f"{name}: differentiable names no argument of forward: {sorted(unknown)}")
         self.places = [self.names.index(n) for n in differentiable]
+        outputs = {f"output_{i}": Tensor for i in range(self.count)}
+        self.of_backward = {f"grad_{i}": Tensor for i in range(grad_outputs)}, self.parameters | outputs
+
+    def split(self, flat: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Inputs and outputs."""
+        return flat[: len(self.names)], flat[len(self.names) :]
 
     def saved(self, flat: Sequence[Any]) -> Saved:
-        split = len(self.names)
-        return Saved(dict(zip(self.names, flat[:split], strict=True)), tuple(flat[split:]))
+        inputs, outputs = self.split(flat)
+        return Saved(dict(zip(self.names, inputs, strict=True)), tuple(outputs))
+
+    def differentiable_of(self, flat: Sequence[Any]) -> list[Tensor | None]:
+        return [flat[place] for place in self.places]
 
     def gradients(
         self, inputs: Sequence[Any], made: Sequence[Tensor | None], needs: Sequence[bool]
@@ -190,136 +188,132 @@ class _Arguments:
         pairs = zip(self.differentiable_of(flat), self.differentiable_of(tangents), strict=True)
         return [_zeros_like(i) if t is None else t.contiguous() for i, t in pairs]
 
-    def differentiable_of(self, flat: Sequence[Any]) -> list[Tensor | None]:
-        return [flat[place] for place in self.places]
 
+def _backward_op(declared: _Declared, backward: Callable, second: Callable, register: Register) -> Callable:
+    """The first derivative as an operator: (grads, needs, inputs, outputs) -> gradients."""
+    heads, width = declared.grad_outputs, len(declared.differentiable)
+    grads, saved = declared.of_backward
 
-def _backward_op(
-    arguments: _Arguments,
-    count: int,
-    backward: Any,
-    second_backward: Any,
-    register: Register,
-    directly: Callable[[Callable], Callable],
-) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """The first and the second derivative as operators, and what the first does.
-
-    The first takes grads, needs, inputs, outputs, and returns gradients.
-    """
-    heads = arguments.grad_outputs
-    grads = {f"grad_{i}": Tensor for i in range(heads)}
-    saved = arguments.parameters | {f"output_{i}": Tensor for i in range(count)}
-
-    def run(*args: Any) -> tuple[Tensor, ...]:
-        grads, needs, flat = args[:heads], args[heads], args[heads + 1 :]
-        needed = dict(zip(arguments.differentiable, needs, strict=True))
-        return backward(grads, needed, arguments.saved(flat))
+    def run(*args: Any) -> tuple[Tensor | None, ...]:
+        needed = dict(zip(declared.differentiable, args[heads], strict=True))
+        return backward(args[:heads], needed, declared.saved(args[heads + 1 :]))
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        inputs = arguments.differentiable_of(args[heads + 1 :])
-        pairs = zip(inputs, args[heads], strict=True)
+        pairs = zip(declared.differentiable_of(args[heads + 1 :]), args[heads], strict=True)
         return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
-    name, width = f"{arguments.name}_backward", len(arguments.differentiable)
-    run_directly = directly(run)
-    parameters = grads | {"needs": list[bool]} | saved
-    operator, body = _define(name, parameters, width, run, fake, register, run_directly)
-    second = _second_backward_op(arguments, grads | saved, second_backward)
-
-    def save(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+    def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         ctx.set_materialize_grads(False)
         ctx.needed = inputs[heads]
-        _save(ctx, inputs[:heads] + inputs[heads + 1 :])
+        _save(ctx, (*inputs[:heads], *inputs[heads + 1 :]))
 
     def chain(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
-        flat = _load(ctx)
-        inputs = arguments.differentiable_of(flat[heads:])
-        whole = tuple(
+        grads, flat = (values := _load(ctx))[:heads], values[heads:]
+        inputs = declared.differentiable_of(flat)
+        whole = (
             d.contiguous() if need and d is not None else _zeros_like(i)
             for d, need, i in zip(directions, ctx.needed, inputs, strict=True)
         )
-        made = _all(second(*whole, *flat))
+        made = _all(second(*whole, *grads, *flat))
         present = [i is not None for i in inputs]
-        gradients = arguments.gradients(flat[heads : heads + len(arguments.names)], made[heads:], present)
-        return (*made[:heads], None, *gradients, *([None] * count))
+        gradients = declared.gradients(declared.split(flat)[0], made[heads:], present)
+        return *made[:heads], None, *gradients, *([None] * declared.count)
 
     def push(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         # Linear in the upstream gradients; by the inputs, the second derivatives are symmetric.
-        flat = _load(ctx)
-        grads, tangents = tangents[:heads], tangents[heads + 1 :]
-        grads = tuple(torch.zeros_like(g) if t is None else t for g, t in zip(flat, grads, strict=False))
-        along_grads = _all(first(*grads, ctx.needed, *flat[heads:]))
-        along_inputs = _all(second(*arguments.directions(flat[heads:], tangents), *flat))[heads:]
+        grads, flat = (values := _load(ctx))[:heads], values[heads:]
+        along = (torch.zeros_like(g) if t is None else t for g, t in zip(grads, tangents, strict=False))
+        along_grads = _all(first(*along, ctx.needed, *flat))
+        directions = declared.directions(flat, tangents[heads + 1 :])
+        along_inputs = _all(second(*directions, *grads, *flat))[heads:]
         made = zip(along_grads, along_inputs, ctx.needed, strict=True)
         return tuple(g + x if need else g for g, x, need in made)
 
-    operator.register_autograd(chain, setup_context=save)
-    first = transformable(operator, body, save, chain, push)
-    return first, second, run_directly
+    name, parameters = f"{declared.name}_backward", grads | {"needs": list[bool]} | saved
+    first = _define(name, parameters, width, run, fake, (save, chain, push), register)
+    return first
 
 
-def _second_backward_op(
-    arguments: _Arguments, parameters: dict[str, Any], second_backward: Any
-) -> Callable[..., Any]:
+def _second_backward_op(declared: _Declared, second_backward: Callable | None) -> Callable[..., Any]:
     """The second derivative as an operator: (directions, grads, inputs, outputs) -> gradients."""
-    name = arguments.name
+    name, width, heads = declared.name, len(declared.differentiable), declared.grad_outputs
     if second_backward is None:
         return _refuse(f"{name} was declared without a second backward: create_graph=True is not supported")
-    width, heads = len(arguments.differentiable), arguments.grad_outputs
+    directions, (grads, saved) = {f"direction_{i}": Tensor for i in range(width)}, declared.of_backward
 
     def run(*args: Any) -> tuple[Tensor, ...]:
-        directions, grads, flat = args[:width], args[width : width + heads], args[width + heads :]
-        return second_backward(directions, grads, arguments.saved(flat))
+        flat = declared.saved(args[width + heads :])
+        return second_backward(args[:width], args[width : width + heads], flat)
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        grads, inputs = args[width : width + heads], arguments.differentiable_of(args[width + heads :])
+        grads, inputs = args[width : width + heads], declared.differentiable_of(args[width + heads :])
         return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
 
-    directions = {f"direction_{i}": Tensor for i in range(width)}
-    of_second = directions | parameters
-    name, run_directly = f"{name}_second_backward", _with_detached(run)
-    second, body = _define(name, of_second, heads + width, run, fake, opaque, run_directly)
-    refuse = _refuse(f"{arguments.name} has no third derivative")
-    second.register_autograd(refuse, setup_context=lambda *_, **__: None)
-    return transformable(second, body, lambda *_, **__: None, refuse, refuse)
-
-
-def _with_detached(function: Callable) -> Callable[..., Any]:
-    """The function, whose arguments nothing has to be differentiated by."""
-    return lambda *args: function(*(detached(args) if torch._C._any_requires_grad(*args) else args))
+    refuse = _refuse(f"{name} has no third derivative")
+    derivative = (lambda *_, **__: None), refuse, refuse
+    parameters = directions | grads | saved
+    return _define(f"{name}_second_backward", parameters, heads + width, run, fake, derivative, opaque)
 
 
 def _define(
     name: str,
     parameters: dict[str, Any],
     count: int,
-    function: Callable,
-    fake: Callable,
+    function: Callable[..., Sequence[Tensor | None]],
+    fake: Callable[..., Sequence[Tensor]],
+    derivative: Derivative,
     register: Register,
-    directly: Callable,
-) -> tuple[Any, Callable[..., Any]]:
-    """Register an operator of these parameters with ``count`` results; also what it does in eager mode.
+) -> Any:
+    """Register an operator of these parameters with ``count`` results.
 
-    Torch reads parameters and results off that function's signature. There are no optional results.
+    There are no optional results: an empty tensor stands for None. What ``register`` has made without
+    torch.library finds its way by itself.
     """
-
-    def body_of(function: Callable) -> Callable[..., Any]:
-        def body(*args: Any) -> Any:
-            made = function(*args)
-            return single_or_all([args[0].new_empty(0) if m is None else m for m in made])
-
-        return body
 
     def single_or_all(made: Sequence[Tensor]) -> Any:
         return tuple(made) if count > 1 else made[0]
 
-    body = body_of(_with_detached(function))
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    body.__signature__ = inspect.Signature(
-        [inspect.Parameter(n, kind, annotation=annotation) for n, annotation in parameters.items()],
-        return_annotation=tuple[(Tensor,) * count] if count > 1 else Tensor,
-    )
-    return register(name, body, lambda *args: single_or_all(fake(*args))), body_of(directly)
+    def body(*args: Any) -> Any:
+        made = function(*detached(args))
+        return single_or_all([args[0].new_empty(0) if m is None else m for m in made])
+
+    signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
+    operator = register(name, body, lambda *args: single_or_all(fake(*args)))
+    operator.register_autograd(derivative[1], setup_context=derivative[0])
+    operator.body = body
+    operator.direct, operator.transformed = functions_of(name, body, operator, derivative)
+    if hasattr(operator, "register_kernel"):
+        operator.names = list(parameters)
+        operator.__class__ = _called_in_three_ways(type(operator))
+    return operator
+
+
+@functools.cache
+def _called_in_three_ways(kind: type) -> type:
+    """torch's class of operators, whose calls take the shortest way; torch.compile does not come here."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = (*args, *(kwargs[name] for name in self.names[len(args) :]))
+        if nobody_looks_on(args):
+            return self.direct(*args)
+        return self.transformed(*args) if is_transforming() else kind.__call__(self, *args)
+
+    return type("Operator", (kind,), {"__call__": call})
+
+
+def detached(args: Sequence[Any]) -> Sequence[Any]:
+    """Tensors, also those in lists, without ``requires_grad``, which foreign libraries trip over."""
+    if not any_requires_grad(args):
+        return args
+    return [
+        (a.detach() if a.requires_grad else a)
+        if isinstance(a, Tensor)
+        else detached(a)
+        if isinstance(a, list)
+        else a
+        for a in args
+    ]
 
 
 def _all(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -330,28 +324,32 @@ def _refuse(message: str) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
         raise NotImplementedError(message)
 
+    refuse.body = refuse
     return refuse
 
 
-def _save(ctx: Any, args: tuple) -> None:
+_TENSOR = object()  # stands for one that is saved
+
+
+def _save(ctx: Any, args: Sequence[Any]) -> None:
     """Keep tensors, also those in lists, where torch watches over them, and the rest in its place."""
     tensors, ctx.rest = [], []
     for a in args:
         if isinstance(a, Tensor):
             tensors.append(a)
-            ctx.rest.append(_SAVED)
+            ctx.rest.append(_TENSOR)
         elif isinstance(a, list):
             tensors += a
-            ctx.rest.append(_Saved(len(a)))
+            ctx.rest.append(slice(len(a)))
         else:
             ctx.rest.append(a)
-    ctx.save_for_backward(*tensors)
+    save_by(ctx, tensors)
 
 
 def _load(ctx: Any) -> tuple:
-    tensors = iter(ctx.saved_tensors)
+    tensors = iter(saved_by(ctx))
     return tuple(
-        next(tensors) if r is _SAVED else list(islice(tensors, r.count)) if type(r) is _Saved else r
+        next(tensors) if r is _TENSOR else [*islice(tensors, r.stop)] if type(r) is slice else r
         for r in ctx.rest
     )
 

@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
+from pointproj.ops.bridge.torch_op import Saved, Spec, signed, torch_op
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
 
 wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
@@ -34,7 +34,7 @@ def warp_op(
     grad_outputs: int = 1,
     backward: Callable[..., None] | str | None = None,
     second_backward: Callable[..., None] | None = None,
-    replayable: bool = False,
+    replayable: bool = False,  # not used any more
 ) -> Callable[[Callable[..., None]], Callable[..., Tensor | tuple[Tensor, ...]]]:
     """Decorate a launcher, ``launcher(launch, *inputs, *outputs)``, to make it a torch operator.
 
@@ -88,7 +88,6 @@ def warp_op(
             grad_outputs=grad_outputs,
             backward=first,
             second_backward=None if second_backward is None else bridge.second(second_backward),
-            replayable=replayable,
         )
 
     return decorate
@@ -126,10 +125,8 @@ class _Bridge:
         def forward(*args: Any) -> tuple[Tensor, ...]:
             return self.run(args)[1]
 
-        forward.__signature__ = inspect.Signature(
-            self.inputs, return_annotation=tuple[(Tensor,) * len(self.output_names)]
-        )
-        return forward
+        parameters = {p.name: p.annotation for p in self.inputs}
+        return signed(forward, parameters, tuple[(Tensor,) * len(self.output_names)])
 
     def run(self, args: Sequence[Any]) -> tuple[Launch, tuple[Tensor, ...]]:
         device = args[self.names.index(self.tensor)].device

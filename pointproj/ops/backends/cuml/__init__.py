@@ -9,7 +9,6 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.cuml.candidates import Candidates, candidates_of, exact_neighbors
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.pairs import rows_of_clouds
 from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn"})
@@ -131,25 +131,18 @@ def _build_body(reference_points: Tensor, reference_offsets: Tensor | None, clou
         del _indices[address]
     token = reference_points.new_empty(1)
     with _on(reference_points.device):
-        fitted = _fit(reference_points, _bounds(reference_offsets, len(reference_points), clouds))
+        fitted = _fit(reference_points, rows_of_clouds(reference_offsets, len(reference_points), clouds))
     _indices[token.data_ptr()] = _Index(StorageWeakRef(token.untyped_storage()), fitted)
     return (token,)
 
 
-def _search_body(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    token: Tensor | None,
-    k: int,
-) -> tuple[Tensor]:
+def _search_body(clouds: Clouds, token: Tensor | None, k: int) -> tuple[Tensor]:
+    query_points, reference_points = clouds.query_points, clouds.reference_points
     index = None if token is None else _indices.get(token.data_ptr())
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     with _on(query_points.device):
-        bounds = _bounds(reference_offsets, len(reference_points), clouds)
-        queries = _bounds(query_offsets, len(query_points), clouds)
+        bounds = rows_of_clouds(clouds.reference_offsets, len(reference_points), clouds.count)
+        queries = rows_of_clouds(clouds.query_offsets, len(query_points), clouds.count)
         fitted = _fit(reference_points, bounds) if index is None or index.token.expired() else index.clouds
         for (first, end), (first_row, _), cloud in zip(queries, bounds, fitted, strict=True):
             if end > first:
@@ -169,13 +162,6 @@ def _on(device: torch.device) -> Iterator[None]:
         raise CaptureImpossible(f"backend cuml cannot be recorded in a CUDA graph: {WAITS}")
     with torch.cuda.device(device):
         yield
-
-
-def _bounds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]]:
-    """First row and end of every cloud."""
-    if offsets is None:
-        return [(cloud * (size // clouds), (cloud + 1) * (size // clouds)) for cloud in range(clouds)]
-    return [*itertools.pairwise(offsets.tolist())]
 
 
 @functools.cache
@@ -203,8 +189,6 @@ _build_index = torch_op(
 )
 _search = torch_op(
     "pointproj::cuml_search",
-    _search_body,
-    lambda query_points, qo, reference_points, ro, clouds, token, k: (
-        ((query_points.shape[0], k), torch.int64),
-    ),
+    plain.over_clouds(_search_body, 1, token=Tensor | None, k=int),
+    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int64),),
 )

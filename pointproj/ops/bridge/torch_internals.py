@@ -1,0 +1,104 @@
+"""The private names of torch that the operators use: here alone, and each looked up when it is needed.
+
+They save time, or answer what torch has no public question for. Where one has gone, the ordinary path is
+taken: operators then go through torch's dispatcher in every call.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_transforming() -> bool:
+    """Whether an operator is called under a transform, or where derivatives are carried forward."""
+    try:
+        return _is_transforming()
+    except AttributeError:
+        return False
+
+
+def _is_transforming() -> bool:
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+
+
+def is_observed() -> bool:
+    """Whether a mode, a transform, a tracer or a profiler is to see the operators that are called."""
+    try:
+        return bool(
+            torch._C._len_torch_dispatch_stack()
+            or torch._C._len_torch_function_stack()
+            or torch.autograd._profiler_enabled()
+            or torch._C._is_tracing()
+            or _is_transforming()
+        )
+    except AttributeError:
+        return True
+
+
+def wrapper_test() -> Callable[[Tensor], bool]:
+    """What tells whether a tensor belongs to a transform, even to one that has ended."""
+    try:
+        return torch._C._functorch.is_functorch_wrapped_tensor
+    except AttributeError:
+        return lambda _: True
+
+
+def unwrapped(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Tensors of transforms that have ended as ordinary ones."""
+    try:
+        return torch._functorch.utils.unwrap_dead_wrappers(tuple(tensors))
+    except AttributeError:
+        return tensors
+
+
+def any_requires_grad(args: Sequence[Any]) -> bool:
+    """Whether a tensor among arguments does, also in their lists."""
+    try:
+        return torch._C._any_requires_grad(*args)
+    except AttributeError:
+        members = (m for a in args for m in (a if isinstance(a, list | tuple) else (a,)))
+        return any(isinstance(m, Tensor) and m.requires_grad for m in members)
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without its part for transforms, which takes time."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
+def has_modes() -> bool:
+    """Whether tensors that are made now may be something else than ordinary ones."""
+    try:
+        return torch._C._len_torch_dispatch_stack() > 0
+    except AttributeError:
+        return True
+
+
+def without_modes() -> contextlib.AbstractContextManager:
+    """A context in which tensors are ordinary ones, also when somebody is tracing."""
+    try:
+        return torch.utils._python_dispatch._disable_current_modes()
+    except AttributeError:
+        return contextlib.nullcontext()
+
+
+def map_rows(function: Callable[..., Tensor], rows: tuple[Tensor, ...], *others: Any) -> Tensor:
+    """``function(rows, *others)`` for each row of some tensors; a tracer sees a loop over any number."""
+    try:
+        from torch._higher_order_ops.map import map as mapped
+    except ImportError:
+        return torch.stack([function(row, *others) for row in zip(*rows, strict=True)])
+    return mapped(function, rows, *others)
+
+
+def raw_stream(index: int) -> int:
+    """The address of torch's current stream on a GPU; the public way makes an object in each call."""
+    try:
+        return torch._C._cuda_getCurrentRawStream(index)
+    except AttributeError:
+        return torch.cuda.current_stream(index).cuda_stream
