@@ -6,7 +6,6 @@ search within a radius visits the cells that the ball touches. A visitor says wh
 The lanes of a query take a row each, and all of them meet a candidate at a time, or none.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +91,6 @@ def _place_struct(dtype: torch.dtype, data: Any) -> Any:
         cells: CellListStruct
         data: Data
         grid: GridStruct
-        number: int
         limit: real
 
     return PlaceStruct
@@ -108,15 +106,12 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     Place, State = _place_struct(dtype, visitor.Data), visitor.State
     visit_runs = _run_visitor(dtype, lanes, visitor)
     grid_of = grid_functions(dtype)
-    reload, load = lanes.count > 1 and os.environ.get("PP_RELOAD", "0") == "1", grid_of.load
     gap, clip, row_of_cells = grid_of.gap, grid_of.clip, grid_of.row
     count, lane, any_of_warp, limit_of = lanes.count, lanes.lane, lanes.any, visitor.limit
 
     @wp.func
     def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
         """First point and number of points of a row of cells, as far as the limit leaves it."""
-        if wp.static(reload):
-            place.grid = load(place.cells, place.number, place.q)
         across_y = gap(place.q[1], place.grid, 1, y)
         across_z = gap(place.q[2], place.grid, 2, z)
         rest = limit - (across_y * across_y + across_z * across_z)
@@ -256,7 +251,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         for axis in range(3):
             low[axis] = along(q[axis] - reach, grid, axis)
             high[axis] = along(q[axis] + reach, grid, axis)
-        place = Place(q, ball.cells, data, grid, number, reach * reach)
+        place = Place(q, ball.cells, data, grid, reach * reach)
         state = visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
         return state
 
@@ -295,7 +290,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int):
         if wp.isfinite(q) and cells.frames[number, 0] < real(wp.inf):
             grid = load(cells, number, q)
-            place = Place(q, cells, data, grid, number, real(0.0))
+            place = Place(q, cells, data, grid, real(0.0))
             at = cell_at(q, grid)
             inner = int(-1)  # the shell up to which all has been visited
             shell = first_shell(cells, grid, at)
