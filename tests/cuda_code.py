@@ -159,8 +159,8 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             yield name, knn_search.BLOCK, knn_search.search_kernel(real, k, torch.int64, 8)
             name = f"the nearest within a radius, k = {k or 'more'}, {label}"
             yield name, lists.BLOCK, lists.nearest_kernel(real, k)
-        yield f"lists: count, {label}", lists.BLOCK, lists.count_kernel(real, 8)
-        yield f"lists: fill, {label}", lists.BLOCK, lists.fill_kernel(real, 8)
+        for part, kernel in zip(("count", "fill"), lists.list_kernels(real, 8), strict=True):
+            yield f"lists: {part}, {label}", lists.BLOCK, kernel
         division = sums.Division(8, 4, False)
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
             kernel = sums.aggregate_kernel(source, real, real, division, *weighting)

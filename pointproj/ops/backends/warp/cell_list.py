@@ -41,7 +41,7 @@ class CellList(NamedTuple):
 @once
 def cell_list_struct(dtype: torch.dtype) -> Any:
     """:class:`CellList` inside a kernel."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
 
     @wp.struct
     class CellListStruct:
@@ -69,7 +69,7 @@ class Grid(NamedTuple):
 @once
 def grid_functions(dtype: torch.dtype) -> Grid:
     """Struct and functions for positions of one dtype."""
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
     CellListStruct = cell_list_struct(dtype)
     unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
 

@@ -162,19 +162,15 @@ def _division(batch: Batch, for_radius: bool, device_type: str) -> tuple[int, in
     return parts, parts * batch.count, cells_per_two_points(batch.rows, for_radius, device_type)
 
 
-@once
-def _first_cell() -> wp.Function:
-    @wp.func
-    def first_cell(cloud: int, batch: BatchStruct, density: int):
-        """Number of the first cell of a cloud among those of its set."""
-        return density * first_row_of(cloud, batch) / 2 + 2 * cloud
-
-    return first_cell
+@wp.func
+def first_cell(cloud: int, batch: BatchStruct, density: int):
+    """Number of the first cell of a cloud among those of its set."""
+    return density * first_row_of(cloud, batch) / 2 + 2 * cloud
 
 
 @once
 def _shape_function(dtype: torch.dtype) -> wp.Function:
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
 
     @wp.func
     def shape_of(extent: vec3, budget: int, width: real):
@@ -225,7 +221,7 @@ def _grid_chooser(dtype: torch.dtype, count: int) -> wp.Function:
     ``corners`` are those of ``parts`` groups of its points, the highest negated. Their means are the box that
     holds most of the cloud, but no outliers.
     """
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
     CellListStruct = cell_list_struct(dtype)
     shape_of = _shape_function(dtype)
     group = lanes(count)
@@ -286,9 +282,9 @@ def _grid_chooser(dtype: torch.dtype, count: int) -> wp.Function:
 @once
 def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """Bounds of the points of each cloud, and from them its grid."""
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
     CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
-    first_cell, choose = _first_cell(), _grid_chooser(dtype, count)
+    choose = _grid_chooser(dtype, count)
     group = lanes(count)
     item, lane, take, minimum = group.item, group.lane, group.take, group.minimum
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
@@ -378,7 +374,7 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 @once
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """The cell of each point, and its rank of arrival there."""
-    _, vec3 = REALS[dtype]
+    _, vec3, _ = REALS[dtype]
     CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
     grid_of = grid_functions(dtype)
     load, cell_at, row_of_cells = grid_of.load, grid_of.cell_at, grid_of.row
@@ -413,7 +409,7 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
 @once
 def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Each point goes to its place in the order of the cells."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     PointsStruct = points_struct(dtype)
     _, store_point, _ = packed_point(dtype)
 

@@ -119,8 +119,8 @@ def gradient_kernel(
     gathered: Gathered,
 ) -> wp.Kernel:
     """What ``gathered`` says."""
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
+    place, vec3, _ = REALS[positions]
+    real, *_ = REALS[sums]
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(sums, division)
@@ -200,8 +200,8 @@ def _gradient_adder(
     A pair's share of the position is its factors times what the product of upstream gradient and feature
     exceeds that with the query's mean by; a sum takes all of it.
     """
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
+    place, vec3, _ = REALS[positions]
+    real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(sums, division)
     Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product

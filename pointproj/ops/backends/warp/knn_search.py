@@ -108,8 +108,7 @@ def in_order_of(cells: CellList, queries: Points, references: Points) -> Points:
 @once
 def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, blocks: int) -> wp.Kernel:
     """The search. With k None the neighbours wait in memory, else in registers."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    real, vec3, vec4 = REALS[dtype]
     CellListStruct, FoundStruct = cell_list_struct(dtype), found_struct(dtype, indices)
     PointsStruct, take = points_struct(dtype), point_at(dtype)
     State, begin, limit, insert, finish = top_k(dtype, k, indices)

@@ -81,26 +81,13 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native(f"return __ballot_sync(0xffffffffu, flag) {of_point};")
     def ballot(flag: bool) -> int: ...
 
-    take_there = f"return __shfl_sync(0xffffffffu, x, source, {count});"
-    exchanged = "return __shfl_xor_sync(0xffffffffu, x, mask);"
+    for number in (wp.int32, wp.float32, wp.float64):
 
-    @wp.func_native(take_there)
-    def take(x: wp.int32, source: int) -> wp.int32: ...
+        @wp.func_native(f"return __shfl_sync(0xffffffffu, x, source, {count});")
+        def take(x: number, source: int) -> number: ...
 
-    @wp.func_native(take_there)
-    def take(x: wp.float32, source: int) -> wp.float32: ...
-
-    @wp.func_native(take_there)
-    def take(x: wp.float64, source: int) -> wp.float64: ...
-
-    @wp.func_native(exchanged)
-    def exchange(x: wp.int32, mask: int) -> wp.int32: ...
-
-    @wp.func_native(exchanged)
-    def exchange(x: wp.float32, mask: int) -> wp.float32: ...
-
-    @wp.func_native(exchanged)
-    def exchange(x: wp.float64, mask: int) -> wp.float64: ...
+        @wp.func_native("return __shfl_xor_sync(0xffffffffu, x, mask);")
+        def exchange(x: number, mask: int) -> number: ...
 
     bits = count.bit_length() - 1
 

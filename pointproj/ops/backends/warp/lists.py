@@ -116,8 +116,7 @@ def _nearest_within(
 @once
 def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
     """The nearest within the radius, and how many there are. With k None they wait in memory."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    real, vec3, vec4 = REALS[dtype]
     PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
     FoundStruct = found_struct(dtype, torch.int64)
     ListState, begin, limit, insert, finish = top_k(dtype, k, torch.int64)
@@ -187,12 +186,13 @@ def _all_within(
         for filled, value in ((row_splits, 0), (rows, -1), (distances, torch.inf)):
             filled.fill_(value)
         return
-    launch(count_kernel(query_points.dtype, count), shape, *searched, row_splits, block_dim=BLOCK)
+    count_within, fill = list_kernels(query_points.dtype, count)
+    scratch = rows.new_empty(reference_points.shape[0])
+    parts = Parts(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
+    launch(count_within, shape, *searched, parts, block_dim=BLOCK)
     row_splits.cumsum_(0)
     if capacity:
-        scratch = rows.new_empty(reference_points.shape[0])
-        made = Parts(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
-        launch(fill_kernel(query_points.dtype, count), shape, *searched, made, block_dim=BLOCK)
+        launch(fill, shape, *searched, parts, block_dim=BLOCK)
 
 
 class Parts(NamedTuple):
@@ -208,7 +208,7 @@ class Parts(NamedTuple):
 
 @once
 def _parts_struct(dtype: torch.dtype) -> Any:
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
 
     @wp.struct
     class PartsStruct:
@@ -220,48 +220,6 @@ def _parts_struct(dtype: torch.dtype) -> Any:
         scratch: wp.array(dtype=wp.int64)
 
     return PartsStruct
-
-
-@once
-def count_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
-    """How many points are within the radius of each query."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
-    PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
-    group = lanes(count)
-    lane, item, total = group.lane, group.item, group.total
-
-    @wp.struct
-    class State:
-        square: real
-        count: int
-
-    @wp.struct
-    class NoData:
-        nothing: int
-
-    @wp.func
-    def visit(state: State, data: NoData, q: vec3, point: vec4, squared: real, exists: bool):
-        if exists and squared <= state.square:
-            state.count += 1
-        return state
-
-    search = ball_search(dtype, group, Visitor(State, NoData, visit))
-
-    @wp.kernel(**OPTIONS)
-    def count_within(queries: PointsStruct, ball: BallStruct, row_splits: wp.array(dtype=wp.int64)):
-        """Launched over queries and lanes; fills ``row_splits`` (Q + 1,) with 0 and the counts."""
-        number, _ = wp.tid()
-        query, q = take_point(queries, item(number))
-        state = State(square_of(ball, query), 0)
-        state = search(state, query, q, cloud_of(query, queries.batch), ball, NoData())
-        found = total(state.count)
-        if lane() == 0:
-            row_splits[query + 1] = wp.int64(found)
-            if query == 0:
-                row_splits[0] = wp.int64(0)
-
-    return count_within
 
 
 # Slots of lists are numbered by 64 bits, which Warp's arrays do not take.
@@ -279,7 +237,7 @@ def put_row(address: wp.uint64, i: int, row: int): ...
 
 @once
 def _put_distance(dtype: torch.dtype) -> wp.Function:
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
 
     @wp.func_native("distances.data[slot] = distance;")
     def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
@@ -325,13 +283,12 @@ def sort_function(count: int) -> wp.Function:
 
 
 @once
-def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
-    """The rows of each query in ascending order and their distances, as far as there is room.
+def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
+    """The first counts the neighbours of each query, the second writes them as far as there is room.
 
-    Behind the last of them stands what there is where there is no neighbour.
+    Behind the last of them it writes what stands where there is no neighbour.
     """
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    real, vec3, vec4 = REALS[dtype]
     PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
     PartsStruct, put_distance = _parts_struct(dtype), _put_distance(dtype)
     _, _, row_of = packed_point(dtype)
@@ -343,19 +300,31 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     class State:
         square: real
         size: int
-        address: wp.uint64
+        address: wp.uint64  # where rows go; 0 while they are only counted
 
     @wp.func
     def visit(state: State, parts: PartsStruct, q: vec3, point: vec4, squared: real, exists: bool):
         within = exists and squared <= state.square
         present = ballot(within)
-        if within:
+        if within and state.address != wp.uint64(0):
             put_row(state.address, state.size + bits_before(present), row_of(point))
         state.size += bit_count(present)
         return state
 
     search = ball_search(dtype, group, Visitor(State, PartsStruct, visit))
     sort_rows = sort_function(count)
+
+    @wp.kernel(**OPTIONS)
+    def count_within(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
+        """Launched over queries and lanes; fills ``row_splits`` with 0 and the counts."""
+        number, _ = wp.tid()
+        query, q = take_point(queries, item(number))
+        state = State(square_of(ball, query), 0, wp.uint64(0))
+        state = search(state, query, q, cloud_of(query, queries.batch), ball, parts)
+        if lane() == 0:
+            parts.row_splits[query + 1] = wp.int64(state.size)
+            if query == 0:
+                parts.row_splits[0] = wp.int64(0)
 
     @wp.func
     def fill_rest(number: int, parts: PartsStruct):
@@ -369,7 +338,7 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 
     @wp.kernel(**OPTIONS)
     def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
-        """Launched over queries and lanes; fills ``rows`` and ``distances``."""
+        """Launched over queries and lanes; fills ``rows`` and ``distances``, the former in ascending order."""
         number, _ = wp.tid()
         fill_rest(item(number), parts)
         query, q = take_point(queries, item(number))
@@ -393,4 +362,4 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
             squared = squared_of(q, parts.points[row])
             put_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
 
-    return fill
+    return count_within, fill

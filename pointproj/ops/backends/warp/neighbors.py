@@ -47,7 +47,7 @@ _RESERVE = """
 
 @once
 def _queue(sums: torch.dtype) -> Queue:
-    real, _ = REALS[sums]
+    real, *_ = REALS[sums]
     names = {"block": BLOCK, "lanes": LANES, "waiting": WAITING}
     names["real"] = "float" if sums == torch.float32 else "double"
     entry = _ENTRY.format(**names)
@@ -95,7 +95,7 @@ def meeting(
 
 def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function, wp.Function]:
     """``meet(state, problem, exists, row, squared)`` and ``finish(state, problem)``, which add what is met."""
-    real, _ = REALS[sums]
+    real, *_ = REALS[sums]
     State, Problem, add = adder
     count, lane, any_of_warp, ballot = group.count, group.lane, group.any, group.ballot
 
@@ -150,8 +150,7 @@ def _meet_ball(
     group: Lanes,
     adder: Adder,
 ) -> Meeting:
-    place, vec3 = REALS[positions]
-    vec4 = wp.types.vector(length=4, dtype=place)
+    place, vec3, vec4 = REALS[positions]
     State, Problem, _ = adder
     meet, finish = _waiting(sums, group, adder)
     BallStruct, square_of = ball_struct(positions), square_function(positions)
@@ -180,8 +179,8 @@ def _meet_lists(
     group: Lanes,
     adder: Adder,
 ) -> Meeting:
-    _, vec3 = REALS[positions]
-    real, _ = REALS[sums]
+    _, vec3, _ = REALS[positions]
+    real, *_ = REALS[sums]
     State, Problem, add = adder
     squared_of = squared_distance(positions, sums)
     count, lane = group.count, group.lane

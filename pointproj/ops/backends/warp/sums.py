@@ -45,8 +45,8 @@ class Problem(NamedTuple):
 @once
 def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
     """:class:`Problem` inside a kernel."""
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
+    place, vec3, _ = REALS[positions]
+    real, *_ = REALS[sums]
 
     @wp.struct
     class ProblemStruct:
@@ -105,18 +105,16 @@ _MULTIPLY_ADD = """
 """
 
 
-@wp.func_native(_MULTIPLY_ADD)
-def multiply_add(x: wp.float32, y: wp.float32, sum: wp.float32) -> wp.float32: ...
+for number in (wp.float32, wp.float64):
 
-
-@wp.func_native(_MULTIPLY_ADD)
-def multiply_add(x: wp.float64, y: wp.float64, sum: wp.float64) -> wp.float64: ...
+    @wp.func_native(_MULTIPLY_ADD)
+    def multiply_add(x: number, y: number, sum: number) -> number: ...
 
 
 @once
 def row_functions(sums: torch.dtype, division: Division) -> Rows:
     """For sums in one dtype."""
-    real, _ = REALS[sums]
+    real, *_ = REALS[sums]
     matrix, channels = wp.array2d(dtype=real), division.channels
     Channels = wp.types.vector(length=channels, dtype=real)
     count, lane = division.lanes, lanes(division.lanes).lane
@@ -197,7 +195,7 @@ def aggregate_kernel(
     reduce: str,
 ) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
-    real, _ = REALS[sums]
+    real, *_ = REALS[sums]
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
     store = row_functions(sums, division).store
@@ -245,8 +243,8 @@ def _sum_adder(
     positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, relative: bool
 ) -> Adder:
     """A running total of the weights, and of the weighted rows."""
-    place, _ = REALS[positions]
-    real, _ = REALS[sums]
+    place, *_ = REALS[positions]
+    real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(sums, division)
     Channels, add_row = rows.Channels, rows.add

@@ -27,7 +27,7 @@ class Found(NamedTuple):
 @once
 def found_struct(dtype: torch.dtype, indices: torch.dtype) -> Any:
     """:class:`Found` inside a kernel."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     integer = wp.dtype_from_torch(indices)
 
     @wp.struct
@@ -55,7 +55,7 @@ def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> TopK:
 
 @once
 def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
 
     @wp.func
     def comes_before(squared: real, row: int, other: real, other_row: int):
@@ -72,7 +72,7 @@ def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
 
 @once
 def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> TopK:
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
     comes_before, distance_of = _functions(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
@@ -124,7 +124,7 @@ def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> TopK:
 @once
 def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> TopK:
     """A heap in the output rows, its farthest neighbour on top."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
     comes_before, distance_of = _functions(dtype)
 

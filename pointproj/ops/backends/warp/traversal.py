@@ -44,8 +44,7 @@ def nearest_first(j: int, at: int, low: int, high: int):
 
 def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``visit_runs(state, q, points, data, begin, count) -> state``: every lane goes through a run of its own."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    real, vec3, vec4 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     load_point, _, _ = packed_point(dtype)
@@ -79,9 +78,9 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
 @once
 def _place_struct(dtype: torch.dtype, data: Any) -> Any:
-    _, vec3 = REALS[dtype]
+    _, vec3, _ = REALS[dtype]
     CellListStruct, GridStruct, Data = cell_list_struct(dtype), grid_functions(dtype).struct, data
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
 
     @wp.struct
     class PlaceStruct:
@@ -102,7 +101,7 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
     Cells up to shell ``inner`` around ``at`` are left out: of their rows only the two ends are new.
     """
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     Place, State = _place_struct(dtype, visitor.Data), visitor.State
     visit_runs = _run_visitor(dtype, lanes, visitor)
     grid_of = grid_functions(dtype)
@@ -192,7 +191,7 @@ def new_ball(cells: CellList, first_grid: int, radius: float, radii: Tensor | No
 @once
 def ball_struct(dtype: torch.dtype) -> Any:
     """:class:`Ball` inside a kernel."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     CellListStruct = cell_list_struct(dtype)
 
     @wp.struct
@@ -226,7 +225,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
 
     The visitor sees some points that are farther away; of a ``q`` that is not finite none.
     """
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
     BallStruct, State, Data = ball_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
@@ -260,7 +259,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
 
 def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``search(state, q, cells, data, grid) -> state``: meet the nearest; of a ``q`` that is not finite none."""
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
     CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
