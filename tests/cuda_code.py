@@ -149,7 +149,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
 
     from pointproj.ops.backends.warp import cell_list_build, gradients, knn_search, lists, neighbors, sums
 
-    usual, weighting = 256, ("exponential", "mean")
+    usual = 256
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):
         yield f"cell list: bounds, {label}", 64, cell_list_build.bound_kernel(real, 32)
         yield f"cell list: count, {label}", usual, cell_list_build.count_kernel(real)
@@ -161,17 +161,15 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             yield name, lists.BLOCK, lists.nearest_kernel(real, k)
         for part, kernel in zip(("count", "fill"), lists.list_kernels(real, 8), strict=True):
             yield f"lists: {part}, {label}", lists.BLOCK, kernel
-        division = sums.Division(8, 4, False)
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
-            kernel = sums.aggregate_kernel(source, real, real, division, *weighting)
+            form = neighbors.Form(source, real, real, 8, 4, False, "exponential", "mean")
+            kernel = sums.aggregate_kernel(form)
             yield f"sums {where}, {label}", usual, kernel
             forms = [(True, True, False), (False, False, True), (False, True, True)]
             if source is neighbors.Lists:
                 forms = [(True, False, True), (True, True, True)]
             for gathered in forms:
-                kernel = gradients.gradient_kernel(
-                    source, real, real, division, *weighting, gradients.Gathered(*gathered)
-                )
+                kernel = gradients.gradient_kernel(form, gradients.Gathered(*gathered))
                 of = "features" if not gathered[1] else "queries" if gathered[0] else "references"
                 yield f"gradients of {of} {where}, {label}", usual, kernel
 

@@ -11,16 +11,8 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Lists, Source, meeting
-from pointproj.ops.backends.warp.sums import (
-    AT_ONCE,
-    BLOCKS,
-    Division,
-    Problem,
-    divide,
-    problem_struct,
-    row_functions,
-)
+from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Lists, Source, meeting
+from pointproj.ops.backends.warp.sums import AT_ONCE, BLOCKS, Problem, form_of, problem_struct, row_functions
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -99,38 +91,29 @@ def _launch(
     gathered: Gathered,
     *made: Tensor | None,
 ) -> None:
-    division = divide(problem.features)
-    dtypes = own.positions.dtype, problem.features.dtype
-    compiled = gradient_kernel(type(source), *dtypes, division, weighting.kernel, weighting.reduce, gathered)
+    form = form_of(source, own, problem, weighting)
     # What a point gathers of features is summed up chunk by chunk.
     chunks = problem.chunks if gathered.features and not gathered.of_queries else 1
-    shape = own.batch.rows * chunks, division.lanes
-    launch(compiled, shape, own, source, problem, chunks, *made, block_dim=BLOCK)
+    shape = own.batch.rows * chunks, form.lanes
+    launch(gradient_kernel(form, gathered), shape, own, source, problem, chunks, *made, block_dim=BLOCK)
 
 
 @once
-def gradient_kernel(
-    source: type[Source],
-    positions: torch.dtype,
-    sums: torch.dtype,
-    division: Division,
-    kernel: str,
-    reduce: str,
-    gathered: Gathered,
-) -> wp.Kernel:
+def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     """What ``gathered`` says."""
+    positions, sums, reduce = form.positions, form.sums, form.reduce
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
-    rows = row_functions(sums, division)
+    rows = row_functions(form)
     load, product, store = rows.load, rows.product, rows.store
-    group = lanes(division.lanes)
+    group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_, per_sigma = weights_of(kernel, sums)
-    adder = _gradient_adder(positions, sums, division, kernel, reduce, gathered)
+    rate_of, *_, per_sigma = weights_of(form.kernel, sums)
+    adder = _gradient_adder(form, gathered)
     State = adder.State
-    SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
+    SourceStruct, each_neighbor = meeting(form, adder)
     of_queries, of_points, of_features = gathered
 
     @wp.func
@@ -187,31 +170,25 @@ def gradient_kernel(
     return gradient
 
 
-def _gradient_adder(
-    positions: torch.dtype,
-    sums: torch.dtype,
-    division: Division,
-    kernel: str,
-    reduce: str,
-    gathered: Gathered,
-) -> Adder:
+def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     """What a pair does to a point's position, to features and to sigma.
 
     A pair's share of the position is its factors times what the product of upstream gradient and feature
     exceeds that with the query's mean by; a sum takes all of it.
     """
+    positions, sums = form.positions, form.sums
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
-    rows = row_functions(sums, division)
+    rows = row_functions(form)
     Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product
-    _, level_of, weight_of, pull, _ = weights_of(kernel, sums)
-    group = lanes(division.lanes)
+    _, level_of, weight_of, pull, _ = weights_of(form.kernel, sums)
+    group = lanes(form.lanes)
     lane, take, any_of_warp, total_of = group.lane, group.take, group.any, group.total
     count, at_once = group.count, min(AT_ONCE, group.count)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
-    divides = reduce == "mean"
+    divides = form.reduce == "mean"
     Shares, Nothing = (wp.types.vector(length=length, dtype=real) for length in (4, 1))
     Own = Channels if of_points or of_queries else Nothing
     Sums = Channels if gathers else Nothing

@@ -12,7 +12,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
-from pointproj.ops.backends.warp.lanes import LANES, Lanes, bit_count, bits_before, sync
+from pointproj.ops.backends.warp.lanes import LANES, bit_count, bits_before, lanes, sync
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, ball_struct, square_function
 
 BLOCK = int(os.environ.get("PP_BLOCK", "128"))  # threads that share memory
@@ -27,6 +27,19 @@ class Lists(NamedTuple):
 
 
 Source = Ball | Lists
+
+
+class Form(NamedTuple):
+    """What a kernel of sums is compiled for."""
+
+    source: type[Source]
+    positions: torch.dtype
+    sums: torch.dtype
+    lanes: int  # of a point
+    channels: int  # of each lane
+    whole: bool  # whether the last channel of the last lane is the last of a row
+    kernel: str
+    reduce: str
 
 
 class Queue(NamedTuple):
@@ -73,9 +86,8 @@ class Adder(NamedTuple):
 
     State: Any  # struct with ``waiting`` (int) and ``square`` (real of positions), which are the source's
     Problem: Any  # struct
-    add: (
-        wp.Function
-    )  # (state, problem, row, squared) -> state; the first lanes bring one each, row -1 is none
+    # (state, problem, row, squared) -> state; the first lanes bring one each, row -1 is none
+    add: wp.Function
 
 
 class Meeting(NamedTuple):
@@ -85,17 +97,15 @@ class Meeting(NamedTuple):
     each_neighbor: wp.Function  # (state, own row, q, cloud, source, problem) -> state, with all of them added
 
 
-def meeting(
-    source: type[Source], positions: torch.dtype, sums: torch.dtype, group: Lanes, adder: Adder
-) -> Meeting:
+def meeting(form: Form, adder: Adder) -> Meeting:
     """For a kind of source."""
-    make = _meet_ball if source is Ball else _meet_lists
-    return make(positions, sums, group, adder)
+    return (_meet_ball if form.source is Ball else _meet_lists)(form, adder)
 
 
-def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function, wp.Function]:
+def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function]:
     """``meet(state, problem, exists, row, squared)`` and ``finish(state, problem)``, which add what is met."""
-    real, *_ = REALS[sums]
+    group = lanes(form.lanes)
+    real, *_ = REALS[form.sums]
     State, Problem, add = adder
     count, lane, any_of_warp, ballot = group.count, group.lane, group.any, group.ballot
 
@@ -111,7 +121,7 @@ def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function
 
     if group.count == 1:
         return meet_one, nothing_waits
-    reserve, put, number_at, row_at = _queue(sums)
+    reserve, put, number_at, row_at = _queue(form.sums)
     most = (WAITING - 1) * group.count
 
     @wp.func
@@ -144,25 +154,20 @@ def _waiting(sums: torch.dtype, group: Lanes, adder: Adder) -> tuple[wp.Function
     return meet, finish
 
 
-def _meet_ball(
-    positions: torch.dtype,
-    sums: torch.dtype,
-    group: Lanes,
-    adder: Adder,
-) -> Meeting:
-    place, vec3, vec4 = REALS[positions]
+def _meet_ball(form: Form, adder: Adder) -> Meeting:
+    place, vec3, vec4 = REALS[form.positions]
     State, Problem, _ = adder
-    meet, finish = _waiting(sums, group, adder)
-    BallStruct, square_of = ball_struct(positions), square_function(positions)
-    squared_of = squared_distance(positions, sums)
-    _, _, row_of = packed_point(positions)
+    meet, finish = _waiting(form, adder)
+    BallStruct, square_of = ball_struct(form.positions), square_function(form.positions)
+    squared_of = squared_distance(form.positions, form.sums)
+    _, _, row_of = packed_point(form.positions)
 
     @wp.func
     def visit(state: State, problem: Problem, q: vec3, point: vec4, squared: place, exists: bool):
         wide = squared_of(q, vec3(point[0], point[1], point[2]))
         return meet(state, problem, exists and squared <= state.square, row_of(point), wide)
 
-    search = ball_search(positions, group, Visitor(State, Problem, visit))
+    search = ball_search(form.positions, lanes(form.lanes), Visitor(State, Problem, visit))
 
     @wp.func
     def each_neighbor(state: State, own: int, q: vec3, cloud: int, ball: BallStruct, problem: Problem):
@@ -173,17 +178,12 @@ def _meet_ball(
     return Meeting(BallStruct, each_neighbor)
 
 
-def _meet_lists(
-    positions: torch.dtype,
-    sums: torch.dtype,
-    group: Lanes,
-    adder: Adder,
-) -> Meeting:
-    _, vec3, _ = REALS[positions]
-    real, *_ = REALS[sums]
+def _meet_lists(form: Form, adder: Adder) -> Meeting:
+    _, vec3, _ = REALS[form.positions]
+    real, *_ = REALS[form.sums]
     State, Problem, add = adder
-    squared_of = squared_distance(positions, sums)
-    count, lane = group.count, group.lane
+    squared_of = squared_distance(form.positions, form.sums)
+    count, lane = form.lanes, lanes(form.lanes).lane
 
     @wp.struct
     class ListsStruct:

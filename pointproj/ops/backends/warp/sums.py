@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
-from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
+from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -66,25 +66,6 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
     return ProblemStruct
 
 
-class Division(NamedTuple):
-    """How the channels of a row are divided among the lanes of a point."""
-
-    lanes: int
-    channels: int  # of each lane
-    whole: bool  # whether the last channel of the last lane is the last of a row
-
-    def chunks_of(self, columns: int) -> int:
-        """How many times all lanes together have to go through a row."""
-        return -(-columns // (self.channels * self.lanes))
-
-
-def divide(features: Tensor) -> Division:
-    """By the number of channels and the device."""
-    count, columns = lanes_on(features.device.type), features.shape[1]
-    channels = -(-min(columns, CHANNELS) // count)
-    return Division(count, channels, columns % (channels * count) == 0)
-
-
 class Rows(NamedTuple):
     """Rows of numbers, of which each lane has some channels; chunk by chunk if there are many."""
 
@@ -112,12 +93,12 @@ for number in (wp.float32, wp.float64):
 
 
 @once
-def row_functions(sums: torch.dtype, division: Division) -> Rows:
-    """For sums in one dtype."""
-    real, *_ = REALS[sums]
-    matrix, channels = wp.array2d(dtype=real), division.channels
+def row_functions(form: Form) -> Rows:
+    """For sums of one form."""
+    real, *_ = REALS[form.sums]
+    matrix, channels, whole = wp.array2d(dtype=real), form.channels, form.whole
     Channels = wp.types.vector(length=channels, dtype=real)
-    count, lane = division.lanes, lanes(division.lanes).lane
+    count, lane = form.lanes, lanes(form.lanes).lane
 
     @wp.func
     def column(chunk: int, i: int):
@@ -126,7 +107,7 @@ def row_functions(sums: torch.dtype, division: Division) -> Rows:
     @wp.func
     def column_to_read(chunk: int, i: int, values: matrix):
         """Beyond the last column that is read once more: so no load waits for a condition."""
-        if wp.static(division.whole):
+        if wp.static(whole):
             return column(chunk, i)
         return wp.min(column(chunk, i), values.shape[1] - 1)
 
@@ -170,42 +151,43 @@ def new_problem(
     features: Tensor, sigma: Tensor, weighting: Weighting, aggregated: Tensor, softmax: Tensor
 ) -> Problem:
     """The problem as kernels take it."""
-    chunks = divide(features).chunks_of(features.shape[1])
+    chunks = -(-features.shape[1] // CHANNELS)
     return Problem(sigma, weighting.power, limit_of(weighting), features, aggregated, softmax, chunks)
+
+
+def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
+    """What to compile for: channels are divided evenly among as many passes as they take."""
+    count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
+    channels = -(-columns // (problem.chunks * count))
+    whole = channels * problem.chunks * count == columns
+    dtypes = own.positions.dtype, problem.features.dtype
+    return Form(type(source), *dtypes, count, channels, whole, weighting.kernel, weighting.reduce)
 
 
 def launch_sums(
     launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting
 ) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
-    division = divide(problem.features)
-    dtypes = queries.positions.dtype, problem.features.dtype
-    compiled = aggregate_kernel(type(source), *dtypes, division, weighting.kernel, weighting.reduce)
-    shape = queries.batch.rows * problem.chunks, division.lanes
-    launch(compiled, shape, queries, source, problem, block_dim=BLOCK)
+    form = form_of(source, queries, problem, weighting)
+    shape = queries.batch.rows * problem.chunks, form.lanes
+    launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
 
 
 @once
-def aggregate_kernel(
-    source: type[Source],
-    positions: torch.dtype,
-    sums: torch.dtype,
-    division: Division,
-    kernel: str,
-    reduce: str,
-) -> wp.Kernel:
+def aggregate_kernel(form: Form) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
+    positions, sums, reduce = form.positions, form.sums, form.reduce
     real, *_ = REALS[sums]
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
-    store = row_functions(sums, division).store
-    group = lanes(division.lanes)
+    store = row_functions(form).store
+    group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_ = weights_of(kernel, sums)
-    relative = is_relative(kernel, reduce)
-    adder = _sum_adder(positions, sums, division, kernel, relative)
+    rate_of, *_ = weights_of(form.kernel, sums)
+    relative = is_relative(form.kernel, reduce)
+    adder = _sum_adder(form)
     State = adder.State
-    SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
+    SourceStruct, each_neighbor = meeting(form, adder)
 
     @wp.kernel(
         **OPTIONS,
@@ -239,19 +221,18 @@ def aggregate_kernel(
     return aggregate
 
 
-def _sum_adder(
-    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, relative: bool
-) -> Adder:
+def _sum_adder(form: Form) -> Adder:
     """A running total of the weights, and of the weighted rows."""
+    positions, sums, relative = form.positions, form.sums, is_relative(form.kernel, form.reduce)
     place, *_ = REALS[positions]
     real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
-    rows = row_functions(sums, division)
+    rows = row_functions(form)
     Channels, add_row = rows.Channels, rows.add
-    group = lanes(division.lanes)
+    group = lanes(form.lanes)
     take, any_of_warp, minimum, at_once = group.take, group.any, group.minimum, min(AT_ONCE, group.count)
     count = group.count
-    _, level_of, weight_of, *_ = weights_of(kernel, sums)
+    _, level_of, weight_of, *_ = weights_of(form.kernel, sums)
 
     @wp.struct
     class State:
