@@ -50,7 +50,7 @@ def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
 
 
 def cell_list_specs(sets: list[tuple[int, int]], dtype: torch.dtype, clouds: int) -> dict:
-    """Shape and dtype of the tables of some sets of points, each given as rows and ``cells_per_two_points``."""
+    """Shape and dtype of the tables of some sets of points: the rows and ``cells_per_two_points`` of each."""
     grids = len(sets) * clouds
     cells = sum(_cells_of(rows, clouds, density) for rows, density in sets)
     return {
@@ -123,7 +123,7 @@ def fill_cell_list(
     radius: float,
     radius_on_device: Tensor | None,
 ) -> None:
-    """Sort one or two sets of points. ``radius_on_device`` (1,) is in place of a number the host does not know."""
+    """Sort one or two sets of points; ``radius_on_device`` (1,) is one that the host does not know."""
     first, second = (*sets, NOBODY)[:2]
     device, dtype = cells.points.device, cells.points.dtype
     divisions = [_division(s.batch, for_radius, device.type) for s in (first, second)]
@@ -391,7 +391,7 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     def count(
         first: PointsStruct, second: PointsStruct, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)
     ):
-        """Launched over the points of both sets; fills ``placed`` (n, 2), and counts in ``start`` behind each cell."""
+        """Launched over the points of both sets; fills ``placed`` (n, 2), counts in ``start`` behind each cell."""
         i = wp.tid()
         cell = int(0)
         if i < first.batch.rows:

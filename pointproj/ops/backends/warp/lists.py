@@ -65,7 +65,7 @@ def _arguments(clouds: Clouds, tables: Tables | None, radius: float | Tensor) ->
 def _queries_and_ball(
     launch: Launch, clouds: Clouds, tables: list[Tensor], radius: float, radii: Tensor | None
 ) -> tuple[Points, Ball]:
-    """What is searched for, and where. Without tables it builds its own: that spares another operator's call."""
+    """What is searched for, and where. Without tables it builds its own, which spares another operator."""
     queries, references = sets_of(clouds)
     if tables:
         cells = CellList(*tables)
@@ -338,7 +338,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
 
     @wp.kernel(**OPTIONS)
     def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
-        """Launched over queries and lanes; fills ``rows`` and ``distances``, the former in ascending order."""
+        """Launched over queries and lanes; fills ``rows``, in ascending order, and ``distances``."""
         number, _ = wp.tid()
         fill_rest(item(number), parts)
         query, q = take_point(queries, item(number))

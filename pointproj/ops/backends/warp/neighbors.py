@@ -103,7 +103,7 @@ def meeting(form: Form, adder: Adder) -> Meeting:
 
 
 def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function]:
-    """``meet(state, problem, exists, row, squared)`` and ``finish(state, problem)``, which add what is met."""
+    """``meet(state, problem, exists, row, squared)`` and ``finish(state, problem)`` add what is met."""
     group = lanes(form.lanes)
     real, *_ = REALS[form.sums]
     State, Problem, add = adder

@@ -1,4 +1,4 @@
-"""The forward of every aggregation: weights of the neighbours of each query, and the weighted sum of their features.
+"""The forward of every aggregation: weights of each query's neighbours, and the weighted sum of their features.
 
 The lanes of a point stand side by side over the channels, with a few neighbours' rows on their way at a time.
 Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour

@@ -3,7 +3,7 @@
 Short lists are kept sorted in a thread's registers, long ones as a heap in memory. Each maker returns
 ``State``, ``begin(query, found) -> state``, ``limit(state, found)``, the squared distance beyond which no
 point matters, ``insert(state, found, squared, row) -> state`` and ``finish(state, query, found, missing)``,
-which writes the neighbours' rows and distances, nearest first; ``missing`` is the distance where there is none.
+which writes the neighbours' rows and distances, nearest first; ``missing`` stands where there is none.
 """
 
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
 
     @wp.func
     def comes_before(squared: real, row: int, other: real, other_row: int):
-        """Whether a neighbour comes before another in the result; places still empty, of row -1, come last."""
+        """Whether a neighbour comes before another in the result; empty places, of row -1, come last."""
         lower = wp.uint32(row) < wp.uint32(other_row)
         return squared < other or (squared == other and lower)
 

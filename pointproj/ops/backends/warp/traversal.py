@@ -43,7 +43,7 @@ def nearest_first(j: int, at: int, low: int, high: int):
 
 
 def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``visit_runs(state, q, points, data, begin, count) -> state``: every lane goes through a run of its own."""
+    """``visit_runs(state, q, points, data, begin, count) -> state``: every lane has a run of its own."""
     real, vec3, vec4 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
@@ -251,14 +251,13 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
             low[axis] = along(q[axis] - reach, grid, axis)
             high[axis] = along(q[axis] + reach, grid, axis)
         place = Place(q, ball.cells, data, grid, reach * reach)
-        state = visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
-        return state
+        return visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
 
     return search
 
 
 def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``search(state, q, cells, data, grid) -> state``: meet the nearest; of a ``q`` that is not finite none."""
+    """``search(state, q, cells, data, grid) -> state``: meet the nearest, unless ``q`` is not finite."""
     real, vec3, _ = REALS[dtype]
     CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
