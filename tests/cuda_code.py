@@ -152,6 +152,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
     usual = 256
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):
         yield f"cell list: bounds, {label}", 64, cell_list_build.bound_kernel(real, 32)
+        yield f"cell list: grids, {label}", usual, cell_list_build.divide_kernel(real, 32)
         yield f"cell list: count, {label}", usual, cell_list_build.count_kernel(real)
         yield f"cell list: scatter, {label}", usual, cell_list_build.scatter_kernel(real)
         for k in (7, 32, None):

@@ -111,22 +111,11 @@ _SYNC = """
     __syncwarp();
 #endif
 """
-_FENCE = """
-#if defined(__CUDA_ARCH__)
-    __threadfence();
-#endif
-"""
 
 
 @wp.func_native(_SYNC)
 def sync():
     """After this, the lanes of a warp see what they wrote before it."""
-    ...
-
-
-@wp.func_native(_FENCE)
-def fence():
-    """What this thread wrote before it is seen before what it writes after."""
     ...
 
 
