@@ -5,8 +5,7 @@ the build can be captured in a CUDA graph. In deterministic mode points keep the
 otherwise, on a GPU, that is the order in which they arrive.
 """
 
-import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import warp as wp
@@ -31,7 +30,7 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 FEW_POINTS, MANY_POINTS = 2**17, 2**18
 PART, MOST_PARTS = 512, 2**11  # points that a group of lanes bounds, or more; groups
 AT_ONCE = 8  # points that a lane reads before it looks at the first
-EDGE = float(os.environ.get("PP_EDGE", "1.0"))  # of cells for a known radius, in radii
+EDGE = 0.5  # of cells for a known radius, in radii
 
 
 def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
@@ -127,54 +126,33 @@ def fill_cell_list(
     count = WARP if device.type == "cuda" else 1
     cells.start.zero_()
     placed = torch.empty(len(cells.points), 2, dtype=torch.int32, device=device)
-    first = Begin(0, 0, 0)
-    begins = []
+    begins, rows, grids, first_cell = [], 0, 0, 0  # of each set in the tables
     for points in sets:
         batch = points.batch
+        begins.append((rows, grids, first_cell))
         density = cells_per_two_points(batch.rows, for_radius, device.type)
         parts = min(batch.rows // (PART * max(1, batch.count)), MOST_PARTS) or 1
         corners = torch.empty(parts * batch.count, 6, dtype=dtype, device=device)
         launch(bound_kernel(dtype, count), (len(corners), count), points, parts, corners, block_dim=64)
-        width = radius, radius_on_device
-        divide = divide_kernel(dtype, count)
-        launch(divide, (batch.count, count), batch, parts, corners, density, *width, first, cells)
-        launch(count_kernel(dtype), batch.rows, points, first, cells, placed)
-        begins.append(first)
-        more = batch.rows, batch.count, _cells_of(batch.rows, batch.count, density)
-        first = Begin(*(x + y for x, y in zip(first, more, strict=True)))
-    finish_counting(placed, cells.start)
-    for points, first in zip(sets, begins, strict=True):
-        launch(scatter_kernel(dtype), points.batch.rows, points, first, placed, cells)
-
-
-class Begin(NamedTuple):
-    """Where a set begins in the tables; in kernels :class:`BeginStruct`."""
-
-    row: int
-    grid: int
-    cell: int
-
-
-@wp.struct
-class BeginStruct:
-    row: int
-    grid: int
-    cell: int
-
-
-def finish_counting(placed: Tensor, start: Tensor) -> None:
-    """From counts to places: ``start`` (cells + 1,) int32 becomes the running sum.
-
-    ``placed`` (n, 2) int32 holds the cell of each point and its rank of arrival there; in deterministic mode
-    ranks become those in the order of the points.
-    """
-    torch.cumsum(start, 0, dtype=torch.int32, out=start)
+        given = batch, parts, corners, density, radius, radius_on_device, begins[-1]
+        launch(divide_kernel(dtype, count), (batch.count, count), *given, cells)
+        launch(count_kernel(dtype), batch.rows, points, begins[-1], cells, placed)
+        rows, grids = rows + batch.rows, grids + batch.count
+        first_cell += _cells_of(batch.rows, batch.count, density)
+    torch.cumsum(cells.start, 0, dtype=torch.int32, out=cells.start)
     if placed.is_cuda and torch.are_deterministic_algorithms_enabled():
-        cells, ranks = placed.unbind(1)
-        by_cell = cells.argsort(stable=True)
-        in_order = torch.empty_like(by_cell)
-        in_order[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
-        ranks.copy_(in_order - start[cells.long()])
+        _rank_in_order(placed, cells.start)
+    for points, begin in zip(sets, begins, strict=True):
+        launch(scatter_kernel(dtype), points.batch.rows, points, begin, placed, cells)
+
+
+def _rank_in_order(placed: Tensor, start: Tensor) -> None:
+    """Rank the points of each cell in the order of the rows, where atomics give that of arrival."""
+    cells, ranks = placed.unbind(1)
+    by_cell = cells.argsort(stable=True)
+    in_order = torch.empty_like(by_cell)
+    in_order[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
+    ranks.copy_(in_order - start[cells.long()])
 
 
 @once
@@ -279,7 +257,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         density: int,
         radius: real,
         radius_on_device: wp.array(dtype=real),
-        first: BeginStruct,
+        begin: wp.vec3i,
         cells: CellListStruct,
     ):
         """Launched over clouds and lanes; fills ``frames`` and ``shapes`` of the cell list."""
@@ -300,7 +278,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 sum_high += part_high
                 filled += real(1.0)
         filled = total(filled)
-        grid = first.grid + cloud
+        grid = begin[1] + cloud
         extent = vec3()
         for axis in range(3):
             low[axis] = minimum(low[axis])
@@ -314,8 +292,8 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 high[axis] = wp.min(high[axis], mean_high)
             if filled > real(0.0):
                 extent[axis] = wp.max(high[axis] - low[axis], real(0.0))
-        base = first.cell + density * first_row_of(cloud, batch) / 2 + 2 * cloud
-        last = first.cell + density * first_row_of(cloud + 1, batch) / 2 + 2 * cloud + 1
+        base = begin[2] + density * first_row_of(cloud, batch) / 2 + 2 * cloud
+        last = begin[2] + density * first_row_of(cloud + 1, batch) / 2 + 2 * cloud + 1
         width = real(EDGE) * radius
         if radius_on_device:
             width = real(EDGE) * radius_on_device[0]
@@ -339,19 +317,19 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
 
     @wp.kernel(**OPTIONS)
     def count(
-        points: PointsStruct, first: BeginStruct, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)
+        points: PointsStruct, begin: wp.vec3i, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)
     ):
         """Launched over the points of a set; fills ``placed`` (n, 2), counts in ``start`` behind each cell."""
         row = wp.tid()
         p = points.positions[row]
-        number = first.grid + cloud_of(row, points.batch)
+        number = begin[1] + cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
             grid = load(cells, number, p)
             at = cell_at(p, grid)
             cell = row_of_cells(grid, at[1], at[2]) + at[0]
-        placed[first.row + row, 0] = cell
-        placed[first.row + row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
+        placed[begin[0] + row, 0] = cell
+        placed[begin[0] + row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
 
     return count
 
@@ -364,11 +342,11 @@ def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
 
     @wp.kernel(**OPTIONS)
     def scatter(
-        points: PointsStruct, first: BeginStruct, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct
+        points: PointsStruct, begin: wp.vec3i, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct
     ):
         """Launched over the points of a set; fills ``points`` of the cell list."""
         row = wp.tid()
-        at = cells.start[placed[first.row + row, 0]] + placed[first.row + row, 1]
+        at = cells.start[placed[begin[0] + row, 0]] + placed[begin[0] + row, 1]
         store_point(cells.points, at, points.positions[row], row)
 
     return scatter

@@ -123,7 +123,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         if wp.static(reduce == "mean"):
             for block in range(problem.chunks):
                 own = load(problem.grad, query, block)
-                mean = product(mean, own, problem.aggregated, query, block)
+                mean = product(mean, own, load(problem.aggregated, query, block))
             mean = total_of(mean)
         return mean
 
@@ -210,7 +210,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
 
     @wp.func
     def add_row_only(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
-        state.sums = add_row(state.sums, exists, weight, problem.grad, other, state.chunk)
+        state.sums = add_row(state.sums, exists, weight, load(problem.grad, other, state.chunk))
         return state, real(0.0)
 
     @wp.func
@@ -223,16 +223,17 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                 if block > 0:
                     own = load(problem.grad, state.row, block)
                 if wp.static(of_points):
-                    sum = product(sum, own, problem.features, other, block)
+                    sum = product(sum, own, load(problem.features, other, block))
                 if wp.static(scatters):
                     scatter_row(own, exists, weight, problem.d_features, other, block)
             else:
                 if block > 0:
                     own = load(problem.features, state.row, block)
-                sum = product(sum, own, problem.grad, other, block)
-            here = exists and block == state.chunk
-            if wp.static(gathers):
-                state.sums = add_row(state.sums, here, weight, problem.grad, other, block)
+                values = load(problem.grad, other, block)
+                sum = product(sum, own, values)
+                if wp.static(gathers):
+                    here = exists and block == state.chunk
+                    state.sums = add_row(state.sums, here, weight, values)
         return state, sum
 
     scatter_row = rows.scatter
@@ -241,8 +242,9 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     @wp.func
     def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
         if wp.static(of_queries):
-            state.shares[3] += share * (level_of(far, problem.limit) - state.base)
-        if far > real(0.0):
+            if row >= 0:
+                state.shares[3] += share * (level_of(far, problem.limit) - state.base)
+        if row >= 0 and far > real(0.0):
             scale = share * pull(far, state.rate, problem.limit) / far
             other = problem.others[row]
             for axis in range(3):
@@ -279,8 +281,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                         excess = part - mean
             first += at_once
         if wp.static(of_points):
-            if row >= 0:
-                state = add_points(state, problem, row, far, weight * excess)
+            state = add_points(state, problem, row, far, weight * excess)
         return state
 
     return Adder(State, ProblemStruct, add)

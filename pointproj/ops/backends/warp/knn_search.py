@@ -1,6 +1,5 @@
 """The k nearest reference points, exactly, ties by the lower index: a thread for each query."""
 
-import os
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ def launch_search(launch: Launch, clouds: Clouds, tables: list[Tensor], found: F
     k = found.rows.shape[1]
     own = in_order_of(cells, queries, references)
     in_list = k if k <= LONGEST_LIST else None
-    blocks = 8 if queries.batch.rows > MANY_QUERIES else int(os.environ.get("PP_KNN", "4"))
+    blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
     compiled = search_kernel(queries.positions.dtype, in_list, found.rows.dtype, blocks)
     launch(compiled, queries.batch.rows, own, cells, found, block_dim=BLOCK)
 

@@ -6,7 +6,6 @@ at work: loops go on until all are done. On a CPU a point has one thread, for wh
 nothing, and code that calls them is a plain loop.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import warp as wp
@@ -14,7 +13,7 @@ import warp as wp
 from pointproj.ops.backends.warp.common import once
 
 WARP = 32
-LANES = int(os.environ.get("PP_LANES", "8"))  # of a point on a GPU: a power of two up to 32
+LANES = 8  # of a point on a GPU
 
 
 class Lanes(NamedTuple):

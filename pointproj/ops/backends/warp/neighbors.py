@@ -4,7 +4,6 @@ On a GPU the neighbours that a search meets wait in a queue in shared memory unt
 then all lanes of the point add them up together. On a CPU each is added as it comes.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from pointproj.ops.backends.warp.common import REALS, once, packed_point, square
 from pointproj.ops.backends.warp.lanes import LANES, bit_count, bits_before, lanes, sync
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, ball_struct, square_function
 
-BLOCK = int(os.environ.get("PP_BLOCK", "128"))  # threads that share memory
+BLOCK = 128  # threads that share memory
 WAITING = 8  # neighbours for each lane that the queue holds
 
 
@@ -37,18 +36,8 @@ class Form(NamedTuple):
     sums: torch.dtype
     lanes: int  # of a point
     channels: int  # of each lane
-    whole: bool  # whether the last channel of the last lane is the last of a row
     kernel: str
     reduce: str
-
-
-class Queue(NamedTuple):
-    """Neighbours that wait in shared memory, of which Warp has arrays for whole blocks alone."""
-
-    reserve: wp.Function  # () -> address of the point's queue
-    put: wp.Function  # (address, i, number, row)
-    number_at: wp.Function  # (address, i)
-    row_at: wp.Function  # (address, i)
 
 
 _ENTRY = "struct Entry {{ {real} number; int row; }};"
@@ -59,7 +48,8 @@ _RESERVE = """
 
 
 @once
-def _queue(sums: torch.dtype) -> Queue:
+def _queue(sums: torch.dtype) -> tuple[wp.Function, ...]:
+    """Neighbours that wait in shared memory, of which Warp has arrays for whole blocks alone."""
     real, *_ = REALS[sums]
     names = {"block": BLOCK, "lanes": LANES, "waiting": WAITING}
     names["real"] = "float" if sums == torch.float32 else "double"
@@ -78,7 +68,7 @@ def _queue(sums: torch.dtype) -> Queue:
     @wp.func_native(queue + "return queue[i].row;")
     def row_at(address: wp.uint64, i: int) -> int: ...
 
-    return Queue(reserve, put, number_at, row_at)
+    return reserve, put, number_at, row_at
 
 
 class Adder(NamedTuple):
@@ -90,15 +80,11 @@ class Adder(NamedTuple):
     add: wp.Function
 
 
-class Meeting(NamedTuple):
-    """How a kernel goes through the neighbours of its points."""
+def meeting(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
+    """The struct of a source, and how a kernel meets all neighbours of a point there.
 
-    struct: Any  # of the source
-    each_neighbor: wp.Function  # (state, own row, q, cloud, source, problem) -> state, with all of them added
-
-
-def meeting(form: Form, adder: Adder) -> Meeting:
-    """For a kind of source."""
+    That is ``each_neighbor(state, own row, q, cloud, source, problem) -> state``, with all of them added.
+    """
     return (_meet_ball if form.source is Ball else _meet_lists)(form, adder)
 
 
@@ -154,7 +140,7 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function]:
     return meet, finish
 
 
-def _meet_ball(form: Form, adder: Adder) -> Meeting:
+def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     place, vec3, vec4 = REALS[form.positions]
     State, Problem, _ = adder
     meet, finish = _waiting(form, adder)
@@ -175,10 +161,10 @@ def _meet_ball(form: Form, adder: Adder) -> Meeting:
         state = search(state, own, q, cloud, ball, problem)
         return finish(state, problem)
 
-    return Meeting(BallStruct, each_neighbor)
+    return BallStruct, each_neighbor
 
 
-def _meet_lists(form: Form, adder: Adder) -> Meeting:
+def _meet_lists(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     _, vec3, _ = REALS[form.positions]
     real, *_ = REALS[form.sums]
     State, Problem, add = adder
@@ -203,4 +189,4 @@ def _meet_lists(form: Form, adder: Adder) -> Meeting:
             state = add(state, problem, row, squared)
         return state
 
-    return Meeting(ListsStruct, each_neighbor)
+    return ListsStruct, each_neighbor

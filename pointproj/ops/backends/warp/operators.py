@@ -175,7 +175,7 @@ def _knn_aggregate(
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    heap = query_points.new_empty(query_points.shape[0] if k > LONGEST_LIST else 0, k)
+    heap = query_points.new_empty(query_points.shape[0], k) if k > LONGEST_LIST else None
     launch_search(launch, both, tables, Found(neighbor_indices, heap))
     queries, _ = sets_of(both)
     problem = new_problem(features, sigma, weighting, aggregated, softmax)

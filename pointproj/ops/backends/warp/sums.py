@@ -1,4 +1,4 @@
-"""The forward of every aggregation: weights of each query's neighbours, and the weighted sum of their features.
+"""The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
 The lanes of a point stand side by side over the channels, with a few neighbours' rows on their way at a time.
 Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
@@ -6,7 +6,6 @@ met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, b
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +20,8 @@ from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
 CHANNELS = 32  # that the lanes of a point sum up in one search
-AT_ONCE = int(os.environ.get("PP_ROWS", "4"))  # rows of neighbours on their way
-BLOCKS = int(os.environ.get("PP_BLOCKS", "6"))  # of a multiprocessor at a time
+AT_ONCE = 4  # rows of neighbours on their way
+BLOCKS = 5  # of a multiprocessor at a time
 
 
 class Problem(NamedTuple):
@@ -71,12 +70,29 @@ class Rows(NamedTuple):
 
     Channels: Any  # vector of those of a lane
     load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
-    add: wp.Function  # (total, exists, factor, values, row, chunk) -> total with factor times the row
-    product: wp.Function  # (sum, channels, values, row, chunk) -> sum with their products with the row
+    add: wp.Function  # (total, exists, factor, channels) -> total with factor times them, if they exist
+    product: wp.Function  # (sum, channels, channels) -> sum with their products
     scatter: wp.Function  # (channels, exists, factor, values, row, chunk): add factor times them to the row
     store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
+# With one address for all channels of a lane.
+_LOAD_ROW = """
+#if defined(__CUDA_ARCH__)
+    const int lane = {lane};
+#else
+    const int lane = 0;
+#endif
+    const int first = chunk * {channels} * {count} + lane;
+    const char* const begin = reinterpret_cast<const char*>(values.data) + static_cast<long long>(row) * values.strides[0];
+    const {real}* const from = reinterpret_cast<const {real}*>(begin) + first;
+    wp::vec_t<{channels}, {real}> loaded;
+    #pragma unroll
+    for (int i = 0; i < {channels}; ++i) {{
+        loaded[i] = first + i * {count} < values.shape[1] ? from[i * {count}] : 0;
+    }}
+    return loaded;
+"""
 _MULTIPLY_ADD = """
 #if defined(__CUDA_ARCH__)
     return fma(x, y, sum);
@@ -96,40 +112,29 @@ for number in (wp.float32, wp.float64):
 def row_functions(form: Form) -> Rows:
     """For sums of one form."""
     real, *_ = REALS[form.sums]
-    matrix, channels, whole = wp.array2d(dtype=real), form.channels, form.whole
+    matrix, channels = wp.array2d(dtype=real), form.channels
     Channels = wp.types.vector(length=channels, dtype=real)
     count, lane = form.lanes, lanes(form.lanes).lane
+    names = {"channels": channels, "count": count, "lane": f"threadIdx.x & {count - 1}"}
+    names["real"] = "float" if form.sums == torch.float32 else "double"
 
     @wp.func
     def column(chunk: int, i: int):
         return (chunk * channels + i) * count + lane()
 
-    @wp.func
-    def column_to_read(chunk: int, i: int, values: matrix):
-        """Beyond the last column that is read once more: so no load waits for a condition."""
-        if wp.static(whole):
-            return column(chunk, i)
-        return wp.min(column(chunk, i), values.shape[1] - 1)
+    @wp.func_native(_LOAD_ROW.format(**names))
+    def load(values: matrix, row: int, chunk: int) -> Channels: ...
 
     @wp.func
-    def load(values: matrix, row: int, chunk: int):
-        loaded = Channels()
-        for i in range(channels):
-            if column(chunk, i) < values.shape[1]:
-                loaded[i] = values[row, column(chunk, i)]
-        return loaded
-
-    @wp.func
-    def add(total: Channels, exists: bool, factor: real, values: matrix, row: int, chunk: int):
+    def add(total: Channels, exists: bool, factor: real, values: Channels):
         for i in range(channels):  # what is not there may be infinite
-            value = values[row, column_to_read(chunk, i, values)]
-            total[i] = wp.where(exists, multiply_add(factor, value, total[i]), total[i])
+            total[i] = wp.where(exists, multiply_add(factor, values[i], total[i]), total[i])
         return total
 
     @wp.func
-    def product(total: real, own: Channels, values: matrix, row: int, chunk: int):
+    def product(total: real, own: Channels, values: Channels):
         for i in range(channels):
-            total = multiply_add(own[i], values[row, column_to_read(chunk, i, values)], total)
+            total = multiply_add(own[i], values[i], total)
         return total
 
     @wp.func
@@ -159,9 +164,8 @@ def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting)
     """What to compile for: channels are divided evenly among as many passes as they take."""
     count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
     channels = -(-columns // (problem.chunks * count))
-    whole = channels * problem.chunks * count == columns
     dtypes = own.positions.dtype, problem.features.dtype
-    return Form(type(source), *dtypes, count, channels, whole, weighting.kernel, weighting.reduce)
+    return Form(type(source), *dtypes, count, channels, weighting.kernel, weighting.reduce)
 
 
 def launch_sums(
@@ -228,7 +232,7 @@ def _sum_adder(form: Form) -> Adder:
     real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
-    Channels, add_row = rows.Channels, rows.add
+    Channels, load, add_row = rows.Channels, rows.load, rows.add
     group = lanes(form.lanes)
     take, any_of_warp, minimum, at_once = group.take, group.any, group.minimum, min(AT_ONCE, group.count)
     count = group.count
@@ -267,8 +271,8 @@ def _sum_adder(form: Form) -> Adder:
             for j in range(at_once):
                 other = take(row, first + j)
                 factor = take(weight, first + j)
-                there = wp.max(other, 0)
-                state.sums = add_row(state.sums, other >= 0, factor, problem.features, there, state.chunk)
+                values = load(problem.features, wp.max(other, 0), state.chunk)
+                state.sums = add_row(state.sums, other >= 0, factor, values)
             first += at_once
         return state
 

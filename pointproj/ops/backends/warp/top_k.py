@@ -21,7 +21,9 @@ class Found(NamedTuple):
     """Where the neighbours of each query go; in kernels :func:`found_struct`."""
 
     rows: Tensor  # (Q, k) int32 or int64
-    distances: Tensor  # (Q, k), or (0, k): not wanted. While a heap is kept there, squared distances
+    distances: (
+        Tensor | None
+    )  # (Q, k), or None or (0, k): not wanted. While a heap is kept there, squared distances
 
 
 @once
