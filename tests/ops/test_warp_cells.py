@@ -1,4 +1,4 @@
-"""Warp's cell list where small clouds do not take it: crowded and empty cells, far points, many rows of cells."""
+"""Warp's cell list where small clouds do not take it: crowded cells, empty ones, far points, many rows."""
 
 import pytest
 import torch

@@ -319,7 +319,7 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     def count(
         points: PointsStruct, begin: wp.vec3i, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)
     ):
-        """Launched over the points of a set; fills ``placed`` (n, 2), counts in ``start`` behind each cell."""
+        """Launched over the points of a set; fills ``placed``, counts in ``start`` behind each cell."""
         row = wp.tid()
         p = points.positions[row]
         number = begin[1] + cloud_of(row, points.batch)

@@ -188,7 +188,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     count, at_once = group.count, min(AT_ONCE, group.count)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
-    divides = form.reduce == "mean"
+    single, divides = form.single, form.reduce == "mean"
     Shares, Nothing = (wp.types.vector(length=length, dtype=real) for length in (4, 1))
     Own = Channels if of_points or of_queries else Nothing
     Sums = Channels if gathers else Nothing
@@ -217,7 +217,8 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     def add_row_and_product(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
         """The neighbour's row; of upstream gradient and feature, one is the point's own, the product."""
         sum = real(0.0)
-        for block in range(problem.chunks):
+        chunks = wp.where(wp.static(single), 1, problem.chunks)
+        for block in range(chunks):
             own = state.own
             if wp.static(of_queries):
                 if block > 0:

@@ -36,6 +36,7 @@ class Form(NamedTuple):
     sums: torch.dtype
     lanes: int  # of a point
     channels: int  # of each lane
+    single: bool  # whether those are all
     kernel: str
     reduce: str
 

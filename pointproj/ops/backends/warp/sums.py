@@ -165,7 +165,9 @@ def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting)
     count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
     channels = -(-columns // (problem.chunks * count))
     dtypes = own.positions.dtype, problem.features.dtype
-    return Form(type(source), *dtypes, count, channels, weighting.kernel, weighting.reduce)
+    return Form(
+        type(source), *dtypes, count, channels, problem.chunks == 1, weighting.kernel, weighting.reduce
+    )
 
 
 def launch_sums(
