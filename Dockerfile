@@ -26,7 +26,7 @@ ARG CUDA
 ARG EXTRAS=train,rapids-cu${CUDA},tensorboard,sweep
 ARG ARCH=8.0
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ ninja-build python3-dev python3-venv \
+    && apt-get install --yes --no-install-recommends g++ python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH

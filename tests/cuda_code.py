@@ -55,12 +55,10 @@ class Toolkit:
 
     def native(self, source: Path, architecture: int, into: Path) -> str:
         """Assembly of one of ``native``'s sources, with the flags of its build."""
-        from torch.utils.cpp_extension import COMMON_NVCC_FLAGS
-
-        from pointproj.ops.backends.native.build import _cuda_flags
+        from pointproj.ops.backends.native.build import HEADERS, _cuda_flags
 
         made = into / f"{source.stem}-{architecture}.ptx"
-        flags = [*COMMON_NVCC_FLAGS, "-std=c++20", *_cuda_flags(()), f"-arch=compute_{architecture}"]
+        flags = [*HEADERS, *_cuda_flags(()), f"-arch=compute_{architecture}"]
         subprocess.run([self.nvcc, *flags, "-ptx", "-o", made, source], check=True)
         return made.read_text(encoding="utf-8")
 
@@ -124,8 +122,8 @@ def native(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
 def _task(mangled: str) -> str:
     """``each_kernel<SearchByWarp<float>>`` from the linker's name: ``SearchByWarp, fp32``."""
     plain = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout
-    task = re.search(r"_kernel<pointproj::(\w+)", plain)
-    name = task[1] if task else plain.strip().partition("(")[0].removeprefix("pointproj::")
+    task = re.search(r"_kernel<pointproj::gpu::(\w+)", plain)
+    name = task[1] if task else plain.strip().partition("(")[0].removeprefix("pointproj::gpu::")
     return f"{name}, {'fp64' if 'double' in plain else 'fp32'}"
 
 
@@ -177,16 +175,10 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
 
 def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
     """Triton's kernels, with the constants of their test and the warps that they are launched with."""
-    from pointproj.ops.backends.triton import radius_gradients, radius_lists, radius_sums
     from tests.ops.test_triton_compile import KERNELS, compiled
 
-    warps = {"arrange": 8, "search": 1, "search-on": 1, "search-within": 1, "neighbors-aggregate": 4}
-    warps |= dict.fromkeys(("lists-count", "lists-fill"), radius_lists.LAUNCH["num_warps"])
-    warps |= dict.fromkeys(("sums", "sums-for-references"), radius_sums.WARPS)
-    warps |= dict.fromkeys(("positions", "positions-of-references"), radius_gradients.LAUNCH["num_warps"])
-    warps["lists-sort"] = radius_lists.SORT["num_warps"]
     for name in KERNELS:
-        made = compiled(name, architecture, "fp32", "i32", warps.get(name, 4))
+        made = compiled(name, architecture, "fp32", "i32", warps=4 if name == "numbers" else 1)
         for used in toolkit.used(made.asm["ptx"], into):
             yield replace(used, kernel=name, shared=made.metadata.shared)
 

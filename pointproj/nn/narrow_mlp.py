@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.launch import launch
-from pointproj.ops.backends.triton.operators import kernel_op, runs_kernels
 from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
 
 TILE = 64  # rows that go through the layers together
 # Of the backward. More rows leave too few registers, more programs too many partial sums.
@@ -60,7 +59,7 @@ def _forward(
     count = rows.shape[0]
     result = rows.new_empty(count, weight_3.shape[0])
     widths = _widths(*parameters)
-    launch(forward_kernel, (triton.cdiv(count, TILE),), rows, *parameters, result, count, *widths, TILE)
+    launch(forward_kernel, (cdiv(count, TILE),), rows, *parameters, result, count, *widths, TILE)
     return (result,)
 
 
@@ -78,7 +77,7 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     settings = *widths, needs["rows"], ones, PROGRAMS, BACKWARD_TILE
     launch(backward_kernel, (PROGRAMS,), *tensors, count, *settings, num_warps=BACKWARD_WARPS)
     made = [torch.empty_like(p) for p in parameters]
-    columns = triton.cdiv(partial.shape[1], SUMMED)
+    columns = cdiv(partial.shape[1], SUMMED)
     launch(sum_kernel, (columns,), partial, *made, *widths[:3], PROGRAMS, SUMMED)
     return d_rows if needs["rows"] else None, *made
 
@@ -310,7 +309,7 @@ def sum_kernel(
     store_part(bias_3, column, begin, outs, sums)
 
 
-_mlp = kernel_op(
+_mlp = triton_op(
     "pointproj::narrow_mlp",
     _forward,
     lambda rows, *parameters: (((rows.shape[0], parameters[-1].shape[0]), rows.dtype),),

@@ -97,7 +97,62 @@ def aggregate(
     return aggregated.view(pairs.shape).to(features.dtype)
 
 
-class _Padded:
+class _Pairs:
+    """Pairs of queries and reference points: ``rows`` of the features, and which of them exist."""
+
+    rows: Tensor  # (Q, K) or (M,)
+    exists: Tensor  # (..., 1)
+    radius: float | Tensor | None
+    row_splits: Tensor | None = None
+
+    def of_pairs(self, numbers: Tensor) -> Tensor:
+        """Numbers (Q,) of each pair's query: (..., 1)."""
+        raise NotImplementedError
+
+    def least(self, distances: Tensor) -> Tensor:
+        """The least (Q,) of each query's distances (...), inf without any."""
+        raise NotImplementedError
+
+    def summed(self, terms: Tensor) -> Tensor:
+        """Sums over each query's pairs: (Q, C)."""
+        raise NotImplementedError
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
+        return _rows_of(values, self.rows)
+
+    def masked(self, weights: Tensor) -> Tensor:
+        """Weights (...) or (..., C) as (..., 1 or C), 0 where there is no pair."""
+        return torch.where(self.exists, weights.reshape(*self.rows.shape, -1), 0.0)
+
+    def support(self, kernel: str) -> float | Tensor:
+        """The radius at each pair."""
+        if kernel == "compact" and self.radius is None:
+            raise ValueError(
+                'kernel="compact" ends at the radius of the list, which it does not have: make it with '
+                "radius_neighbors, or give Neighbors(..., radius=)"
+            )
+        if isinstance(self.radius, Tensor):
+            return self.of_pairs(self.radius.reshape(-1))
+        return torch.inf if self.radius is None else self.radius
+
+    def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
+        """Weights (..., 1), for a mean relative to the largest of each query."""
+        distances, nearest = torch.where(self.exists, distances.reshape(self.exists.shape), 0.0), None
+        if weighting.reduce == "mean":
+            known = torch.where(self.exists, distances.detach(), torch.inf)
+            # inf, of queries without neighbours, cannot be subtracted
+            nearest = self.of_pairs(self.least(known[..., 0]).nan_to_num(nan=0.0, posinf=0.0))
+        return kernel_weights(distances, self.exists, nearest, sigma, weighting)
+
+    def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Sums of values (N, C) over each query's pairs: (Q, C)."""
+        if weights.shape[-1] == 1:
+            return weighted_sums(values, weights[..., 0], self.rows, self.row_splits)
+        return self.summed(self.gathered(values) * weights)
+
+
+class _Padded(_Pairs):
     """Neighbours of each query in a row of their own."""
 
     def __init__(self, neighbors: Neighbors, features: Tensor) -> None:
@@ -107,37 +162,13 @@ class _Padded:
         self.radius = neighbors.radius
         self.shape = *neighbors.indices.shape[:-1], features.shape[-1]
 
-    def gathered(self, values: Tensor) -> Tensor:
-        """Values (N, C) of each pair's reference point, 0 without one: (Q, K, C)."""
-        return _rows_of(values, self.rows)
+    def of_pairs(self, numbers: Tensor) -> Tensor:
+        return numbers.view(-1, 1, 1)
 
-    def masked(self, weights: Tensor) -> Tensor:
-        """Weights (..., Q, K) or (..., Q, K, C) as (Q, K, 1 or C), 0 where there is no pair."""
-        weights = weights.reshape(*self.rows.shape, -1)
-        return torch.where(self.exists, weights, 0.0)
-
-    def support(self, kernel: str) -> float | Tensor:
-        """The radius at each pair."""
-        radius = _radius_of_compact(self.radius, kernel)
-        return radius.reshape(-1, 1, 1) if isinstance(radius, Tensor) else radius
-
-    def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
-        """Weights (Q, K, 1), for a mean relative to the largest of each query."""
-        distances = torch.where(self.exists, distances.reshape(*self.rows.shape, 1), 0.0)
-        nearest = None
-        if weighting.reduce == "mean" and distances.shape[1]:
-            known = torch.where(self.exists, distances.detach(), torch.inf)
-            nearest = _finite(known.amin(1, keepdim=True))
-        return kernel_weights(distances, self.exists, nearest, sigma, weighting)
-
-    def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Sums of values (N, C) over each query's pairs: (Q, C)."""
-        if weights.shape[-1] == 1:
-            return weighted_sums(values, weights[..., 0], self.rows)
-        return self.summed(self.gathered(values) * weights)
+    def least(self, distances: Tensor) -> Tensor:
+        return distances.amin(1) if distances.shape[1] else distances.new_full(distances.shape[:1], torch.inf)
 
     def summed(self, terms: Tensor) -> Tensor:
-        """Sums over each query's pairs: (Q, C)."""
         return terms.sum(1)
 
     def largest(self, terms: Tensor) -> Tensor:
@@ -148,7 +179,7 @@ class _Padded:
         return torch.where(self.exists.any(1), largest, 0.0)
 
 
-class _Listed:
+class _Listed(_Pairs):
     """Neighbours of one query after those of the other."""
 
     def __init__(self, neighbors: NeighborList, features: Tensor) -> None:
@@ -168,44 +199,15 @@ class _Listed:
         self.radius = neighbors.radius
         self.shape = (*((features.shape[0],) if dense else ()), per_cloud, features.shape[-1])
 
-    def gathered(self, values: Tensor) -> Tensor:
-        """Values (N, C) of each pair's reference point, 0 without one: (M, C)."""
-        return _rows_of(values, self.rows)
-
-    def masked(self, weights: Tensor) -> Tensor:
-        """Weights (M,) or (M, C) as (M, 1 or C), 0 where there is no pair."""
-        return torch.where(self.exists, weights.reshape(self.rows.shape[0], -1), 0.0)
-
-    def support(self, kernel: str) -> float | Tensor:
-        """The radius at each pair."""
-        radius = _radius_of_compact(self.radius, kernel)
-        if not isinstance(radius, Tensor):
-            return radius
-        return self.of_pairs(radius.reshape(-1))
-
-    def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
-        """Weights (M, 1), for a mean relative to the largest of each query."""
-        distances = torch.where(self.exists, distances[:, None], 0.0)
-        nearest = None
-        if weighting.reduce == "mean":
-            known = torch.where(self.exists, distances.detach(), torch.inf)
-            nearest = self.of_pairs(_finite(least_of_rows(known[:, 0], self.row_splits)))
-        return kernel_weights(distances, self.exists, nearest, sigma, weighting)
-
     def of_pairs(self, numbers: Tensor) -> Tensor:
-        """Numbers (Q,) of each pair's query: (M, 1)."""
         if not self.queries:  # slots may be there all the same
             numbers = numbers.new_ones(1)
         return numbers[self.query, None]
 
-    def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Sums of values (N, C) over each query's pairs: (Q, C)."""
-        if weights.shape[-1] == 1:
-            return weighted_sums(values, weights[:, 0], self.rows, self.row_splits)
-        return self.summed(self.gathered(values) * weights)
+    def least(self, distances: Tensor) -> Tensor:
+        return least_of_rows(distances, self.row_splits)
 
     def summed(self, terms: Tensor) -> Tensor:
-        """Sums over each query's pairs: (Q, C)."""
         if terms.shape[-1] == 1:
             none = self.exists[:, 0].logical_not().long()
             return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
@@ -241,17 +243,3 @@ def _rows_of(values: Tensor, rows: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))
     at = rows_or_spare(rows, values.shape[0])
     return padded.index_select(0, at.flatten()).view(*rows.shape, values.shape[1])
-
-
-def _finite(nearest: Tensor) -> Tensor:
-    """inf, of queries without neighbours, as a number that can be subtracted."""
-    return nearest.nan_to_num(nan=0.0, posinf=0.0)
-
-
-def _radius_of_compact(radius: float | Tensor | None, kernel: str) -> float | Tensor:
-    if kernel == "compact" and radius is None:
-        raise ValueError(
-            'kernel="compact" ends at the radius of the list, which it does not have: make it with '
-            "radius_neighbors, or give Neighbors(..., radius=)"
-        )
-    return torch.inf if radius is None else radius

@@ -41,7 +41,7 @@ def pairs_of_clouds(
     """
     sizes = len(query_points), len(reference_points)
     offsets = query_offsets, reference_offsets
-    if all(o is None or o.device.type == "cpu" for o in offsets):
+    if all(map(_can_be_read, offsets)):
         ends = [rows_of_clouds(o, n, clouds) for o, n in zip(offsets, sizes, strict=True)]
         for (q0, q1), (r0, r1) in zip(*ends, strict=True):
             if q1 > q0 and r1 > r0:
@@ -54,6 +54,10 @@ def pairs_of_clouds(
     rows = _rows_at_once(reference_points, sizes[1])
     for q in range(0, sizes[0], rows):
         yield Pairs(slice(q, q + rows), slice(0, sizes[1]), ids[0][q : q + rows, None] == ids[1])
+
+
+def _can_be_read(offsets: Tensor | None) -> bool:
+    return offsets is None or offsets.device.type == "cpu"
 
 
 def rows_of_clouds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]]:

@@ -260,15 +260,9 @@ class Slopes(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A row of the table of kernels.
+    """A row of the table: ``log(d, sigma, weighting)``, and its ``slopes(d, beyond, over, weighting)``.
 
-    Attributes
-    ----------
-    log : callable
-        ``log(d, sigma, weighting)``: logarithm of the kernel at each distance, -inf where it is 0.
-    slopes : callable
-        ``slopes(d, beyond, over, weighting)``: its derivatives; ``over(n)`` is ``1 / sigma^n``, and
-        ``beyond`` how much farther than the nearest of its row a distance is.
+    ``over(n)`` is ``1 / sigma^n``, and ``beyond`` how much farther a distance is than the nearest of its row.
     """
 
     log: Callable[[Tensor, float | Tensor, Weighting], Tensor]

@@ -6,7 +6,6 @@ import pytest
 from torch import Tensor
 
 from pointproj import NeighborList, Neighbors, radius_neighbors
-from pointproj.ops.bridge.replay import Replayable, detached
 from pointproj.ops.cases import Problem
 from tests.conftest import Where
 
@@ -20,9 +19,3 @@ def lists(where: Where) -> Iterator[Callable]:
         return radius_neighbors(*problem[:2], radius, backend=where.backend, **problem.offsets, **options)
 
     return search
-
-
-@pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operators do their work anew in each call: a test changes what they are made of."""
-    monkeypatch.setattr(Replayable, "__call__", lambda self, *args: self.function(*detached(args)))

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import pointproj
-from pointproj.ops.bridge.replay import Replayable, detached
 from pointproj.ops.bridge.torch_op import Saved, torch_op
 from pointproj.ops.cases import by_id
 from tests.conftest import Where
@@ -75,8 +74,6 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return original(operator, *args, **kwargs)
 
     monkeypatch.setattr(CustomOpDef, "__call__", counted)
-    # A call that is recorded goes through the dispatcher, and which one is depends on the tests before.
-    monkeypatch.setattr(Replayable, "__call__", lambda self, *args: self.function(*detached(args)))
     return names
 
 

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -44,13 +46,6 @@ def test_without_a_compiler(nothing_built: Path, monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(BackendUnavailable, match=r"backend 'native': the C\+\+ compiler no-such-compiler is"):
         build.make_build(())
-
-
-def test_without_ninja(nothing_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _tool(tmp_path / "bin", "c++", "true")
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert build.obstacle() == "the build tool ninja is missing; install it with: pip install ninja"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +211,7 @@ def test_kernels_compile_for_ampere_and_hopper(tmp_path: Path):
     nvcc = build.find_nvcc()
     if nvcc is None:
         pytest.skip("no nvcc here")
-    flags = ["-std=c++20", "-O1", "-Xptxas", "-O0", *build._cuda_flags(("80", "90"))[1:]]
+    flags = [*build.HEADERS, "-O1", "-Xptxas", "-O0", *build._cuda_flags(("80", "90"))[1:]]
     started = {
         source.name: subprocess.Popen(
             [nvcc, *flags, "-c", str(source), "-o", str(tmp_path / f"{source.stem}.o")],
@@ -231,6 +226,22 @@ def test_kernels_compile_for_ampere_and_hopper(tmp_path: Path):
         assert process.returncode == 0, f"{name}: {said}"
 
 
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf here")
+def test_any_torch_and_python_can_load_it():
+    """It needs C functions of torch alone, and nothing of Python's or of CUDA's runtime."""
+    _operators()
+    library = build.find_build() / build.LIBRARY
+    said = subprocess.run(["readelf", "-dW", library], capture_output=True, text=True, check=True).stdout
+    needed = {name.split(".so")[0] for name in re.findall(r"NEEDED.*\[(.*)\]", said)}
+    assert "libtorch" in needed
+    assert not any(name.startswith(("libc10", "libcudart", "libpython")) for name in needed)
+    said = subprocess.run(["readelf", "-sW", library], capture_output=True, text=True, check=True).stdout
+    undefined = {line.split()[-1] for line in said.splitlines() if " UND " in line and "@" not in line}
+    of_torch = {name for name in undefined if "torch" in name or "c10" in name or name.startswith("_Z")}
+    assert of_torch
+    assert {name for name in of_torch if not name.startswith(("aoti_torch_", "torch_"))} == set()
+
+
 POINTS = torch.rand(9, 3)
 
 
@@ -242,31 +253,45 @@ def _operators() -> Any:
 
 def _search(**changes: Any) -> Tensor:
     operators = _operators()
-    given = {"points": POINTS, "offsets": None, "clouds": 1, "k": 2} | changes
-    tables = given.get("tables", list(operators.native_build_cell_list(POINTS, None, 1)))
-    return operators.native_search(
-        given["points"], given["offsets"], POINTS, given["clouds"], tables, given["k"]
-    )
+    given = {"points": POINTS, "offsets": None, "clouds": 1, "table": None, "k": 2} | changes
+    references = POINTS, given["offsets"], given["clouds"], given["table"], given["k"]
+    return operators.native_knn(given["points"], given["offsets"], *references, False)
 
 
 def _within(**changes: Any) -> Tensor:
     operators = _operators()
-    given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3} | changes
+    given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3, "table": None} | changes
     weighting = DEFAULT._replace(**{n: v for n, v in changes.items() if n in DEFAULT._fields})
-    tables = given.get("tables", list(operators.native_build_hash_grid(POINTS, None, 1, 0.3, None)))
-    values = given["features"], given["sigma"], given["radius"]
-    return operators.native_radius_sums(POINTS, None, POINTS, None, 1, tables, tables, *values, *weighting)
+    values = given["table"], given["features"], given["sigma"], given["radius"]
+    return operators.native_radius_aggregate(POINTS, None, POINTS, None, 1, *values, *weighting, False)
+
+
+def _within_backward(**changes: Any) -> Tensor:
+    operators = _operators()
+    features, sigma = torch.rand(9, 4), torch.tensor(0.1)
+    inputs = POINTS, None, POINTS, None, 1, None, features, sigma, 0.3, *DEFAULT, False
+    names = "aggregated", "saved", "grids"
+    made = dict(zip(names, operators.native_radius_aggregate(*inputs), strict=True))
+    given = {"grad": torch.rand(9, 4), "needs": [True] * 4} | made | changes
+    outputs = (given[name] for name in names)
+    return operators.native_radius_aggregate_backward(given["grad"], given["needs"], *inputs, *outputs)
+
+
+def _index(**changes: Any) -> Tensor:
+    given = {"points": POINTS, "radius": None, "largest": None} | changes
+    last = given["radius"], given["largest"]
+    return _operators().native_build_index(given["points"], None, 1, *last, False)
 
 
 def _list(**changes: Any) -> Tensor:
     operators = _operators()
-    given = {"points": POINTS, "tables": [], "radius": 0.3, "radii": None, "capacity": 5} | changes
-    last = given["tables"], given["radius"], given["radii"], given["capacity"]
+    given = {"points": POINTS, "table": None, "radius": 0.3, "radii": None, "capacity": 5} | changes
+    last = given["table"], given["radius"], given["radii"], given["capacity"]
     return operators.native_radius_list(given["points"], None, POINTS, None, 1, *last)
 
 
 def _nearest_within(k: int) -> Tensor:
-    return _operators().native_radius_search(POINTS, None, POINTS, None, 1, [], 0.3, None, k)
+    return _operators().native_radius_search(POINTS, None, POINTS, None, 1, None, 0.3, None, k)
 
 
 @pytest.mark.parametrize(
@@ -281,13 +306,9 @@ def _nearest_within(k: int) -> Tensor:
         (_search, {"offsets": torch.tensor([0, 4, 9]).int()}, r"offsets must have shape \[2\]; got \[3\]"),
         (_search, {"k": 0}, "k must be from 1 to the number of reference points, 9; got 0"),
         (_search, {"k": 10}, "k must be from 1 to the number of reference points, 9; got 10"),
-        (_search, {"tables": []}, "cell_list must be the 3 tables of build_cell_list; got 0"),
-        (_search, {"tables": [POINTS, POINTS, POINTS]}, r"cell_list\[0\] must have shape"),
-        (
-            _within,
-            {"tables": [POINTS, POINTS, POINTS]},
-            r"query_grid\[0\] must have shape \[\]; got \[9, 3\]",
-        ),
+        (_search, {"table": POINTS}, r"cell_list must have shape \[\d+\]; got \[9, 3\]"),
+        (_search, {"table": torch.rand(172)}, "cell_list must be Int; got Float"),
+        (_within, {"table": POINTS}, r"reference_grid must have shape \[\d+\]; got \[9, 3\]"),
         (_within, {"features": torch.rand(8, 4)}, r"features must have shape \[9, 4\]; got \[8, 4\]"),
         (_within, {"features": torch.rand(9, 4).half()}, "features must be float32 or float64, and as wide"),
         (_within, {"features": torch.rand(9, 0)}, r"features must have shape \(n, channels\); got \[9, 0\]"),
@@ -300,9 +321,16 @@ def _nearest_within(k: int) -> Tensor:
         (_list, {"radius": 0.0}, "radius must be positive and finite; got 0"),
         (_list, {"radii": torch.rand(8)}, r"radii must have shape \[9\]; got \[8\]"),
         (_list, {"radii": torch.rand(9).double()}, "radii must be Float; got Double"),
-        (_list, {"tables": [POINTS]}, "reference_grid must be the 3 tables of build_hash_grid; got 1"),
+        (_list, {"table": POINTS}, r"reference_grid must have shape \[\d+\]; got \[9, 3\]"),
         (_list, {"capacity": -1}, "capacity must not be negative; got -1"),
         (_nearest_within, {"k": 0}, "k must be positive; got 0"),
+        (_index, {"points": torch.rand(9, 2)}, r"points must have shape \(n, 3\); got \[9, 2\]"),
+        (_index, {"radius": 0.0}, "radius must be positive and finite; got 0"),
+        (_index, {"largest": torch.ones(9)}, r"largest_radius must have shape \[\]; got \[9\]"),
+        (_within_backward, {"grad": torch.rand(9, 3)}, r"grad must have shape \[9, 4\]; got \[9, 3\]"),
+        (_within_backward, {"needs": [True] * 3}, "needs must say it of 4 gradients; got 3"),
+        (_within_backward, {"saved": torch.rand(9, 4)}, r"saved must have shape \[9, 2\]; got \[9, 4\]"),
+        (_within_backward, {"grids": torch.rand(4)}, r"grids must have shape \[\d+\]; got \[4\]"),
     ],
 )
 def test_operators_check_their_arguments(call: Callable[..., Tensor], changes: dict, message: str):

@@ -20,10 +20,7 @@ from tests.oracle import INPUTS, run
 
 ROOT = Path(__file__).parents[2]
 CLOUDS = "plain or no-query or lattice-fp64 or ragged-with"
-LISTS = (
-    "each_query and ragged or no_points and sizes1 or vanish and gaussian"
-    " or lattice and (gaussian-sum or inverse_distance-mean or compact-mean)"
-)
+KERNELS = "vanish and gaussian or lattice and (gaussian-sum or inverse_distance-mean or compact-mean)"
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
@@ -49,16 +46,11 @@ def test_on_a_cpu_every_other_backend_comes_first():
     "tests",
     [
         ["tests/ops/test_operators.py", "-k", f"triton-cpu and ({CLOUDS}) and not workloads"],
-        [
-            "tests/ops/test_neighbor_lists.py",
-            "tests/ops/test_weightings.py",
-            "-k",
-            f"triton-cpu and ({LISTS})",
-        ],
+        ["tests/ops/test_weightings.py", "-k", f"triton-cpu and ({KERNELS})"],
         ["tests/ops/test_triton_kernels.py"],
         ["tests/nn/test_narrow_mlp.py", "-k", "277 or finite or needed"],
     ],
-    ids=["contract", "lists", "kernels", "layers"],
+    ids=["contract", "weightings", "kernels", "layers"],
 )
 def test_kernels_by_the_interpreter(tests: list[str]):
     """The kernels themselves, on CPU tensors."""
@@ -107,15 +99,6 @@ class TestFlops:
             "radius_aggregate": 60 * (8 + 2 * 5),
             "radius_aggregate_backward": 60 * (2 * 5 + 2 * 5 + 8),
         }
-
-    def test_lists(self):
-        points = self.CASE.problem()[:2]
-
-        def function() -> None:
-            pointproj.radius_neighbors(*points, 0.9, max_neighbors=3, backend="triton")
-            pointproj.radius_neighbors(*points, 0.9, capacity=40, backend="triton")
-
-        assert self._counted(function) == {"radius_search": 18 * 8, "radius_list": 40 * 8}
 
     def test_second_backward(self):
         problem = self.CASE.problem()

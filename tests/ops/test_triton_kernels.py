@@ -1,4 +1,4 @@
-"""Kernels of the triton backend where its contract tests are too small: many groups of leaves, long lists.
+"""Kernels of the triton backend where its contract tests are too small: cells of many points, long lists.
 
 They run on a GPU, or on a CPU in Triton's interpreter, with ``TRITON_INTERPRET=1`` before ``pytest``.
 """
@@ -14,6 +14,8 @@ from pointproj.ops import reference
 from pointproj.ops.cases import clustered
 
 pytest.importorskip("triton")
+
+from pointproj.ops.backends.triton.cell_list import CellList
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -32,16 +34,23 @@ def _clustered(count: int, device: str) -> Tensor:
     return clustered(count)(torch.Generator().manual_seed(0)).float().to(device)
 
 
-@pytest.mark.usefixtures("anew")
-def test_more_groups_than_are_looked_at_together(device: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pointproj.ops.backends.triton.tree.ENCODED", 8192)  # few programs to interpret
-    points = _clustered(132_000, device)
-    query = points[:4] * 1e-4 + 0.3  # one tile, in the cluster
-    _, rows = pointproj.knn(query, points, 9, backend="triton")
-    assert torch.equal(rows, reference.knn_search(query, points, 9))
+@pytest.mark.parametrize("k", [9, 40], ids=["", "in-two-searches"])
+def test_cells_of_many_points_and_cells_of_none(k: int, device: str):
+    points = _clustered(300, device)
+    query = torch.cat([points[:3] * 1.01, points[:3] + 0.4, points[:3] + 50.0])
+    _, rows = pointproj.knn(query, points, k, backend="triton")
+    assert torch.equal(rows, reference.knn_search(query, points, k))
 
 
-def test_points_that_are_not_finite_lie_in_no_box(device: str):
+@pytest.mark.parametrize("extent", [1e-30, 1e-12, 1e30])
+def test_grids_of_any_size(extent: float, device: str):
+    points = torch.rand(200, 3, generator=torch.Generator().manual_seed(0)).to(device) * extent
+    query = points[:20] * 1.1
+    _, rows = pointproj.knn(query, points, 5, backend="triton")
+    assert torch.equal(rows, reference.knn_search(query, points, 5))
+
+
+def test_points_that_are_not_finite_lie_in_no_cell(device: str):
     points = _clustered(3000, device)
     points[::5] = torch.nan
     points[1::5, 2] = torch.inf
@@ -63,21 +72,22 @@ def test_features_that_are_not_finite_reach_neighbors_only(broken: float, device
     assert not is_neighbor.all()
 
 
-def test_a_tree_holds_every_point_once_and_boxes_hold_their_points(device: str):
+def test_a_cell_list_holds_every_point_once_and_cells_hold_their_points(device: str):
     points = _clustered(5000, device)
     points[17] = torch.nan
-    tree = pointproj.build_index(points, backend="triton").tables["knn"]
-    rows = tree.rows[tree.rows >= 0].long()
+    cells = CellList(*pointproj.build_index(points, backend="triton").tables["knn"])
+    rows = cells.rows.long()
     assert torch.equal(rows.sort().values, torch.arange(5000, device=device))
-    assert torch.equal(tree.points.T[:5000].nan_to_num(5.0), points[rows].nan_to_num(5.0))
-    leaves = tree.rows.shape[0] // 32
-    low, high = tree.boxes[:3, :leaves], tree.boxes[3:, :leaves]
-    by_leaf = tree.points.view(3, leaves, 32)
-    finite = by_leaf.isfinite().all(0)
-    assert torch.equal(torch.where(finite, by_leaf, torch.inf).amin(-1), low)
-    assert torch.equal(torch.where(finite, by_leaf, -torch.inf).amax(-1), high)
-    volume = (high - low)[:, finite.all(1)].prod(0).sum()
-    assert volume < 2 * 8  # no more than twice the cube that the points fill
+    assert torch.equal(cells.points.nan_to_num(5.0), points[rows].nan_to_num(5.0))
+    assert rows[-1] == 17
+    first, side = cells.first.long(), cells.side
+    assert torch.equal(first[:-1, -1], first[1:, 0])
+    assert (first[0, 0], first[-1, -1]) == (0, 4999)
+    assert (first.diff(dim=1) >= 0).all()
+    places = ((cells.points[:-1] - cells.frame[:3]) * cells.frame[3]).clamp(0, side - 1).int()
+    x, y, z = places.unbind(1)
+    numbers = torch.arange(side**3, device=device).repeat_interleave(first.diff(dim=1).flatten())
+    assert torch.equal((z * side + y) * side + x, numbers)
 
 
 def test_lists_of_more_than_a_program_holds(device: str):
@@ -94,17 +104,13 @@ def test_lists_of_more_than_a_program_holds(device: str):
     assert torch.equal(listed.indices, rows[:200])
 
 
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize(("sigma", "programs"), [(0.1, 2), (1e-3, 2048)], ids=["", "weights-that-vanish"])
-def test_sums_of_more_points_than_wait_at_once(
-    sigma: float, programs: int, device: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("pointproj.ops.backends.triton.radius_sums.MOST_PROGRAMS", programs)
+@pytest.mark.parametrize("sigma", [0.1, 1e-3], ids=["", "weights-that-vanish"])
+def test_sums_of_many_points(sigma: float, device: str):
     generator = torch.Generator().manual_seed(0)
-    query = torch.rand(40, 3, generator=generator).to(device)
-    points = torch.rand(1500, 3, generator=generator).to(device)
-    features = torch.randn(1500, 20, generator=generator).to(device).requires_grad_()
-    upstream = torch.randn(40, 20, generator=generator).to(device)
+    query = torch.rand(10, 3, generator=generator).to(device)
+    points = torch.rand(400, 3, generator=generator).to(device)
+    features = torch.randn(400, 20, generator=generator).to(device).requires_grad_()
+    upstream = torch.randn(10, 20, generator=generator).to(device)
     expected = reference.radius_aggregate(query, points, features, 0.6, sigma)
     aggregated = pointproj.radius_aggregate(query, points, features, 0.6, sigma=sigma, backend="triton")
     torch.testing.assert_close(aggregated, expected)

@@ -16,12 +16,9 @@ from pointproj.ops.bridge.torch_internals import (
     any_requires_grad,
     apply_of,
     is_observed,
-    is_transforming,
     unwrapped,
     wrapper_test,
 )
-
-__all__ = ["direct", "functions_of", "is_transforming", "needs_of", "nobody_looks_on", "save_by", "saved_by"]
 
 # What an operator can be called with directly. Symbolic numbers, proxies and subclasses are not among it.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, bool, int, float, str, list, torch.dtype, type(None)})
@@ -141,8 +138,3 @@ def save_by(ctx: Any, tensors: Sequence[Tensor]) -> None:
 def saved_by(ctx: Any) -> Sequence[Tensor]:
     """The tensors that a context has saved; its transform may have ended."""
     return ctx.saved_tensors if getattr(ctx, "layout", None) is None else unwrapped(ctx.saved_tensors)
-
-
-def direct(name: str, body: Callable, save: Callable, chain: Callable) -> Callable[..., Any]:
-    """The first of :func:`functions_of`."""
-    return functions_of(name, body, body, (save, chain, chain))[0]

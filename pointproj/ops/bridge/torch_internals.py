@@ -71,6 +71,25 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
+def below_autograd() -> contextlib.AbstractContextManager:
+    """A context in which an operator does what it does, and torch records nothing of it."""
+    try:
+        return torch._C._AutoDispatchBelowAutograd()
+    except AttributeError:
+        return torch.no_grad()
+
+
+def builtin_of(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """What an operator calls, without a function in Python before it."""
+    return getattr(operator, "_op", operator)
+
+
+def go_straight_to(function: type[torch.autograd.Function], backward: Callable[..., Any]) -> None:
+    """Have the engine call a function's backward, without torch's own function that finds it."""
+    if hasattr(function, "_backward_cls"):
+        function._backward_cls.apply = backward
+
+
 def has_modes() -> bool:
     """Whether tensors that are made now may be something else than ordinary ones."""
     try:

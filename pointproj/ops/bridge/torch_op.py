@@ -11,7 +11,8 @@ arguments, so recomputing a forward, or keeping two graphs alive, cannot mix run
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,6 @@ def torch_op(
     second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
     | None = None,
     register: Register = opaque,
-    replayable: bool = False,  # not used any more
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
 
@@ -115,14 +115,13 @@ def torch_op(
         made = _all(output)
         ctx.mark_non_differentiable(*made[grad_outputs:])
         ctx.set_materialize_grads(False)  # no zeros for outputs that no gradient arrives for
-        _save(ctx, (*inputs, *made))
+        declared.kept.save(ctx, (*inputs, *made))
 
-    def chain(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        asked, flat = needs_of(ctx), _load(ctx)
-        inputs, outputs = declared.split(flat)
+    def pull(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, outputs = declared.split(declared.kept.load(ctx))
         heads = zip(grads[:grad_outputs], outputs, strict=False)
         grads = [_zeros_like(o) if g is None else g.contiguous() for g, o in heads]
-        needs = [asked[place] for place in declared.places]
+        needs = [*declared.differentiable_of(needs_of(ctx))]
         if not torch.is_grad_enabled() and nobody_looks_on(grads):  # nor at what the forward was called with
             made = first.body(*grads, needs, *inputs, *outputs)
         else:
@@ -134,13 +133,13 @@ def torch_op(
     def push(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
         # the derivative along the tangents.
-        flat = _load(ctx)
+        flat = declared.kept.load(ctx)
         _, outputs = declared.split(flat)
         grads = (torch.zeros_like(o) for o in outputs[:grad_outputs])
         made = _all(second(*declared.directions(flat, tangents), *grads, *flat))[:grad_outputs]
         return *made, *([None] * (declared.count - grad_outputs))
 
-    derivative = save, chain, push
+    derivative = save, pull, push
     return _define(name, declared.parameters, declared.count, forward, fake, derivative, register)
 
 
@@ -148,7 +147,7 @@ class _Declared:
     """The forward's arguments, and where they stand in the flat argument lists of its derivatives."""
 
     def __init__(self, name: str, forward: Callable, differentiable: tuple[str, ...], grad_outputs: int):
-        signature = inspect.signature(forward)
+        signature = inspect.signature(forward, eval_str=True)
         self.name = name
         self.parameters = {p.name: p.annotation for p in signature.parameters.values()}
         self.names = list(self.parameters)
@@ -159,8 +158,10 @@ class _Declared:
         if unknown:
             raise TypeError(f"{name}: differentiable names no argument of forward: {sorted(unknown)}")
         self.places = [self.names.index(n) for n in differentiable]
+        self.differentiable_of = _taker(self.places)
         outputs = {f"output_{i}": Tensor for i in range(self.count)}
         self.of_backward = {f"grad_{i}": Tensor for i in range(grad_outputs)}, self.parameters | outputs
+        self.kept = _Kept(self.of_backward[1])  # by the forward
 
     def split(self, flat: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Inputs and outputs."""
@@ -170,14 +171,11 @@ class _Declared:
         inputs, outputs = self.split(flat)
         return Saved(dict(zip(self.names, inputs, strict=True)), tuple(outputs))
 
-    def differentiable_of(self, flat: Sequence[Any]) -> list[Tensor | None]:
-        return [flat[place] for place in self.places]
-
     def gradients(
         self, inputs: Sequence[Any], made: Sequence[Tensor | None], needs: Sequence[bool]
     ) -> tuple[Any, ...]:
         """One gradient for each input, in the structure torch expects: lists stay lists."""
-        every = [[None] * len(a) if isinstance(a, list) else None for a in inputs]
+        every = [[None] * len(a) if type(a) is list else None for a in inputs]
         for place, gradient, need in zip(self.places, made, needs, strict=True):
             if need:
                 every[place] = gradient
@@ -193,6 +191,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
     """The first derivative as an operator: (grads, needs, inputs, outputs) -> gradients."""
     heads, width = declared.grad_outputs, len(declared.differentiable)
     grads, saved = declared.of_backward
+    kept = _Kept(grads | saved)
 
     def run(*args: Any) -> tuple[Tensor | None, ...]:
         needed = dict(zip(declared.differentiable, args[heads], strict=True))
@@ -205,10 +204,10 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
     def save(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         ctx.set_materialize_grads(False)
         ctx.needed = inputs[heads]
-        _save(ctx, (*inputs[:heads], *inputs[heads + 1 :]))
+        kept.save(ctx, (*inputs[:heads], *inputs[heads + 1 :]))
 
-    def chain(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
-        grads, flat = (values := _load(ctx))[:heads], values[heads:]
+    def pull(ctx: Any, *directions: Tensor) -> tuple[Tensor | None, ...]:
+        grads, flat = (values := kept.load(ctx))[:heads], values[heads:]
         inputs = declared.differentiable_of(flat)
         whole = (
             d.contiguous() if need and d is not None else _zeros_like(i)
@@ -221,7 +220,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
 
     def push(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         # Linear in the upstream gradients; by the inputs, the second derivatives are symmetric.
-        grads, flat = (values := _load(ctx))[:heads], values[heads:]
+        grads, flat = (values := kept.load(ctx))[:heads], values[heads:]
         along = (torch.zeros_like(g) if t is None else t for g, t in zip(grads, tangents, strict=False))
         along_grads = _all(first(*along, ctx.needed, *flat))
         directions = declared.directions(flat, tangents[heads + 1 :])
@@ -230,7 +229,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         return tuple(g + x if need else g for g, x, need in made)
 
     name, parameters = f"{declared.name}_backward", grads | {"needs": list[bool]} | saved
-    first = _define(name, parameters, width, run, fake, (save, chain, push), register)
+    first = _define(name, parameters, width, run, fake, (save, pull, push), register)
     return first
 
 
@@ -266,8 +265,8 @@ def _define(
 ) -> Any:
     """Register an operator of these parameters with ``count`` results.
 
-    There are no optional results: an empty tensor stands for None. What ``register`` has made without
-    torch.library finds its way by itself.
+    There are no optional results: an empty tensor stands for None. Plain eager mode needs no more than
+    ``alone(*args)``, if what ``register`` makes has it.
     """
 
     def single_or_all(made: Sequence[Tensor]) -> Any:
@@ -280,10 +279,9 @@ def _define(
     signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
     operator = register(name, body, lambda *args: single_or_all(fake(*args)))
     operator.register_autograd(derivative[1], setup_context=derivative[0])
-    operator.body = body
-    operator.direct, operator.transformed = functions_of(name, body, operator, derivative)
-    if hasattr(operator, "register_kernel"):
-        operator.names = list(parameters)
+    operator.names, operator.body = list(parameters), getattr(operator, "alone", body)
+    operator.direct, operator.transformed = functions_of(name, operator.body, operator, derivative)
+    if hasattr(operator, "register_kernel") or hasattr(operator, "alone"):
         operator.__class__ = _called_in_three_ways(type(operator))
     return operator
 
@@ -328,30 +326,33 @@ def _refuse(message: str) -> Callable[..., Any]:
     return refuse
 
 
-_TENSOR = object()  # stands for one that is saved
+class _Kept:
+    """How arguments are kept for a backward: tensors, also those in lists, where torch watches over them."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        kinds = list(parameters.values())
+        self.lists = [i for i, kind in enumerate(kinds) if kind == list[Tensor]]
+        tensors = [i for i, kind in enumerate(kinds) if kind in (Tensor, Tensor | None)]
+        others = [i for i in range(len(kinds)) if i not in (*tensors, *self.lists)]
+        order = [*tensors, *others, *self.lists]
+        self.tensors, self.others, self.count = _taker(tensors), _taker(others), len(tensors)
+        self.ordered = _taker([order.index(i) for i in range(len(kinds))])
+
+    def save(self, ctx: Any, args: Sequence[Any]) -> None:
+        lists = [args[i] for i in self.lists]
+        ctx.others, ctx.sizes = self.others(args), [len(members) for members in lists]
+        save_by(ctx, (*self.tensors(args), *chain.from_iterable(lists)))
+
+    def load(self, ctx: Any) -> tuple[Any, ...]:
+        saved = saved_by(ctx)
+        members = iter(saved[self.count :])
+        lists = [[*islice(members, size)] for size in ctx.sizes]
+        return self.ordered((*saved[: self.count], *ctx.others, *lists))
 
 
-def _save(ctx: Any, args: Sequence[Any]) -> None:
-    """Keep tensors, also those in lists, where torch watches over them, and the rest in its place."""
-    tensors, ctx.rest = [], []
-    for a in args:
-        if isinstance(a, Tensor):
-            tensors.append(a)
-            ctx.rest.append(_TENSOR)
-        elif isinstance(a, list):
-            tensors += a
-            ctx.rest.append(slice(len(a)))
-        else:
-            ctx.rest.append(a)
-    save_by(ctx, tensors)
-
-
-def _load(ctx: Any) -> tuple:
-    tensors = iter(saved_by(ctx))
-    return tuple(
-        next(tensors) if r is _TENSOR else [*islice(tensors, r.stop)] if type(r) is slice else r
-        for r in ctx.rest
-    )
+def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the values in these places."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: tuple(values[i] for i in places)
 
 
 def _contiguous_like(tensor: Tensor) -> Tensor:

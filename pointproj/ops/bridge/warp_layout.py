@@ -14,8 +14,6 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.scratch import Part
-
 
 class _Field(NamedTuple):
     """How values become a kernel's argument, or a field of a struct."""
@@ -80,8 +78,6 @@ def _array_field(kind: Any) -> _Field:
     def flat(value: Tensor | None, converted: dict[int, tuple]) -> tuple:
         if value is None:
             return absent
-        if type(value) is Part:
-            value = value.tensor()
         if value.is_neg():  # the memory of such a view holds other numbers
             value = value.resolve_neg()
             converted[id(value)] = (value,)  # as long as it is read

@@ -34,7 +34,6 @@ def warp_op(
     grad_outputs: int = 1,
     backward: Callable[..., None] | str | None = None,
     second_backward: Callable[..., None] | None = None,
-    replayable: bool = False,  # not used any more
 ) -> Callable[[Callable[..., None]], Callable[..., Tensor | tuple[Tensor, ...]]]:
     """Decorate a launcher, ``launcher(launch, *inputs, *outputs)``, to make it a torch operator.
 
@@ -100,7 +99,7 @@ class _Bridge:
         self.launcher = launcher
         self.outputs = outputs
         self.differentiable = differentiable
-        parameters = list(inspect.signature(launcher).parameters.values())[1:]
+        parameters = list(inspect.signature(launcher, eval_str=True).parameters.values())[1:]
         self.names = [p.name for p in parameters]
         read = inspect.signature(outputs).parameters
         inputs = list(read)
@@ -108,7 +107,7 @@ class _Bridge:
             inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
             read = [p.name for p in read.values() if p.kind is not p.VAR_KEYWORD]
         self.inputs = parameters[: len(inputs)]
-        self.tensor = next(p.name for p in self.inputs if p.annotation in (Tensor, "Tensor"))  # always there
+        self.tensor = next(p.name for p in self.inputs if p.annotation is Tensor)  # always there
         self.output_names = self.names[len(inputs) :]
         if self.names[: len(inputs)] != inputs:
             raise TypeError(

@@ -1,4 +1,6 @@
-"""A C++ and CUDA extension over a cell list, on all cores of a CPU and on CUDA; built on first use."""
+"""The engine: a library in C++ and CUDA, on all cores of a CPU and on CUDA; built on first use."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,43 +31,35 @@ def build_index(
     count: int,
     radius: float | Tensor | None,
 ) -> Tables:
-    from pointproj.ops.backends.native import operators
-
-    if radius is None:
-        return operators.build_cell_list(reference_points, reference_offsets, count)
-    return operators.build_hash_grid(reference_points, reference_offsets, count, *_number_or_tensor(radius))
+    number, tensor = _number_or_tensor(radius)
+    return (
+        _operators().build_index(
+            reference_points, reference_offsets, count, number, tensor, _deterministic()
+        ),
+    )
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    from pointproj.ops.backends.native import operators
-
-    if tables is None:
-        tables = operators.build_cell_list(clouds.reference_points, clouds.reference_offsets, clouds.count)
-    points = clouds.query_points, clouds.query_offsets, clouds.reference_points, clouds.count
-    return operators.search(*points, list(tables), k)
+    return nearest(clouds, tables, k, torch.int32)[1]
 
 
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    from pointproj.ops.backends.native import operators
-
-    return operators.nearest(*clouds, list(tables or ()), k, index_dtype == torch.int64)
+    return _operators().knn(*clouds, _table(tables), k, index_dtype == torch.int64)
 
 
 def knn_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
 ) -> Tensor:
-    from pointproj.ops.backends.native import operators
-
-    return operators.knn_aggregate(*clouds, list(tables or ()), features, sigma, k, *weighting)
+    given = *clouds, _table(tables), None, features, sigma, k
+    return _operators().knn_aggregate(*given, *weighting, _deterministic())[0]
 
 
 def aggregate_neighbors(
     clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
 ) -> Tensor:
-    from pointproj.ops.backends.native import operators
-
-    points = clouds.query_points, clouds.reference_points
-    return operators.neighbor_sums(*points, features, sigma, rows, *weighting)[0]
+    points = clouds.query_points, None, clouds.reference_points, None, 1
+    given = *points, None, rows, features, sigma, rows.shape[1]
+    return _operators().knn_aggregate(*given, *weighting, _deterministic())[0]
 
 
 def radius_aggregate(
@@ -76,27 +70,39 @@ def radius_aggregate(
     radius: float,
     weighting: Weighting,
 ) -> Tensor:
-    from pointproj.ops.backends.native import operators
-
-    return operators.radius_aggregate(*clouds, list(tables or ()), features, sigma, radius, *weighting)
+    given = *clouds, _table(tables), features, sigma, radius
+    return _operators().radius_aggregate(*given, *weighting, _deterministic())[0]
 
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.native import operators
-
-    return operators.radius_search(*clouds, list(tables or ()), *_number_or_tensor(radius), k)
+    number, tensor = _number_or_tensor(radius)
+    return _operators().radius_search(*clouds, _table(tables), number or 0.0, tensor, k)
 
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    number, tensor = _number_or_tensor(radius)
+    return _operators().radius_list(*clouds, _table(tables), number or 0.0, tensor, capacity)
+
+
+def _operators() -> Any:
+    """The module, which loads the library."""
     from pointproj.ops.backends.native import operators
 
-    return operators.radius_list(*clouds, list(tables or ()), *_number_or_tensor(radius), capacity)
+    return operators
 
 
-def _number_or_tensor(radius: float | Tensor) -> tuple[float, Tensor | None]:
-    """As the extension's operators take it: the number counts where there is no tensor."""
-    return (0.0, radius) if isinstance(radius, Tensor) else (radius, None)
+def _table(tables: Tables | None) -> Tensor | None:
+    return tables[0] if tables else None
+
+
+def _number_or_tensor(radius: float | Tensor | None) -> tuple[float | None, Tensor | None]:
+    return (None, radius) if isinstance(radius, Tensor) else (radius, None)
+
+
+def _deterministic() -> bool:
+    """The switch, which C++ cannot ask for; a backward works as its forward did."""
+    return torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""Building the extension: once for each version of its sources, of torch, and of the machine's kind.
+"""Building the extension: once for each version of its sources, of CUDA, and of the machine's kind.
 
 A build lies in a folder of its own, named by a hash of all that it depends on and by the GPU architectures
 it holds. The library gets its name when it is whole, so a build that was interrupted is begun again. Several
@@ -14,8 +14,10 @@ import re
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ SOURCES = Path(__file__).parent / "csrc"
 NAME = "pointproj_native"
 LIBRARY = f"{NAME}.so"
 BUILD_AHEAD = "python -m pointproj build-native"
+_TORCH = Path(torch.__file__).parent
+# The oldest torch that a build is for: 2.10.
+HEADERS = ["-std=c++20", "-isystem", str(_TORCH / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 
 def obstacle() -> str | None:
@@ -37,10 +42,6 @@ def obstacle() -> str | None:
         return None
     if shutil.which(_compiler()) is None:
         return f"the C++ compiler {_compiler()} is missing; install one with: apt-get install g++"
-    if shutil.which("ninja") is None:
-        return "the build tool ninja is missing; install it with: pip install ninja"
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        return "Python's headers are missing; install them with: apt-get install python3-dev"
     return _toolkit_obstacle() if architectures_here() else None
 
 
@@ -90,43 +91,67 @@ def make_build(architectures: Iterable[str]) -> Path:
 
 def _compile(folder: Path, architectures: tuple[str, ...]) -> Path:
     devices = ", ".join(["the CPU", *(f"sm_{a}" for a in architectures)])
-    hint = "one to three minutes" if architectures else "about half a minute"
-    log.warning(f"building backend native for {devices}: takes {hint}, once (ahead of time: {BUILD_AHEAD})")
+    log.warning(f"building backend native for {devices}: takes a minute, once (ahead of time: {BUILD_AHEAD})")
     started = time.monotonic()
-    from torch.utils import cpp_extension  # only here: it imports setuptools
-
-    (folder / "lock").unlink(missing_ok=True)  # torch's own, left over if a build was killed
-    patterns = ("*.cpp", "*.cu") if architectures else ("*.cpp",)
+    made = folder / f"building-{os.getpid()}.so"
     try:
-        cpp_extension.load(
-            "building",
-            [str(path) for pattern in patterns for path in sorted(SOURCES.glob(pattern))],
-            extra_cflags=_cpp_flags(architectures),
-            extra_cuda_cflags=_cuda_flags(architectures),
-            extra_ldflags=["-fopenmp"],
-            build_directory=str(folder),
-            with_cuda=bool(architectures),
-            is_python_module=False,
-        )
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        compile_library(architectures, made)
+    except (RuntimeError, OSError) as error:
         raise BackendUnavailable(
             f"backend 'native' does not compile; for all that the compiler says run: {BUILD_AHEAD}\n{error}"
         ) from error
     log.info(f"built backend native in {time.monotonic() - started:.0f} s: {folder}")
-    # torch numbers the names where a process builds twice.
-    return max(folder.glob("building*.so"), key=lambda path: path.stat().st_mtime)
+    return made
 
 
-def _cpp_flags(architectures: tuple[str, ...]) -> list[str]:
+def compile_library(architectures: Sequence[str], out: Path) -> None:
+    """Compile ``csrc`` to one shared library: every file for the CPU, and again for GPUs, all at once.
+
+    It is made from torch's stable ABI and holds CUDA's runtime: whatever torch from 2.10 on and whatever
+    Python loads it, it need not be built again.
+
+    Raises
+    ------
+    RuntimeError
+        If the compiler fails; the message is what it says.
+    """
+    compilers = [[_compiler(), *_cpp_flags()]]
+    if architectures:
+        compilers.append([find_nvcc(), "-ccbin", _compiler(), *_cuda_flags(architectures)])
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects, running = [], []
+        for source in sorted(SOURCES.glob("*.cu")):
+            for number, compiler in enumerate(compilers):
+                objects.append(f"{folder}/{source.stem}{number}.o")
+                running.append(pool.submit(_run, [*compiler, *HEADERS, "-c", str(source), "-o", objects[-1]]))
+        for made in running:
+            made.result()
+        link = ["-shared", *objects, f"-L{_TORCH / 'lib'}", "-ltorch", "-o", str(out)]
+        # libtorch refers to all that there is of torch; the functions of CUDA's runtime stay our own.
+        hide = ["--no-as-needed", "--exclude-libs", "ALL"]
+        if architectures:
+            _run([find_nvcc(), "-cudart", "static", *(x for h in hide for x in ("-Xlinker", h)), *link])
+        else:
+            _run([_compiler(), f"-Wl,{','.join(hide)}", *link])
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}")
+
+
+def _cpp_flags() -> list[str]:
     # Distances are rounded after every operation, as those of the reference.
-    flags = ["-O3", "-ffp-contract=off", "-fopenmp"]
+    flags = ["-x", "c++", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC"]
     if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         flags.append("-march=x86-64-v3")
-    return flags + (["-DPOINTPROJ_CUDA"] if architectures else [])
+    return flags
 
 
-def _cuda_flags(architectures: tuple[str, ...]) -> list[str]:
-    return ["-O3", "-fmad=false", *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures)]
+def _cuda_flags(architectures: Sequence[str]) -> list[str]:
+    flags = ["-O3", "-fmad=false", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    return [*flags, *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures)]
 
 
 @functools.cache
@@ -135,8 +160,7 @@ def _fingerprint() -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    flags = _cpp_flags(()) + _cuda_flags(())
-    versions = [torch.__version__, str(torch.version.cuda), sysconfig.get_platform(), *flags]
+    versions = [str(torch.version.cuda), sysconfig.get_platform(), *_cpp_flags(), *_cuda_flags(())]
     digest.update("\n".join(versions).encode())
     return digest.hexdigest()[:16]
 

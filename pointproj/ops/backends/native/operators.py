@@ -1,7 +1,6 @@
-"""The extension's operators as torch sees them: what they return, and their second derivatives.
+"""The library's operators as torch sees them: what they return, and their second derivatives.
 
-``csrc`` registers them, with their schemas and first derivatives; the algorithms are in its headers.
-Importing this module loads the extension.
+The sources of ``csrc`` end with their schemas. Importing this module loads the library.
 """
 
 from types import SimpleNamespace
@@ -9,8 +8,9 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.cpp_op import cpp_op, whole_call
-from pointproj.ops.bridge.torch_op import Spec
+from pointproj.ops.backends.native.build import extension
+from pointproj.ops.bridge.cpp_op import cpp_op
+from pointproj.ops.bridge.torch_op import Saved, Spec
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.ops.pairs import chunks_within, listed_chunks
 
@@ -18,35 +18,34 @@ DENSE_CELL = 256  # points; as in csrc/cell_list.h
 READ_AHEAD = 16  # as in csrc/common.h
 
 
-def _sorted_points(points: Tensor) -> Spec:
-    """With their rows; those that are not finite come last, in no cell."""
+def _words(points: Tensor, reals: int, ints: int) -> int:
+    """Of a table; ``TableSizes`` in csrc/index.h has the same."""
+    sorted_points = points.shape[0] + (0 if points.is_cuda else READ_AHEAD)
+    return ((4 * sorted_points + reals) * (points.dtype.itemsize // 4) + ints + 3) // 4 * 4
+
+
+def _cell_list(points: Tensor, clouds: int) -> int:
+    """Words of the two-level cell list, for kNN; ``CellListSizes`` in csrc/cell_list.h has the same."""
     rows = points.shape[0]
-    return ((rows, 4) if points.is_cuda else (4, rows + READ_AHEAD)), points.dtype
-
-
-def _cell_list(call: SimpleNamespace) -> tuple[Spec, ...]:
-    """The two-level cell list of csrc/cell_list.h, for kNN; ``CellListSizes`` there has the same sizes."""
-    rows, clouds, dtype = call.points.shape[0], call.clouds, call.points.dtype
-    density = 2 if not call.points.is_cuda else 4 if rows <= 2**18 else 1
+    density = 2 if not points.is_cuda else 4 if rows <= 2**18 else 1
     cells, dense = density * rows // 2 + clouds, rows // DENSE_CELL + 2
-    numbers = 4 * clouds + cells + dense + (cells + 1) + (cells + rows + 2)
-    grids = ((12 * clouds + 6 * dense,), dtype)  # of the clouds, then of the dense cells: corners and edges
-    starts = ((numbers,), torch.int32)  # sizes of the grids; first cell, sub-cell and sorted point of each
-    return grids, starts, _sorted_points(call.points)
+    return _words(points, 12 * clouds + 6 * dense, 4 * clouds + 3 * cells + dense + rows + 3)
 
 
-def _hash_grid(points: Tensor, clouds: int) -> tuple[Spec, ...]:
-    """The hash grid of csrc/hash_grid.h, for searches within about one radius."""
+def _hash_grid(points: Tensor, clouds: int) -> int:
+    """Words of the hash grid of csrc/hash_grid.h, for searches within about one radius."""
     rows = points.shape[0]
-    slots = (4 if rows <= 2**22 else 2) * rows + clouds  # as in csrc/hash_grid.h
-    width = ((), points.dtype)  # edge of the cells
-    start = ((slots + 2,), torch.int32)  # first sorted point of each slot; then of points not finite
-    return width, start, _sorted_points(points)
+    return _words(points, 1, (4 if rows <= 2**22 else 2) * rows + clouds + 2)
 
 
-def _nearest(call: SimpleNamespace) -> tuple[Spec, ...]:
+def _index(call: SimpleNamespace) -> tuple[Spec, ...]:
+    of_knn = call.radius is None and call.largest_radius is None
+    return ((((_cell_list if of_knn else _hash_grid)(call.points, call.clouds),), torch.int32),)
+
+
+def _nearest(call: SimpleNamespace, dtype: torch.dtype) -> tuple[Spec, ...]:
     shape = call.query_points.shape[0], call.k
-    return (shape, call.query_points.dtype), (shape, torch.int64 if call.long_rows else torch.int32)
+    return (shape, call.query_points.dtype), (shape, dtype)
 
 
 def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
@@ -55,17 +54,43 @@ def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
     return ((queries, call.features.shape[1]), dtype), ((queries, saved), dtype)
 
 
-build_cell_list = cpp_op("native_build_cell_list", _cell_list)
-build_hash_grid = cpp_op("native_build_hash_grid", lambda call: _hash_grid(call.points, call.clouds))
+def _radius_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
+    """And the hash grids that were made."""
+    made = _hash_grid(call.query_points, call.clouds)
+    if call.reference_grid is None:
+        made += _hash_grid(call.reference_points, call.clouds)
+    return *_sums(call, saved=2), ((made,), torch.int32)
+
+
+def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
+    """And the rows, unless they were given."""
+    searched = call.query_points.shape[0] if call.neighbor_indices is None else 0
+    return *_sums(call, saved=call.k), ((searched, call.k), torch.int32)
+
+
+def _second_backward_within(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
+    return aggregate_second_backward(directions, grads[0], saved.inputs, chunks_within)
+
+
+def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
+    if saved.inputs["neighbor_indices"] is None:
+        saved.inputs["neighbor_indices"] = saved.outputs[2]
+    return aggregate_second_backward(directions, grads[0], saved.inputs, listed_chunks)
+
+
+_library = extension()
+
+build_index = cpp_op(_library, "native_build_index", _index)
+knn = cpp_op(
+    _library, "native_knn", lambda call: _nearest(call, torch.int64 if call.long_rows else torch.int32)
+)
 radius_search = cpp_op(
+    _library,
     "native_radius_search",
-    lambda call: (
-        ((call.query_points.shape[0], call.k), call.query_points.dtype),
-        ((call.query_points.shape[0], call.k), torch.int64),
-        ((call.query_points.shape[0],), torch.int64),
-    ),
+    lambda call: (*_nearest(call, torch.int64), ((call.query_points.shape[0],), torch.int64)),
 )
 radius_list = cpp_op(
+    _library,
     "native_radius_list",
     lambda call: (
         ((call.query_points.shape[0] + 1,), torch.int64),
@@ -73,87 +98,17 @@ radius_list = cpp_op(
         ((call.capacity,), call.query_points.dtype),
     ),
 )
-build_hash_grids = cpp_op(  # of queries and of reference points
-    "native_build_hash_grids",
-    lambda call: _hash_grid(call.query_points, call.clouds) + _hash_grid(call.reference_points, call.clouds),
-)
-search = cpp_op("native_search", lambda call: (((call.query_points.shape[0], call.k), torch.int32),))
-search_with_distances = cpp_op("native_search_with_distances", _nearest)
-neighbor_sums = cpp_op(
-    "native_neighbor_sums",
-    lambda call: _sums(call, saved=call.neighbor_indices.shape[1]),
+knn_aggregate = cpp_op(
+    _library,
+    "native_knn_aggregate",
+    _knn_sums,
     differentiable=DIFFERENTIABLE,
-    second_backward=lambda directions, grads, saved: aggregate_second_backward(
-        directions, grads[0], saved.inputs, listed_chunks
-    ),
+    second_backward=_second_backward_of_lists,
 )
-radius_sums = cpp_op(
-    "native_radius_sums",
-    lambda call: _sums(call, saved=2),
+radius_aggregate = cpp_op(
+    _library,
+    "native_radius_aggregate",
+    _radius_sums,
     differentiable=DIFFERENTIABLE,
-    second_backward=lambda directions, grads, saved: aggregate_second_backward(
-        directions, grads[0], saved.inputs, chunks_within
-    ),
+    second_backward=_second_backward_within,
 )
-
-
-def _nearest_in_parts(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    cell_list: list[Tensor],
-    k: int,
-    long_rows: bool,
-) -> tuple[Tensor, Tensor]:
-    tables = cell_list or build_cell_list(reference_points, reference_offsets, clouds)
-    return search_with_distances(
-        query_points, query_offsets, reference_points, clouds, list(tables), k, long_rows
-    )
-
-
-def _knn_aggregate_in_parts(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    cell_list: list[Tensor],
-    features: Tensor,
-    sigma: Tensor,
-    k: int,
-    *weighting: str | float,
-) -> Tensor:
-    tables = cell_list or build_cell_list(reference_points.detach(), reference_offsets, clouds)
-    points = query_points.detach(), query_offsets, reference_points.detach(), clouds
-    rows = search(*points, list(tables), k)
-    return neighbor_sums(query_points, reference_points, features, sigma, rows, *weighting)[0]
-
-
-def _radius_aggregate_in_parts(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    reference_grid: list[Tensor],
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    *weighting: str | float,
-) -> Tensor:
-    points = query_points, query_offsets, reference_points, reference_offsets, clouds
-    queries, references = query_points.detach(), reference_points.detach()
-    if reference_grid:
-        query_grid = build_hash_grid(queries, query_offsets, clouds, radius, None)
-    else:
-        made = build_hash_grids(queries, query_offsets, references, reference_offsets, clouds, radius)
-        query_grid, reference_grid = made[:3], made[3:]
-    grids = list(query_grid), list(reference_grid)
-    return radius_sums(*points, *grids, features, sigma, radius, *weighting)[0]
-
-
-nearest = whole_call("native_nearest", _nearest_in_parts)
-knn_aggregate = whole_call("native_knn_aggregate", _knn_aggregate_in_parts)
-radius_aggregate = whole_call("native_radius_aggregate", _radius_aggregate_in_parts)

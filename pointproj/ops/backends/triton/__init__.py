@@ -1,11 +1,9 @@
-"""Triton kernels over a tree of boxes on CUDA; plain torch on CPU."""
+"""The recipe of a backend of Triton kernels, which torch compiles and exports; plain torch on a CPU."""
 
 import importlib.util
 
-import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.eager import nobody_looks_on
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
@@ -13,7 +11,7 @@ from pointproj.ops.registry import Tables
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": -1, "cuda": 5}
 EXPORTABLE = frozenset({"cuda"})
-ONE_INDEX = True  # the tree
+ONE_INDEX = True  # the cell list
 
 
 def unavailable() -> str | None:
@@ -25,44 +23,26 @@ def unavailable() -> str | None:
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
 ) -> Tables:
-    from pointproj.ops.backends.triton.operators import runs_kernels
-    from pointproj.ops.backends.triton.tree import build_tree
+    from pointproj.ops.backends.triton.cell_list import build_cell_list
+    from pointproj.ops.bridge.triton_op import runs_kernels
 
     if not runs_kernels(reference_points):
         return ()
-    return build_tree(reference_points, reference_offsets, count)
+    return build_cell_list(reference_points, reference_offsets, count)
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    return nearest(clouds, tables, k, torch.int32)[1]
+    from pointproj.ops.backends.triton.operators import search
 
-
-def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    from pointproj.ops.backends.triton.knn_search import nearest
-
-    return nearest(clouds, tables, k, index_dtype)
+    return search(*clouds, _cells(clouds, tables), k)
 
 
 def aggregate_neighbors(
     clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
 ) -> Tensor:
-    from pointproj.ops.backends.triton.neighbor_sums import aggregate_neighbors
+    from pointproj.ops.backends.triton.operators import sum_lists
 
-    points = clouds.query_points, clouds.reference_points
-    return aggregate_neighbors(*points, features, sigma, rows, weighting)
-
-
-def knn_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
-) -> Tensor:
-    from pointproj.ops.backends.triton.neighbor_sums import search_and_aggregate
-    from pointproj.ops.backends.triton.operators import runs_kernels
-
-    given = clouds.query_points, clouds.reference_points, features, sigma
-    if tables is None and runs_kernels(features) and nobody_looks_on(given):
-        return search_and_aggregate(clouds, features, sigma, k, weighting)
-    rows = search(clouds.detached(), tables, k)
-    return aggregate_neighbors(clouds, features, sigma, rows, weighting)
+    return sum_lists(clouds.query_points, clouds.reference_points, features, sigma, rows, *weighting)[0]
 
 
 def radius_aggregate(
@@ -73,22 +53,30 @@ def radius_aggregate(
     radius: float,
     weighting: Weighting,
 ) -> Tensor:
-    from pointproj.ops.backends.triton.radius_sums import radius_aggregate
+    from pointproj.ops.backends.triton.operators import sum_within
 
-    return radius_aggregate(clouds, tables, features, sigma, radius, weighting)
+    return sum_within(*clouds, _cells(clouds, tables), features, sigma, radius, *weighting)[0]
 
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.triton.radius_lists import radius_search
+    from pointproj.ops.backends.torch import radius_search
 
-    return radius_search(clouds, tables, radius, k)
+    return radius_search(clouds, (), radius, k)
 
 
 def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.triton.radius_lists import radius_list
+    from pointproj.ops.backends.torch import radius_list
 
-    return radius_list(clouds, tables, radius, capacity)
+    return radius_list(clouds, (), radius, capacity)
+
+
+def _cells(clouds: Clouds, tables: Tables | None) -> list[Tensor]:
+    """The cell list of the reference points, as operators take it."""
+    if tables is None:
+        points = clouds.detached().reference_points
+        tables = build_index(points, clouds.reference_offsets, clouds.count, None)
+    return list(tables)

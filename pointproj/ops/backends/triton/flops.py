@@ -4,7 +4,6 @@ A formula sees shapes, and how many pairs a search looks at depends on where the
 are nominal, per pair of a query and a neighbour, multiplication and addition as one operation each:
 
 - search: the squared distance (8) of each of the k neighbours, the least that any search must evaluate;
-- list of all points within a radius: the same for each of the places in it;
 - aggregation: squared distance (8) and weighted sum (2 C);
 - its first backward: 2 C for the features' gradient; 2 C for the products of gradients and features that
   the gradients of positions and sigma are made of, and 8 for the distance;
@@ -33,14 +32,6 @@ def count_search(operator: str) -> None:
     @register_flop_formula(getattr(torch.ops.pointproj, operator))
     def search(query_points: Shape, *others: Any, out_shape: Any = None, **_: Any) -> int:
         return query_points[0] * others[-1] * DISTANCE
-
-
-def count_list(operator: str) -> None:
-    """Register the formula of a search for lists ``(query_points, ..., capacity)``."""
-
-    @register_flop_formula(getattr(torch.ops.pointproj, operator))
-    def search(*args: Any, out_shape: Any = None, **_: Any) -> int:
-        return args[-1] * DISTANCE
 
 
 def count_aggregation(operator: str, inputs: Sequence[str]) -> None:

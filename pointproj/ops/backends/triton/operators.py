@@ -1,42 +1,138 @@
-"""Torch operators made of Triton kernels: torch.compile and AOTInductor trace into them."""
+"""What torch sees: a search, sums over lists and sums within a radius, with CPU kernels and derivatives.
 
-import functools
-from collections.abc import Callable
-from typing import Any
+On a CPU there are no tables, and the torch backend does the work.
+"""
+
+import inspect
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.backends.triton.tiles import INTERPRETED
-from pointproj.ops.bridge.torch_op import opaque, torch_op
+from pointproj.ops.backends import torch as plain
+from pointproj.ops.backends.triton.cell_list import CellList
+from pointproj.ops.backends.triton.flops import count_aggregation, count_search
+from pointproj.ops.backends.triton.gradients import gradients
+from pointproj.ops.backends.triton.knn_search import nearest_rows
+from pointproj.ops.backends.triton.sums import aggregate, listed, within
+from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.bridge.triton_op import runs_kernels, triton_op
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
+from pointproj.ops.pairs import chunks_within, listed_chunks
+from pointproj.ops.reference import Weighting
 
 
-def runs_kernels(tensor: Tensor) -> bool:
-    """Whether work on this tensor is done by kernels, and not by torch operators."""
-    return tensor.is_cuda or INTERPRETED
+def _search(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cells: list[Tensor],
+    k: int,
+) -> tuple[Tensor]:
+    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    if not runs_kernels(query_points):
+        return (plain.search(packed, (), k).to(torch.int32),)
+    return (nearest_rows(packed, CellList(*cells), k),)
 
 
-def _traceable(name: str, function: Callable, fake: Callable) -> Any:
-    """Register ``function``, which launches traceable kernels on CUDA and calls torch on a CPU.
-
-    Its CPU part may loop over chunks, which no tracer can follow for unknown sizes: in traces it
-    stands as an operator of its own.
-    """
-    on_cpu = opaque(f"{name}_on_cpu", function, fake)
-
-    def dispatch(*args: Any) -> Any:
-        first = next(a for a in args if isinstance(a, Tensor))
-        return function(*args) if first.is_cuda else on_cpu(*args)
-
-    dispatch.__signature__ = function.__signature__
-    # Torch looks for kernels in a function whose source it knows, and imports its compiler for that, which
-    # takes seconds. It would find none behind this one, and what it compiles is kept under our version.
-    dispatch.__code__ = dispatch.__code__.replace(co_filename="<operator of Triton kernels>")
-    operator = torch.library.triton_op(name, dispatch, mutates_args=())
-    operator.register_kernel("cpu")(function)
-    operator.register_fake(fake)
-    return operator
+def _sum_lists(
+    query_points: Tensor,
+    reference_points: Tensor,
+    features: Tensor,
+    sigma: Tensor,
+    neighbor_indices: Tensor,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
+) -> tuple[Tensor, Tensor]:
+    weighting = Weighting(kernel, reduce, power, eps, support)
+    if not runs_kernels(query_points):
+        clouds = Clouds(query_points, None, reference_points, None, 1)
+        summed = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices, weighting)
+        return summed, features.new_empty(0, 2)
+    return aggregate(listed(query_points, reference_points, neighbor_indices), features, sigma, weighting)
 
 
-kernel_op = functools.partial(torch_op, register=_traceable, replayable=True)
-"""As :mod:`pointproj.ops.bridge.torch_op`, with ``torch.library.triton_op`` for forward and backward."""
+def _sum_within(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    cells: list[Tensor],
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    kernel: str,
+    reduce: str,
+    power: float,
+    eps: float,
+    support: float,
+) -> tuple[Tensor, Tensor]:
+    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    weighting = Weighting(kernel, reduce, power, eps, support)
+    if not runs_kernels(query_points):
+        summed = plain.radius_aggregate(packed, None, features, sigma, radius, weighting)
+        return summed, features.new_empty(0, 2)
+    return aggregate(within(packed, CellList(*cells), radius), features, sigma, weighting)
+
+
+def _by_torch(query_points: Tensor) -> bool:
+    """Whether gradients are: torch sorts what it adds where deterministic algorithms are asked for."""
+    return not runs_kernels(query_points) or torch.are_deterministic_algorithms_enabled()
+
+
+def _lists_backward(
+    grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
+) -> tuple[Tensor | None, ...]:
+    points = [saved.inputs[n] for n in ("query_points", "reference_points", "neighbor_indices")]
+    if _by_torch(points[0]):
+        return aggregate_backward(grads[0], needs, saved.inputs, listed_chunks)
+    return gradients(listed(*points), grads[0], needs, saved)
+
+
+def _within_backward(
+    grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
+) -> tuple[Tensor | None, ...]:
+    inputs = saved.inputs
+    if _by_torch(inputs["query_points"]):
+        return aggregate_backward(grads[0], needs, inputs, chunks_within)
+    clouds = Clouds(*(inputs[name] for name in Clouds._fields[:-1]), inputs["clouds"])
+    source = within(clouds, CellList(*inputs["cells"]), inputs["radius"])
+    return gradients(source, grads[0], needs, saved)
+
+
+def _outputs(query_points: Tensor, features: Tensor) -> tuple:
+    """Shapes and dtypes of what :func:`pointproj.ops.backends.triton.sums.aggregate` makes."""
+    queries, kept = query_points.shape[0], query_points.shape[0] if runs_kernels(query_points) else 0
+    return ((queries, features.shape[1]), features.dtype), ((kept, 2), features.dtype)
+
+
+search = triton_op(
+    "pointproj::triton_search",
+    _search,
+    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int32),),
+)
+sum_lists = triton_op(
+    "pointproj::triton_aggregate_neighbors",
+    _sum_lists,
+    lambda query_points, reference_points, features, *others: _outputs(query_points, features),
+    differentiable=DIFFERENTIABLE,
+    backward=_lists_backward,
+    second_backward=second_backward_over(listed_chunks),
+)
+sum_within = triton_op(
+    "pointproj::triton_radius_aggregate",
+    _sum_within,
+    lambda query_points, *others: _outputs(query_points, others[5]),
+    differentiable=DIFFERENTIABLE,
+    backward=_within_backward,
+    second_backward=second_backward_over(chunks_within),
+)
+count_search("triton_search")
+count_aggregation("triton_aggregate_neighbors", list(inspect.signature(_sum_lists).parameters))
+count_aggregation("triton_radius_aggregate", list(inspect.signature(_sum_within).parameters))

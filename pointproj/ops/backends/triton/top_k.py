@@ -6,7 +6,7 @@ Of equal distances the lower row is nearer. SLOTS is k rounded up to a power of 
 import triton
 import triton.language as tl
 
-from pointproj.ops.backends.triton.tiles import END, rounded_root
+END = tl.constexpr(2**31 - 1)  # more than any row
 
 
 @triton.jit
@@ -16,11 +16,11 @@ def precedes(squared, row, other, other_row):
 
 
 @triton.jit
-def empty_lists(real: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr):
-    """K places that anything may take, rows apart so that each newcomer takes one; the rest are taken."""
+def empty_lists(real: tl.constexpr, k, SLOTS: tl.constexpr, TILE: tl.constexpr):
+    """k places that anything may take, rows apart so that each newcomer takes one; the rest are taken."""
     slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
-    best = tl.where(slot < K, float("inf"), -float("inf")).to(real)
-    return best, tl.where(slot < K, END - slot, -1)
+    best = tl.where(slot < k, float("inf"), -float("inf")).to(real)
+    return best, tl.where(slot < k, END - slot, -1)
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def farthest(best, best_rows):
 
 @triton.jit
 def insert(squared, rows, best, best_rows):
-    """Let candidates (LEAF, TILE) take the places of the farthest in the lists."""
+    """Let candidates (STEP, TILE) take the places of the farthest in the lists."""
     worst, worst_row = farthest(best, best_rows)
     squared = tl.where(precedes(squared, rows, worst[None, :], worst_row[None, :]), squared, float("inf"))
     while tl.min(squared) < float("inf"):
@@ -52,20 +52,13 @@ def insert(squared, rows, best, best_rows):
 
 @triton.jit
 def store_lists(
-    best, best_rows, found, distances, missing, query, k, active, exists, FIRST: tl.constexpr,
-    K: tl.constexpr, SLOTS: tl.constexpr, TILE: tl.constexpr,
+    best, best_rows, found, begin, k, exists, SLOTS: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """Write rows, nearest first, to places from ``FIRST`` of ``found`` (Q, k), and their distances.
-
-    ``missing`` is the distance of what each query did not find.
-    """
+    """Write rows, nearest first, from places ``begin`` of ``found`` on; -1 where there are fewer than k."""
     slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
-    best = tl.where(slot < K, best, float("inf"))
-    for place in range(K):
+    best = tl.where(slot < k, best, float("inf"))
+    for place in range(k):
         nearest = tl.min(best, 0)
         row = tl.min(tl.where(best == nearest[None, :], best_rows, END), 0)
         best = tl.where((best == nearest[None, :]) & (best_rows == row[None, :]), float("inf"), best)
-        there = active & (nearest < float("inf"))
-        at = query * k + FIRST + place
-        tl.store(found + at, tl.where(there, row, -1).to(found.dtype.element_ty), mask=exists)
-        tl.store(distances + at, tl.where(there, rounded_root(nearest), missing), mask=exists)
+        tl.store(found + begin + place, tl.where(nearest < float("inf"), row, -1), mask=exists)

@@ -7,7 +7,7 @@
 
 #include "common.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kDenseCell = 256;  // a cell with so many points is subdivided
 constexpr int kAxisBits = 10;    // into less than 2^kAxisBits sub-cells along an axis
@@ -137,4 +137,4 @@ POINTPROJ_FN Grid<Real> subgrid_of(const CellList<Real>& cells, const Grid<Real>
   return grid;
 }
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

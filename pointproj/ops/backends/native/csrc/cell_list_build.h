@@ -4,7 +4,7 @@
 #include "cell_list.h"
 #include "scan.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kPointsPerPart = 512;
 constexpr int kMostParts = 2048;
@@ -294,4 +294,4 @@ struct BuildCellList {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

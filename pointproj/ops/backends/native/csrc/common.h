@@ -2,7 +2,7 @@
 //
 // Each algorithm in these headers is written once. It takes the device as a template argument: `Lanes`, one thread or
 // several of a GPU warp that work on one point together (lanes.h, warp_lanes.cuh), or `Machine`, all threads of a
-// build (cpu.cpp, cuda.cuh).
+// build (cpu.h, cuda.cuh).
 #pragma once
 
 #include <cmath>
@@ -10,17 +10,26 @@
 #include <limits>
 #include <type_traits>
 
+// Every file is compiled for a CPU and, if there is a GPU, by nvcc for that; names must differ then.
 #if defined(__CUDACC__)
+#define POINTPROJ_DEVICE gpu
 #define POINTPROJ_FN __device__ __forceinline__
 #define POINTPROJ_EVERYWHERE __host__ __device__ __forceinline__
 #define POINTPROJ_UNROLL _Pragma("unroll")
 #else
-#define POINTPROJ_FN inline
+#define POINTPROJ_DEVICE cpu
+#define POINTPROJ_FN inline __attribute__((always_inline))
 #define POINTPROJ_EVERYWHERE inline
 #define POINTPROJ_UNROLL
 #endif
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
+
+#if defined(__CUDACC__)
+constexpr bool kOnGpu = true;
+#else
+constexpr bool kOnGpu = false;
+#endif
 
 using std::cbrt;  // those of C know only double
 using std::exp;
@@ -211,4 +220,4 @@ POINTPROJ_FN RowAndChunk split_item(int64_t item, int chunks) {
   return {static_cast<int>(item / chunks), static_cast<int>(item % chunks)};
 }
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

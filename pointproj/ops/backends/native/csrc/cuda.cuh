@@ -1,17 +1,21 @@
-// What the .cu files share: all threads of a GPU as one machine, and the launches.
+// A GPU: all its threads as one machine, and the launches.
 #pragma once
 
 #include <cooperative_groups.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <stdexcept>
 #include <string>
 
 #include "lanes.h"
-#include "launch.h"
 #include "scan.h"
 #include "warp_lanes.cuh"
 
-namespace pointproj {
+// Of libtorch_cuda, which a torch for CPUs does not have.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kBuildThreads = 512, kBuildWarps = kBuildThreads / 32;
 
@@ -167,70 +171,71 @@ __global__ void __launch_bounds__(kThreads<Task>, blocks_at_once<Task>()) each_k
   }
 }
 
-namespace cuda {
-
 inline void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
 }
 
 constexpr int kMostDevices = 64;
 
-inline int current_device() {
-  int device = 0;
-  check(cudaGetDevice(&device));
-  return device;
-}
+// The device of a tensor, as the current one, and torch's current stream on it.
+struct Device {
+  int index;
+  torch::stable::accelerator::DeviceGuard guard;
+  cudaStream_t stream;
 
-// Whether kernels may start before the one before them has ended.
-inline bool starts_early() {
-  static int known[kMostDevices] = {};
-  const int device = current_device();
-  int& generation = known[device % kMostDevices];
-  if (generation == 0) check(cudaDeviceGetAttribute(&generation, cudaDevAttrComputeCapabilityMajor, device));
-  return generation >= 9;
-}
-
-// Blocks that a device can hold at once, which is what a cooperative launch may ask for.
-template <class Task>
-int most_build_blocks() {
-  static int known[kMostDevices] = {};
-  const int device = current_device();
-  int& blocks = known[device % kMostDevices];
-  if (blocks == 0) {
-    int each = 0, processors = 0;
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, build_kernel<Task>, kBuildThreads, 0));
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    blocks = lesser(each * processors, kMostBlocks);
+  explicit Device(const torch::stable::Tensor& like) : index(like.get_device_index()), guard(index) {
+    check(cudaSetDevice(index));  // of this library's own runtime
+    void* current;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &current));
+    stream = static_cast<cudaStream_t>(current);
   }
-  return blocks;
-}
+  void clear(void* data, int64_t bytes) const {
+    if (bytes > 0) check(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream));
+  }
+  template <class Task>
+  void build(const Task& task, int64_t largest_loop) const {
+    const int64_t wanted = (largest_loop + kBuildThreads - 1) / kBuildThreads;
+    const int blocks = static_cast<int>(greater(int64_t(1), lesser(wanted, int64_t(most_build_blocks<Task>()))));
+    void* arguments[] = {const_cast<Task*>(&task)};
+    check(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(build_kernel<Task>), blocks, kBuildThreads,
+                                      arguments, 0, stream));
+  }
+  template <class Task>
+  void each(const Task& task, int64_t items) const {
+    if (items == 0) return;
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = static_cast<unsigned>((items + kItems<Task> - 1) / kItems<Task>);
+    launch.blockDim = kThreads<Task>;
+    launch.stream = stream;
+    launch.attrs = &early;
+    launch.numAttrs = Task::kLanes > 1 && starts_early() ? 1 : 0;
+    check(cudaLaunchKernelEx(&launch, each_kernel<Task>, task, items));
+  }
 
-template <class Task>
-void build(const Task& task, int64_t largest_loop, void* stream) {
-  const int64_t wanted = (largest_loop + kBuildThreads - 1) / kBuildThreads;
-  const int blocks = static_cast<int>(greater(int64_t(1), lesser(wanted, int64_t(most_build_blocks<Task>()))));
-  void* arguments[] = {const_cast<Task*>(&task)};
-  check(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(build_kernel<Task>), blocks, kBuildThreads,
-                                    arguments, 0, static_cast<cudaStream_t>(stream)));
-}
+ private:
+  // Whether kernels may start before the one before them has ended.
+  bool starts_early() const {
+    static int known[kMostDevices] = {};
+    int& generation = known[index % kMostDevices];
+    if (generation == 0) check(cudaDeviceGetAttribute(&generation, cudaDevAttrComputeCapabilityMajor, index));
+    return generation >= 9;
+  }
+  // Blocks that it can hold at once, which is what a cooperative launch may ask for.
+  template <class Task>
+  int most_build_blocks() const {
+    static int known[kMostDevices] = {};
+    int& blocks = known[index % kMostDevices];
+    if (blocks == 0) {
+      int each = 0, processors = 0;
+      check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, build_kernel<Task>, kBuildThreads, 0));
+      check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index));
+      blocks = lesser(each * processors, kMostBuildBlocks);
+    }
+    return blocks;
+  }
+};
 
-template <class Task>
-void each(const Task& task, int64_t items, void* stream) {
-  if (items == 0) return;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>((items + kItems<Task> - 1) / kItems<Task>);
-  launch.blockDim = kThreads<Task>;
-  launch.stream = static_cast<cudaStream_t>(stream);
-  launch.attrs = &early;
-  launch.numAttrs = Task::kLanes > 1 && starts_early() ? 1 : 0;
-  check(cudaLaunchKernelEx(&launch, each_kernel<Task>, task, items));
-}
-
-}  // namespace cuda
-}  // namespace pointproj
-
-#define BUILD(...) template void build(const __VA_ARGS__&, int64_t, void*);
-#define EACH(...) template void each(const __VA_ARGS__&, int64_t, void*);
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -7,7 +7,7 @@
 
 #include "scan.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 // Slots for each point: more spare tests of points in other cells, until clearing and summing them up takes longer.
 POINTPROJ_EVERYWHERE int slots_per_point(int64_t rows) { return rows <= 1 << 22 ? 4 : 2; }
@@ -156,4 +156,4 @@ struct BuildHashGrids {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -6,7 +6,7 @@
 
 #include "queue.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 struct OneLane {
   static constexpr int width = 1;
@@ -148,4 +148,4 @@ struct OneLane {
 #endif
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -4,10 +4,9 @@
 // own cells, so that threads side by side read the same points.
 #pragma once
 
-#include "top_k.h"
-#include "traversal.h"
+#include "search.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 // One radius for all queries, or one for each.
 template <class Real>
@@ -60,61 +59,23 @@ struct BallQueries {
 
 // ---- the nearest within the radius
 
-template <class Real>
+template <class Real_>
 struct RadiusSearch {
+  using Real = Real_;
   BallQueries<Real> queries;
   Nearest<Real> nearest;
   Heaps<Real> heaps;
   int64_t* counts;  // (Q,): all within the radius
 
+  POINTPROJ_FN int query_at(int item) const { return queries.points.load(item).row; }
   template <class Lanes, class List>
-  POINTPROJ_FN void find(Lanes& lanes, const Point<Real>& query, List&& list) const {
+  POINTPROJ_FN void run(Lanes& lanes, int item, List&& list) const {
+    const Point<Real> query = queries.points.load(item);
     const int found = queries.each_within(lanes, query, [&](int, Real squared, int row, bool hit) {
       list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
     });
     nearest.write(lanes, list, query.row, is_finite(query.position));
     if (lanes.lane() == 0) counts[query.row] = found;
-  }
-};
-
-// One thread a query, the list in registers.
-template <class Real, int kLength>
-struct RadiusSearchByThread {
-  static constexpr int kLanes = 1, kBlocks = 1;
-
-  RadiusSearch<Real> search;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    search.find(lanes, search.queries.points.load(at), SortedList<Real, kLength>(search.nearest.k));
-  }
-};
-
-// One thread a query, the list in memory.
-template <class Real>
-struct RadiusSearchInMemory {
-  static constexpr int kLanes = 1, kBlocks = 1;
-
-  RadiusSearch<Real> search;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    const Point<Real> query = search.queries.points.load(at);
-    search.find(lanes, query, search.heaps.of(query.row, search.nearest.k));
-  }
-};
-
-// A warp a query, the list in its registers.
-template <class Real, int kBlocks>
-struct RadiusSearchByWarp {
-  using Number = float;
-  static constexpr int kLanes = 32;
-
-  RadiusSearch<Real> search;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    search.find(lanes, search.queries.points.load(at), WarpBlocks<Real, kBlocks>(search.nearest.k));
   }
 };
 
@@ -184,13 +145,4 @@ struct ListWithin {
   }
 };
 
-}  // namespace pointproj
-
-// Tasks that both devices have.
-#define POINTPROJ_LISTS(EACH, Real)     \
-  EACH(RadiusSearchByThread<Real, 8>)   \
-  EACH(RadiusSearchByThread<Real, 16>)  \
-  EACH(RadiusSearchByThread<Real, 32>)  \
-  EACH(RadiusSearchInMemory<Real>)      \
-  EACH(CountWithin<Real>)               \
-  EACH(ListWithin<Real>)
+}  // namespace pointproj::POINTPROJ_DEVICE

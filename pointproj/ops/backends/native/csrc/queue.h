@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kQueueLength = 96;  // W2's operator at r = 0.25: 147 us, 164 with 32
 
@@ -37,4 +37,4 @@ struct Queue {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

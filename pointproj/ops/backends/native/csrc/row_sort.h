@@ -8,7 +8,7 @@
 
 #include "lanes.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 // exchange(mask) compares the numbers of lanes whose numbers differ by the bits of the mask. Two sorted halves of
 // which the second is reversed become one sorted whole.
@@ -74,4 +74,4 @@ POINTPROJ_FN void sort_rows(Lanes& lanes, int64_t* rows, int count) {
 inline void sort_rows(OneLane&, int64_t* rows, int count) { std::sort(rows, rows + count); }
 #endif
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -3,7 +3,9 @@
 
 #include "common.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
+
+constexpr int kMostBuildBlocks = 2048;  // of a GPU: as many partial sums of a scan
 
 struct Slot {
   int at;
@@ -38,4 +40,20 @@ struct CountingSort {
   }
 };
 
-}  // namespace pointproj
+// Puts points where an order has them that does not depend on when threads come.
+template <class Real>
+struct PutInOrder {
+  static constexpr int kLanes = 1, kBlocks = 1;
+
+  const Real* positions;  // (rows, 3)
+  const int64_t* order;   // (rows,)
+  SortedPoints<Real> sorted;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes&, int at) const {
+    const int row = static_cast<int>(order[at]);
+    sorted.store(at, load_position(positions, row), row);
+  }
+};
+
+}  // namespace pointproj::POINTPROJ_DEVICE

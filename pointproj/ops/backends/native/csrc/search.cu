@@ -1,21 +1,103 @@
-// Kernels of the kNN search.
-#include "cuda.cuh"
+// The search of the k nearest: which kernels run, one after another.
 #include "search.h"
 
-namespace pointproj::cuda {
+#include "index.h"
 
-#define SEARCH(Real)                                   \
-  EACH(SearchByThread<Real, 8, Levels::kOne, true>)    \
-  EACH(SearchByThread<Real, 8, Levels::kOne, false>)   \
-  EACH(SearchByThread<Real, 16, Levels::kOne, false>)  \
-  EACH(SearchByThread<Real, 32, Levels::kOne, false>)  \
-  EACH(SearchInMemory<Real>)                           \
-  EACH(SearchByWarp<Real, WarpList<Real>>)             \
-  EACH(SearchByWarp<Real, WarpBlocks<Real, 1>>)        \
-  EACH(SearchPostponedByThread<Real>)                  \
-  EACH(SearchPostponedByWarp<Real>)
+namespace pointproj::POINTPROJ_DEVICE {
 
-SEARCH(float)
-SEARCH(double)
+namespace {
 
-}  // namespace pointproj::cuda
+constexpr int kPostponedWarps = 1 << 12, kPostponedThreads = 1 << 18;
+
+// The search as those of its tasks have it that look into dense cells.
+template <class Real>
+Knn<Real, Levels::kBoth> in_both_levels(const Knn<Real, Levels::kOne>& search, const Postponed& postponed) {
+  return {search.query_points, search.queries, search.cells, search.itself, search.nearest, search.heaps, postponed};
+}
+
+template <class Real>
+void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, const Postponed& again) {
+  using Search = Knn<Real, Levels::kOne>;
+  const int queries = search.queries.rows, k = search.nearest.k;
+  const bool short_list = k <= kShortestList, many = queries > kManyQueries;
+  if (queries <= (short_list ? kFewQueries : kManyQueries)) {
+    device.each(SearchByWarp<Search>{search}, queries);
+  } else if (many && short_list) {
+    device.each(SearchByThread<Search, kShortestList, true>{search}, queries);
+  } else {
+    with_length(k, [&](auto length) { device.each(SearchByThread<Search, length>{search}, queries); });
+  }
+  // Of what was postponed, which may be much: single threads begin, and warps finish what takes them long.
+  const bool begun = many && short_list;
+  if (begun) {
+    const int threads = lesser(queries, kPostponedThreads);
+    device.each(SearchPostponed<Real, 1>{in_both_levels(search, search.postponed), again, threads}, threads);
+  }
+  const int warps = lesser(queries, kPostponedWarps);
+  device.each(SearchPostponed<Real, 32>{in_both_levels(search, begun ? again : search.postponed), again, warps},
+                     warps);
+}
+
+}  // namespace
+
+void check_k(const Clouds& clouds, int64_t k) {
+  const int most = clouds.references.batch.rows;
+  POINTPROJ_CHECK(k >= 1 && k <= most, "k must be from 1 to the number of reference points, ", most, "; got ", k);
+}
+
+void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances) {
+  const auto& [queries, references, device] = clouds;
+  const int64_t count = queries.batch.rows, k = rows.size(1);
+  if (given) check_table("cell_list", *given, sizes_of_cell_list(references), references.points);
+  if (count == 0) return;
+  const Tensor table = given ? *given : make_cell_list(references, device);
+  const bool in_memory = k > kLongestList, postpones = kOnGpu && !in_memory;
+  const bool is_long = rows.scalar_type() == ScalarType::Long;
+  // Heaps lie where the results go, if these are of their dtype.
+  const Tensor heap = distances ? *distances : empty({in_memory ? count : 0, k}, queries.points);
+  const Tensor heap_rows = is_long ? empty_ints({in_memory ? count : 0, k}, rows) : rows;
+  // Queries that the first kernel postpones, and the second; how many these are.
+  const Tensor postponed = empty_ints({postpones ? 2 * count + 2 : 0}, rows);
+  int* const first = data<int>(postponed);
+  int *const again = first + count, *const counts = again + count;
+  for_positions(queries.points, [&](auto real) {
+    using Real = decltype(real);
+    const Knn<Real, Levels::kOne> search{data<const Real>(queries.points),
+                                         queries.batch,
+                                         view_cell_list<Real>(words_of(table), references),
+                                         clouds.itself(),
+                                         {static_cast<int>(k), is_long ? nullptr : data<int>(rows),
+                                          is_long ? data<int64_t>(rows) : nullptr, data<Real>(distances)},
+                                         {data<Real>(heap), data<int>(heap_rows)},
+                                         {first, counts}};
+    const auto in_full = in_both_levels(search, {});
+    if (in_memory) return device.each(SearchInMemory<Knn<Real, Levels::kBoth>>{in_full}, count);
+    if constexpr (kOnGpu) {
+      device.clear(counts, 2 * sizeof(int));
+      search_on_gpu(device, search, Postponed{again, counts + 1});
+    } else {
+      with_length(k, [&](auto length) {
+        device.each(SearchByThread<Knn<Real, Levels::kBoth>, length>{in_full}, count);
+      });
+    }
+  });
+}
+
+namespace {
+
+std::tuple<Tensor, Tensor> knn(POINTPROJ_POINTS, const OptionalTensor& cell_list, int64_t k, bool long_rows) {
+  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
+  check_k(clouds, k);
+  const Tensor distances = empty({query_points.size(0), k}, query_points);
+  const Tensor rows = empty(distances.sizes(), long_rows ? ScalarType::Long : ScalarType::Int, query_points);
+  search(clouds, cell_list, rows, distances);
+  return {distances, rows};
+}
+
+const Operators registered(
+    __FILE__, {{"native_knn", "(" + kPoints + "Tensor? cell_list, SymInt k, bool long_rows) -> (Tensor, Tensor)",
+                TORCH_BOX(&knn)}});
+
+}  // namespace
+
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -4,9 +4,7 @@
 #include "top_k.h"
 #include "traversal.h"
 
-namespace pointproj {
-
-constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
+namespace pointproj::POINTPROJ_DEVICE {
 
 template <class Real, class List>
 struct NearestVisitor {
@@ -34,115 +32,104 @@ struct Postponed {
   }
 };
 
-// What a search reads and writes.
-template <class Real>
-struct Search {
+// What a kNN search reads and writes; levels says what it may visit.
+template <class Real_, Levels levels>
+struct Knn {
+  using Real = Real_;
   const Real* query_points;  // (Q, 3)
   Batch queries;
   CellList<Real> cells;
   bool itself;  // the queries are the searched points: in the order of the cells threads share what they read
   Nearest<Real> nearest;
   Heaps<Real> heaps;
-  Postponed postponed;
+  Postponed postponed;  // searches that were given up
 
   POINTPROJ_FN int query_at(int item) const { return itself ? cells.points.load(item).row : item; }
-
+  template <class Lanes, class List>
+  POINTPROJ_FN void run(Lanes& lanes, int item, List&& list) const {
+    const int query = query_at(item);
+    if (!find(lanes, list, query)) postponed.add(lanes, query);
+  }
   // False if it gave up.
-  template <Levels levels, class Lanes, class List>
-  POINTPROJ_FN bool find(Lanes& lanes, List&& list, int query) const {
+  template <class Lanes, class List>
+  POINTPROJ_FN bool find(Lanes& lanes, List& list, int query) const {
     Vec3<Real> q = load_position(query_points, query);
     const bool searches = is_finite(q);
     if (!searches) q = {{0, 0, 0}};
-    NearestVisitor<Real, std::remove_reference_t<List>> visitor{list, nearest.k};
+    NearestVisitor<Real, List> visitor{list, nearest.k};
     const bool complete = visit_shells<levels>(cells, queries.cloud_of(query), q, searches, lanes, visitor);
     if (lanes.any(complete)) nearest.write(lanes, list, query, searches);
     return complete;
   }
 };
 
+// ---- tasks of a kNN search, or of one within a radius (lists.h)
+
 // One thread a query, the list in registers. Of many queries a GPU should hold many at once, whatever that costs each:
 // self-kNN of 10^7 uniform points 5.7 ms, 7.6 with as many registers as a thread likes.
-template <class Real, int kLength, Levels levels, bool many = false>
+template <class Search, int kLength, bool many = false>
 struct SearchByThread {
+  using Real = typename Search::Real;
   static constexpr int kLanes = 1, kBlocks = sizeof(Real) == 4 && many ? 8 : 1;
 
-  Search<Real> search;
+  Search search;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    const int query = search.query_at(item);
-    const bool found = search.template find<levels>(lanes, SortedList<Real, kLength>(search.nearest.k), query);
-    if (!found) search.postponed.add(lanes, query);
+    search.run(lanes, item, SortedList<Real, kLength>(search.nearest.k));
   }
 };
 
 // One thread a query, the list in memory.
-template <class Real>
+template <class Search>
 struct SearchInMemory {
   static constexpr int kLanes = 1, kBlocks = 1;
 
-  Search<Real> search;
+  Search search;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    const int query = search.query_at(item), k = search.nearest.k;
-    search.template find<Levels::kBoth>(lanes, search.heaps.of(query, k), query);
+    search.run(lanes, item, search.heaps.of(search.query_at(item), search.nearest.k));
   }
 };
 
-// A warp a query, where there are few. Long lists take their candidates many at a time. Serves self-kNN of 10^4 points.
-template <class Real, class List>
+// A warp a query, where there are few, the list in its registers. Serves self-kNN of 10^4 points.
+template <class Search, int kListBlocks = 1>
 struct SearchByWarp {
   using Number = float;
   static constexpr int kLanes = 32;
 
-  Search<Real> search;
+  Search search;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    const int query = search.query_at(item);
-    const bool found = search.template find<Levels::kOne>(lanes, List(search.nearest.k), query);
-    if (!found) search.postponed.add(lanes, query);
+    search.run(lanes, item, WarpBlocks<typename Search::Real, kListBlocks>(search.nearest.k));
   }
 };
 
-// A thread for each of the queries that were postponed; there are `threads` of them in all. What takes them too long
-// is postponed once more. Self-kNN of 10^7 points, against warps alone: surface 16.7 ms, 51; clustered 22.8, 43.
-template <class Real>
-struct SearchPostponedByThread {
-  static constexpr int kLanes = 1, kBlocks = 1;
+// ---- what was postponed
 
-  Search<Real> search;
-  Postponed again;
-  int threads;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int thread) const {
-    for (int item = thread; item < *search.postponed.count; item += threads) {
-      const int query = search.postponed.queries[item];
-      SortedList<Real, kShortestList> list(search.nearest.k);
-      lanes.limit_budget();
-      if (!search.template find<Levels::kBoth>(lanes, list, query)) again.add(lanes, query);
-    }
-  }
-};
-
-// A warp for each of the queries that were postponed; there are `warps` of them in all.
-template <class Real>
-struct SearchPostponedByWarp {
+// Threads or warps, `count` of them in all, take the queries that were postponed. What takes a thread too long is
+// postponed once more. Self-kNN of 10^7 points, against warps alone: surface 16.7 ms, 51; clustered 22.8, 43.
+template <class Real, int kLanes_>
+struct SearchPostponed {
   using Number = float;
-  static constexpr int kLanes = 32;
+  static constexpr int kLanes = kLanes_, kBlocks = 1;
+  using List = std::conditional_t<kLanes == 1, SortedList<Real, kShortestList>, WarpBlocks<Real, 1>>;
 
-  Search<Real> search;
-  int warps;
+  Knn<Real, Levels::kBoth> search;
+  Postponed again;
+  int count;
 
   template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int warp) const {
-    for (int item = warp; item < *search.postponed.count; item += warps) {
-      WarpList<Real> list(search.nearest.k);
-      search.template find<Levels::kBoth>(lanes, list, search.postponed.queries[item]);
+  POINTPROJ_FN void operator()(Lanes& lanes, int first) const {
+    for (int item = first; item < *search.postponed.count; item += count) {
+      const int query = search.postponed.queries[item];
+      List list(search.nearest.k);
+      lanes.limit_budget();
+      if (!search.find(lanes, list, query)) again.add(lanes, query);
     }
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

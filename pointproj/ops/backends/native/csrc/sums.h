@@ -1,130 +1,130 @@
-// Aggregation over the neighbours of each query, and its gradients; formulas in pointproj/ops/gradients.py.
-//
-// Each group of lanes owns one point and writes its own rows only: gradients of features and reference points are
-// gathered over the queries that they are neighbours of.
-//
-// What is written here takes the points and their neighbours as template argument (neighbor_sums.h, radius_sums.h):
-//   Real, Sum                                   of positions and sums
-//   Weighting, weighting                        how distances become weights (weighting.h)
-//   kVector                                     values of a row that are read at a time
-//   own(at)                                     the point that a group of lanes owns
-//   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
-//   row(number)                                 of a neighbour that was added by this number
-//   other(row)                                  its position
-//   Weights                                     of(query, number, distance, weighting), as the forward kept them
-//   chunks                                      passes that it takes to sum up all channels
+// Aggregation over the neighbours of each query; formulas in pointproj/ops/reference.py.
 #pragma once
 
-#include "queue.h"
-#include "weighting.h"
+#include "neighbors.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kSumLanes = 8;  // of a GPU warp that work on one point: 4 took 70 and 200 us on W2, 16 89 and 197
 
-// Gradient of the features: own points are the references.
-template <class Neighbors>
-struct FeatureGradient {
-  using Sum = typename Neighbors::Sum;
+// Rows of values in the order of sorted points, each padded with zeros: read in long words, next to each other.
+template <class Real, class Sum>
+struct SortRows {
+  using Number = Sum;
+  static constexpr int kLanes = 32;
+
+  SortedPoints<Real> points;
+  Matrix<const Sum> values;  // (rows, channels)
+  Matrix<Sum> sorted;        // (rows, padded)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    const Sum* from = values[points.load(at).row];
+    Sum* to = sorted[at];
+    for (int c = lanes.lane(); c < sorted.columns; c += Lanes::width) to[c] = c < values.columns ? from[c] : Sum(0);
+  }
+};
+
+// The weights of rows, and the weighted sum of features. Rows come nearest first, so weights are relative to the first
+// distance: no running total as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
+template <class Real, class Weighting>
+struct NeighborSums {
+  using Sum = typename Weighting::Sum;
+  using Number = Sum;
+  static constexpr int kLanes = kSumLanes;
+
+  ListedNeighbors<Real, Weighting> problem;
+  Matrix<const Sum> features;  // (N, channels)
+  Matrix<Sum> aggregated;      // (Q, channels)
+  Sum* weights;                // (Q, k)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
+    const auto [query, chunk] = split_item(item, problem.chunks);
+    const int k = problem.k;
+    const bool writes = chunk == 0 && lanes.has_item;
+    const int64_t first = int64_t(query) * k;
+    const int* rows = problem.rows + first;
+    const Vec3<Real> p = problem.own(query).position;
+    const auto weighting = problem.weighting.at_sigma();
+    const auto distance = [&](int row) { return Sum(sqrt(squared_distance<Sum>(p, problem.other(row)))); };
+    const Sum anchor = weighting.anchor(rows[0] < 0 ? Sum(0) : distance(rows[0]));
+    typename Lanes::template RowSum<Sum, 1> sums(features, chunk, aggregated, query);
+    Neighbor<Sum>* neighbors = lanes.template reserve<Sum>();
+    Sum total = 0;
+    for (int begin = 0; begin < k; begin += kQueueLength) {
+      const int end = lesser(begin + kQueueLength, k);
+      int size = 0;
+      lanes.sync();
+      for (int next = begin; next < end; next += Lanes::width) {
+        const int i = next + lanes.lane();
+        const bool exists = i < end && rows[i] >= 0;
+        const unsigned existing = lanes.ballot(exists);
+        Sum weight = 0;
+        if (exists) {
+          weight = weighting.weight(distance(rows[i]), anchor);
+          neighbors[size + lanes.bits_before(existing)] = {weight, rows[i]};
+        }
+        size += lanes.bit_count(existing);
+        if (writes && i < end) weights[first + i] = weight;
+        total += weight;
+      }
+      lanes.sync();
+      sums.add(neighbors, size);
+    }
+    total = lanes.sum(total);
+    const Sum inverse = weighting.inverse(total);
+    if (writes) {
+      for (int i = lanes.lane(); i < k; i += Lanes::width) weights[first + i] *= inverse;
+    }
+    sums.finish(is_finite(p) ? inverse : kNan<Sum>);
+  }
+};
+
+// The running total of the weights, and the weighted sum of rows.
+template <class Real, class Weighting>
+struct RadiusSums {
+  using Neighbors = RadiusNeighbors<Real, Weighting>;
+  using Sum = typename Weighting::Sum;
   using Number = Sum;
   static constexpr int kLanes = kSumLanes;
 
   Neighbors problem;
-  Matrix<const Sum> grad;  // (Q, channels or more)
-  Matrix<Sum> d_features;  // (N, channels)
-  typename Neighbors::Weights weights;
+  Matrix<const Sum> features;  // (N, channels or more)
+  Matrix<Sum> aggregated;      // (Q, channels)
+  RadiusWeights<Sum> weights;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
     const auto [at, chunk] = split_item(item, problem.chunks);
     const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();
-    typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(grad, chunk, d_features, point.row);
+    Sum anchor = weighting.anchor(kInfinity<Sum>);  // the same in all lanes
+    Sum total = 0;                                  // of this lane's weights
+    typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
+      Sum least = kInfinity<Sum>;
+      for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, neighbors[i].value);
+      const Sum now = lesser(weighting.anchor(sqrt(lanes.minimum(least))), anchor);
+      if (lanes.any(now < anchor)) {
+        const Sum rescale = now < anchor ? weighting.weight(anchor, now) : Sum(1);  // 0 at first
+        total *= rescale;
+        sums.scale(rescale);
+        anchor = now;
+      }
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        const int number = neighbors[i].at, query = problem.row(number);
-        neighbors[i].value = weights.of(query, number, sqrt(neighbors[i].value), weighting);
-        neighbors[i].at = query;
+        const Sum weight = weighting.weight(sqrt(neighbors[i].value), anchor);
+        total += weight;
+        neighbors[i].value = weight;
       }
       lanes.sync();
       sums.add(neighbors, size);
     });
-    sums.finish(Sum(1));
+    total = lanes.sum(total);
+    const Sum inverse = weighting.inverse(total);
+    sums.finish(is_finite(point.position) ? inverse : kNan<Sum>);
+    if (chunk == 0 && lanes.lane() == 0) weights.save(at, anchor, inverse);
   }
 };
 
-struct NoSum {
-  template <class... Any>
-  POINTPROJ_FN explicit NoSum(const Any&...) {}
-};
-
-// Gradient of one set of points, the own ones; with that of the queries comes the one of sigma. With that of the
-// references may come the one of their features, of no more than kChannelsAtOnce channels: both read the same rows.
-template <class Neighbors, bool of_queries, bool with_features = false>
-struct PointGradient {
-  using Real = typename Neighbors::Real;
-  using Sum = typename Neighbors::Sum;
-  using Number = Sum;
-  static constexpr int kLanes = kSumLanes;
-
-  Neighbors problem;
-  Matrix<const Sum> own_values, other_values;  // upstream gradients of the queries, features of the references
-  Matrix<const Sum> aggregated;                // (Q, channels)
-  typename Neighbors::Weights weights;
-  Sum* means;              // (Q,) upstream gradient times result, 0 for sums; written with the queries' gradient
-  Real* d_points;          // (own points, 3)
-  Sum* sigma_rows;         // (Q,)
-  Matrix<Sum> d_features;  // (N, channels)
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
-    const auto point = problem.own(at);
-    const auto weighting = problem.weighting.at_sigma();
-    Sum of_sigma = 0, along[3] = {0, 0, 0};
-    typename Lanes::template RowProducts<Sum, Neighbors::kVector> products(
-        own_values[at], other_values, aggregated.columns);
-    using RowSum = typename Lanes::template RowSum<Sum, Neighbors::kVector>;
-    std::conditional_t<with_features, RowSum, NoSum> sums(other_values, 0, d_features, point.row);
-    const Sum own_mean = of_queries && weighting.divides ? products.with(aggregated[point.row]) : Sum(0);
-    problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
-      for (int first = 0; lanes.any(first < size); first += Lanes::width) {
-        const int i = first + lanes.lane();
-        Sum far = 0, weight = 0, mean = own_mean;
-        int other = 0;
-        if (i < size) {
-          const int number = neighbors[i].at;
-          other = problem.row(number);
-          far = sqrt(neighbors[i].value);
-          weight = weights.of(of_queries ? at : other, number, far, weighting);
-          if (!of_queries) mean = means[other];
-          neighbors[i] = {weight, other};
-        }
-        lanes.sync();
-        Sum product;
-        if constexpr (with_features) {
-          product = products.add_neighbor(neighbors, first, size, sums);
-        } else {
-          product = products.with_neighbor(neighbors, first, size);
-        }
-        if (!(i < size)) continue;
-        const Sum grad_logit = weight * (product - mean);
-        of_sigma += grad_logit * weighting.sigma_term(far);
-        if (!(far > Sum(0))) continue;
-        const Vec3<Real> there = problem.other(other);
-        for (int axis = 0; axis < 3; ++axis) {
-          along[axis] += grad_logit * weighting.fall(far) / far * Sum(point.position[axis] - there[axis]);
-        }
-      }
-    });
-    if constexpr (with_features) sums.finish(Sum(1));
-    if (of_queries) of_sigma = lanes.sum(of_sigma);
-    for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
-    if (lanes.lane() != 0) return;
-    for (int axis = 0; axis < 3; ++axis) d_points[3 * int64_t(point.row) + axis] = static_cast<Real>(-along[axis]);
-    if (!of_queries) return;
-    means[at] = own_mean;
-    sigma_rows[at] = weighting.of_sigma(of_sigma);
-  }
-};
-
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -6,9 +6,20 @@
 
 #include "row_sort.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
+constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
 constexpr int kLongestList = 32;  // more neighbours than that are kept in a heap in memory
+// So few queries leave a GPU idle unless a warp works on each: of short lists, of longer ones.
+constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
+
+// body(the length of a thread's list for k neighbours, as a constant)
+template <class Body>
+void with_length(int64_t k, Body body) {
+  if (k <= kShortestList) return body(std::integral_constant<int, kShortestList>());
+  if (k <= 16) return body(std::integral_constant<int, 16>());
+  body(std::integral_constant<int, kLongestList>());
+}
 
 template <class Real>
 POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
@@ -155,51 +166,7 @@ struct Heaps {
   }
 };
 
-// The k best of a whole warp: the i-th in lane i.
-template <class Real>
-struct WarpList {
-  Real squared = kInfinity<Real>;
-  int row = kNoRow;
-  Real worst = kInfinity<Real>;
-  int k;
-
-  POINTPROJ_FN explicit WarpList(int k) : k(k) {}
-  POINTPROJ_FN Real limit() const { return worst; }
-  template <class Lanes, class Put>
-  POINTPROJ_FN void write(Lanes& lanes, int, Put put) const {
-    if (lanes.lane() < k) put(lanes.lane(), squared, row);
-  }
-  // The best of the candidates goes to its place, until the best left is too far.
-  template <class Lanes>
-  POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int candidate_row, bool exists) {
-    static_assert(Lanes::width == 32);
-    bool hit = exists && candidate <= worst;
-    while (lanes.ballot(hit)) {
-      const Real least = lanes.minimum_of_squares(hit ? candidate : kInfinity<Real>);
-      const bool equal = hit && candidate == least;
-      const unsigned equals = lanes.ballot(equal);
-      int source = lanes.lowest_bit(equals);
-      int least_row = lanes.take(candidate_row, source);
-      if (equals & (equals - 1)) {
-        least_row = lanes.minimum_row(equal ? candidate_row : kNoRow);
-        source = lanes.lowest_bit(lanes.ballot(equal && candidate_row == least_row));
-      }
-      const bool stays = is_before(squared, row, least, least_row);
-      const int place = lanes.bit_count(lanes.ballot(stays && lanes.lane() < k));
-      if (place == k) return;
-      const Real squared_before = lanes.previous(squared);
-      const int row_before = lanes.previous(row);
-      if (lanes.lane() >= place) {
-        squared = lanes.lane() == place ? least : squared_before;
-        row = lanes.lane() == place ? least_row : row_before;
-      }
-      worst = lanes.take(squared, k - 1);
-      hit = hit && lanes.lane() != source && candidate <= worst;
-    }
-  }
-};
-
-// The k best of a whole warp, for searches that meet many of them at once: the i-th in lane i % 32 of block i / 32.
+// The k best of a whole warp: the i-th in lane i % 32 of block i / 32.
 // Newcomers are sorted, and merged with one block after the other.
 template <class Real, int kBlocks>
 struct WarpBlocks {
@@ -280,4 +247,4 @@ struct WarpBlocks {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -10,7 +10,7 @@
 #include "cell_list.h"
 #include "hash_grid.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kLargestFirstShell = 3;  // the first shell visited includes its inside
 constexpr int kPlenty = 3;             // it should hold so many times the neighbours wanted
@@ -364,4 +364,4 @@ POINTPROJ_FN void visit_ball(
   }
 }
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

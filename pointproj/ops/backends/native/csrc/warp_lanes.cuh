@@ -6,7 +6,7 @@
 
 #include "queue.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr unsigned kAll = 0xffffffffu;
 
@@ -87,21 +87,11 @@ struct WarpLanes {
     return __shfl_xor_sync(kAll, x, mask, kWidth);
   }
   template <class T>
-  POINTPROJ_FN T previous(T x) const {
-    return __shfl_up_sync(kAll, x, 1);
-  }
-  template <class T>
   POINTPROJ_FN T minimum(T x) const {
     POINTPROJ_UNROLL
     for (int step = kWidth / 2; step > 0; step >>= 1) x = lesser(x, __shfl_xor_sync(kAll, x, step));
     return x;
   }
-  // Of numbers that are not negative: their bits are in the order of the numbers.
-  POINTPROJ_FN float minimum_of_squares(float x) const {
-    return __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(x)));
-  }
-  POINTPROJ_FN double minimum_of_squares(double x) const { return minimum(x); }
-  POINTPROJ_FN int minimum_row(int x) const { return __reduce_min_sync(kAll, x); }
   template <class T>
   POINTPROJ_FN T sum(T x) const {
     POINTPROJ_UNROLL
@@ -333,4 +323,4 @@ struct WarpLanes {
   };
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

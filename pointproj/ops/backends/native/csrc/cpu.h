@@ -1,17 +1,14 @@
 // The CPU: all cores, one thread a point.
-#include <ATen/Parallel.h>
+#pragma once
 
-#include "cell_list_build.h"
+#include <torch/csrc/stable/ops.h>
+
+#include <cstring>
+
 #include "lanes.h"
-#include "launch.h"
-#include "lists.h"
-#include "neighbor_sums.h"
-#include "radius_sums.h"
-#include "search.h"
+#include "scan.h"
 
-namespace pointproj {
-
-namespace {
+namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int64_t kPointsAtOnce = 1 << 18;  // fewer are not worth the wait for a second thread, which may be busy
 constexpr int64_t kPartsAtOnce = 64;
@@ -32,13 +29,13 @@ struct Cores {
   }
   template <class Body>
   void each(int size, Body body) const {
-    at::parallel_for(0, size, kPointsAtOnce, [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, size, kPointsAtOnce, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body(static_cast<int>(i));
     });
   }
   template <class Body>
   void each_warp(int size, Body body) const {
-    at::parallel_for(0, size, kPartsAtOnce, [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, size, kPartsAtOnce, [&](int64_t begin, int64_t end) {
       OneLane lanes;
       for (int64_t i = begin; i < end; ++i) body(lanes, static_cast<int>(i));
     });
@@ -75,42 +72,21 @@ struct Cores {
   }
 };
 
-}  // namespace
+struct Device {
+  explicit Device(const torch::stable::Tensor&) {}
+  void clear(void* data, int64_t bytes) const { std::memset(data, 0, static_cast<size_t>(bytes)); }
+  template <class Task>
+  void build(const Task& task, int64_t) const {
+    Cores machine;
+    task(machine);
+  }
+  template <class Task>
+  void each(const Task& task, int64_t items) const {
+    torch::stable::parallel_for(0, items, kSearchesAtOnce, [&](int64_t begin, int64_t end) {
+      OneLane lanes;
+      for (int64_t i = begin; i < end; ++i) task(lanes, i);
+    });
+  }
+};
 
-namespace cpu {
-
-template <class Task>
-void build(const Task& task) {
-  Cores machine;
-  task(machine);
-}
-
-template <class Task>
-void each(const Task& task, int64_t items) {
-  at::parallel_for(0, items, kSearchesAtOnce, [&](int64_t begin, int64_t end) {
-    OneLane lanes;
-    for (int64_t i = begin; i < end; ++i) task(lanes, i);
-  });
-}
-
-#define BUILD(...) template void build(const __VA_ARGS__&);
-#define EACH(...) template void each(const __VA_ARGS__&, int64_t);
-#define SEARCH(Real)                              \
-  BUILD(BuildCellList<Real>)                      \
-  BUILD(BuildHashGrids<Real>)                     \
-  EACH(SearchByThread<Real, 8, Levels::kBoth>)    \
-  EACH(SearchByThread<Real, 16, Levels::kBoth>)   \
-  EACH(SearchByThread<Real, 32, Levels::kBoth>)   \
-  EACH(SearchInMemory<Real>)
-
-BUILD(InvertRows)
-SEARCH(float)
-SEARCH(double)
-POINTPROJ_LISTS(EACH, float)
-POINTPROJ_LISTS(EACH, double)
-POINTPROJ_ALL_SUMS(EACH, float, float)
-POINTPROJ_ALL_SUMS(EACH, float, double)
-POINTPROJ_ALL_SUMS(EACH, double, double)
-
-}  // namespace cpu
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE

@@ -1,110 +1,117 @@
-// Neighbours that are given: rows of a search for the sums, the same rows inverted for the gradients that belong to
-// reference points. Where only the features want a gradient and any order will do, a GPU adds it up by atomics.
+// Gradients of an aggregation; formulas in pointproj/ops/gradients.py.
+//
+// Each group of lanes owns one point and writes its own rows only: gradients of features and reference points are
+// gathered over the queries that they are neighbours of. Where any order will do, a GPU adds those of kNN up by
+// atomics instead.
 #pragma once
 
 #include "scan.h"
 #include "sums.h"
 
-namespace pointproj {
+namespace pointproj::POINTPROJ_DEVICE {
 
-// A pair is numbered by its query times k plus its place in the query's row.
-template <class Sum>
-struct PairWeights {
-  const Sum* weights;  // (Q, k)
-
-  template <class AtSigma>
-  POINTPROJ_FN Sum of(int, int pair, Sum, const AtSigma&) const { return weights[pair]; }
-};
-
-// Of an own point the pairs that it is in: those of its row, or, for a reference point, pairs from start[at].
-template <class Real_, class Weighting_>
-struct ListedNeighbors {
-  using Real = Real_;
-  using Weighting = Weighting_;
-  using Sum = typename Weighting::Sum;
-  using Weights = PairWeights<Sum>;
-  static constexpr int kVector = 1;
-
-  const Real* own_points;
-  const Real* other_points;
-  const int* rows;   // (Q, k): -1 where there are fewer
-  const int* start;  // (references + 1,), null where the own points are the queries
-  const int* pairs;  // (Q k,)
-  int k;
-  Weighting weighting;
-  int chunks;
-
-  POINTPROJ_FN Point<Real> own(int at) const { return {load_position(own_points, at), at}; }
-  POINTPROJ_FN int row(int pair) const { return start ? pair / k : rows[pair]; }
-  POINTPROJ_FN Vec3<Real> other(int row) const { return load_position(other_points, row); }
-  template <class Lanes, class Add>
-  POINTPROJ_FN void each_neighbor(Lanes& lanes, int at, const Point<Real>& point, Add add) const {
-    Queue<Sum, Lanes> queue(lanes);
-    const int begin = start ? start[at] : at * k, end = start ? start[at + 1] : begin + k;
-    for (int first = begin; lanes.any(first < end); first += Lanes::width) {
-      const int i = first + lanes.lane(), pair = start && i < end ? pairs[i] : i;
-      const bool exists = i < end && (start || rows[pair] >= 0);
-      const Sum squared = exists ? squared_distance<Sum>(point.position, other(row(pair))) : Sum(0);
-      queue.push(lanes, exists, pair, squared);
-      if (lanes.any(queue.is_full())) queue.flush(lanes, add);
-    }
-    queue.flush(lanes, add);
-  }
-};
-
-// The weights of rows, and the weighted sum of features. Rows come nearest first, so weights are relative to the first
-// distance: no running total as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
-template <class Real, class Weighting>
-struct NeighborSums {
-  using Sum = typename Weighting::Sum;
+// Gradient of the features: own points are the references.
+template <class Neighbors>
+struct FeatureGradient {
+  using Sum = typename Neighbors::Sum;
   using Number = Sum;
   static constexpr int kLanes = kSumLanes;
 
-  ListedNeighbors<Real, Weighting> problem;
-  Matrix<const Sum> features;  // (N, channels)
-  Matrix<Sum> aggregated;      // (Q, channels)
-  Sum* weights;                // (Q, k)
+  Neighbors problem;
+  Matrix<const Sum> grad;  // (Q, channels or more)
+  Matrix<Sum> d_features;  // (N, channels)
+  typename Neighbors::Weights weights;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const auto [query, chunk] = split_item(item, problem.chunks);
-    const int k = problem.k;
-    const bool writes = chunk == 0 && lanes.has_item;
-    const int64_t first = int64_t(query) * k;
-    const int* rows = problem.rows + first;
-    const Vec3<Real> p = problem.own(query).position;
+    const auto [at, chunk] = split_item(item, problem.chunks);
+    const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();
-    const auto distance = [&](int row) { return Sum(sqrt(squared_distance<Sum>(p, problem.other(row)))); };
-    const Sum anchor = weighting.anchor(rows[0] < 0 ? Sum(0) : distance(rows[0]));
-    typename Lanes::template RowSum<Sum, 1> sums(features, chunk, aggregated, query);
-    Neighbor<Sum>* neighbors = lanes.template reserve<Sum>();
-    Sum total = 0;
-    for (int begin = 0; begin < k; begin += kQueueLength) {
-      const int end = lesser(begin + kQueueLength, k);
-      int size = 0;
-      lanes.sync();
-      for (int next = begin; next < end; next += Lanes::width) {
-        const int i = next + lanes.lane();
-        const bool exists = i < end && rows[i] >= 0;
-        const unsigned existing = lanes.ballot(exists);
-        Sum weight = 0;
-        if (exists) {
-          weight = weighting.weight(distance(rows[i]), anchor);
-          neighbors[size + lanes.bits_before(existing)] = {weight, rows[i]};
-        }
-        size += lanes.bit_count(existing);
-        if (writes && i < end) weights[first + i] = weight;
-        total += weight;
+    typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(grad, chunk, d_features, point.row);
+    problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        const int number = neighbors[i].at, query = problem.row(number);
+        neighbors[i].value = weights.of(query, number, sqrt(neighbors[i].value), weighting);
+        neighbors[i].at = query;
       }
       lanes.sync();
       sums.add(neighbors, size);
-    }
-    total = lanes.sum(total);
-    const Sum inverse = weighting.inverse(total);
-    if (writes) {
-      for (int i = lanes.lane(); i < k; i += Lanes::width) weights[first + i] *= inverse;
-    }
-    sums.finish(is_finite(p) ? inverse : kNan<Sum>);
+    });
+    sums.finish(Sum(1));
+  }
+};
+
+struct NoSum {
+  template <class... Any>
+  POINTPROJ_FN explicit NoSum(const Any&...) {}
+};
+
+// Gradient of one set of points, the own ones; with that of the queries comes the one of sigma. With that of the
+// references may come the one of their features, of no more than kChannelsAtOnce channels: both read the same rows.
+template <class Neighbors, bool of_queries, bool with_features = false>
+struct PointGradient {
+  using Real = typename Neighbors::Real;
+  using Sum = typename Neighbors::Sum;
+  using Number = Sum;
+  static constexpr int kLanes = kSumLanes;
+
+  Neighbors problem;
+  Matrix<const Sum> own_values, other_values;  // upstream gradients of the queries, features of the references
+  Matrix<const Sum> aggregated;                // (Q, channels)
+  typename Neighbors::Weights weights;
+  Sum* means;              // (Q,) upstream gradient times result, 0 for sums; written with the queries' gradient
+  Real* d_points;          // (own points, 3)
+  Sum* sigma_rows;         // (Q,)
+  Matrix<Sum> d_features;  // (N, channels)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
+    const auto point = problem.own(at);
+    const auto weighting = problem.weighting.at_sigma();
+    Sum of_sigma = 0, along[3] = {0, 0, 0};
+    typename Lanes::template RowProducts<Sum, Neighbors::kVector> products(
+        own_values[at], other_values, aggregated.columns);
+    using RowSum = typename Lanes::template RowSum<Sum, Neighbors::kVector>;
+    std::conditional_t<with_features, RowSum, NoSum> sums(other_values, 0, d_features, point.row);
+    const Sum own_mean = of_queries && weighting.divides() ? products.with(aggregated[point.row]) : Sum(0);
+    problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
+      for (int first = 0; lanes.any(first < size); first += Lanes::width) {
+        const int i = first + lanes.lane();
+        Sum far = 0, weight = 0, mean = own_mean;
+        int other = 0;
+        if (i < size) {
+          const int number = neighbors[i].at;
+          other = problem.row(number);
+          far = sqrt(neighbors[i].value);
+          weight = weights.of(of_queries ? at : other, number, far, weighting);
+          if (!of_queries) mean = means[other];
+          neighbors[i] = {weight, other};
+        }
+        lanes.sync();
+        Sum product;
+        if constexpr (with_features) {
+          product = products.add_neighbor(neighbors, first, size, sums);
+        } else {
+          product = products.with_neighbor(neighbors, first, size);
+        }
+        if (!(i < size)) continue;
+        const Sum grad_logit = weight * (product - mean);
+        of_sigma += grad_logit * weighting.sigma_term(far);
+        if (!(far > Sum(0))) continue;
+        const Vec3<Real> there = problem.other(other);
+        for (int axis = 0; axis < 3; ++axis) {
+          along[axis] += grad_logit * weighting.fall(far) / far * Sum(point.position[axis] - there[axis]);
+        }
+      }
+    });
+    if constexpr (with_features) sums.finish(Sum(1));
+    if (of_queries) of_sigma = lanes.sum(of_sigma);
+    for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
+    if (lanes.lane() != 0) return;
+    for (int axis = 0; axis < 3; ++axis) d_points[3 * int64_t(point.row) + axis] = static_cast<Real>(-along[axis]);
+    if (!of_queries) return;
+    means[at] = own_mean;
+    sigma_rows[at] = weighting.of_sigma(of_sigma);
   }
 };
 
@@ -186,7 +193,7 @@ struct GradientsByAtomics {
     const int k = problem.k, channels = grad.columns;
     const int64_t first = int64_t(query) * k;
     Sum mean = 0, of_sigma = 0, along[3] = {0, 0, 0};
-    if (weighting.divides) {
+    if (weighting.divides()) {
       for (int c = lanes.lane(); c < channels; c += kLanes) {
         mean = multiply_add(grad[query][c], aggregated[query][c], mean);
       }
@@ -255,4 +262,4 @@ struct GradientsByAtomics {
   }
 };
 
-}  // namespace pointproj
+}  // namespace pointproj::POINTPROJ_DEVICE
