@@ -40,12 +40,7 @@ class Gathered(NamedTuple):
 
 
 def launch_query_gradients(
-    launch: Launch,
-    queries: Points,
-    source: Source,
-    problem: Problem,
-    weighting: Weighting,
-    wanted: Wanted,
+    launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
 ) -> None:
     """Gradients of the query points and of sigma; over lists all others too.
 
@@ -69,12 +64,7 @@ def launch_query_gradients(
 
 
 def launch_reference_gradients(
-    launch: Launch,
-    references: Points,
-    source: Source,
-    problem: Problem,
-    weighting: Weighting,
-    wanted: Wanted,
+    launch: Launch, references: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
 ) -> None:
     """Gradients of the features and of the reference points, as far as they are wanted, within a radius."""
     gathered = Gathered(False, wanted.reference_points is not None, wanted.features is not None)
@@ -243,8 +233,8 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     @wp.func
     def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
         if wp.static(of_queries):
-            if row >= 0:
-                state.shares[3] += share * (level_of(far, problem.limit) - state.base)
+            beyond = wp.where(row >= 0, level_of(far, problem.limit) - state.base, real(0.0))
+            state.shares[3] += share * beyond
         if row >= 0 and far > real(0.0):
             scale = share * pull(far, state.rate, problem.limit) / far
             other = problem.others[row]

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.backends.warp.cell_list import CellList
-from pointproj.ops.backends.warp.cell_list_build import (
-    cell_list_specs,
-    cells_per_two_points,
-    fill_cell_list,
-)
+from pointproj.ops.backends.warp.cell_list_build import cell_list_specs, cells_per_two_points, fill_cell_list
 from pointproj.ops.backends.warp.common import Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
 from pointproj.ops.backends.warp.knn_search import launch_search, sets_of

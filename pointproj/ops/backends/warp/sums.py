@@ -84,8 +84,7 @@ _LOAD_ROW = """
     const int lane = 0;
 #endif
     const int first = chunk * {channels} * {count} + lane;
-    const char* const begin = reinterpret_cast<const char*>(values.data) + static_cast<long long>(row) * values.strides[0];
-    const {real}* const from = reinterpret_cast<const {real}*>(begin) + first;
+    const {real}* const from = values.data + static_cast<size_t>(row) * values.shape[1] + first;
     wp::vec_t<{channels}, {real}> loaded;
     #pragma unroll
     for (int i = 0; i < {channels}; ++i) {{
@@ -157,7 +156,8 @@ def new_problem(
 ) -> Problem:
     """The problem as kernels take it."""
     chunks = -(-features.shape[1] // CHANNELS)
-    return Problem(sigma, weighting.power, limit_of(weighting), features, aggregated, softmax, chunks)
+    numbers = weighting.power, limit_of(weighting)
+    return Problem(sigma, *numbers, features.contiguous(), aggregated, softmax, chunks)
 
 
 def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
@@ -195,10 +195,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     State = adder.State
     SourceStruct, each_neighbor = meeting(form, adder)
 
-    @wp.kernel(
-        **OPTIONS,
-        launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1),
-    )
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
         number, _ = wp.tid()

@@ -125,13 +125,7 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
     @wp.func
     def visit_box(
-        state: State,
-        place: Place,
-        searches: bool,
-        at: wp.vec3i,
-        low: wp.vec3i,
-        high: wp.vec3i,
-        inner: int,
+        state: State, place: Place, searches: bool, at: wp.vec3i, low: wp.vec3i, high: wp.vec3i, inner: int
     ):
         width = high[1] - low[1] + 1
         rows = wp.where(searches, width * (high[2] - low[2] + 1), 0)
