@@ -42,10 +42,6 @@ def lanes_on(device_type: str) -> int:
 
 def _one_lane() -> Lanes:
     @wp.func
-    def item(first: int):
-        return first
-
-    @wp.func
     def lane():
         return 0
 
@@ -61,7 +57,7 @@ def _one_lane() -> Lanes:
     def itself(x: Any):
         return x
 
-    return Lanes(1, item, lane, take, itself, ballot, itself, itself)
+    return Lanes(1, itself, lane, take, itself, ballot, itself, itself)
 
 
 def _several_lanes(count: int) -> Lanes:

@@ -75,12 +75,6 @@ def _queries_and_ball(
     return in_order_of(cells, queries, references), new_ball(cells, 0, radius, radii)
 
 
-@once
-def _parts_of_search(dtype: torch.dtype) -> tuple[Any, Any, wp.Function, wp.Function]:
-    """Structs of the queries and of what they search, and functions that read them."""
-    return points_struct(dtype), ball_struct(dtype), point_at(dtype), square_function(dtype)
-
-
 def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
     count = query_points.shape[0]
     return {
@@ -117,7 +111,8 @@ def _nearest_within(
 def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
     """The nearest within the radius, and how many there are. With k None they wait in memory."""
     real, vec3, vec4 = REALS[dtype]
-    PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
+    PointsStruct, take_point = points_struct(dtype), point_at(dtype)
+    BallStruct, square_of = ball_struct(dtype), square_function(dtype)
     FoundStruct = found_struct(dtype, torch.int64)
     ListState, begin, limit, insert, finish = top_k(dtype, k, torch.int64)
     _, _, row_of = packed_point(dtype)
@@ -196,7 +191,7 @@ def _all_within(
 
 
 class Parts(NamedTuple):
-    """Where all neighbours go; in kernels :func:`_parts_struct`."""
+    """Where all neighbours go."""
 
     points: Tensor  # those that are searched, (N, 3)
     row_splits: Tensor  # (Q + 1,) int64
@@ -204,22 +199,6 @@ class Parts(NamedTuple):
     distances: Tensor  # likewise
     capacity: int
     scratch: Tensor  # (N,) int64: for the rows of the query that is cut off by the capacity
-
-
-@once
-def _parts_struct(dtype: torch.dtype) -> Any:
-    real, vec3, _ = REALS[dtype]
-
-    @wp.struct
-    class PartsStruct:
-        points: wp.array(dtype=vec3)
-        row_splits: wp.array(dtype=wp.int64)
-        rows: wp.array(dtype=wp.int64)
-        distances: wp.array(dtype=real)
-        capacity: wp.int64
-        scratch: wp.array(dtype=wp.int64)
-
-    return PartsStruct
 
 
 # Slots of lists are numbered by 64 bits, which Warp's arrays do not take.
@@ -233,16 +212,6 @@ def row_at(address: wp.uint64, i: int) -> int: ...
 
 @wp.func_native("reinterpret_cast<long long*>(address)[i] = row;")
 def put_row(address: wp.uint64, i: int, row: int): ...
-
-
-@once
-def _put_distance(dtype: torch.dtype) -> wp.Function:
-    real, *_ = REALS[dtype]
-
-    @wp.func_native("distances.data[slot] = distance;")
-    def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
-
-    return put_distance
 
 
 @once
@@ -289,12 +258,24 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     Behind the last of them it writes what stands where there is no neighbour.
     """
     real, vec3, vec4 = REALS[dtype]
-    PointsStruct, BallStruct, take_point, square_of = _parts_of_search(dtype)
-    PartsStruct, put_distance = _parts_struct(dtype), _put_distance(dtype)
+    PointsStruct, take_point = points_struct(dtype), point_at(dtype)
+    BallStruct, square_of = ball_struct(dtype), square_function(dtype)
     _, _, row_of = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
     group = lanes(count)
     lane, item, ballot = group.lane, group.item, group.ballot
+
+    @wp.struct
+    class PartsStruct:
+        points: wp.array(dtype=vec3)
+        row_splits: wp.array(dtype=wp.int64)
+        rows: wp.array(dtype=wp.int64)
+        distances: wp.array(dtype=real)
+        capacity: wp.int64
+        scratch: wp.array(dtype=wp.int64)
+
+    @wp.func_native("distances.data[slot] = distance;")
+    def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
 
     @wp.struct
     class State:

@@ -64,12 +64,6 @@ def _problem_of(values: dict[str, Any]) -> Problem:
     return new_problem(values["features"], values["sigma"], weighting_of(values), *(values[n] for n in names))
 
 
-def _clouds_of(values: dict[str, Any]) -> Clouds:
-    """Those of an operator; lists tell by themselves which cloud their points are of."""
-    given = {"query_offsets": None, "reference_offsets": None, "clouds": 1} | values
-    return Clouds(*(given[name] for name in Clouds._fields[:-1]), given["clouds"])
-
-
 def _gradient_problem(values: dict[str, Any], **others: Tensor) -> tuple[Problem, Wanted]:
     wanted = Wanted(*(values[f"d_{name}"] for name in DIFFERENTIABLE))
     grad = values["grad_aggregated"].contiguous()
@@ -81,7 +75,7 @@ def _lists_backward(launch: Launch, **values: Any) -> None:
         _fill_in_fixed_order(values)
         return
     problem, wanted = _gradient_problem(values, others=values["reference_points"])
-    queries, _ = sets_of(_clouds_of(values))
+    queries, _ = sets_of(Clouds(values["query_points"], None, values["reference_points"], None, 1))
     source = Lists(values["reference_points"], values["neighbor_indices"])
     launch_query_gradients(launch, queries, source, problem, weighting_of(values), wanted)
 
@@ -213,8 +207,9 @@ def _sides(
 
 
 def _radius_backward(launch: Launch, **values: Any) -> None:
+    clouds = Clouds(*(values[name] for name in Clouds._fields[:-1]), values["clouds"])
     made = CellList(*(values[name] for name in ("frames", "shapes", "start", "sorted_points")))
-    _, sides, balls = _sides(_clouds_of(values), values["tables"], made, values["radius"])
+    _, sides, balls = _sides(clouds, values["tables"], made, values["radius"])
     (queries, references), weighting = sides, weighting_of(values)
     problem, wanted = _gradient_problem(values, others=references.positions)
     if any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma)):

@@ -40,17 +40,7 @@ def found_struct(dtype: torch.dtype, indices: torch.dtype) -> Any:
     return FoundStruct
 
 
-class TopK(NamedTuple):
-    """The functions of a list; see the module."""
-
-    State: Any
-    begin: wp.Function
-    limit: wp.Function
-    insert: wp.Function
-    finish: wp.Function
-
-
-def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> TopK:
+def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> tuple:
     """A list of k, or with None one of any length in memory."""
     return _in_memory(dtype, indices) if k is None else _in_registers(dtype, k, indices)
 
@@ -73,7 +63,7 @@ def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
 
 
 @once
-def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> TopK:
+def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
     real, *_ = REALS[dtype]
     FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
     comes_before, distance_of = _functions(dtype)
@@ -120,11 +110,11 @@ def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> TopK:
             for i in range(k):
                 found.distances[query, i] = distance_of(state.squared[i], state.rows[i], missing)
 
-    return TopK(State, begin, limit, insert, finish)
+    return State, begin, limit, insert, finish
 
 
 @once
-def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> TopK:
+def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
     """A heap in the output rows, its farthest neighbour on top."""
     real, *_ = REALS[dtype]
     FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
@@ -191,4 +181,4 @@ def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> TopK:
             found.rows[query, last] = integer(row)
             last -= 1
 
-    return TopK(State, begin, limit, insert, finish)
+    return State, begin, limit, insert, finish
