@@ -147,30 +147,30 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
 
     from pointproj.ops.backends.warp import cell_list_build, gradients, knn_search, lists, neighbors, sums
 
-    usual, weighting = 256, ("exponential", "mean")
+    usual = 256
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):
         yield f"cell list: bounds, {label}", 64, cell_list_build.bound_kernel(real, 32)
+        yield f"cell list: grids, {label}", usual, cell_list_build.divide_kernel(real, 32)
         yield f"cell list: count, {label}", usual, cell_list_build.count_kernel(real)
         yield f"cell list: scatter, {label}", usual, cell_list_build.scatter_kernel(real)
         for k in (7, 32, None):
             name = f"kNN search, k = {k or 'more'}, {label}"
-            yield name, knn_search.BLOCK, knn_search.search_kernel(real, k, torch.int64)
+            yield name, knn_search.BLOCK, knn_search.search_kernel(real, k, torch.int64, 8)
             name = f"the nearest within a radius, k = {k or 'more'}, {label}"
             yield name, lists.BLOCK, lists.nearest_kernel(real, k)
-        yield f"lists: count, {label}", lists.BLOCK, lists.count_kernel(real, 32)
-        yield f"lists: fill, {label}", lists.BLOCK, lists.fill_kernel(real, 32)
-        division = sums.Division(32, 4, False)
+        for part, kernel in zip(("count", "fill"), lists.list_kernels(real, 8), strict=True):
+            yield f"lists: {part}, {label}", lists.BLOCK, kernel
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
-            kernel = sums.aggregate_kernel(source, real, real, division, *weighting)
+            form = neighbors.Form(source, real, real, 8, 4, True, "exponential", "mean")
+            kernel = sums.aggregate_kernel(form)
             yield f"sums {where}, {label}", usual, kernel
-            for gathered in ((True, True, False), (False, False, True), (False, True, True)):
-                kernel = gradients.gradient_kernel(
-                    source, real, real, division, *weighting, gradients.Gathered(*gathered)
-                )
-                of = "queries" if gathered[0] else "references" if gathered[1] else "features"
+            forms = [(True, True, False), (False, False, True), (False, True, True)]
+            if source is neighbors.Lists:
+                forms = [(True, False, True), (True, True, True)]
+            for gathered in forms:
+                kernel = gradients.gradient_kernel(form, gradients.Gathered(*gathered))
+                of = "features" if not gathered[1] else "queries" if gathered[0] else "references"
                 yield f"gradients of {of} {where}, {label}", usual, kernel
-    for kernel in neighbors._inverting_kernels():
-        yield "inverting lists", usual, kernel
 
 
 def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:

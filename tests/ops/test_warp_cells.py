@@ -1,4 +1,4 @@
-"""Warp's cell list where small clouds do not take it: dense cells, many queries, sums over many cells."""
+"""Warp's cell list where small clouds do not take it: crowded cells, empty ones, far points, many rows."""
 
 import pytest
 import torch
@@ -6,14 +6,8 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops import reference
-from pointproj.ops.backends.warp import knn_search
-from pointproj.ops.backends.warp.cell_list import build_cell_list
-from pointproj.ops.backends.warp.common import DENSE
-from pointproj.ops.backends.warp.knn_search import Stage
-from pointproj.ops.backends.warp.scan import MANY, running_sum, states_of
-from pointproj.ops.bridge.warp_op import Launch
+from pointproj.ops.backends.warp.cell_list_build import FEW_POINTS, build_cell_list
 from pointproj.ops.cases import clustered
-from pointproj.ops.registry import Clouds
 
 K = 8
 
@@ -36,20 +30,13 @@ def _cloud(kind: str) -> Tensor:
         balls[:1500] += 5
         return torch.cat([balls, torch.rand(400, 3, generator=g), torch.tensor([[1e4, -1e4, 1e4]])])
     points = clustered(6000)(g).float()
-    points[: 2 * DENSE] = torch.nan  # so many in no cell
+    points[:512] = torch.nan  # so many in no cell
     return points
 
 
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("together", [False, True], ids=["threads", "lanes"])
 @pytest.mark.parametrize("kind", ["clustered", "coincident", "lattice", "two-balls", "not-finite"])
-def test_dense_cells(kind: str, together: bool, device: str, monkeypatch: pytest.MonkeyPatch):
-    if not together:  # on a GPU; on a CPU it is always so
-        monkeypatch.setattr(knn_search, "FEW_QUERIES", 0)
+def test_crowded_cells(kind: str, device: str):
     points = _cloud(kind).to(device)
-    cells = build_cell_list(points, None, 1)
-    assert cells.start[-1].item() >> 32 > 0, "no dense cell"
-    assert cells.start[-1].item() % 2**32 == len(points)
     queries = torch.cat([points[:300], points[-60:] + 0.01, torch.rand(100, 3, device=device) * 3 - 1])
     _, rows = pointproj.knn(queries, points, K, backend="warp")
     assert torch.equal(rows, reference.knn_search(queries, points, K))
@@ -58,23 +45,25 @@ def test_dense_cells(kind: str, together: bool, device: str, monkeypatch: pytest
     assert torch.equal(rows[some], reference.knn_search(points[some], points, K))
 
 
-@pytest.mark.usefixtures("anew")
-def test_searches_with_small_budgets(device: str, monkeypatch: pytest.MonkeyPatch):
-    """What a kernel has left is finished by the next: here the first two leave much."""
-    points = _cloud("clustered").to(device)
-    queries = torch.cat([points[:300], torch.rand(300, 3, device=device) * 0.1 + 0.25])
-    clouds = Clouds(queries, None, points, None, 1)
-    small_budgets = Stage(1, 1, False, 12, 4), Stage(1, 1, True, 40, 4)
-    left = []
-    for stages in (small_budgets[:1], small_budgets, (*small_budgets, Stage(1, 1, True, 0, 4))):
-        monkeypatch.setattr(knn_search, "_stages", lambda *_, stages=stages: stages)
-        rows = knn_search.search(clouds, build_cell_list(points, None, 1), K)
-        left.append((rows[:, 0] == knn_search.UNFINISHED).sum().item())
-    assert left[0] > left[1] > left[2] == 0
-    assert torch.equal(rows.long(), reference.knn_search(queries, points, K))
+@pytest.mark.parametrize("radius", [None, 0.01, 10.0])
+@pytest.mark.parametrize("kind", ["clustered", "two-balls", "not-finite"])
+def test_every_finite_point_is_in_a_cell(kind: str, radius: float | None, device: str):
+    """Sorted by cell, those that are not finite last; the cells count all of them."""
+    points = _cloud(kind).to(device)
+    cells = build_cell_list(points, None, 1, radius)
+    finite = points.isfinite().all(1)
+    rows = cells.points[:, 3].view(torch.int32).long()
+    assert torch.equal(rows.sort().values, torch.arange(len(points), device=device))
+    torch.testing.assert_close(cells.points[:, :3], points[rows], equal_nan=True, rtol=0, atol=0)
+    assert torch.equal(rows[finite.sum() :].sort().values, (~finite).nonzero()[:, 0])
+    start = cells.start
+    assert start[0] == 0
+    assert start[-1] == len(points)
+    assert start[cells.shapes[0, 4]] == finite.sum()
+    assert (start.diff() >= 0).all()
 
 
-def test_dense_cells_of_several_clouds(device: str):
+def test_crowded_cells_of_several_clouds(device: str):
     clouds = [_cloud(kind).to(device) for kind in ("clustered", "coincident", "lattice")]
     offsets = torch.tensor([0, 5000, 5750, 14750], device=device)
     packed = torch.cat(clouds)
@@ -87,17 +76,76 @@ def test_dense_cells_of_several_clouds(device: str):
         begin += len(points)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("size", [1, 5, 4095, 4097, 300_001, MANY + 3])
-def test_running_sum(size: int, dtype: torch.dtype, device: str):
-    g = torch.Generator().manual_seed(size)
-    occupancy = torch.randint(0, 5, (size,), generator=g, dtype=torch.int32)
-    cells = size * 2 // 3 if dtype == torch.int64 else 0
-    occupancy[::50] *= DENSE if dtype == torch.int64 else 1
-    counted = occupancy.long()
-    counted[:cells][counted[:cells] >= DENSE] = 2**32
-    start = torch.full((size + 1,), -1, dtype=dtype, device=device)
-    states = torch.zeros(states_of(size), dtype=torch.int64, device=device)
-    running_sum(Launch(start.device), occupancy.to(device), cells, states, start)
-    assert start[0] == 0
-    assert torch.equal(start[1:].cpu().long(), counted.cumsum(0))
+def _problem(kind: str) -> tuple[Tensor, Tensor, float, float]:
+    """Queries, reference points, radius and sigma."""
+    g = torch.Generator().manual_seed(0)
+    if kind == "clustered":
+        points = clustered(4000)(g).float()
+        return points[:1500], points, 0.01, 0.01
+    if kind == "sparse":
+        points = torch.rand(3000, 3, generator=g) * 1000
+        return points[:1000] + 1, points, 60.0, 20.0
+    if kind == "not-finite":
+        points = torch.randn(3000, 3, generator=g)
+        points[::7], points[5] = torch.nan, torch.inf
+        return points[:1100] + 0.01, points, 0.4, 0.1
+    if kind == "few":  # queries
+        points = torch.rand(3000, 3, generator=g)
+        return points[:100] + 0.01, points, 0.2, 0.1
+    radius, sigma = {"wide": (1.5, 0.3), "small-sigma": (0.5, 2e-3), "dense": (0.3, 0.1)}[kind]
+    return torch.rand(1100, 3, generator=g) * 2 - 1, torch.randn(3000, 3, generator=g), radius, sigma
+
+
+def _derivatives(inputs: tuple[Tensor, ...], radius: float, backend: str) -> list[Tensor]:
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    aggregated = pointproj.radius_aggregate(*leaves[:3], radius, sigma=leaves[3], backend=backend)
+    upstream = torch.sin(torch.arange(aggregated.numel(), device=aggregated.device)).view_as(aggregated)
+    gradients = torch.autograd.grad(aggregated, leaves, upstream.to(aggregated.dtype))
+    return [aggregated.detach(), *gradients]
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels"),
+    [
+        *(("clustered", 25), ("sparse", 8), ("not-finite", 2), ("wide", 25), ("small-sigma", 25)),
+        *(("dense", 70), ("few", 12)),
+    ],
+)
+def test_sums_over_many_cells(kind: str, channels: int, device: str):
+    queries, points, radius, sigma = _problem(kind)
+    features = torch.randn(len(points), channels, generator=torch.Generator().manual_seed(1))
+    inputs = tuple(t.to(device) for t in (queries, points, features, torch.tensor(sigma)))
+    truth = _derivatives(tuple(t.double() for t in inputs), radius, "torch")
+    plain, made = (_derivatives(inputs, radius, backend) for backend in ("torch", "warp"))
+    for got, by_torch, expected in zip(made, plain, truth, strict=True):
+        assert torch.equal(got.isnan(), expected.isnan())
+        size = expected.nan_to_num().norm().clamp(min=torch.finfo(torch.float32).tiny)
+        errors = [(t - expected).nan_to_num().norm() / size for t in (got, by_torch)]
+        floor = 2e-5 if expected.numel() > 1 else 2e-4  # the terms of one sum may cancel
+        assert errors[0] < floor + 3 * errors[1]
+
+
+def test_a_table_of_many_points(device: str):
+    """It has fewer cells for each."""
+    g = torch.Generator().manual_seed(0)
+    points = torch.rand(FEW_POINTS + 3, 3, generator=g).to(device)
+    features = points[:, :2].contiguous()
+    queries = points[::8001] + 1e-3
+    got, expected = (
+        pointproj.radius_aggregate(queries, points, features, 0.03, sigma=0.03, backend=b)
+        for b in ("warp", "torch")
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_infinite_features_reach_their_neighbors_alone(device: str):
+    queries, points, radius, sigma = _problem("dense")
+    features = torch.ones(len(points), 9)
+    central = points.norm(dim=1).argsort()
+    features[central[0]], features[central[1], 2] = torch.inf, torch.nan
+    inputs = tuple(t.to(device) for t in (queries, points, features, torch.tensor(sigma)))
+    got, expected = (
+        pointproj.radius_aggregate(*inputs[:3], radius, sigma=sigma, backend=b) for b in ("warp", "torch")
+    )
+    assert torch.equal(got.isfinite(), expected.isfinite())
+    assert not got.isfinite().all()

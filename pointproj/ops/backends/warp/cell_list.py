@@ -28,16 +28,20 @@ class CellList(NamedTuple):
     its last, for points that are not finite, in which nobody looks.
     """
 
-    frames: Tensor  # (grids, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all points
+    frames: (
+        Tensor  # (grids, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all points
+    )
     shapes: Tensor  # (grids, 5) int32: cells along x, y, z; numbers of the first cell and of the last
-    start: Tensor  # (cells + 1 + grids,) int32: first sorted point of each cell; then what only the build reads
+    start: (
+        Tensor  # (cells + 1 + grids,) int32: first sorted point of each cell; then what only the build reads
+    )
     points: Tensor  # (rows, 4) real: positions, sorted, and the bits of their row in the set as given
 
 
 @once
 def cell_list_struct(dtype: torch.dtype) -> Any:
     """:class:`CellList` inside a kernel."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
 
     @wp.struct
     class CellListStruct:
@@ -65,7 +69,7 @@ class Grid(NamedTuple):
 @once
 def grid_functions(dtype: torch.dtype) -> Grid:
     """Struct and functions for positions of one dtype."""
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
     CellListStruct = cell_list_struct(dtype)
     unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
 

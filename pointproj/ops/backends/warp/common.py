@@ -11,7 +11,10 @@ from torch import Tensor
 
 # The reference rounds after every operation: no fused multiply-adds where distances are computed.
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-REALS = {torch.float32: (wp.float32, wp.vec3f), torch.float64: (wp.float64, wp.vec3d)}
+REALS = {
+    torch.float32: (wp.float32, wp.vec3f, wp.vec4f),
+    torch.float64: (wp.float64, wp.vec3d, wp.vec4d),
+}
 
 _making = threading.RLock()
 
@@ -85,7 +88,7 @@ class Points(NamedTuple):
 @once
 def points_struct(dtype: torch.dtype) -> Any:
     """:class:`Points` inside a kernel."""
-    real, vec3 = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
 
     @wp.struct
     class PointsStruct:
@@ -100,7 +103,7 @@ def points_struct(dtype: torch.dtype) -> Any:
 @once
 def point_at(dtype: torch.dtype) -> wp.Function:
     """``take(points, at) -> row, position`` of the point that a kernel takes as number ``at``."""
-    _, vec3 = REALS[dtype]
+    _, vec3, _ = REALS[dtype]
     PointsStruct = points_struct(dtype)
     load_point, _, row_of = packed_point(dtype)
 
@@ -114,51 +117,40 @@ def point_at(dtype: torch.dtype) -> wp.Function:
     return take
 
 
-# On a GPU rows of floats are read and written 16 bytes at a time, which Warp does not do by itself.
+# Read and written 16 bytes at a time, which Warp does not do by itself.
+_POINT = """
+    struct alignas(16) Four {{ {real} x[4]; }};
+    Four* const points = reinterpret_cast<Four*>(table.data);
+"""
 _LOAD_POINT = """
-#if defined(__CUDA_ARCH__)
-    if (sizeof({real}) == 4) {{
-        const float4 v = reinterpret_cast<const float4*>(points.data)[at];
-        return wp::vec_t<4, {real}>(v.x, v.y, v.z, v.w);
-    }}
-#endif
-    const {real}* from = points.data + 4 * static_cast<size_t>(at);
-    return wp::vec_t<4, {real}>(from[0], from[1], from[2], from[3]);
+    const Four four = points[at];
+    return wp::vec_t<4, {real}>(four.x[0], four.x[1], four.x[2], four.x[3]);
 """
 _STORE_POINT = """
-    {integer} bits = row;
-    {real} tail;
-    memcpy(&tail, &bits, sizeof(tail));
-#if defined(__CUDA_ARCH__)
-    if (sizeof({real}) == 4) {{
-        reinterpret_cast<float4*>(points.data)[at] = make_float4(p[0], p[1], p[2], tail);
-        return;
-    }}
-#endif
-    {real}* to = points.data + 4 * static_cast<size_t>(at);
-    to[0] = p[0]; to[1] = p[1]; to[2] = p[2]; to[3] = tail;
+    Four four = {{p[0], p[1], p[2], 0}};
+    const {integer} bits = row;
+    memcpy(&four.x[3], &bits, sizeof(bits));
+    points[at] = four;
 """
 _ROW_OF = """
-    {real} tail = point[3];
     {integer} bits;
-    memcpy(&bits, &tail, sizeof(bits));
+    memcpy(&bits, &point[3], sizeof(bits));
     return bits;
 """
 
 
 @once
 def packed_point(dtype: torch.dtype) -> tuple[wp.Function, wp.Function, wp.Function]:
-    """Sorted points as rows of four: the position, then the bits of its row in the cloud as given."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    """Sorted points as rows of four: the position, then the bits of its row in the set as given."""
+    real, vec3, vec4 = REALS[dtype]
     single = dtype == torch.float32
     names = {"real": "float", "integer": "int"} if single else {"real": "double", "integer": "long long"}
 
-    @wp.func_native(_LOAD_POINT.format(**names))
-    def load_point(points: wp.array2d(dtype=real), at: int) -> vec4: ...
+    @wp.func_native((_POINT + _LOAD_POINT).format(**names))
+    def load_point(table: wp.array2d(dtype=real), at: int) -> vec4: ...
 
-    @wp.func_native(_STORE_POINT.format(**names))
-    def store_point(points: wp.array2d(dtype=real), at: int, p: vec3, row: int): ...
+    @wp.func_native((_POINT + _STORE_POINT).format(**names))
+    def store_point(table: wp.array2d(dtype=real), at: int, p: vec3, row: int): ...
 
     @wp.func_native(_ROW_OF.format(**names))
     def row_of(point: vec4) -> int: ...
@@ -169,8 +161,8 @@ def packed_point(dtype: torch.dtype) -> tuple[wp.Function, wp.Function, wp.Funct
 @once
 def squared_distance(dtype: torch.dtype, sums: torch.dtype) -> wp.Function:
     """Of two positions, in the dtype of sums, rounded as the reference does."""
-    _, vec3 = REALS[dtype]
-    real, _ = REALS[sums]
+    _, vec3, _ = REALS[dtype]
+    real, *_ = REALS[sums]
 
     @wp.func
     def squared(p: vec3, q: vec3):

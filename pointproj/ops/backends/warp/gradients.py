@@ -1,10 +1,8 @@
 """The two gradients of every aggregation: that of the queries and sigma, and that of the references.
 
-Each point gathers its own over its neighbours in the other set, so that no two threads add to one place.
 Formulas are in :mod:`pointproj.ops.gradients`.
 """
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -12,9 +10,9 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
-from pointproj.ops.backends.warp.lanes import bit_count, lanes
-from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
-from pointproj.ops.backends.warp.sums import Division, Problem, divide, problem_struct, row_functions
+from pointproj.ops.backends.warp.lanes import lanes
+from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Lists, Source, meeting
+from pointproj.ops.backends.warp.sums import AT_ONCE, BLOCKS, Problem, form_of, problem_struct, row_functions
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -30,44 +28,48 @@ class Wanted(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Which gradients a kernel gathers, and for whom."""
+    """Which gradients a kernel fills.
+
+    Over lists, queries add to the gradients of their references by atomics; within a radius each point
+    gathers its own over its neighbours in the other set.
+    """
 
     of_queries: bool  # else of references
-    points: bool  # with sigma for queries
-    features: bool  # for references
+    points: bool  # of the own points, with sigma for queries; over lists of the references too
+    features: bool
 
 
 def launch_query_gradients(
-    launch: Launch,
-    queries: Points,
-    source: Source,
-    problem: Problem,
-    weighting: Weighting,
-    wanted: Wanted,
+    launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
 ) -> None:
-    """Gradients of the query points and of sigma; fills ``problem.means`` too."""
+    """Gradients of the query points and of sigma; over lists all others too.
+
+    With that of the points it fills ``problem.means`` (Q,), which those of the references read.
+    """
+    over_lists = isinstance(source, Lists)
+    if over_lists:
+        for name in ("reference_points", "features"):
+            if getattr(wanted, name) is not None:
+                getattr(wanted, name).zero_()
+        problem = problem._replace(d_others=wanted.reference_points, d_features=wanted.features)
+    of_points = any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma))
+    gathered = Gathered(True, of_points, over_lists and wanted.features is not None)
     d_points = wanted.query_points
-    if d_points is None:
+    if d_points is None and of_points:
         d_points = torch.empty_like(queries.positions)
-    of_sigma = torch.empty_like(problem.means)
-    made = d_points, of_sigma, None
-    _launch(launch, queries, source, problem, weighting, Gathered(True, True, False), *made)
+    of_sigma = problem.softmax.new_empty(queries.batch.rows) if of_points else None
+    _launch(launch, queries, source, problem, weighting, gathered, d_points, of_sigma)
     if wanted.sigma is not None:
         torch.sum(of_sigma, 0, out=wanted.sigma)
 
 
 def launch_reference_gradients(
-    launch: Launch,
-    references: Points,
-    source: Source,
-    problem: Problem,
-    weighting: Weighting,
-    wanted: Wanted,
+    launch: Launch, references: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
 ) -> None:
-    """Gradients of the features and of the reference points, as far as they are wanted."""
-    d_points, d_features = wanted.reference_points, wanted.features
-    gathered = Gathered(False, d_points is not None, d_features is not None)
-    _launch(launch, references, source, problem, weighting, gathered, d_points, None, d_features)
+    """Gradients of the features and of the reference points, as far as they are wanted, within a radius."""
+    gathered = Gathered(False, wanted.reference_points is not None, wanted.features is not None)
+    problem = problem._replace(d_features=wanted.features)
+    _launch(launch, references, source, problem, weighting, gathered, wanted.reference_points, None)
 
 
 def _launch(
@@ -79,40 +81,29 @@ def _launch(
     gathered: Gathered,
     *made: Tensor | None,
 ) -> None:
-    division = divide(problem.features)
-    dtypes = own.positions.dtype, problem.features.dtype
-    compiled = gradient_kernel(
-        type(source), *dtypes, division, weighting.kernel, weighting.reduce, gathered
-    )
-    chunks = problem.chunks if gathered.features else 1
-    shape = own.batch.rows * chunks, division.lanes
-    launch(compiled, shape, own, source, problem, chunks, *made, block_dim=BLOCK)
+    form = form_of(source, own, problem, weighting)
+    # What a point gathers of features is summed up chunk by chunk.
+    chunks = problem.chunks if gathered.features and not gathered.of_queries else 1
+    shape = own.batch.rows * chunks, form.lanes
+    launch(gradient_kernel(form, gathered), shape, own, source, problem, chunks, *made, block_dim=BLOCK)
 
 
 @once
-def gradient_kernel(
-    source: type[Source],
-    positions: torch.dtype,
-    sums: torch.dtype,
-    division: Division,
-    kernel: str,
-    reduce: str,
-    gathered: Gathered,
-) -> wp.Kernel:
+def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     """What ``gathered`` says."""
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
-    matrix = wp.array2d(dtype=real)
+    positions, sums, reduce = form.positions, form.sums, form.reduce
+    place, vec3, _ = REALS[positions]
+    real, *_ = REALS[sums]
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
-    rows = row_functions(sums, division)
+    rows = row_functions(form)
     load, product, store = rows.load, rows.product, rows.store
-    group = lanes(division.lanes)
+    group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_, per_sigma = weights_of(kernel, sums)
-    adder = _gradient_adder(positions, sums, division, kernel, reduce, gathered)
+    rate_of, *_, per_sigma = weights_of(form.kernel, sums)
+    adder = _gradient_adder(form, gathered)
     State = adder.State
-    SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
+    SourceStruct, each_neighbor = meeting(form, adder)
     of_queries, of_points, of_features = gathered
 
     @wp.func
@@ -122,11 +113,11 @@ def gradient_kernel(
         if wp.static(reduce == "mean"):
             for block in range(problem.chunks):
                 own = load(problem.grad, query, block)
-                mean = product(mean, own, problem.aggregated, query, block)
-            mean = group.sum_of_group(mean)
+                mean = product(mean, own, load(problem.aggregated, query, block))
+            mean = total_of(mean)
         return mean
 
-    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
     def gradient(
         points: PointsStruct,
         source: SourceStruct,
@@ -134,7 +125,6 @@ def gradient_kernel(
         chunks: int,
         d_points: wp.array(dtype=vec3),
         of_sigma: wp.array(dtype=real),
-        d_features: matrix,
     ):
         """Launched over points times chunks, and lanes; fills what is gathered, for queries ``means`` too."""
         number, _ = wp.tid()
@@ -149,13 +139,14 @@ def gradient_kernel(
         if wp.static(of_queries):
             state.base = problem.softmax[row, 0]
             state.inverse = problem.softmax[row, 1]
-            state.mean = mean_of(row, problem)
             state.own = load(problem.grad, row, 0)
+            if wp.static(of_points):
+                state.mean = mean_of(row, problem)
         elif wp.static(of_points):
             state.own = load(problem.features, row, 0)
         state = each_neighbor(state, row, q, cloud_of(row, points.batch), source, problem)
-        if wp.static(of_features):
-            store(state.sums, real(1.0), d_features, row, chunk)
+        if wp.static(of_features and not of_queries):
+            store(state.sums, real(1.0), problem.d_features, row, chunk)
         if wp.static(of_points):
             for i in range(4):
                 state.shares[i] = total_of(state.shares[i])
@@ -163,38 +154,34 @@ def gradient_kernel(
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
                     of_sigma[row] = state.shares[3] * per_sigma(problem.sigma[0])
-                    problem.means[row] = state.mean
+                    if problem.means:
+                        problem.means[row] = state.mean
 
     return gradient
 
 
-def _gradient_adder(
-    positions: torch.dtype,
-    sums: torch.dtype,
-    division: Division,
-    kernel: str,
-    reduce: str,
-    gathered: Gathered,
-) -> Adder:
-    """What a pair does to a point's position, to its features and to sigma.
+def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
+    """What a pair does to a point's position, to features and to sigma.
 
     A pair's share of the position is its factors times what the product of upstream gradient and feature
     exceeds that with the query's mean by; a sum takes all of it.
     """
-    place, vec3 = REALS[positions]
-    real, _ = REALS[sums]
+    positions, sums = form.positions, form.sums
+    place, vec3, _ = REALS[positions]
+    real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
-    rows = row_functions(sums, division)
-    Channels, load, add_row, product = rows[:4]
-    _, level_of, weight_of, pull, _ = weights_of(kernel, sums)
-    group = lanes(division.lanes)
-    lane, take, ballot, sum_of_group = group.lane, group.take, group.ballot, group.sum_of_group
-    count, of_group, groups = group.count, group.group, group.count // group.group
-    Shares = wp.types.vector(length=4, dtype=real)
+    rows = row_functions(form)
+    Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product
+    _, level_of, weight_of, pull, _ = weights_of(form.kernel, sums)
+    group = lanes(form.lanes)
+    lane, take, any_of_warp, total_of = group.lane, group.take, group.any, group.total
+    count, at_once = group.count, min(AT_ONCE, group.count)
     of_queries, of_points, of_features = gathered
-    divides = reduce == "mean"
-    Nothing = wp.types.vector(length=1, dtype=real)
-    Own, Sums = Channels if of_points else Nothing, Channels if of_features else Nothing
+    gathers, scatters = of_features and not of_queries, of_features and of_queries
+    single, divides = form.single, form.reduce == "mean"
+    Shares, Nothing = (wp.types.vector(length=length, dtype=real) for length in (4, 1))
+    Own = Channels if of_points or of_queries else Nothing
+    Sums = Channels if gathers else Nothing
 
     @wp.struct
     class State:
@@ -213,39 +200,49 @@ def _gradient_adder(
 
     @wp.func
     def add_row_only(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
-        state.sums = add_row(state.sums, exists, weight, problem.grad, other, state.chunk)
+        state.sums = add_row(state.sums, exists, weight, load(problem.grad, other, state.chunk))
         return state, real(0.0)
 
     @wp.func
     def add_row_and_product(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
         """The neighbour's row; of upstream gradient and feature, one is the point's own, the product."""
         sum = real(0.0)
-        for block in range(problem.chunks):
+        chunks = wp.where(wp.static(single), 1, problem.chunks)
+        for block in range(chunks):
             own = state.own
             if wp.static(of_queries):
                 if block > 0:
                     own = load(problem.grad, state.row, block)
-                sum = product(sum, own, problem.features, other, block)
+                if wp.static(of_points):
+                    sum = product(sum, own, load(problem.features, other, block))
+                if wp.static(scatters):
+                    scatter_row(own, exists, weight, problem.d_features, other, block)
             else:
                 if block > 0:
                     own = load(problem.features, state.row, block)
-                sum = product(sum, own, problem.grad, other, block)
-            here = block == state.chunk
-            if wp.static(of_features):
-                state.sums = add_row(state.sums, exists and here, weight, problem.grad, other, block)
+                values = load(problem.grad, other, block)
+                sum = product(sum, own, values)
+                if wp.static(gathers):
+                    here = exists and block == state.chunk
+                    state.sums = add_row(state.sums, here, weight, values)
         return state, sum
 
-    add_neighbor = add_row_and_product if of_points else add_row_only
+    scatter_row = rows.scatter
+    add_neighbor = add_row_and_product if of_points or of_queries else add_row_only
 
     @wp.func
     def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
         if wp.static(of_queries):
-            state.shares[3] += share * (level_of(far, problem.limit) - state.base)
-        if far > real(0.0):
+            beyond = wp.where(row >= 0, level_of(far, problem.limit) - state.base, real(0.0))
+            state.shares[3] += share * beyond
+        if row >= 0 and far > real(0.0):
             scale = share * pull(far, state.rate, problem.limit) / far
             other = problem.others[row]
             for axis in range(3):
-                state.shares[axis] += scale * real(other[axis] - state.q[axis])
+                along = scale * real(other[axis] - state.q[axis])
+                state.shares[axis] += along
+                if problem.d_others:
+                    wp.atomic_add(problem.d_others, row, axis, place(-along))
         return state
 
     @wp.func
@@ -263,19 +260,19 @@ def _gradient_adder(
                     mean = problem.means[row]
             weight = weight_of(base, far, state.rate, problem.limit) * inverse
         excess = real(0.0)  # of this lane's neighbour
-        size = bit_count(ballot(row >= 0))
-        for first in range(0, size, groups):
-            source = first + lane() / of_group
-            other = take(row, source)
-            factor = take(weight, source)
-            state, part = add_neighbor(state, problem, other >= 0, factor, wp.max(other, 0))
-            if wp.static(of_points):
-                part = take(sum_of_group(part), ((lane() - first) * of_group) & (count - 1))
-                if lane() >= first and lane() < first + groups:
-                    excess = part - mean
+        first = int(0)
+        while first < count and any_of_warp(take(row, first) >= 0):
+            for j in range(at_once):
+                other = take(row, first + j)
+                factor = take(weight, first + j)
+                state, part = add_neighbor(state, problem, other >= 0, factor, wp.max(other, 0))
+                if wp.static(of_points):
+                    part = total_of(part)
+                    if lane() == first + j:
+                        excess = part - mean
+            first += at_once
         if wp.static(of_points):
-            if row >= 0:
-                state = add_points(state, problem, row, far, weight * excess)
+            state = add_points(state, problem, row, far, weight * excess)
         return state
 
     return Adder(State, ProblemStruct, add)

@@ -1,6 +1,5 @@
 """The k nearest reference points, exactly, ties by the lower index: a thread for each query."""
 
-import os
 from typing import Any
 
 import torch
@@ -28,9 +27,10 @@ from pointproj.ops.clouds import Clouds
 from pointproj.ops.registry import Tables
 
 BLOCK = 128
-# Blocks on a multiprocessor: 64 registers a thread, some of them spilled, search 10^7 uniform points in 5.7 ms,
-# 110 in 7.6. Longer lists are better kept in registers.
-SHORT_LIST, BLOCKS = 8, int(os.environ.get("PP_KNN", "8"))
+# Of many queries with short lists a multiprocessor holds more blocks, though some registers are spilled then:
+# self-kNN of 10^6 uniform points takes 0.67 ms with 8 blocks, 0.80 with 4.
+SHORT_LIST = 8
+MANY_QUERIES = 2**18
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -38,9 +38,7 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, list(tables or ()), k, False, False)[0]
 
 
-def nearest(
-    clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Their distances and rows, as :meth:`pointproj.ops.registry.Backend.nearest`."""
     rows, distances = _search(*clouds, list(tables or ()), k, index_dtype == torch.int64, True)
     return distances, rows
@@ -81,7 +79,9 @@ def launch_search(launch: Launch, clouds: Clouds, tables: list[Tensor], found: F
     cells = CellList(*tables) if tables else new_cell_list(launch, [references], for_radius=False)
     k = found.rows.shape[1]
     own = in_order_of(cells, queries, references)
-    compiled = search_kernel(queries.positions.dtype, k if k <= LONGEST_LIST else None, found.rows.dtype)
+    in_list = k if k <= LONGEST_LIST else None
+    blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
+    compiled = search_kernel(queries.positions.dtype, in_list, found.rows.dtype, blocks)
     launch(compiled, queries.batch.rows, own, cells, found, block_dim=BLOCK)
 
 
@@ -105,10 +105,9 @@ def in_order_of(cells: CellList, queries: Points, references: Points) -> Points:
 
 
 @once
-def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> wp.Kernel:
+def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, blocks: int) -> wp.Kernel:
     """The search. With k None the neighbours wait in memory, else in registers."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    real, vec3, vec4 = REALS[dtype]
     CellListStruct, FoundStruct = cell_list_struct(dtype), found_struct(dtype, indices)
     PointsStruct, take = points_struct(dtype), point_at(dtype)
     State, begin, limit, insert, finish = top_k(dtype, k, indices)
@@ -124,7 +123,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> wp
     single = dtype == torch.float32 and k is not None and k <= SHORT_LIST
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
 
-    @wp.kernel(**options, launch_bounds=(BLOCK, BLOCKS if single else 1))
+    @wp.kernel(**options, launch_bounds=(BLOCK, blocks if single else 1))
     def search_nearest(queries: PointsStruct, cells: CellListStruct, found: FoundStruct):
         """Launched over the queries; fills ``found``."""
         query, q = take(queries, wp.tid())

@@ -12,7 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct
+from pointproj.ops.backends.warp.cell_list import CellList
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -26,12 +26,18 @@ from pointproj.ops.backends.warp.common import (
     squared_distance,
 )
 from pointproj.ops.backends.warp.knn_search import in_order_of, sets_of
-from pointproj.ops.backends.warp.lanes import Lanes, bit_count, bits_before, lanes, lanes_on, sync
+from pointproj.ops.backends.warp.lanes import bit_count, bits_before, lanes, lanes_on, sync
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, found_struct, top_k
-from pointproj.ops.backends.warp.traversal import Visitor, ball_search
+from pointproj.ops.backends.warp.traversal import (
+    Ball,
+    Visitor,
+    ball_search,
+    ball_struct,
+    new_ball,
+    square_function,
+)
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.pairs import largest_square_within, largest_squares_within
 from pointproj.ops.registry import Tables
 
 BLOCK = 128
@@ -56,83 +62,17 @@ def _arguments(clouds: Clouds, tables: Tables | None, radius: float | Tensor) ->
     return *clouds.detached(), list(tables or ()), *radii
 
 
-class Balls(NamedTuple):
-    """Queries, and what each of them searches; in kernels :func:`_balls`."""
-
-    queries: Points
-    cells: CellList
-    radius: float
-    largest_square: float  # largest squared distance that counts as within the radius
-    radii: Tensor | None  # (Q,) of each query, in place of one for all
-    largest_squares: Tensor | None  # (Q,)
-
-
-def _new_balls(
+def _queries_and_ball(
     launch: Launch, clouds: Clouds, tables: list[Tensor], radius: float, radii: Tensor | None
-) -> Balls:
-    """Without tables it builds its own: that spares the call of another operator."""
+) -> tuple[Points, Ball]:
+    """What is searched for, and where. Without tables it builds its own, which spares another operator."""
     queries, references = sets_of(clouds)
     if tables:
         cells = CellList(*tables)
     else:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
         cells = new_cell_list(launch, [references], True, radius, largest)
-    own = in_order_of(cells, queries, references)
-    if radii is None:
-        return Balls(own, cells, radius, largest_square_within(radius, own.positions.dtype), None, None)
-    return Balls(own, cells, 0.0, 0.0, radii, largest_squares_within(radii, own.positions))
-
-
-class Ball(NamedTuple):
-    """Struct of :class:`Balls`, and how a kernel searches one of them."""
-
-    struct: Any
-    query_at: wp.Function  # (balls, at) -> its row and position
-    square_of: wp.Function  # (balls, query) -> largest square that counts
-    search: wp.Function  # (state, balls, query, q, data) -> state
-
-
-@once
-def _balls_struct(dtype: torch.dtype) -> Any:
-    real, _ = REALS[dtype]
-    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
-
-    @wp.struct
-    class BallsStruct:
-        queries: PointsStruct
-        cells: CellListStruct
-        radius: real
-        largest_square: real
-        radii: wp.array(dtype=real)
-        largest_squares: wp.array(dtype=real)
-
-    return BallsStruct
-
-
-def _ball(dtype: torch.dtype, group: Lanes, visitor: Visitor) -> Ball:
-    _, vec3 = REALS[dtype]
-    BallsStruct, State, Data = _balls_struct(dtype), visitor.State, visitor.Data
-    take_point = point_at(dtype)
-    search_ball = ball_search(dtype, group, visitor)
-
-    @wp.func
-    def query_at(balls: BallsStruct, at: int):
-        return take_point(balls.queries, at)
-
-    @wp.func
-    def square_of(balls: BallsStruct, query: int):
-        if balls.largest_squares:
-            return balls.largest_squares[query]
-        return balls.largest_square
-
-    @wp.func
-    def search(state: State, balls: BallsStruct, query: int, q: vec3, data: Data):
-        radius = balls.radius
-        if balls.radii:
-            radius = balls.radii[query]
-        return search_ball(state, q, balls.cells, data, cloud_of(query, balls.queries.batch), radius)
-
-    return Ball(BallsStruct, query_at, square_of, search)
+    return in_order_of(cells, queries, references), new_ball(cells, 0, radius, radii)
 
 
 def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
@@ -162,16 +102,17 @@ def _nearest_within(
     counts: Tensor,
 ) -> None:
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    balls = _new_balls(launch, both, tables, radius, radii)
+    searched = _queries_and_ball(launch, both, tables, radius, radii)
     kernel = nearest_kernel(query_points.dtype, k if k <= LONGEST_LIST else None)
-    launch(kernel, rows.shape[0], balls, Found(rows, distances), counts, block_dim=BLOCK)
+    launch(kernel, rows.shape[0], *searched, Found(rows, distances), counts, block_dim=BLOCK)
 
 
 @once
 def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
     """The nearest within the radius, and how many there are. With k None they wait in memory."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    real, vec3, vec4 = REALS[dtype]
+    PointsStruct, take_point = points_struct(dtype), point_at(dtype)
+    BallStruct, square_of = ball_struct(dtype), square_function(dtype)
     FoundStruct = found_struct(dtype, torch.int64)
     ListState, begin, limit, insert, finish = top_k(dtype, k, torch.int64)
     _, _, row_of = packed_point(dtype)
@@ -190,15 +131,17 @@ def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
                 state.list = insert(state.list, found, squared, row_of(point))
         return state
 
-    BallsStruct, query_at, square_of, search = _ball(dtype, lanes(1), Visitor(State, FoundStruct, visit))
+    search = ball_search(dtype, lanes(1), Visitor(State, FoundStruct, visit))
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
 
     @wp.kernel(**options)
-    def nearest(balls: BallsStruct, found: FoundStruct, counts: wp.array(dtype=wp.int64)):
+    def nearest(
+        queries: PointsStruct, ball: BallStruct, found: FoundStruct, counts: wp.array(dtype=wp.int64)
+    ):
         """Launched over the queries; fills ``found`` and ``counts`` (Q,)."""
-        query, q = query_at(balls, wp.tid())
-        state = State(begin(query, found), square_of(balls, query), 0)
-        state = search(state, balls, query, q, found)
+        query, q = take_point(queries, wp.tid())
+        state = State(begin(query, found), square_of(ball, query), 0)
+        state = search(state, query, q, cloud_of(query, queries.batch), ball, found)
         finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
         counts[query] = wp.int64(state.count)
 
@@ -231,23 +174,24 @@ def _all_within(
     distances: Tensor,
 ) -> None:
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    balls = _new_balls(launch, both, tables, radius, radii)
+    searched = _queries_and_ball(launch, both, tables, radius, radii)
     count = lanes_on(query_points.device.type)
     shape = query_points.shape[0], count
     if not shape[0]:
         for filled, value in ((row_splits, 0), (rows, -1), (distances, torch.inf)):
             filled.fill_(value)
         return
-    launch(count_kernel(query_points.dtype, count), shape, balls, row_splits, block_dim=BLOCK)
+    count_within, fill = list_kernels(query_points.dtype, count)
+    scratch = rows.new_empty(reference_points.shape[0])
+    parts = Parts(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
+    launch(count_within, shape, *searched, parts, block_dim=BLOCK)
     row_splits.cumsum_(0)
     if capacity:
-        scratch = rows.new_empty(reference_points.shape[0])
-        made = Parts(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
-        launch(fill_kernel(query_points.dtype, count), shape, balls, made, block_dim=BLOCK)
+        launch(fill, shape, *searched, parts, block_dim=BLOCK)
 
 
 class Parts(NamedTuple):
-    """Where all neighbours go; in kernels :func:`_parts_struct`."""
+    """Where all neighbours go."""
 
     points: Tensor  # those that are searched, (N, 3)
     row_splits: Tensor  # (Q + 1,) int64
@@ -255,62 +199,6 @@ class Parts(NamedTuple):
     distances: Tensor  # likewise
     capacity: int
     scratch: Tensor  # (N,) int64: for the rows of the query that is cut off by the capacity
-
-
-@once
-def _parts_struct(dtype: torch.dtype) -> Any:
-    real, vec3 = REALS[dtype]
-
-    @wp.struct
-    class PartsStruct:
-        points: wp.array(dtype=vec3)
-        row_splits: wp.array(dtype=wp.int64)
-        rows: wp.array(dtype=wp.int64)
-        distances: wp.array(dtype=real)
-        capacity: wp.int64
-        scratch: wp.array(dtype=wp.int64)
-
-    return PartsStruct
-
-
-@once
-def count_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
-    """How many points are within the radius of each query."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
-    group = lanes(count)
-    lane, item, total = group.lane, group.item, group.total
-
-    @wp.struct
-    class State:
-        square: real
-        count: int
-
-    @wp.struct
-    class NoData:
-        nothing: int
-
-    @wp.func
-    def visit(state: State, data: NoData, q: vec3, point: vec4, squared: real, exists: bool):
-        if exists and squared <= state.square:
-            state.count += 1
-        return state
-
-    BallsStruct, query_at, square_of, search = _ball(dtype, group, Visitor(State, NoData, visit))
-
-    @wp.kernel(**OPTIONS)
-    def count_within(balls: BallsStruct, row_splits: wp.array(dtype=wp.int64)):
-        """Launched over queries and lanes; fills ``row_splits`` (Q + 1,) with 0 and the counts."""
-        number, _ = wp.tid()
-        query, q = query_at(balls, item(number))
-        state = search(State(square_of(balls, query), 0), balls, query, q, NoData())
-        found = total(state.count)
-        if lane() == 0:
-            row_splits[query + 1] = wp.int64(found)
-            if query == 0:
-                row_splits[0] = wp.int64(0)
-
-    return count_within
 
 
 # Slots of lists are numbered by 64 bits, which Warp's arrays do not take.
@@ -327,76 +215,97 @@ def put_row(address: wp.uint64, i: int, row: int): ...
 
 
 @once
-def _put_distance(dtype: torch.dtype) -> wp.Function:
-    real, _ = REALS[dtype]
+def sort_function(count: int) -> wp.Function:
+    lane, any_of_warp = lanes(count).lane, lanes(count).any
 
-    @wp.func_native("distances.data[slot] = distance;")
-    def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
+    @wp.func
+    def sort_rows(address: wp.uint64, size: int):
+        """Sort so many rows in ascending order: all lanes together, by a bitonic network in memory.
 
-    return put_distance
-
-
-@wp.func
-def sort_rows(address: wp.uint64, size: int, lane: int, count: int):
-    """Sort so many rows in ascending order: all lanes together, by a bitonic network in memory.
-
-    Every exchange puts the smaller of two in front, also in the first step of a merge, which compares the
-    first with the last, the second with the last but one and so on. So places behind the end need no memory:
-    they count as larger than everything and never move.
-    """
-    length = int(2)
-    while length / 2 < size:
-        bit = length / 2
-        while bit > 0:
-            mask = wp.where(bit == length / 2, length - 1, bit)
-            sync()
-            i = int(lane)
-            at = 2 * i - i % bit
-            while at < size:
-                other = at ^ mask
-                if other < size:
-                    low = row_at(address, at)
-                    high = row_at(address, other)
-                    if high < low:
-                        put_row(address, at, high)
-                        put_row(address, other, low)
-                i += count
+        Every exchange puts the smaller of two in front, also in the first step of a merge, which compares the
+        first with the last, the second with the last but one and so on. So places behind the end need no
+        memory: they count as larger than everything and never move.
+        """
+        length = int(2)
+        while any_of_warp(length / 2 < size):
+            bit = length / 2
+            while bit > 0:
+                mask = wp.where(bit == length / 2, length - 1, bit)
+                sync()
+                i = int(lane())
                 at = 2 * i - i % bit
-            bit = bit / 2
-        length *= 2
-    sync()
+                while at < size:
+                    other = at ^ mask
+                    if other < size:
+                        low = row_at(address, at)
+                        high = row_at(address, other)
+                        if high < low:
+                            put_row(address, at, high)
+                            put_row(address, other, low)
+                    i += count
+                    at = 2 * i - i % bit
+                bit = bit / 2
+            length *= 2
+        sync()
+
+    return sort_rows
 
 
 @once
-def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
-    """The rows of each query in ascending order and their distances, as far as there is room.
+def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
+    """The first counts the neighbours of each query, the second writes them as far as there is room.
 
-    Behind the last of them stands what there is where there is no neighbour.
+    Behind the last of them it writes what stands where there is no neighbour.
     """
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
-    PartsStruct, put_distance = _parts_struct(dtype), _put_distance(dtype)
+    real, vec3, vec4 = REALS[dtype]
+    PointsStruct, take_point = points_struct(dtype), point_at(dtype)
+    BallStruct, square_of = ball_struct(dtype), square_function(dtype)
     _, _, row_of = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
     group = lanes(count)
     lane, item, ballot = group.lane, group.item, group.ballot
 
     @wp.struct
+    class PartsStruct:
+        points: wp.array(dtype=vec3)
+        row_splits: wp.array(dtype=wp.int64)
+        rows: wp.array(dtype=wp.int64)
+        distances: wp.array(dtype=real)
+        capacity: wp.int64
+        scratch: wp.array(dtype=wp.int64)
+
+    @wp.func_native("distances.data[slot] = distance;")
+    def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
+
+    @wp.struct
     class State:
         square: real
         size: int
-        address: wp.uint64
+        address: wp.uint64  # where rows go; 0 while they are only counted
 
     @wp.func
     def visit(state: State, parts: PartsStruct, q: vec3, point: vec4, squared: real, exists: bool):
         within = exists and squared <= state.square
         present = ballot(within)
-        if within:
+        if within and state.address != wp.uint64(0):
             put_row(state.address, state.size + bits_before(present), row_of(point))
         state.size += bit_count(present)
         return state
 
-    BallsStruct, query_at, square_of, search = _ball(dtype, group, Visitor(State, PartsStruct, visit))
+    search = ball_search(dtype, group, Visitor(State, PartsStruct, visit))
+    sort_rows = sort_function(count)
+
+    @wp.kernel(**OPTIONS)
+    def count_within(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
+        """Launched over queries and lanes; fills ``row_splits`` with 0 and the counts."""
+        number, _ = wp.tid()
+        query, q = take_point(queries, item(number))
+        state = State(square_of(ball, query), 0, wp.uint64(0))
+        state = search(state, query, q, cloud_of(query, queries.batch), ball, parts)
+        if lane() == 0:
+            parts.row_splits[query + 1] = wp.int64(state.size)
+            if query == 0:
+                parts.row_splits[0] = wp.int64(0)
 
     @wp.func
     def fill_rest(number: int, parts: PartsStruct):
@@ -409,21 +318,24 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
             slot += wp.int64(queries) * wp.int64(count)
 
     @wp.kernel(**OPTIONS)
-    def fill(balls: BallsStruct, parts: PartsStruct):
-        """Launched over queries and lanes; fills ``rows`` and ``distances``."""
+    def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
+        """Launched over queries and lanes; fills ``rows``, in ascending order, and ``distances``."""
         number, _ = wp.tid()
         fill_rest(item(number), parts)
-        query, q = query_at(balls, item(number))
+        query, q = take_point(queries, item(number))
         begin = parts.row_splits[query]
         size = int(parts.row_splits[query + 1] - begin)
-        if size == 0 or begin >= parts.capacity:
-            return
+        if begin >= parts.capacity:
+            size = 0
+        if size == 0:
+            q = vec3(real(wp.nan))  # which has no neighbours
         address = address_of(parts.rows, begin)
         room = int(wp.min(parts.capacity - begin, wp.int64(size)))
         if room < size:
             address = address_of(parts.scratch, wp.int64(0))
-        state = search(State(square_of(balls, query), 0, address), balls, query, q, parts)
-        sort_rows(address, size, lane(), count)
+        state = State(square_of(ball, query), 0, address)
+        search(state, query, q, cloud_of(query, queries.batch), ball, parts)
+        sort_rows(address, size)
         for i in range(lane(), room, count):
             row = row_at(address, i)
             if room < size:
@@ -431,4 +343,4 @@ def fill_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
             squared = squared_of(q, parts.points[row])
             put_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
 
-    return fill
+    return count_within, fill

@@ -9,21 +9,18 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.backends.warp.cell_list import CellList
-from pointproj.ops.backends.warp.cell_list_build import (
-    cell_list_specs,
-    cells_per_two_points,
-    fill_cell_list,
-)
+from pointproj.ops.backends.warp.cell_list_build import cell_list_specs, cells_per_two_points, fill_cell_list
 from pointproj.ops.backends.warp.common import Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
 from pointproj.ops.backends.warp.knn_search import launch_search, sets_of
-from pointproj.ops.backends.warp.neighbors import Ball, Lists, Source, invert
+from pointproj.ops.backends.warp.neighbors import Lists
 from pointproj.ops.backends.warp.sums import Problem, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
+from pointproj.ops.backends.warp.traversal import Ball, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import DIFFERENTIABLE, fill_second_backward
-from pointproj.ops.pairs import chunks_within, largest_square_within, listed_chunks, weighting_of
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
+from pointproj.ops.pairs import chunks_within, listed_chunks, weighting_of
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
 
@@ -57,30 +54,9 @@ def radius_aggregate(
     each of them, so the queries are sorted with the references where these want a gradient.
     """
     sorts_queries = features.requires_grad or clouds.reference_points.requires_grad
-    return _radius_aggregate(*clouds, list(tables or ()), sorts_queries, features, sigma, radius, *weighting)[0]
-
-
-def _fill_gradients(
-    launch: Launch,
-    sides: tuple[Points, Points],
-    sources: tuple[Source | None, Source | None],
-    problem: Problem,
-    values: dict[str, Any],
-) -> None:
-    """Queries, references; where each of them finds its neighbours.
-
-    Gradients of reference points need those of the queries, which come with the mean of each.
-    """
-    wanted = Wanted(*(values[f"d_{name}"] for name in DIFFERENTIABLE))
-    (queries, references), weighting = sides, weighting_of(values)
-    grad = values["grad_aggregated"].contiguous()
-    problem = problem._replace(grad=grad)
-    if any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma)):
-        problem = problem._replace(means=grad.new_empty(len(grad)), others=references.positions)
-        launch_query_gradients(launch, queries, sources[0], problem, weighting, wanted)
-    if wanted.reference_points is not None or wanted.features is not None:
-        problem = problem._replace(others=queries.positions)
-        launch_reference_gradients(launch, references, sources[1], problem, weighting, wanted)
+    return _radius_aggregate(*clouds, list(tables or ()), sorts_queries, features, sigma, radius, *weighting)[
+        0
+    ]
 
 
 def _problem_of(values: dict[str, Any]) -> Problem:
@@ -88,19 +64,29 @@ def _problem_of(values: dict[str, Any]) -> Problem:
     return new_problem(values["features"], values["sigma"], weighting_of(values), *(values[n] for n in names))
 
 
-def _clouds_of(values: dict[str, Any]) -> Clouds:
-    """Those of an operator; lists tell by themselves which cloud their points are of."""
-    given = {"query_offsets": None, "reference_offsets": None, "clouds": 1} | values
-    return Clouds(*(given[name] for name in Clouds._fields[:-1]), given["clouds"])
+def _gradient_problem(values: dict[str, Any], **others: Tensor) -> tuple[Problem, Wanted]:
+    wanted = Wanted(*(values[f"d_{name}"] for name in DIFFERENTIABLE))
+    grad = values["grad_aggregated"].contiguous()
+    return _problem_of(values)._replace(grad=grad, **others), wanted
 
 
 def _lists_backward(launch: Launch, **values: Any) -> None:
-    sides = sets_of(_clouds_of(values))
-    rows, inverted = values["neighbor_indices"], None
-    if values["d_features"] is not None or values["d_reference_points"] is not None:
-        inverted = invert(launch, values["query_points"], rows, sides[1].batch.rows)
-    sources = Lists(values["reference_points"], rows, None), inverted
-    _fill_gradients(launch, sides, sources, _problem_of(values), values)
+    if values["grad_aggregated"].is_cuda and torch.are_deterministic_algorithms_enabled():
+        _fill_in_fixed_order(values)
+        return
+    problem, wanted = _gradient_problem(values, others=values["reference_points"])
+    queries, _ = sets_of(Clouds(values["query_points"], None, values["reference_points"], None, 1))
+    source = Lists(values["reference_points"], values["neighbor_indices"])
+    launch_query_gradients(launch, queries, source, problem, weighting_of(values), wanted)
+
+
+def _fill_in_fixed_order(values: dict[str, Any]) -> None:
+    """Without atomics: torch sorts what it adds when deterministic algorithms are asked for."""
+    needs = {name: values[f"d_{name}"] is not None for name in DIFFERENTIABLE}
+    made = aggregate_backward(values["grad_aggregated"], needs, values, listed_chunks)
+    for name, gradient in zip(DIFFERENTIABLE, made, strict=True):
+        if needs[name]:
+            values[f"d_{name}"].copy_(gradient)
 
 
 def _lists_second_backward(launch: Launch, **values: Any) -> None:
@@ -141,7 +127,7 @@ def _aggregate_neighbors(
     weighting = Weighting(kernel, reduce, power, eps, support)
     queries, _ = sets_of(Clouds(query_points, None, reference_points, None, 1))
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, Lists(reference_points, neighbor_indices, None), problem, weighting)
+    launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
 
 
 def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict:
@@ -179,11 +165,11 @@ def _knn_aggregate(
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    heap = query_points.new_empty(query_points.shape[0] if k > LONGEST_LIST else 0, k)
+    heap = query_points.new_empty(query_points.shape[0], k) if k > LONGEST_LIST else None
     launch_search(launch, both, tables, Found(neighbor_indices, heap))
     queries, _ = sets_of(both)
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, Lists(reference_points, neighbor_indices, None), problem, weighting)
+    launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
 
 
 def _radius_specs(
@@ -216,15 +202,22 @@ def _sides(
     first_row, first_grid = (0, 0) if given else (references.batch.rows, clouds.count)
     if sorts_queries:
         queries = queries._replace(ordered=made.points, first=first_row)
-    square = largest_square_within(radius, queries.positions.dtype)
-    balls = Ball(cells, 0, radius, square), Ball(made, first_grid, radius, square)
+    balls = new_ball(cells, 0, radius), new_ball(made, first_grid, radius)
     return unsorted, (queries, references._replace(ordered=cells.points)), balls
 
 
 def _radius_backward(launch: Launch, **values: Any) -> None:
+    clouds = Clouds(*(values[name] for name in Clouds._fields[:-1]), values["clouds"])
     made = CellList(*(values[name] for name in ("frames", "shapes", "start", "sorted_points")))
-    _, sides, balls = _sides(_clouds_of(values), values["tables"], made, values["radius"])
-    _fill_gradients(launch, sides, balls, _problem_of(values), values)
+    _, sides, balls = _sides(clouds, values["tables"], made, values["radius"])
+    (queries, references), weighting = sides, weighting_of(values)
+    problem, wanted = _gradient_problem(values, others=references.positions)
+    if any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma)):
+        problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
+        launch_query_gradients(launch, queries, balls[0], problem, weighting, wanted)
+    if wanted.reference_points is not None or wanted.features is not None:
+        problem = problem._replace(others=queries.positions)
+        launch_reference_gradients(launch, references, balls[1], problem, weighting, wanted)
 
 
 def _radius_second_backward(launch: Launch, **values: Any) -> None:

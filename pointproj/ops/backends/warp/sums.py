@@ -1,12 +1,11 @@
-"""The forward of every aggregation: weights of the neighbours of each query, and the weighted sum of their features.
+"""The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
-The lanes of a point stand side by side over the channels, a group of lanes for each of a few neighbours at a
-time. Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
+The lanes of a point stand side by side over the channels, with a few neighbours' rows on their way at a time.
+Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +13,15 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
-from pointproj.ops.backends.warp.lanes import Lanes, bit_count, lanes, lanes_on
-from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Source, meeting
+from pointproj.ops.backends.warp.lanes import lanes, lanes_on
+from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
-AT_ONCE = 32  # channels that the lanes of a point sum up in one search
+CHANNELS = 32  # that the lanes of a point sum up in one search
+AT_ONCE = 4  # rows of neighbours on their way
+BLOCKS = 5  # of a multiprocessor at a time
 
 
 class Problem(NamedTuple):
@@ -36,13 +37,15 @@ class Problem(NamedTuple):
     grad: Tensor | None = None  # (Q, C), upstream gradients of the results
     means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
     others: Tensor | None = None  # (n, 3), positions of the neighbours
+    d_others: Tensor | None = None  # (n, 3), gradient of those positions that lists are added to
+    d_features: Tensor | None = None  # (N, C), gradient of the features
 
 
 @once
 def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
     """:class:`Problem` inside a kernel."""
-    _, vec3 = REALS[positions]
-    real, _ = REALS[sums]
+    place, vec3, _ = REALS[positions]
+    real, *_ = REALS[sums]
 
     @wp.struct
     class ProblemStruct:
@@ -56,28 +59,10 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         grad: wp.array2d(dtype=real)
         means: wp.array(dtype=real)
         others: wp.array(dtype=vec3)
+        d_others: wp.array2d(dtype=place)
+        d_features: wp.array2d(dtype=real)
 
     return ProblemStruct
-
-
-class Division(NamedTuple):
-    """How the channels of a row are divided among the lanes of a point."""
-
-    lanes: int
-    channels: int  # of each lane
-    whole: bool  # whether the last channel of the last lane is the last of a row
-
-    def chunks_of(self, columns: int) -> int:
-        """How many times all lanes together have to go through a row."""
-        return -(-columns // (self.channels * lanes(self.lanes).group))
-
-
-def divide(features: Tensor) -> Division:
-    """By the number of channels and the device."""
-    count, columns = lanes_on(features.device.type), features.shape[1]
-    of_group = lanes(count).group
-    channels = -(-min(columns, AT_ONCE) // of_group)
-    return Division(count, channels, columns % (channels * of_group) == 0)
 
 
 class Rows(NamedTuple):
@@ -85,11 +70,28 @@ class Rows(NamedTuple):
 
     Channels: Any  # vector of those of a lane
     load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
-    add: wp.Function  # (total, exists, factor, values, row, chunk) -> total with factor times the row
-    product: wp.Function  # (sum, channels, values, row, chunk) -> sum with their products with the row
-    store: wp.Function  # (total, factor, values, row, chunk): what all groups of lanes have summed up
+    add: wp.Function  # (total, exists, factor, channels) -> total with factor times them, if they exist
+    product: wp.Function  # (sum, channels, channels) -> sum with their products
+    scatter: wp.Function  # (channels, exists, factor, values, row, chunk): add factor times them to the row
+    store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
+# With one address for all channels of a lane.
+_LOAD_ROW = """
+#if defined(__CUDA_ARCH__)
+    const int lane = {lane};
+#else
+    const int lane = 0;
+#endif
+    const int first = chunk * {channels} * {count} + lane;
+    const {real}* const from = values.data + static_cast<size_t>(row) * values.shape[1] + first;
+    wp::vec_t<{channels}, {real}> loaded;
+    #pragma unroll
+    for (int i = 0; i < {channels}; ++i) {{
+        loaded[i] = first + i * {count} < values.shape[1] ? from[i * {count}] : 0;
+    }}
+    return loaded;
+"""
 _MULTIPLY_ADD = """
 #if defined(__CUDA_ARCH__)
     return fma(x, y, sum);
@@ -99,108 +101,101 @@ _MULTIPLY_ADD = """
 """
 
 
-@wp.func_native(_MULTIPLY_ADD)
-def multiply_add(x: wp.float32, y: wp.float32, sum: wp.float32) -> wp.float32: ...
+for number in (wp.float32, wp.float64):
 
-
-@wp.func_native(_MULTIPLY_ADD)
-def multiply_add(x: wp.float64, y: wp.float64, sum: wp.float64) -> wp.float64: ...
+    @wp.func_native(_MULTIPLY_ADD)
+    def multiply_add(x: number, y: number, sum: number) -> number: ...
 
 
 @once
-def row_functions(sums: torch.dtype, division: Division) -> Rows:
-    """For sums in one dtype."""
-    real, _ = REALS[sums]
-    matrix, channels = wp.array2d(dtype=real), division.channels
+def row_functions(form: Form) -> Rows:
+    """For sums of one form."""
+    real, *_ = REALS[form.sums]
+    matrix, channels = wp.array2d(dtype=real), form.channels
     Channels = wp.types.vector(length=channels, dtype=real)
-    group = lanes(division.lanes)
-    lane, of_group, groups = group.lane, group.group, group.count // group.group
-    sum_over_groups = group.sum_over_groups
+    count, lane = form.lanes, lanes(form.lanes).lane
+    names = {"channels": channels, "count": count, "lane": f"threadIdx.x & {count - 1}"}
+    names["real"] = "float" if form.sums == torch.float32 else "double"
 
     @wp.func
     def column(chunk: int, i: int):
-        return (chunk * channels + i) * of_group + lane() % of_group
+        return (chunk * channels + i) * count + lane()
+
+    @wp.func_native(_LOAD_ROW.format(**names))
+    def load(values: matrix, row: int, chunk: int) -> Channels: ...
 
     @wp.func
-    def column_to_read(chunk: int, i: int, values: matrix):
-        """Beyond the last column that is read once more: so no load waits for a condition."""
-        if wp.static(division.whole):
-            return column(chunk, i)
-        return wp.min(column(chunk, i), values.shape[1] - 1)
-
-    @wp.func
-    def load(values: matrix, row: int, chunk: int):
-        loaded = Channels()
-        for i in range(channels):
-            if column(chunk, i) < values.shape[1]:
-                loaded[i] = values[row, column(chunk, i)]
-        return loaded
-
-    @wp.func
-    def add(total: Channels, exists: bool, factor: real, values: matrix, row: int, chunk: int):
+    def add(total: Channels, exists: bool, factor: real, values: Channels):
         for i in range(channels):  # what is not there may be infinite
-            value = values[row, column_to_read(chunk, i, values)]
-            total[i] = wp.where(exists, multiply_add(factor, value, total[i]), total[i])
+            total[i] = wp.where(exists, multiply_add(factor, values[i], total[i]), total[i])
         return total
 
     @wp.func
-    def product(total: real, own: Channels, values: matrix, row: int, chunk: int):
+    def product(total: real, own: Channels, values: Channels):
         for i in range(channels):
-            total = multiply_add(own[i], values[row, column_to_read(chunk, i, values)], total)
+            total = multiply_add(own[i], values[i], total)
         return total
+
+    @wp.func
+    def scatter(own: Channels, exists: bool, factor: real, values: matrix, row: int, chunk: int):
+        for i in range(channels):
+            if exists and column(chunk, i) < values.shape[1]:
+                wp.atomic_add(values, row, column(chunk, i), factor * own[i])
 
     @wp.func
     def store(total: Channels, factor: real, values: matrix, row: int, chunk: int):
         for i in range(channels):
-            whole = sum_over_groups(total[i]) * factor
-            if i % groups == lane() / of_group and column(chunk, i) < values.shape[1]:
-                values[row, column(chunk, i)] = whole
+            if column(chunk, i) < values.shape[1]:
+                values[row, column(chunk, i)] = total[i] * factor
 
-    return Rows(Channels, load, add, product, store)
+    return Rows(Channels, load, add, product, scatter, store)
 
 
 def new_problem(
     features: Tensor, sigma: Tensor, weighting: Weighting, aggregated: Tensor, softmax: Tensor
 ) -> Problem:
     """The problem as kernels take it."""
-    chunks = divide(features).chunks_of(features.shape[1])
-    return Problem(sigma, weighting.power, limit_of(weighting), features, aggregated, softmax, chunks)
+    chunks = -(-features.shape[1] // CHANNELS)
+    numbers = weighting.power, limit_of(weighting)
+    return Problem(sigma, *numbers, features.contiguous(), aggregated, softmax, chunks)
+
+
+def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
+    """What to compile for: channels are divided evenly among as many passes as they take."""
+    count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
+    channels = -(-columns // (problem.chunks * count))
+    dtypes = own.positions.dtype, problem.features.dtype
+    return Form(
+        type(source), *dtypes, count, channels, problem.chunks == 1, weighting.kernel, weighting.reduce
+    )
 
 
 def launch_sums(
     launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting
 ) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
-    division = divide(problem.features)
-    dtypes = queries.positions.dtype, problem.features.dtype
-    compiled = aggregate_kernel(type(source), *dtypes, division, weighting.kernel, weighting.reduce)
-    shape = queries.batch.rows * problem.chunks, division.lanes
-    launch(compiled, shape, queries, source, problem, block_dim=BLOCK)
+    form = form_of(source, queries, problem, weighting)
+    shape = queries.batch.rows * problem.chunks, form.lanes
+    launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
 
 
 @once
-def aggregate_kernel(
-    source: type[Source],
-    positions: torch.dtype,
-    sums: torch.dtype,
-    division: Division,
-    kernel: str,
-    reduce: str,
-) -> wp.Kernel:
+def aggregate_kernel(form: Form) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
-    real, _ = REALS[sums]
+    positions, sums, reduce = form.positions, form.sums, form.reduce
+    real, *_ = REALS[sums]
     PointsStruct, take_point = points_struct(positions), point_at(positions)
     ProblemStruct = problem_struct(positions, sums)
-    store = row_functions(sums, division).store
-    group = lanes(division.lanes)
+    store = row_functions(form).store
+    group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_ = weights_of(kernel, sums)
-    relative = is_relative(kernel, reduce)
-    adder = _sum_adder(positions, sums, division, kernel, relative)
+    rate_of, *_ = weights_of(form.kernel, sums)
+    relative = is_relative(form.kernel, reduce)
+    adder = _sum_adder(form)
     State = adder.State
-    SourceStruct, each_neighbor = meeting(source, positions, sums, group, adder)
+    SourceStruct, each_neighbor = meeting(form, adder)
 
-    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, int(os.environ.get("PP_BLOCKS", "3")) if positions == torch.float32 else 1))
+    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
         number, _ = wp.tid()
@@ -229,19 +224,18 @@ def aggregate_kernel(
     return aggregate
 
 
-def _sum_adder(
-    positions: torch.dtype, sums: torch.dtype, division: Division, kernel: str, relative: bool
-) -> Adder:
+def _sum_adder(form: Form) -> Adder:
     """A running total of the weights, and of the weighted rows."""
-    place, _ = REALS[positions]
-    real, _ = REALS[sums]
+    positions, sums, relative = form.positions, form.sums, is_relative(form.kernel, form.reduce)
+    place, *_ = REALS[positions]
+    real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
-    rows = row_functions(sums, division)
-    Channels, add_row = rows.Channels, rows.add
-    group: Lanes = lanes(division.lanes)
-    lane, take, ballot, minimum = group.lane, group.take, group.ballot, group.minimum
-    of_group, groups = group.group, group.count // group.group
-    _, level_of, weight_of, *_ = weights_of(kernel, sums)
+    rows = row_functions(form)
+    Channels, load, add_row = rows.Channels, rows.load, rows.add
+    group = lanes(form.lanes)
+    take, any_of_warp, minimum, at_once = group.take, group.any, group.minimum, min(AT_ONCE, group.count)
+    count = group.count
+    _, level_of, weight_of, *_ = weights_of(form.kernel, sums)
 
     @wp.struct
     class State:
@@ -260,23 +254,25 @@ def _sum_adder(
             level = real(wp.inf)
             if row >= 0:
                 level = level_of(far, problem.limit)
-            if ballot(level < state.base) != 0:
+            if any_of_warp(level < state.base):
                 nearest = minimum(level)
-                rescale = wp.exp((nearest - state.base) * state.rate)
-                state.total *= rescale
-                state.sums *= rescale
-                state.base = nearest
+                if nearest < state.base:
+                    rescale = wp.exp((nearest - state.base) * state.rate)
+                    state.total *= rescale
+                    state.sums *= rescale
+                    state.base = nearest
         weight = real(0.0)
         if row >= 0:
             weight = weight_of(state.base, far, state.rate, problem.limit)
             state.total += weight
-        size = bit_count(ballot(row >= 0))
-        for first in range(0, size, groups):
-            source = first + lane() / of_group
-            other = take(row, source)
-            factor = take(weight, source)
-            row_there = wp.max(other, 0)
-            state.sums = add_row(state.sums, other >= 0, factor, problem.features, row_there, state.chunk)
+        first = int(0)
+        while first < count and any_of_warp(take(row, first) >= 0):
+            for j in range(at_once):
+                other = take(row, first + j)
+                factor = take(weight, first + j)
+                values = load(problem.features, wp.max(other, 0), state.chunk)
+                state.sums = add_row(state.sums, other >= 0, factor, values)
+            first += at_once
         return state
 
     return Adder(State, ProblemStruct, add)

@@ -3,7 +3,7 @@
 Short lists are kept sorted in a thread's registers, long ones as a heap in memory. Each maker returns
 ``State``, ``begin(query, found) -> state``, ``limit(state, found)``, the squared distance beyond which no
 point matters, ``insert(state, found, squared, row) -> state`` and ``finish(state, query, found, missing)``,
-which writes the neighbours' rows and distances, nearest first; ``missing`` is the distance where there is none.
+which writes the neighbours' rows and distances, nearest first; ``missing`` stands where there is none.
 """
 
 from typing import Any, NamedTuple
@@ -21,13 +21,15 @@ class Found(NamedTuple):
     """Where the neighbours of each query go; in kernels :func:`found_struct`."""
 
     rows: Tensor  # (Q, k) int32 or int64
-    distances: Tensor  # (Q, k), or (0, k): not wanted. While a heap is kept there, squared distances
+    distances: (
+        Tensor | None
+    )  # (Q, k), or None or (0, k): not wanted. While a heap is kept there, squared distances
 
 
 @once
 def found_struct(dtype: torch.dtype, indices: torch.dtype) -> Any:
     """:class:`Found` inside a kernel."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     integer = wp.dtype_from_torch(indices)
 
     @wp.struct
@@ -38,28 +40,18 @@ def found_struct(dtype: torch.dtype, indices: torch.dtype) -> Any:
     return FoundStruct
 
 
-class TopK(NamedTuple):
-    """The functions of a list; see the module."""
-
-    State: Any
-    begin: wp.Function
-    limit: wp.Function
-    insert: wp.Function
-    finish: wp.Function
-
-
-def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> TopK:
+def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> tuple:
     """A list of k, or with None one of any length in memory."""
     return _in_memory(dtype, indices) if k is None else _in_registers(dtype, k, indices)
 
 
 @once
 def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
 
     @wp.func
     def comes_before(squared: real, row: int, other: real, other_row: int):
-        """Whether a neighbour comes before another in the result; places still empty, of row -1, come last."""
+        """Whether a neighbour comes before another in the result; empty places, of row -1, come last."""
         lower = wp.uint32(row) < wp.uint32(other_row)
         return squared < other or (squared == other and lower)
 
@@ -71,8 +63,8 @@ def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
 
 
 @once
-def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> TopK:
-    real, _ = REALS[dtype]
+def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
+    real, *_ = REALS[dtype]
     FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
     comes_before, distance_of = _functions(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
@@ -118,13 +110,13 @@ def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> TopK:
             for i in range(k):
                 found.distances[query, i] = distance_of(state.squared[i], state.rows[i], missing)
 
-    return TopK(State, begin, limit, insert, finish)
+    return State, begin, limit, insert, finish
 
 
 @once
-def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> TopK:
+def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
     """A heap in the output rows, its farthest neighbour on top."""
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
     comes_before, distance_of = _functions(dtype)
 
@@ -189,4 +181,4 @@ def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> TopK:
             found.rows[query, last] = integer(row)
             last -= 1
 
-    return TopK(State, begin, limit, insert, finish)
+    return State, begin, limit, insert, finish

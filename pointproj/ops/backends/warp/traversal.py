@@ -3,22 +3,21 @@
 A search for the nearest goes outwards from the query, shell by shell, until nothing closer can follow; a
 search within a radius visits the cells that the ball touches. A visitor says what to do with each point.
 
-With several lanes, each looks up the run of a row of its own; then the groups of lanes take a run each, and
-every lane has a candidate of it. With one lane the same code is a plain loop.
+The lanes of a query take a row each, and all of them meet a candidate at a time, or none.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import torch
 import warp as wp
+from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import cell_list_struct, grid_functions
+from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct, grid_functions
 from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
 from pointproj.ops.backends.warp.lanes import Lanes
+from pointproj.ops.pairs import largest_square_within, largest_squares_within
 
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
-LANES_OF_RUN = int(os.environ.get("PP_RUN", "8"))
 PLENTY = 3  # it should hold so many times the neighbours wanted
 
 
@@ -44,16 +43,13 @@ def nearest_first(j: int, at: int, low: int, high: int):
 
 
 def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``visit_runs(state, q, points, data, begin, count, runs) -> state``: the first ``runs`` lanes bring one."""
-    real, vec3 = REALS[dtype]
-    vec4 = wp.types.vector(length=4, dtype=real)
+    """``visit_runs(state, q, points, data, begin, count) -> state``: every lane has a run of its own."""
+    real, vec3, vec4 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     load_point, _, _ = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
-    lane, take, ballot = lanes.lane, lanes.take, lanes.ballot
-    of_run = min(LANES_OF_RUN, lanes.count)
-    at_once = lanes.count // of_run
+    any_of_warp = lanes.any
 
     @wp.func
     def meet(state: State, q: vec3, points: sorted_points, data: Data, at: int, exists: bool):
@@ -64,25 +60,17 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         return visit(state, data, q, point, squared, exists)
 
     @wp.func
-    def visit_run(
-        state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int, runs: int
-    ):
+    def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
             state = meet(state, q, points, data, at, True)
         return state
 
     @wp.func
-    def visit_runs(
-        state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int, runs: int
-    ):
-        for first in range(0, runs, at_once):
-            source = first + lane() / of_run
-            first_point = take(begin, source)
-            size = take(count, source)
-            i = lane() % of_run
-            while ballot(i < size) != 0:
-                state = meet(state, q, points, data, first_point + i, i < size)
-                i += of_run
+    def visit_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
+        i = int(0)
+        while any_of_warp(i < count):
+            state = meet(state, q, points, data, begin + i, i < count)
+            i += 1
         return state
 
     return visit_run if lanes.count == 1 else visit_runs
@@ -90,9 +78,9 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
 @once
 def _place_struct(dtype: torch.dtype, data: Any) -> Any:
-    _, vec3 = REALS[dtype]
+    _, vec3, _ = REALS[dtype]
     CellListStruct, GridStruct, Data = cell_list_struct(dtype), grid_functions(dtype).struct, data
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
 
     @wp.struct
     class PlaceStruct:
@@ -108,16 +96,17 @@ def _place_struct(dtype: torch.dtype, data: Any) -> Any:
 
 
 def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``visit_box(state, place, at, low, high, inner) -> state``: its cells within the limit, nearest first.
+    """``visit_box(state, place, searches, at, low, high, inner) -> state``: its cells within the limit, if it
+    ``searches``, the nearest rows first.
 
     Cells up to shell ``inner`` around ``at`` are left out: of their rows only the two ends are new.
     """
-    real, _ = REALS[dtype]
+    real, *_ = REALS[dtype]
     Place, State = _place_struct(dtype, visitor.Data), visitor.State
     visit_runs = _run_visitor(dtype, lanes, visitor)
     grid_of = grid_functions(dtype)
     gap, clip, row_of_cells = grid_of.gap, grid_of.clip, grid_of.row
-    count, lane, limit_of = lanes.count, lanes.lane, visitor.limit
+    count, lane, any_of_warp, limit_of = lanes.count, lanes.lane, lanes.any, visitor.limit
 
     @wp.func
     def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
@@ -135,17 +124,23 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         return begin, size
 
     @wp.func
-    def visit_box(state: State, place: Place, at: wp.vec3i, low: wp.vec3i, high: wp.vec3i, inner: int):
+    def visit_box(
+        state: State, place: Place, searches: bool, at: wp.vec3i, low: wp.vec3i, high: wp.vec3i, inner: int
+    ):
         width = high[1] - low[1] + 1
-        rows = width * (high[2] - low[2] + 1)
-        row_y = lane()
+        rows = wp.where(searches, width * (high[2] - low[2] + 1), 0)
+        row = int(lane())
+        row_y = int(lane())
         row_z = int(0)
-        for row in range(0, rows, count):
+        while any_of_warp(row < rows):
             while row_y >= width:
                 row_y -= width
                 row_z += 1
-            y = nearest_first(row_y, at[1], low[1], high[1])
-            z = nearest_first(row_z, at[2], low[2], high[2])
+            y = low[1] + row_y
+            z = low[2] + row_z
+            if wp.static(limit_of is not None):  # those that are near tighten the limit
+                y = nearest_first(row_y, at[1], low[1], high[1])
+                z = nearest_first(row_z, at[2], low[2], high[2])
             row_y += count
             seen = wp.abs(z - at[2]) <= inner and wp.abs(y - at[1]) <= inner
             parts = wp.where(seen, 2, 1)
@@ -156,52 +151,108 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                     x1 = wp.min(x1, at[0] - inner - 1)
                 if seen and part == 1:
                     x0 = wp.max(x0, at[0] + inner + 1)
-                if row + lane() >= rows:
+                if row >= rows:
                     x1 = x0 - 1
                 limit = place.limit
                 if wp.static(limit_of is not None):
                     limit = limit_of(state, place.data)
                 begin, size = run_of(place, y, z, x0, x1, limit)
-                runs = wp.min(rows - row, count)
-                state = visit_runs(state, place.q, place.cells.points, place.data, begin, size, runs)
+                state = visit_runs(state, place.q, place.cells.points, place.data, begin, size)
+            row += count
         return state
 
     return visit_box
 
 
+class Ball(NamedTuple):
+    """Where a search within a radius goes; in kernels :func:`ball_struct`."""
+
+    cells: CellList
+    first_grid: int  # of the set that is searched
+    radius: float
+    largest_square: float  # largest squared distance that counts as within the radius
+    radii: Tensor | None = None  # (Q,) of each query, in place of one for all
+    largest_squares: Tensor | None = None  # (Q,)
+
+
+def new_ball(cells: CellList, first_grid: int, radius: float, radii: Tensor | None = None) -> Ball:
+    """The ball of one radius, or of one for each query."""
+    if radii is None:
+        return Ball(cells, first_grid, radius, largest_square_within(radius, cells.points.dtype))
+    return Ball(cells, first_grid, 0.0, 0.0, radii, largest_squares_within(radii, radii))
+
+
+@once
+def ball_struct(dtype: torch.dtype) -> Any:
+    """:class:`Ball` inside a kernel."""
+    real, *_ = REALS[dtype]
+    CellListStruct = cell_list_struct(dtype)
+
+    @wp.struct
+    class BallStruct:
+        cells: CellListStruct
+        first_grid: int
+        radius: real
+        largest_square: real
+        radii: wp.array(dtype=real)
+        largest_squares: wp.array(dtype=real)
+
+    return BallStruct
+
+
+@once
+def square_function(dtype: torch.dtype) -> wp.Function:
+    BallStruct = ball_struct(dtype)
+
+    @wp.func
+    def square_of(ball: BallStruct, query: int):
+        """Largest squared distance that counts as within the radius of a query."""
+        if ball.largest_squares:
+            return ball.largest_squares[query]
+        return ball.largest_square
+
+    return square_of
+
+
 def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``search(state, q, cells, data, grid, radius) -> state``: meet everything within the radius.
+    """``search(state, query, q, cloud, ball, data) -> state``: meet everything within the radius.
 
     The visitor sees some points that are farther away; of a ``q`` that is not finite none.
     """
-    real, vec3 = REALS[dtype]
-    CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
+    real, vec3, _ = REALS[dtype]
+    BallStruct, State, Data = ball_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
     load, along, cell_at = grid_of.load, grid_of.along, grid_of.cell_at
     visit_box = _box_visitor(dtype, lanes, visitor)
 
     @wp.func
-    def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int, radius: real):
+    def search(state: State, query: int, q: vec3, cloud: int, ball: BallStruct, data: Data):
+        number = ball.first_grid + cloud
+        radius = ball.radius
+        if ball.radii:
+            radius = ball.radii[query]
         # Of a negative radius, too, none.
-        if wp.isfinite(q) and radius >= real(0.0) and cells.frames[number, 0] < real(wp.inf):
-            grid = load(cells, number, q)
-            reach = radius + grid.slack
-            low = wp.vec3i()
-            high = wp.vec3i()
-            for axis in range(3):
-                low[axis] = along(q[axis] - reach, grid, axis)
-                high[axis] = along(q[axis] + reach, grid, axis)
-            place = Place(q, cells, data, grid, reach * reach)
-            state = visit_box(state, place, cell_at(q, grid), low, high, -1)
-        return state
+        searches = wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[number, 0] < real(wp.inf)
+        if not searches:
+            q = vec3()
+            radius = real(0.0)
+        grid = load(ball.cells, number, q)
+        reach = radius + grid.slack
+        low = wp.vec3i()
+        high = wp.vec3i()
+        for axis in range(3):
+            low[axis] = along(q[axis] - reach, grid, axis)
+            high[axis] = along(q[axis] + reach, grid, axis)
+        place = Place(q, ball.cells, data, grid, reach * reach)
+        return visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
 
     return search
 
 
 def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``search(state, q, cells, data, grid) -> state``: meet the nearest; of a ``q`` that is not finite none."""
-    real, vec3 = REALS[dtype]
+    """``search(state, q, cells, data, grid) -> state``: meet the nearest, unless ``q`` is not finite."""
+    real, vec3, _ = REALS[dtype]
     CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
@@ -246,7 +297,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                     first, last = clip(q[axis], grid, axis, limit, first, last)
                     low[axis] = first
                     high[axis] = last
-                state = visit_box(state, place, at, low, high, inner)
+                state = visit_box(state, place, True, at, low, high, inner)
                 following = beyond(q, grid, at, shell)
                 searching = following < real(wp.inf) and following <= limit_of(state, data)
                 inner = shell

@@ -52,37 +52,51 @@ def limit_of(weighting: Weighting) -> float:
 @once
 def weights_of(kernel: str, sums: torch.dtype) -> Weights:
     """The functions of a kernel."""
-    return TABLE[kernel](REALS[sums][0])
+    row = TABLE[kernel]
+    return row(REALS[sums][0]) if callable(row) else row
 
 
-def _without_end(
-    real: Any, rate: wp.Function, level: wp.Function, pull: wp.Function, per_sigma: wp.Function
-) -> Weights:
+def _without_end(level: wp.Function) -> wp.Function:
     @wp.func
-    def weight(base: real, d: real, rate: real, limit: real):
+    def weight(base: Any, d: Any, rate: Any, limit: Any):
         return wp.exp((base - level(d, limit)) * rate)
 
-    return Weights(rate, level, weight, pull, per_sigma)
+    return weight
 
 
-def _exponential(real: Any) -> Weights:
-    @wp.func
-    def rate(sigma: real, power: real, limit: real):
-        return real(1.0) / sigma
+@wp.func
+def _nothing(x: Any):
+    return type(x)(0.0)
 
-    @wp.func
-    def level(d: real, limit: real):
-        return d
 
-    @wp.func
-    def pull(d: real, rate: real, limit: real):
-        return rate
+@wp.func
+def _no_level(d: Any, limit: Any):
+    return type(d)(0.0)
 
-    @wp.func
-    def per_sigma(sigma: real):
-        return real(1.0) / (sigma * sigma)
 
-    return _without_end(real, rate, level, pull, per_sigma)
+@wp.func
+def _inverse_sigma(sigma: Any, power: Any, limit: Any):
+    return type(sigma)(1.0) / sigma
+
+
+@wp.func
+def _inverse_square(sigma: Any):
+    return type(sigma)(1.0) / (sigma * sigma)
+
+
+@wp.func
+def _distance(d: Any, limit: Any):
+    return d
+
+
+@wp.func
+def _square(d: Any, limit: Any):
+    return d * d
+
+
+@wp.func
+def _rate(d: Any, rate: Any, limit: Any):
+    return rate
 
 
 def _gaussian(real: Any) -> Weights:
@@ -96,10 +110,6 @@ def _gaussian(real: Any) -> Weights:
         return wp.where(square > real(most), real(least), real(0.5) / square)
 
     @wp.func
-    def level(d: real, limit: real):
-        return d * d
-
-    @wp.func
     def pull(d: real, rate: real, limit: real):
         return wp.min(real(most), real(2.0) * rate * d)
 
@@ -107,86 +117,68 @@ def _gaussian(real: Any) -> Weights:
     def per_sigma(sigma: real):
         return real(1.0) / wp.max(real(least), sigma * sigma * sigma)
 
-    return _without_end(real, rate, level, pull, per_sigma)
+    return Weights(rate, _square, _without_end(_square), pull, per_sigma)
 
 
-def _inverse_distance(real: Any) -> Weights:
-    @wp.func
-    def rate(sigma: real, power: real, limit: real):
-        return power
-
-    @wp.func
-    def level(d: real, limit: real):
-        return wp.log(wp.max(d, limit))
-
-    @wp.func
-    def pull(d: real, rate: real, limit: real):
-        return wp.where(d > limit, rate / d, real(0.0))
-
-    return _without_end(real, rate, level, pull, _no_sigma(real))
+@wp.func
+def _power(sigma: Any, power: Any, limit: Any):
+    return power
 
 
-def _uniform(real: Any) -> Weights:
-    @wp.func
-    def rate(sigma: real, power: real, limit: real):
-        return real(1.0)
-
-    @wp.func
-    def weight(base: real, d: real, rate: real, limit: real):
-        return real(1.0)
-
-    @wp.func
-    def pull(d: real, rate: real, limit: real):
-        return real(0.0)
-
-    return Weights(rate, _no_level(real), weight, pull, _no_sigma(real))
+@wp.func
+def _logarithm(d: Any, limit: Any):
+    return wp.log(wp.max(d, limit))
 
 
-def _compact(real: Any) -> Weights:
-    """(1 - (d / limit)^2)^2, with the pull 4 d / (limit^2 - d^2); exactly 0 from the limit on."""
-
-    @wp.func
-    def rate(sigma: real, power: real, limit: real):
-        return real(1.0) / limit
-
-    @wp.func
-    def rest(d: real, rate: real, limit: real):
-        part = d * rate
-        return wp.where(d < limit, wp.max((real(1.0) - part) * (real(1.0) + part), real(0.0)), real(0.0))
-
-    @wp.func
-    def weight(base: real, d: real, rate: real, limit: real):
-        left = rest(d, rate, limit)
-        return left * left
-
-    @wp.func
-    def pull(d: real, rate: real, limit: real):
-        left = rest(d, rate, limit)
-        return wp.where(left > real(0.0), real(4.0) * d * rate * rate / left, real(0.0))
-
-    return Weights(rate, _no_level(real), weight, pull, _no_sigma(real))
+@wp.func
+def _pull_of_power(d: Any, rate: Any, limit: Any):
+    return wp.where(d > limit, rate / d, type(d)(0.0))
 
 
-def _no_level(real: Any) -> wp.Function:
-    @wp.func
-    def level(d: real, limit: real):
-        return real(0.0)
-
-    return level
+@wp.func
+def _one(sigma: Any, power: Any, limit: Any):
+    return type(sigma)(1.0)
 
 
-def _no_sigma(real: Any) -> wp.Function:
-    @wp.func
-    def per_sigma(sigma: real):
-        return real(0.0)
-
-    return per_sigma
+@wp.func
+def _always_one(base: Any, d: Any, rate: Any, limit: Any):
+    return type(d)(1.0)
 
 
-TABLE: dict[str, Callable[[Any], Weights]] = {
-    "exponential": _exponential,
+@wp.func
+def _no_pull(d: Any, rate: Any, limit: Any):
+    return type(d)(0.0)
+
+
+@wp.func
+def _inverse_support(sigma: Any, power: Any, limit: Any):
+    return type(sigma)(1.0) / limit
+
+
+@wp.func
+def _rest(d: Any, rate: Any, limit: Any):
+    """Exactly 0 from the limit on."""
+    one = type(d)(1.0)
+    part = d * rate
+    return wp.where(d < limit, wp.max((one - part) * (one + part), type(d)(0.0)), type(d)(0.0))
+
+
+@wp.func
+def _compact(base: Any, d: Any, rate: Any, limit: Any):
+    left = _rest(d, rate, limit)
+    return left * left
+
+
+@wp.func
+def _pull_of_compact(d: Any, rate: Any, limit: Any):
+    left = _rest(d, rate, limit)
+    return wp.where(left > type(d)(0.0), type(d)(4.0) * d * rate * rate / left, type(d)(0.0))
+
+
+TABLE: dict[str, Weights | Callable[[Any], Weights]] = {
+    "exponential": Weights(_inverse_sigma, _distance, _without_end(_distance), _rate, _inverse_square),
     "gaussian": _gaussian,
-    "inverse_distance": _inverse_distance,
-    "uniform": _uniform,
-    "compact": _compact,
+    "inverse_distance": Weights(_power, _logarithm, _without_end(_logarithm), _pull_of_power, _nothing),
+    "uniform": Weights(_one, _no_level, _always_one, _no_pull, _nothing),
+    "compact": Weights(_inverse_support, _no_level, _compact, _pull_of_compact, _nothing),
 }
