@@ -1,13 +1,14 @@
 """What all kernels here share: dtypes, the clouds of a batch, points in the order of their cells."""
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import warp as wp
 from torch import Tensor
+
+from pointproj.ops.bridge.warp_launch import building
 
 # The reference rounds after every operation: no fused multiply-adds where distances are computed.
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
@@ -16,8 +17,6 @@ REALS = {
     torch.float64: (wp.float64, wp.vec3d, wp.vec4d),
 }
 
-_making = threading.RLock()
-
 
 def once(make: Callable[..., Any]) -> Callable[..., Any]:
     """``functools.cache`` for what makes kernels: Warp registers those of one thread at a time."""
@@ -25,7 +24,7 @@ def once(make: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def locked(*args: Any) -> Any:
-        with _making:
+        with building:
             return cached(*args)
 
     return locked
