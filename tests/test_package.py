@@ -23,7 +23,8 @@ EXTRAS = CONFIG["project"]["optional-dependencies"]
 IMPORT_NAMES = {"warp-lang": "warp"}  # where it is not the name of the package
 OPTIONAL = {"triton"}  # imported by the backend of that name alone
 NATIVE_SOURCES = [*(PROJECT / "pointproj/ops/backends/native/csrc").iterdir()]
-(CONTRACT,) = (c for c in CONFIG["tool"]["importlinter"]["contracts"] if c["type"] == "forbidden")
+CONTRACTS = {c["name"]: c for c in CONFIG["tool"]["importlinter"]["contracts"]}
+CONTRACT = CONTRACTS["The library never imports the application"]
 APPLICATION_FOLDERS = {folder.removeprefix("pointproj.") for folder in CONTRACT["forbidden_modules"]}
 
 

@@ -232,9 +232,8 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
 
     @wp.func
     def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
-        if wp.static(of_queries):
-            beyond = wp.where(row >= 0, level_of(far, problem.limit) - state.base, real(0.0))
-            state.shares[3] += share * beyond
+        if wp.static(of_queries) and row >= 0:  # of no neighbour the share may be NaN
+            state.shares[3] += share * (level_of(far, problem.limit) - state.base)
         if row >= 0 and far > real(0.0):
             scale = share * pull(far, state.rate, problem.limit) / far
             other = problem.others[row]
