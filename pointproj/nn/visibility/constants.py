@@ -57,7 +57,7 @@ class SharedDirection:
 
 
 class FacePlane:
-    """A plane of a cloud with noise, spread over its face. A deviation is a standard deviation of the noise."""
+    """A plane of a cloud with noise, spread over its face. Deviations are standard ones, of the noise."""
 
     REFITTED = 3  # times that it is fitted to the neighbours, before it is spread
     WITHIN = 1.2  # deviations: distance at which a neighbour counts a quarter

@@ -135,6 +135,11 @@ class VisibilityNetwork(nn.Module):
         VisibilityEncoding
             For :meth:`decode`.
         """
+        if reference_points.dtype != (dtype := self.side.weight.dtype):
+            raise TypeError(
+                f"expected reference_points in the network's dtype {dtype}, got {reference_points.dtype}; "
+                f"for half precision keep both in float32 and call the network under torch.autocast"
+            )
         batched = reference_points.dim() == 3
         if not batched:
             reference_points = reference_points[None]

@@ -217,3 +217,9 @@ def test_one_index_serves_every_search_of_a_forward_pass_and_of_each_decoded_par
     assert len(built) == 1
     assert len(given) >= 4
     assert all(index is built[0] for index in given)
+
+
+def test_points_of_another_dtype_are_refused_with_advice():
+    query_points, reference_points = cloud(1)
+    with pytest.raises(TypeError, match=r"float16, got torch.float64.*autocast"):
+        network().half()(query_points, reference_points)
