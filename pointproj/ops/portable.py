@@ -15,6 +15,7 @@ from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.bridge.torch_internals import map_rows
 from pointproj.ops.gradients import Block, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
+from pointproj.ops.rounding import largest_square_within
 
 QUERIES_AT_ONCE = 64
 
@@ -64,7 +65,7 @@ def radius_aggregate(
     """Weighted mean or sum over all points within the radius, (Q, C)."""
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
-        is_neighbor = squared_distances(query, points).sqrt() <= torch.full((), radius, dtype=query.dtype)
+        is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
         block = Block(query, points, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
         return nan_where_query_is_not_finite(block.forward(values), query)
 

@@ -21,6 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import hardtanh
 
+from pointproj.ops.rounding import largest_square_within, largest_squares_within, rounded_root
+
 PAIRS_AT_ONCE = 2**22
 
 
@@ -95,8 +97,7 @@ def radius_aggregate(
     chunks = []
     for query in query_points.split(rows):
         delta = query[:, None] - reference_points
-        limit = torch.full((), radius_in_range(radius, query.dtype), dtype=query.dtype)
-        is_neighbor = within(query, reference_points, limit)
+        is_neighbor = within(query, reference_points, radius)
         weights = _weights(delta, is_neighbor, sigma, weighting, reference_weights)
         terms = torch.where(is_neighbor[..., None], weights[..., None] * features.to(weights.dtype), 0.0)
         chunks.append(nan_where_query_is_not_finite(terms.sum(1), query))
@@ -110,7 +111,7 @@ def radius_search(
     k: int,
 ) -> tuple[Int[Tensor, "q k"], Int[Tensor, " q"]]:
     """Indices of the k nearest within ``radius``, as in :func:`knn_search`, and how many there are in all."""
-    is_neighbor = _all_within(query_points, reference_points, radius)
+    is_neighbor = within(query_points, reference_points, radius)
     squared = squared_distances(query_points, reference_points).masked_fill(~is_neighbor, torch.inf)
     return _smallest(squared, k), is_neighbor.sum(1)
 
@@ -121,33 +122,25 @@ def radius_list(
     radius: float | Float[Tensor, " q"],
 ) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " pairs"]]:
     """All neighbours within ``radius``, in ascending order; those of query i begin at ``row_splits[i]``."""
-    is_neighbor = _all_within(query_points, reference_points, radius)
+    is_neighbor = within(query_points, reference_points, radius)
     row_splits = torch.nn.functional.pad(is_neighbor.sum(1).cumsum(0), (1, 0))
     return row_splits, is_neighbor.nonzero()[:, 1]
 
 
-def _all_within(query_points: Tensor, reference_points: Tensor, radius: float | Tensor) -> Tensor:
-    if not isinstance(radius, Tensor):
-        radius = radius_in_range(radius, query_points.dtype)
-    radii = torch.as_tensor(radius, dtype=query_points.dtype, device=query_points.device)
-    return within(query_points, reference_points, radii.expand(len(query_points))[:, None])
-
-
-def radius_in_range(radius: float, dtype: torch.dtype) -> float:
-    """A positive, finite radius among the normal numbers of the points' dtype, which changes no neighbour.
-
-    Two points whose distance overflows are no neighbours. Distances are roots of squares: none is between 0
-    and the root of the least number.
-    """
-    limits = torch.finfo(dtype)
-    return float(min(max(radius, limits.tiny), limits.max))
-
-
 def within(
-    query_points: Float[Tensor, "m 3"], reference_points: Float[Tensor, "n 3"], radius: Float[Tensor, "*m1"]
+    query_points: Float[Tensor, "m 3"],
+    reference_points: Float[Tensor, "n 3"],
+    radius: float | Float[Tensor, " m"],
 ) -> Bool[Tensor, "m n"]:
-    """Which pairs are no farther apart than the radius, in the points' dtype."""
-    return squared_distances(query_points, reference_points).sqrt() <= radius
+    """Which pairs are no farther apart than the radius, one for all queries or one for each.
+
+    :mod:`pointproj.ops.rounding` says what that means to the last bit.
+    """
+    if isinstance(radius, Tensor):
+        limit = largest_squares_within(radius)[:, None]
+    else:
+        limit = largest_square_within(radius, query_points.dtype)
+    return squared_distances(query_points, reference_points) <= limit
 
 
 @torch.no_grad()
@@ -173,7 +166,7 @@ def length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
 def rounded_length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     """The root of :func:`squared_distances`, to the last bit, of differences that are known."""
     x, y, z = delta.square().unbind(-1)
-    return (x + y + z).sqrt()
+    return rounded_root(x + y + z)
 
 
 def pair_distances(

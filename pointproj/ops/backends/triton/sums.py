@@ -22,8 +22,8 @@ from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_q
 from pointproj.ops.backends.triton.weights import anchor, anchor_of_one, choices, parameters, weigh
 from pointproj.ops.bridge.triton_op import cdiv, launch
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.pairs import largest_square_within
 from pointproj.ops.reference import Weighting
+from pointproj.ops.rounding import largest_square_within
 
 # Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes.
 # Both decide the order of sums, so they are not tuned.
