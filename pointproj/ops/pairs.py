@@ -82,7 +82,8 @@ def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     clouds = Clouds(*(inputs[name] for name in Clouds._fields[:-1]), inputs["clouds"])
     for pairs, _, is_neighbor in masks_within(clouds, inputs["radius"]):
         points = clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
-        block = Block(*points, inputs["sigma"], MaskedNeighbors(is_neighbor), weighting_of(inputs))
+        given = *points, inputs["features"][pairs.reference], inputs["sigma"]
+        block = Block(*given, MaskedNeighbors(is_neighbor), weighting_of(inputs))
         yield Chunk(pairs.query, pairs.reference, block)
 
 
@@ -98,8 +99,8 @@ def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
     for first in range(0, len(lists), rows):
         query = slice(first, first + rows)
         neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
-        points = inputs["query_points"][query], inputs["reference_points"]
-        yield Chunk(query, slice(None), Block(*points, inputs["sigma"], neighbors, weighting_of(inputs)))
+        given = inputs["query_points"][query], *(inputs[n] for n in ("reference_points", "features", "sigma"))
+        yield Chunk(query, slice(None), Block(*given, neighbors, weighting_of(inputs)))
 
 
 def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[Pairs, Tensor, Tensor]]:

@@ -46,7 +46,7 @@ def aggregate_neighbors(
 ) -> Tensor:
     """Weighted mean or sum over neighbour lists, (Q, C)."""
     neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
-    block = Block(query_points, reference_points, sigma, neighbors, Weighting(*weighting))
+    block = Block(query_points, reference_points, features, sigma, neighbors, Weighting(*weighting))
     aggregated = block.forward(features)
     return nan_where_query_is_not_finite(aggregated, query_points)
 
@@ -66,7 +66,7 @@ def radius_aggregate(
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
-        block = Block(query, points, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
+        block = Block(query, points, values, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
         return nan_where_query_is_not_finite(block.forward(values), query)
 
     per_reference = (reference_points, features)

@@ -1,9 +1,9 @@
 """What "distance <= radius" means to the last bit, and the roots that distances are.
 
-A distance is the correctly rounded root of a squared distance, and a point is within a radius if its distance is
-no larger. No backend takes the root to find that out: a point is within the radius if its squared distance is at
-most the largest number whose rounded root is at most the radius. On a CPU, torch takes roots from a vector
-library that is wrong in the last bit, and would lose points at exactly the radius.
+A distance is the correctly rounded root of a squared distance, and a point is within a radius if its distance
+is no larger. No backend takes the root to find that out: a point is within the radius if its squared distance
+is at most the largest number whose rounded root is at most the radius. On a CPU, torch takes roots from a
+vector library that is wrong in the last bit, and would lose points at exactly the radius.
 """
 
 import functools
@@ -35,7 +35,7 @@ def rounded_root(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     scale = scale.masked_fill(squared < NEAR, 2.0**300)
     scaled = squared * scale * scale
     root = scaled.sqrt()
-    # The root is off by one unit at most: the rest says to which side. High and low parts have 26 bits, so that
+    # The root is off by one unit at most: the rest says to which side. High and low parts have 26 bits, so
     # every product and difference is exact, whether or not a compiler fuses them.
     high = ((root.view(torch.int64) + (1 << LOW_BITS - 1)) >> LOW_BITS << LOW_BITS).view(root.dtype)
     low = root - high
@@ -87,7 +87,7 @@ def largest_squares_within(radii: Float[Tensor, " q"]) -> Float[Tensor, " q"]:
     """:func:`largest_square_within` of each radius; -1, which nothing is within, of a negative one or NaN."""
     limits = torch.zeros_like(radii), torch.full_like(radii, torch.inf)
     square = (radii * radii).clamp(max=torch.finfo(radii.dtype).max)
-    # The root of a rounded square is the number itself, unless that underflows; two more may have the same root.
+    # The root of a rounded square is the number itself, unless that underflows; two more may have this root.
     square = torch.where(rounded_root(square) > radii, torch.nextafter(square, limits[0]), square)
     for _ in range(2):
         following = torch.nextafter(square, limits[1])
