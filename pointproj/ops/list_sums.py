@@ -75,11 +75,12 @@ def aggregate(
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
-    values = counted_features(features, reference_weights).reshape(-1, features.shape[-1]).to(dtype)
+    values = counted_features(features, reference_weights).flatten(0, -2).to(dtype)
     own = None
     if reference_weights is not None:
         own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
     if weights is not None:
+        weights = weights if weights.ndim > neighbors.indices.ndim else weights[..., None]
         weights = pairs.masked(weights.to(dtype))
     elif reduce != "max":
         if isinstance(sigma, Tensor):
@@ -124,8 +125,8 @@ class _Pairs:
         return _rows_of(values, self.rows)
 
     def masked(self, weights: Tensor) -> Tensor:
-        """Weights (...) or (..., C) as (..., 1 or C), 0 where there is no pair."""
-        return torch.where(self.exists, weights.reshape(*self.rows.shape, -1), 0.0)
+        """Weights (..., 1 or C), 0 where there is no pair."""
+        return torch.where(self.exists, weights.reshape(*self.rows.shape, weights.shape[-1]), 0.0)
 
     def support(self, kernel: str) -> float | Tensor:
         """The radius at each pair."""
@@ -162,7 +163,7 @@ class _Padded(_Pairs):
 
     def __init__(self, neighbors: Neighbors, features: Tensor) -> None:
         rows = _rows_of_features(neighbors.indices, features, dense_clouds(features))
-        self.rows = rows.reshape(-1, rows.shape[-1])
+        self.rows = rows.flatten(0, -2)
         self.exists = (self.rows < _count(features))[..., None]
         self.radius = neighbors.radius
         self.shape = *neighbors.indices.shape[:-1], features.shape[-1]
@@ -192,7 +193,7 @@ class _Listed(_Pairs):
         self.row_splits = neighbors.row_splits
         query = queries_of(self.row_splits, neighbors.indices.shape[0])
         dense = features.ndim == 3
-        per_cloud = self.queries // features.shape[0] if dense else self.queries
+        per_cloud = self.queries // max(1, features.shape[0]) if dense else self.queries
         clouds = query // max(1, per_cloud) if dense else None
         self.rows = _rows_of_features(neighbors.indices, features, clouds)
         exists = self.rows < _count(features)

@@ -1,8 +1,8 @@
 """The table of the weighting kernels: weights and derivatives, for forward and gradients alike.
 
 Which row is taken is decided when a kernel is compiled: its constants KERNEL and REDUCE. Weights of a mean
-are relative to that of the nearest neighbour, so that not all of them can vanish; those of a sum to 1. The row
-of one more kernel goes into :func:`weigh`, its name into ``pointproj.ops.reference.KERNELS``.
+are relative to that of the nearest neighbour, so that not all of them can vanish; those of a sum to 1. The
+row of one more kernel goes into :func:`weigh`, its name into ``pointproj.ops.reference.KERNELS``.
 """
 
 import triton

@@ -188,8 +188,8 @@ struct RadiusProblem : Problem {
       : Problem(rest...), radius(radius), given(given), grids(known ? *known : make_grids()) {
     const auto& [query, reference, device] = clouds;
     const int64_t own = sizes_of_hash_grid(query).words(), others = sizes_of_hash_grid(reference).words();
-    if (given) check_like("reference_grid", *given, {others}, ScalarType::Int, reference.points);
-    check_like("grids", grids, {own + (given ? 0 : others)}, ScalarType::Int, query.points);
+    if (given) this->given = checked_table("reference_grid", *given, others, reference.points);
+    grids = checked_table("grids", grids, own + (given ? 0 : others), query.points);
   }
   Tensor make_grids() const {
     check_radius(radius);
