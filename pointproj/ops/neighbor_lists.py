@@ -167,7 +167,7 @@ def radius_neighbors(
 def _selected(points: Tensor, rows: Tensor) -> Tensor:
     """The points of rows (...), as (..., 3)."""
     if not points.shape[0]:  # then no pair exists, and any point will do
-        points = points.new_zeros(1, 3)
+        points = torch.nn.functional.pad(points, (0, 0, 0, 1))
     return points.index_select(0, rows.flatten()).view(*rows.shape, 3)
 
 

@@ -230,7 +230,12 @@ def relative_log_kernel(
     sigma: float | Tensor,
     weighting: Weighting,
 ) -> Float[Tensor, "*pairs"]:
-    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish."""
+    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish.
+
+    Those of the compact kernel cannot anyway, and are as they are.
+    """
+    if weighting.kernel == "compact":
+        return log_kernel(distances, sigma, weighting)
     largest = log_kernel(nearest, sigma, weighting).detach()
     logits = log_kernel(distances, sigma, weighting) - largest.clamp(min=torch.finfo(largest.dtype).min)
     # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
