@@ -8,14 +8,13 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
-from pointproj.ops.distances import distances_of, with_gradient
+from pointproj.ops.distances import distances_of, pair_distances, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.reference import (
     Weighting,
     counted_features,
     nan_where_query_is_not_finite,
-    pair_distances,
     rounded_length,
     sigma_in_range,
 )
@@ -343,7 +342,7 @@ def _aggregated(
     values = values * weights
     if weighting.reduce == "sum":
         return as_dtype(aggregate(values, sigma, weighting), features.dtype)
-    summed = aggregate(torch.cat([values, weights], 1), sigma, weighting._replace(reduce="relative"))
+    summed = aggregate(torch.cat([values, weights], 1), sigma, weighting._replace(reduce="counted"))
     summed, total = summed.split([values.shape[1], 1], dim=1)
     # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
     divides = (total != 0) & ~total.isnan()

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, queries_of, rows_in_cloud
-from pointproj.ops.distances import with_gradient
+from pointproj.ops.distances import pair_distances, with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances
+from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Backend, Tables
 from pointproj.ops.rounding import radius_in_range
 

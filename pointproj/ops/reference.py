@@ -35,10 +35,10 @@ class Weighting(NamedTuple):
     ----------
     kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
         exp(-d / sigma), exp(-d^2 / (2 sigma^2)), 1 / max(d, eps)^power, 1, or (1 - (d / support)^2)^2.
-    reduce : {"mean", "sum", "relative"}
+    reduce : {"mean", "sum", "counted"}
         Whether the sum is divided by the sum of the weights. Where there are reference weights, backends are
-        asked for ``"relative"``: the sum, with weights relative to that of the nearest neighbour whose last
-        feature, which is its reference weight, is not 0.
+        asked for ``"counted"``: the mean of neighbours that count, whose last feature, which is their
+        reference weight, is not 0. Weights are relative to the nearest of these, and divided by their sum.
     power, eps : float
         Of the inverse distance.
     support : float
@@ -175,15 +175,6 @@ def rounded_length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     return rounded_root(x + y + z)
 
 
-def pair_distances(
-    delta: Float[Tensor, "*pairs dims"], is_neighbor: Bool[Tensor, "*pairs"]
-) -> Float[Tensor, "*pairs"]:
-    """Lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
-    if not delta.requires_grad:  # the same in fewer passes
-        return rounded_length(delta).masked_fill(~is_neighbor, torch.inf)
-    return torch.where(is_neighbor, length(torch.where(is_neighbor[..., None], delta, 0.0)), torch.inf)
-
-
 def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Square root whose gradient is 0 (not infinite) at 0."""
     apart = squared > 0
@@ -230,12 +221,7 @@ def relative_log_kernel(
     sigma: float | Tensor,
     weighting: Weighting,
 ) -> Float[Tensor, "*pairs"]:
-    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish.
-
-    Those of the compact kernel cannot anyway, and are as they are.
-    """
-    if weighting.kernel == "compact":
-        return log_kernel(distances, sigma, weighting)
+    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish."""
     largest = log_kernel(nearest, sigma, weighting).detach()
     logits = log_kernel(distances, sigma, weighting) - largest.clamp(min=torch.finfo(largest.dtype).min)
     # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
@@ -389,12 +375,14 @@ def weights_of(
     weights = kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
     if reference_weights is not None:
         weights = weights * reference_weights.to(weights.dtype)
-    return normalized(weights) if weighting.reduce == "mean" else weights
+    return normalized(weights, is_neighbor) if weighting.reduce == "mean" else weights
 
 
-def normalized(weights: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows k"]:
-    """Weights divided by the sum of their row, 0 where that is 0."""
-    total = weights.sum(-1, keepdim=True)
+def normalized(
+    weights: Float[Tensor, "*rows k"], counts: Bool[Tensor, "*rows k"]
+) -> Float[Tensor, "*rows k"]:
+    """Weights divided by the sum of those in their row that count, 0 where that is 0."""
+    total = torch.where(counts, weights, 0.0).sum(-1, keepdim=True)
     return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 0.0)
 
 

@@ -105,7 +105,9 @@ class Formula:
     def rounded(self, values: Tensor) -> Tensor:
         if self.noise is None:
             return values
-        errors = torch.rand(values.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        # Of each number, or as many have the same one if they are the same: those add up.
+        shape = values.shape if self.noise[0] % 2 == 0 else ()
+        errors = torch.rand(shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         return values * (1 + self.noise[1] * errors)
 
     def __call__(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
