@@ -215,24 +215,6 @@ def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return hardtanh(sigma, *sigma_range(sigma.dtype))  # as clamp, whose backward takes five kernels
 
 
-def relative_log_kernel(
-    distances: Float[Tensor, "*pairs"],
-    nearest: Float[Tensor, "*rows"],
-    sigma: float | Tensor,
-    weighting: Weighting,
-) -> Float[Tensor, "*pairs"]:
-    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish."""
-    largest = log_kernel(nearest, sigma, weighting).detach()
-    logits = log_kernel(distances, sigma, weighting) - largest.clamp(min=torch.finfo(largest.dtype).min)
-    # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
-    logits = logits.clamp(max=math.log(torch.finfo(largest.dtype).max) - 8)
-    if weighting.kernel != "gaussian":
-        return logits
-    # Where squares of all distances overflow in units of sigma, the nearest alone are left.
-    alone = torch.where(distances > nearest, -torch.inf, 0.0)
-    return torch.where(largest == -torch.inf, alone, logits)
-
-
 def nearest_of(
     distances: Float[Tensor, "*rows k"], counts: Bool[Tensor, "*rows k"]
 ) -> Float[Tensor, "*rows 1"]:
@@ -254,14 +236,22 @@ class Slopes(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A row of the table: ``log(d, sigma, weighting)``, and its ``slopes(d, beyond, 1 / sigma, weighting)``.
+    """A row of the table: the logarithm of a kernel, and derivatives of that.
 
-    ``beyond`` is how much farther a distance is than the nearest of its row. Powers of sigma are taken factor
-    by factor, since they leave the range of the numbers where what they are multiplied by does not.
+    ``log(d, sigma, weighting)`` is the whole, ``relative(d, nearest, sigma, weighting)`` less that of the
+    nearest of its row (but of the compact kernel), ``slopes(d, beyond, 1 / sigma, weighting)`` has
+    derivatives, along sigma less that of the nearest, too, which the distance is ``beyond``. Powers of sigma
+    are taken factor by factor: they leave the range of the numbers where what they multiply does not.
     """
 
     log: Callable[[Tensor, float | Tensor, Weighting], Tensor]
+    relative: Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor]
     slopes: Callable[[Tensor, Tensor, Tensor, Weighting], Slopes]
+
+
+def _relative_gaussian(d: Tensor, nearest: Tensor, sigma: float | Tensor, _: Weighting) -> Tensor:
+    total = ((nearest + d) / sigma).clamp(max=torch.finfo(d.dtype).max)  # of the nearest itself, 0 times inf
+    return (nearest - d) / sigma * total / 2
 
 
 def _gaussian_slopes(d: Tensor, beyond: Tensor, per_sigma: Tensor, _: Weighting) -> Slopes:
@@ -274,6 +264,10 @@ def _gaussian_slopes(d: Tensor, beyond: Tensor, per_sigma: Tensor, _: Weighting)
         2 * scaled * per_sigma * per_sigma,
         -3 * squares * per_sigma * per_sigma,
     )
+
+
+def _relative_inverse_distance(d: Tensor, nearest: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
+    return weighting.power * (nearest.clamp(min=weighting.eps) / d.clamp(min=weighting.eps)).log()
 
 
 def _inverse_distance_slopes(d: Tensor, _: Tensor, per_sigma: Tensor, weighting: Weighting) -> Slopes:
@@ -302,6 +296,7 @@ def _compact_rest(d: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
 TABLE = {
     "exponential": Kernel(
         lambda d, sigma, _: -d / sigma,
+        lambda d, nearest, sigma, _: (nearest - d) / sigma,
         lambda d, beyond, per_sigma, _: Slopes(
             -per_sigma,
             beyond * per_sigma * per_sigma,
@@ -312,14 +307,18 @@ TABLE = {
     ),
     "gaussian": Kernel(
         lambda d, sigma, _: -(d / sigma).square() / 2,
+        _relative_gaussian,
         _gaussian_slopes,
     ),
     "inverse_distance": Kernel(
         lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
+        _relative_inverse_distance,
         _inverse_distance_slopes,
     ),
-    "uniform": Kernel(lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)),
-    "compact": Kernel(_compact_log, _compact_slopes),
+    "uniform": Kernel(
+        lambda d, *_: torch.zeros_like(d), lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)
+    ),
+    "compact": Kernel(_compact_log, lambda d, _, *rest: _compact_log(d, *rest), _compact_slopes),
 }
 KERNELS = tuple(TABLE)
 
@@ -358,7 +357,9 @@ def kernel_weights(
     if nearest is None:
         logits = log_kernel(distances, sigma, weighting)
     else:
-        logits = relative_log_kernel(distances, nearest, sigma, weighting)
+        logits = TABLE[weighting.kernel].relative(distances, nearest, sigma, weighting)
+        # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
+        logits = logits.clamp(max=math.log(torch.finfo(logits.dtype).max) - 8)
     return torch.where(is_neighbor, logits, -torch.inf).exp()
 
 
