@@ -143,7 +143,7 @@ def within(
     :mod:`pointproj.ops.rounding` says what that means to the last bit.
     """
     if isinstance(radius, Tensor):
-        limit = largest_squares_within(radius)[:, None]
+        limit = largest_squares_within(radius).reshape(-1, 1)
     else:
         limit = largest_square_within(radius, query_points.dtype)
     return squared_distances(query_points, reference_points) <= limit
