@@ -130,8 +130,7 @@ def neighbors(operator: str, problem: Problem, neighborhood: float) -> Tensor:
         if operator == "knn":
             block.scatter_(1, reference.knn_search(mine, theirs, neighborhood), True)
         else:
-            distances = reference.squared_distances(mine, theirs).sqrt()
-            block.copy_(distances <= torch.tensor(neighborhood, dtype=distances.dtype))
+            block.copy_(reference.within(mine, theirs, neighborhood))
     return is_neighbor
 
 
