@@ -8,7 +8,8 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import DEFAULT, KERNELS, radius_in_range, sigma_range
+from pointproj.ops.reference import DEFAULT, KERNELS, sigma_range
+from pointproj.ops.rounding import radius_in_range
 
 POSITIONS = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)

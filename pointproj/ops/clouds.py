@@ -42,7 +42,7 @@ def pack(
         reference_offsets = as_dtype(reference_offsets, torch.int32)
         count = query_offsets.shape[0] - 1
     else:
-        count = query_points.shape[0] if query_points.ndim == 3 else 1
+        count = query_points.shape[0] or 1 if query_points.ndim == 3 else 1  # a batch of none is an empty one
     return Clouds(
         _packed(query_points),
         query_offsets,

@@ -162,7 +162,7 @@ struct FeatureGradientByAtomics {
       const Sum own_weight = own < k ? weights[query][own] : Sum(0);
       for (int i = 0; i < lesser(kLanes, k - begin); ++i) {
         const int row = lanes.take(own_row, i);
-        if (row < 0) return;
+        if (row < 0) continue;
         const Sum weight = lanes.take(own_weight, i);
         if (writes) lanes.add(d_features[row] + column, weight * upstream);
       }

@@ -58,8 +58,10 @@ HashGrid<Real> view_hash_grid(int* words, const Cloud& cloud) {
 // What is only read.
 inline int* words_of(const Tensor& table) { return const_cast<int*>(data<const int>(table)); }
 
-inline void check_table(const char* name, const Tensor& table, const TableSizes& sizes, const Tensor& points) {
-  check_like(name, table, {sizes.words()}, ScalarType::Int, points);
+// A table that came in, where a GPU can read 16 bytes at a time: hooks of autograd may have brought it back elsewhere.
+inline Tensor checked_table(const char* name, const Tensor& table, int64_t words, const Tensor& points) {
+  check_like(name, table, {words}, ScalarType::Int, points);
+  return reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0 ? table : torch::stable::clone(table);
 }
 
 // The largest radius of the searches: a number, or a tensor () that only the device knows.

@@ -26,21 +26,27 @@ Kernel kernel_of(std::string_view name) {
   return Kernel::kCompact;
 }
 
+Reduce reduce_of(std::string_view name) {
+  if (name == "mean") return Reduce::kMean;
+  if (name == "sum") return Reduce::kSum;
+  POINTPROJ_CHECK(name == "relative", "reduce must be mean, sum or relative; got ", name);
+  return Reduce::kRelative;
+}
+
 // What every aggregation is given.
 struct Problem {
   Clouds clouds;
   const Tensor& features;
   const Tensor& sigma;
   Kernel kernel;
-  bool means;
+  Reduce reduce;
   double power, eps, support;
   bool in_fixed_order;  // whether results may not depend on the order in which threads come
 
   Problem(POINTPROJ_POINTS, const Tensor& features, const Tensor& sigma, POINTPROJ_WEIGHTING)
       : clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all), features(features),
-        sigma(sigma), kernel(kernel_of(kernel)), means(reduce == "mean"), power(power), eps(eps), support(support),
+        sigma(sigma), kernel(kernel_of(kernel)), reduce(reduce_of(reduce)), power(power), eps(eps), support(support),
         in_fixed_order(in_fixed_order) {
-    POINTPROJ_CHECK(means || reduce == "sum", "reduce must be mean or sum; got ", reduce);
     POINTPROJ_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
                     text(features.sizes()));
     const ScalarType dtype = features.scalar_type();
@@ -60,10 +66,10 @@ struct Problem {
     for_dtypes(clouds.queries.points, features, [&](auto real, auto sum) {
       using Sum = decltype(sum);
       const Uniform<Sum> scales = {Sum(0), Sum(power), Sum(eps), Sum(support)};
-      if (kernel == Kernel::kExponential && means) {
-        return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
+      if (kernel == Kernel::kExponential && reduce == Reduce::kMean) {
+        return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, reduce, scales});
       }
-      body(real, AnyWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
+      body(real, AnyWeighting<Sum>{data<const Sum>(sigma), kernel, reduce, scales});
     });
   }
   // Passes that it takes to sum up all channels, so many in the lanes of one.
@@ -182,8 +188,8 @@ struct RadiusProblem : Problem {
       : Problem(rest...), radius(radius), given(given), grids(known ? *known : make_grids()) {
     const auto& [query, reference, device] = clouds;
     const int64_t own = sizes_of_hash_grid(query).words(), others = sizes_of_hash_grid(reference).words();
-    if (given) check_like("reference_grid", *given, {others}, ScalarType::Int, reference.points);
-    check_like("grids", grids, {own + (given ? 0 : others)}, ScalarType::Int, query.points);
+    if (given) this->given = checked_table("reference_grid", *given, others, reference.points);
+    grids = checked_table("grids", grids, own + (given ? 0 : others), query.points);
   }
   Tensor make_grids() const {
     check_radius(radius);
