@@ -14,6 +14,7 @@ __all__ = [
     "Neighbors",
     "Projector",
     "aggregate",
+    "attend",
     "backends",
     "build_index",
     "knn",
@@ -24,6 +25,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from pointproj.nn.projector import Projector
+    from pointproj.ops.attention import attend
     from pointproj.ops.functional import build_index, knn, knn_aggregate, radius_aggregate
     from pointproj.ops.list_sums import aggregate
     from pointproj.ops.neighbor_lists import NeighborList, Neighbors, radius_neighbors
@@ -36,6 +38,7 @@ MODULES = {
     "Neighbors": "ops.neighbor_lists",
     "Projector": "nn.projector",
     "aggregate": "ops.list_sums",
+    "attend": "ops.attention",
     "backends": "ops.registry",
     "radius_neighbors": "ops.neighbor_lists",
 }
