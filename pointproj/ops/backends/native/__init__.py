@@ -107,6 +107,16 @@ def attend(
     return _operators().attend(*given, _deterministic())[0]
 
 
+def farthest_points(
+    points: Tensor, cloud: Tensor, offsets: Tensor | None, starts: Tensor, steps: int
+) -> Tensor:
+    from pointproj.ops.farthest_points import order_along_curve
+
+    order = order_along_curve(points, cloud)
+    given = points, offsets, starts.shape[0], points[order], order, starts, steps
+    return _operators().farthest_points(*given)
+
+
 def _operators() -> Any:
     """The module, which loads the library."""
     from pointproj.ops.backends.native import operators

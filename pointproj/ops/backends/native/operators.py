@@ -123,3 +123,6 @@ attend = cpp_op(
     differentiable=attention.DIFFERENTIABLE,
     second_backward=attention.attend_second_backward,
 )
+farthest_points = cpp_op(
+    _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)
+)
