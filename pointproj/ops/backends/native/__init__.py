@@ -110,11 +110,7 @@ def attend(
 def farthest_points(
     points: Tensor, cloud: Tensor, offsets: Tensor | None, starts: Tensor, steps: int
 ) -> Tensor:
-    from pointproj.ops.farthest_points import order_along_curve
-
-    order = order_along_curve(points, cloud)
-    given = points, offsets, starts.shape[0], points[order], order, starts, steps
-    return _operators().farthest_points(*given)
+    return _operators().farthest_points(points, offsets, starts.shape[0], starts, steps)
 
 
 def _operators() -> Any:
