@@ -158,6 +158,13 @@ class _Pairs:
         return self.summed(self.gathered(values) * weights)
 
 
+def pairs_of(rows: Tensor, row_splits: Tensor | None, features: Tensor) -> _Pairs:
+    """Pairs of packed rows (Q, K), or (M,) with splits, of features (N, C)."""
+    if row_splits is None:
+        return _Padded(Neighbors(rows, rows), features)
+    return _Listed(NeighborList(row_splits, rows, rows), features)
+
+
 class _Padded(_Pairs):
     """Neighbours of each query in a row of their own."""
 
