@@ -40,7 +40,7 @@ def use(query: Tensor, points: Tensor, features: Tensor) -> Tensor:
     assert_type(backends(), dict[str, str | None])
     found = radius_neighbors(query, points, 0.2, max_neighbors=32)
     assert isinstance(found, Neighbors | NeighborList)
-    projector: torch.nn.Module = Projector("knn", k=7, sigma=0.1, in_channels=3, out_channels=1)
+    projector: torch.nn.Module = Projector(kind="knn", k=7, sigma=0.1, in_channels=3, out_channels=1)
     projector.eval()
     return aggregate(features, found)
 
