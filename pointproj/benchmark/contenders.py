@@ -95,7 +95,9 @@ def backend_contender(name: str, workload: Workload) -> Contender:
 
     def aggregate(problem: Problem, features: Tensor, sigma: Tensor | float = sigma) -> Tensor:
         points = problem.query_points, problem.reference_points
-        return function(*points, features, neighborhood, sigma=sigma, backend=name, **problem.offsets)
+        # Not by the property ``offsets``: torch.compile of torch 2.10 takes none of a named tuple.
+        options = {"query_offsets": problem.query_offsets, "reference_offsets": problem.reference_offsets}
+        return function(*points, features, neighborhood, sigma=sigma, backend=name, **options)
 
     def build(problem: Problem) -> Any:
         offsets = problem.reference_offsets

@@ -1,4 +1,4 @@
-"""The engine: a library in C++ and CUDA, on all cores of a CPU and on CUDA; built on first use."""
+"""The engine, in C++ and CUDA, on all cores of a CPU: a library from the wheel, or built on first use."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ def unavailable() -> str | None:
 
 
 def unbuilt() -> str | None:
-    from pointproj.ops.backends.native.build import BUILD_AHEAD, find_build
+    from pointproj.ops.backends.native.build import BUILD_AHEAD, architectures_here, find_build
 
-    return None if find_build() else f"build it with: {BUILD_AHEAD}"
+    return None if find_build(architectures_here()) else f"build it with: {BUILD_AHEAD}"
 
 
 def build_index(
