@@ -58,28 +58,42 @@ def nearest(
     return distances, rows.to(index_dtype)
 
 
-def candidates_within(
-    query_points: Float[Tensor, "q d"],
-    reference_points: Float[Tensor, "n d"],
-    radius: Float[Tensor, " q"] | Float[Tensor, " 1"],
-) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """Rows of the two points of every pair within the radius, and of few pairs that are a little beyond.
+def radius_list(
+    clouds: Clouds, radius: Float[Tensor, " q"]
+) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " pairs"], Float[Tensor, " pairs"]]:
+    """All within the radius of each query: row splits, packed rows in ascending order, and distances.
 
-    By query, then by reference point; none of a point that is not finite. The host waits for the device.
+    The host waits for the device for each chunk of pairs.
     """
-    pairs = [torch.empty(2, 0, dtype=torch.int64, device=query_points.device)]
-    if len(query_points) and len(reference_points):
-        products = _Products.of(query_points[None], reference_points[None])
-        # The caller's differences are rounded too, perhaps in the points' dtype.
-        limits = (radius.double() * products.scale[0, 0]).square() * (1 + products.slack)
-        limits = (limits - products.of_queries[0]).masked_fill(~products.searched[0], -torch.inf)
-        limits = torch.nextafter(limits.to(products.query.dtype), products.bias.new_tensor(torch.inf))
-        for rows in _parts(len(query_points), products.bias.numel(), query_points.device):
-            values = products.values(rows)[0]
-            found = ((values <= limits[rows, None]) & (values < torch.inf)).nonzero().T
-            pairs.append(found + found.new_tensor([[rows.start], [0]]))
-    queries, rows = torch.cat(pairs, dim=1)
-    return queries, rows
+    query_points, reference_points = clouds.query_points, clouds.reference_points
+    counts = torch.zeros(len(query_points) + 1, dtype=torch.int64, device=query_points.device)
+    rows, distances = [counts[:0]], [query_points.new_empty(0)]
+    with torch.autocast(query_points.device.type, enabled=False):
+        for at, query, first_row, reference in _groups(clouds, one_by_one=True):
+            reach = radius[at]
+            for queries, columns in _candidates_within(query, reference, reach.double()):
+                squared = _sum_of_squares(query[0, queries].double() - reference[0, columns].double())
+                found = squared.sqrt().to(query.dtype)
+                kept = (found <= reach[queries]).nonzero()[:, 0]
+                counts[1:].index_add_(0, queries[kept] + at.start, torch.ones_like(kept))
+                rows.append(columns[kept] + first_row)
+                distances.append(found[kept])
+    return counts.cumsum(0), torch.cat(rows), torch.cat(distances)
+
+
+def _candidates_within(
+    query: Float[Tensor, "1 m d"], reference: Float[Tensor, "1 n d"], radius: Float[Tensor, " m"]
+) -> Iterator[tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]]:
+    """Queries and columns of all pairs within the radius, and of few that are a little beyond, in chunks."""
+    products = _Products.of(query, reference)
+    limits = (radius * products.scale[0, 0]).square() * (1 + products.slack) - products.of_queries[0]
+    limits = limits.masked_fill(~products.searched[0], -torch.inf).to(products.query.dtype)
+    limits = torch.nextafter(limits, torch.full_like(limits, torch.inf))
+    for rows in _parts(query.shape[1], products.bias.numel(), query.device):
+        values = products.values(rows)[0]
+        pairs = ((values <= limits[rows, None]) & (values < torch.inf)).nonzero()
+        for queries, columns in (part.T for part in pairs.split(_at_once(query.shape[2], query.device))):
+            yield queries + rows.start, columns
 
 
 def _nearest_body(clouds: Clouds, k: int) -> tuple[Tensor, Tensor]:
@@ -97,16 +111,16 @@ def _nearest_body(clouds: Clouds, k: int) -> tuple[Tensor, Tensor]:
     return nan_where_query_is_not_finite(distances, query_points), rows.masked_fill(~found, -1)
 
 
-def _groups(clouds: Clouds) -> Iterator[tuple[slice, Tensor, int, Tensor]]:
+def _groups(clouds: Clouds, one_by_one: bool = False) -> Iterator[tuple[slice, Tensor, int, Tensor]]:
     """Clouds that are searched together: their queries' rows, (b, m, D) queries, first row and (b, n, D)."""
     points = clouds.query_points, clouds.reference_points
     offsets = clouds.query_offsets, clouds.reference_offsets
     ends = [rows_of_clouds(o, len(p), clouds.count) for o, p in zip(offsets, points, strict=True)]
     sizes = {(q1 - q0, r1 - r0) for (q0, q1), (r0, r1) in zip(*ends, strict=True)}
     together = 1
-    if len(sizes) == 1:
+    if len(sizes) == 1 and not one_by_one:
         m, n = sizes.pop()
-        together = max(1, VALUES_AT_ONCE[points[0].device.type] // max(1, m * n))
+        together = _at_once(n * max(m, points[0].shape[1]), points[0].device)
     for first in range(0, clouds.count, together):
         last = min(first + together, clouds.count) - 1
         size = last + 1 - first, -1
@@ -239,8 +253,13 @@ def _sum_of_squares(delta: Float[Tensor, "*pairs d"]) -> Float[Tensor, "*pairs"]
 
 
 def _parts(rows: int, values_per_row: int, device: torch.device) -> Iterator[slice]:
-    size = max(1, VALUES_AT_ONCE[device.type] // max(1, values_per_row))
+    size = _at_once(values_per_row, device)
     return (slice(first, min(first + size, rows)) for first in range(0, rows, size))
+
+
+def _at_once(values_of_each: int, device: torch.device) -> int:
+    """How many may be in a chunk."""
+    return max(1, VALUES_AT_ONCE[device.type] // max(1, values_of_each))
 
 
 _nearest = torch_op(
