@@ -30,7 +30,7 @@ from pointproj.geometry.meshes import MeshError
 from pointproj.runtime import memory
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
-from tests.geometry.test_files import OTHER_FORMATS, READABLE, STL_FILES
+from tests.geometry.test_files import BOX_GLB, BOX_SCENE, BOX_TEXT, OTHER_FORMATS, READABLE, STL_FILES
 
 SECONDS = 5  # that one input may take
 MEGABYTES = 1024  # of address space that a process of this may add to what it has
@@ -87,6 +87,7 @@ def as_bytes(content: str | bytes) -> bytes:
 
 def mesh_reader(suffix: str) -> Reader:
     named = {f"{name}.off": text for name, text in READABLE.items()} | OTHER_FORMATS | STL_FILES
+    named |= {"box.glb": BOX_GLB, "box.gltf": BOX_TEXT, "box.3mf": BOX_SCENE.export(file_type="3mf")}
     seeds = [as_bytes(content) for name, content in named.items() if name.lower().endswith(suffix)]
 
     def read(content: bytes) -> None:
@@ -100,6 +101,12 @@ def mesh_reader(suffix: str) -> Reader:
 def array_file(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def archived(*arrays: np.ndarray, **named: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, *arrays, **named)
     return buffer.getvalue()
 
 
@@ -118,6 +125,7 @@ def cloud_reader(suffix: str, folder: Path) -> Reader:
             array_file(corners[:, :3].astype("f4")),
             array_file(np.ones((5, 3), int)),
         ],
+        ".npz": [archived(points=corners[:, :3], normals=corners[:, 3:]), archived(corners)],
         ".ply": [ply + "end_header\n" + text[3]],
         ".obj": ["".join(f"v {line}\n" for line in text[3].splitlines())],
     }
@@ -177,8 +185,13 @@ def checkpoint_reader(folder: Path, *, inside: bool) -> Reader:
 
 def readers(folder: Path) -> dict[str, Reader]:
     """All readers by name; ``folder`` is theirs."""
-    meshes = {suffix: mesh_reader(suffix) for suffix in (".off", ".obj", ".ply", ".stl")}
-    clouds = {f"{suffix}, cloud": cloud_reader(suffix, folder) for suffix in (".xyz", ".npy", ".ply", ".obj")}
+    meshes = {
+        suffix: mesh_reader(suffix) for suffix in (".off", ".obj", ".ply", ".stl", ".glb", ".gltf", ".3mf")
+    }
+    clouds = {
+        f"{suffix}, cloud": cloud_reader(suffix, folder)
+        for suffix in (".xyz", ".npy", ".npz", ".ply", ".obj")
+    }
     return {
         **meshes,
         **clouds,
