@@ -16,18 +16,19 @@ import struct
 import tempfile
 import time
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 
 from pointproj.geometry.files import parse_mesh
 from pointproj.geometry.files.points import read_cloud
 from pointproj.geometry.meshes import MeshError
-from pointproj.runtime import memory
+from pointproj.runtime import memory, tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
 from tests.geometry.test_files import BOX_GLB, BOX_SCENE, BOX_TEXT, OTHER_FORMATS, READABLE, STL_FILES
@@ -140,46 +141,42 @@ def cloud_reader(suffix: str, folder: Path) -> Reader:
     return Reader([as_bytes(content) for content in seeds[suffix]], read, MeshError)
 
 
-def checkpoint_content() -> bytes:
-    """A checkpoint, as bytes."""
+def checkpoint_content() -> dict[str, object]:
+    """What a checkpoint holds."""
     model = torch.nn.Linear(3, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    state = {
+    return {
+        "format": checkpoint.FORMAT,
+        "config": {"seed": 0, "data": {"root": None}},
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "position": {"losses": [[1, 0.5]]},
     }
-    buffer = io.BytesIO()
-    torch.save({"format": checkpoint.FORMAT, "config": {"seed": 0, "data": {"root": None}}, **state}, buffer)
-    return buffer.getvalue()
-
-
-def pickle_of(content: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return archive.read("archive/data.pkl")
 
 
 def checkpoint_reader(folder: Path, *, inside: bool) -> Reader:
-    """Of whole files, or with ``inside`` of files whose pickle is changed and whose checksums are right."""
-    whole = checkpoint_content()
+    """Of whole files, or with ``inside`` of files whose plain values are changed and whose sums are right."""
     path = folder / "last.pt"
+    tensor_file.save(path, checkpoint_content())
+    whole = path.read_bytes()
+    with safetensors.safe_open(path, framework="pt") as file:
+        text = file.metadata()["content"]
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
         loaded = checkpoint.load(path)
         assert isinstance(loaded["config"], dict)
 
-    def with_pickle(pickled: bytes) -> bytes:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(buffer, "w") as new:
-            for name in old.namelist():
-                new.writestr(name, pickled if name.endswith(".pkl") else old.read(name))
-        return buffer.getvalue()
+    def with_text(changed_text: bytes) -> bytes:
+        told = changed_text.decode(errors="replace")
+        total = tensor_file._check_sum(told, tensors)
+        return safetensors.torch.save(tensors, {"content": told, "crc32": str(total)})
 
     if inside:
-        return Reader([pickle_of(whole)], read, CheckpointError, with_pickle)
+        return Reader([text.encode()], read, CheckpointError, with_text)
     return Reader([whole], read, CheckpointError)
 
 
@@ -196,7 +193,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         **meshes,
         **clouds,
         ".pt": checkpoint_reader(folder, inside=False),
-        ".pt, pickle": checkpoint_reader(folder, inside=True),
+        ".pt, inside": checkpoint_reader(folder, inside=True),
     }
 
 
