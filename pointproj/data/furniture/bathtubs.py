@@ -97,7 +97,7 @@ def _claw_feet(half_x: float, half_y: float, lift: float) -> Parts:
 
 def _tap(x: float, height: float) -> Parts:
     spout = np.array([[x, 0, -0.05], [x, 0, 0.16], [x + 0.05, 0, 0.2], [x + 0.15, 0, 0.17]])
-    parts = [tube(spout + [0, 0, height], 0.022)]
+    parts = [tube(spout + np.array([0, 0, height]), 0.022)]
     for y in (side * 0.1 for side in SIDES):
         parts.append(bar(x, y, (height - 0.05, height + 0.07), 0.018, 12))
         parts.append(ellipsoid((x, y, height + 0.07), (0.035, 0.035, 0.022)))

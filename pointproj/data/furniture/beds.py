@@ -87,8 +87,8 @@ def _board(rng: Rng, half_x: float, rear: float, clear: float, height: float) ->
         return [slab(outline, (-y[1], -y[0])).transform([[1, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0]])]
     middle, sides = rear + thick / 2, 16 if kind == "slats" else 4
     parts = [bar(side * inner, middle, (0.0, height + 0.05), 0.045, sides) for side in SIDES]
-    for rail in ((height - 0.09, height), (clear, clear + 0.2)):
-        parts.append(box(inner, (rear, rear + thick), rail))
+    rails = (height - 0.09, height), (clear, clear + 0.2)
+    parts += [box(inner, (rear, rear + thick), rail) for rail in rails]
     if kind == "posts":
         return [*parts, box(inner, (rear + 0.015, rear + thick - 0.015), (clear, height - 0.03))]
     places = np.linspace(-inner, inner, int(rng.integers(6, 12)))[1:-1]

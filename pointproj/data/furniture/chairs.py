@@ -123,8 +123,8 @@ def _armrests(rng: Rng, x: float, y: float, seat: float) -> Parts:
         at = side * (x - 0.005)
         pad = about(at, 0.03), (-0.8 * y, y + 0.01), (level - 0.03, level + 0.01)
         parts.append(rounded_box(*pad, 0.018) if padded else box(*pad))
-        for place in (-0.6 * y, 0.85 * y):
-            parts.append(bar((at - side * 0.01, at), place, (seat - 0.04, level), 0.017, 12))
+        x_ends, z_ends = (at - side * 0.01, at), (seat - 0.04, level)
+        parts += [bar(x_ends, place, z_ends, 0.017, 12) for place in (-0.6 * y, 0.85 * y)]
     return parts
 
 

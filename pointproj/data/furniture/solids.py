@@ -1,8 +1,8 @@
 """Solid building blocks: boxes, rods, lofts and their unions, watertight by construction.
 
 Lengths are metres, z points up, the floor is z = 0 and the front of a piece looks towards -y. An extent is
-two limits, or a number: half of a width about 0. Every block is a ``manifold3d.Manifold``; unions of them stay
-watertight however the blocks overlap.
+two limits, or a number: half of a width about 0. Every block is a ``manifold3d.Manifold``; unions of them
+stay watertight however the blocks overlap.
 """
 
 from collections.abc import Sequence
