@@ -59,6 +59,8 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data=gaussian has no surface, so target={target} has no values: write target=random, or "
             f"data=furniture target={target}"
         )
+    if data.name == "meshes" and data.root is None:
+        yield "data=meshes reads any folder of mesh files: write data.root=FOLDER"
     if data.download and data.name != "modelnet10":
         yield f"data.download=true is for data=modelnet10; data={data.name} needs no download: leave it out"
     if data.name == "gaussian" and (data.sampling != "area" or data.noise or data.mixture):
@@ -72,7 +74,7 @@ def _data_problems(config: Config) -> Iterator[str]:
         if not data.resample:
             yield "data.mixture draws other points in every epoch: write data.resample=true, or leave it out"
     for name in ("varied", "defects"):
-        if getattr(data, name) and data.name in ("modelnet10", "gaussian"):
+        if getattr(data, name) and data.name in ("modelnet10", "meshes", "gaussian"):
             yield f"data.{name}=true is for data=furniture; data={data.name} is taken as it is: leave it out"
     if data.repeats > 1 and data.name != "mixed":
         yield f"data.repeats={data.repeats} is for data=mixed: write training.epochs instead"
