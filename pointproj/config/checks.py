@@ -59,8 +59,6 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data=gaussian has no surface, so target={target} has no values: write target=random, or "
             f"data=furniture target={target}"
         )
-    if data.name == "meshes" and data.root is None:
-        yield "data=meshes reads any folder of mesh files: write data.root=FOLDER"
     if data.download and data.name != "modelnet10":
         yield f"data.download=true is for data=modelnet10; data={data.name} needs no download: leave it out"
     if data.name == "gaussian" and (data.sampling != "area" or data.noise or data.mixture):

@@ -89,7 +89,7 @@ class DataConfig:
     )
     root: str | None = value(
         None,
-        "folder with `<class>/{train,test}/*.off`, of `data=meshes` any folder of mesh files; "
+        "folder with `<class>/{train,test}/*.off`, for `data=meshes` any folder of mesh files; "
         "null: `data/<name>`",
     )
     download: bool = value(False, "`data=modelnet10` only: fetch the official archive into `data.root`")

@@ -66,7 +66,9 @@ def folder_meshes(data: DataConfig) -> list[MeshFile]:
     DataError
         If there are no mesh files, a class is not there, or the meshes are too few for three splits.
     """
-    root = Path(data.root or "data/meshes")
+    if data.root is None:
+        raise DataError("data=meshes reads any folder of mesh files: write data.root=FOLDER")
+    root = Path(data.root)
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in MESH_SUFFIXES)
     below = [(path, path.relative_to(root).parts) for path in paths if path.is_file()]
     below = [

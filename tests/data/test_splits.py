@@ -129,6 +129,8 @@ def test_meshes_beside_each_other_are_one_class(folder):
 
 
 def test_folders_without_enough_meshes_are_refused(folder, tmp_path, furniture, caplog):
+    with pytest.raises(DataError, match=r"write data\.root=FOLDER"):
+        mesh_files(DataConfig(name="meshes"))
     for root, words, given in (
         (tmp_path / "none", "no meshes in", {}),
         (folder / "balls" / "more", "expected 3 meshes or more.*got 1", {}),
