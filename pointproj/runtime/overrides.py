@@ -8,7 +8,6 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Sweep
 from hydra.errors import OverrideParseException
@@ -16,6 +15,8 @@ from omegaconf import OmegaConf
 
 from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, nearest, type_problem
 from pointproj.runtime.run_folder import require_writable
+
+MULTIRUN = {"-m", "--multirun"}
 
 
 def check_arguments(
@@ -39,13 +40,7 @@ def check_arguments(
     ConfigError
         With what was given, what exists and what is nearest.
     """
-    parsed = get_args_parser().parse_args(arguments)
-    if parsed.shell_completion or parsed.config_dir or parsed.config_path or parsed.config_name:
-        return
-    try:
-        overrides = OverridesParser.create().parse_overrides(parsed.overrides)
-    except OverrideParseException as error:
-        raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
+    overrides = _overrides(arguments)
     groups = {} if conf is None else _groups(conf)
     schemas = [Config(projector=network()) for network in NETWORKS.values()] if schema is None else [schema]
     keys = {key: each for each in schemas for key in _keys(each)}
@@ -70,14 +65,26 @@ def check_output(arguments: list[str]) -> None:
     RunError
         From :func:`pointproj.runtime.run_folder.require_writable`.
     """
-    parsed = get_args_parser().parse_args(arguments)
-    if any(getattr(parsed, option) for option in ("help", "hydra_help", "cfg", "info", "shell_completion")):
+    if not _runs(arguments):
         return
-    kind = "hydra.sweep.dir" if parsed.multirun else "hydra.run.dir"
-    overrides = OverridesParser.create().parse_overrides(parsed.overrides)
-    named = [override.value() for override in overrides if override.key_or_group == kind]
+    kind = "hydra.run.dir" if MULTIRUN.isdisjoint(arguments) else "hydra.sweep.dir"
+    named = [override.value() for override in _overrides(arguments) if override.key_or_group == kind]
     folder = str(named[-1]) if named else "outputs"
     require_writable(Path(folder.partition("${")[0]))  # what comes after is made up when the run begins
+
+
+def _runs(arguments: list[str]) -> bool:
+    """Whether there is no option of Hydra's that prints something instead, or reads another config."""
+    return all(word in MULTIRUN or not word.startswith("-") for word in arguments)
+
+
+def _overrides(arguments: list[str]) -> list[Override]:
+    """Parse overrides; none beside options of Hydra's, whose words may look like overrides."""
+    words = [word for word in arguments if word not in MULTIRUN] if _runs(arguments) else []
+    try:
+        return OverridesParser.create().parse_overrides(words)
+    except OverrideParseException as error:
+        raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
 
 
 def _groups(conf: Path) -> dict[str, list[str]]:

@@ -1,8 +1,8 @@
 """Checkpoints: all of the training loop's state in one file, and the file before it.
 
 PhysicsNeMo's ``save_checkpoint`` writes model and optimizer as separate numbered files and not atomically;
-``last.pt`` and ``best.pt`` have to be replaced in one move, so torch's own format is used, through
-:mod:`pointproj.runtime.tensor_file`. The ``last.pt`` before the present one stays as ``previous.pt``.
+``last.pt`` and ``best.pt`` have to be replaced in one move, so :mod:`pointproj.runtime.tensor_file` writes
+them. The ``last.pt`` before the present one stays as ``previous.pt``.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from pointproj.runtime.run_folder import RunFolder, require_idle, resume_argumen
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 LAST = "last.pt"
 PREVIOUS = "previous.pt"  # what last.pt was before; taken if that cannot be read
 BEST = "best.pt"
@@ -327,9 +327,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
     The settings of the checkpoint would carry over how that run was executed (captured, on which device).
     """
-    optimizer.load_state_dict(
-        {"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+    moments = {int(number): moment for number, moment in state["state"].items()}
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pointproj.config import Config, KnnConfig
+from pointproj.runtime import tensor_file
 from pointproj.runtime.distributed import ALONE
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.training import checkpoint
@@ -126,6 +127,9 @@ def test_missing_damaged_and_foreign_files_are_refused(tmp_path, config):
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.read(path, config)
     torch.save({"weight": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match=r"torch\.save wrote it"):
+        checkpoint.read(path, config)
+    tensor_file.save(path, {"weight": torch.zeros(2)})
     with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
         checkpoint.read(path, config)
 

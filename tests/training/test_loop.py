@@ -154,7 +154,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monk
 
     assert losses(second) == losses(whole)  # those of the first run are taken over
     assert max(losses(first), default=0) <= stop_after
-    expected = torch.load(whole.path / "kept", weights_only=True)["model"]
+    expected = checkpoint.load(whole.path / "kept")["model"]
     assert all(torch.equal(weights(second)[name], expected[name]) for name in expected)
     assert metrics["metric_value"] == whole.read_json("metrics.json")["metric_value"]
     assert metrics["before_training"] == whole.read_json("metrics.json")["before_training"]
