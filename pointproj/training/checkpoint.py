@@ -177,8 +177,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_best(path: Path) -> Continued:
-    """Read a checkpoint of any config for its weights; of the folder of a run, its ``best.pt``."""
-    path = path / BEST if path.is_dir() else path
+    """Read a checkpoint of any config; of the folder of a run its best one, or the last if there is no best."""
+    if path.is_dir():
+        path /= BEST if (path / BEST).exists() else LAST
     return path, load(path)
 
 
