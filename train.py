@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from pointproj.config import ConfigError, register_schema
 from pointproj.runtime import distributed, overrides, sweep
+from pointproj.runtime.errors import print_any_text
 from pointproj.runtime.run_folder import RunError, run_name
 from pointproj.runtime.signals import Stopped
 
@@ -32,6 +33,7 @@ def run(composed: DictConfig) -> None:
 
 def main() -> None:
     """Check the command line, run the job or all jobs; exit with 1 if one failed, 128 + N after signal N."""
+    print_any_text()
     try:
         overrides.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
         overrides.check_output(sys.argv[1:])
