@@ -87,8 +87,8 @@ def _warn_of_strays(cloud: Cloud) -> None:
         farthest = cloud.points[distances.argmax()] * placement.scale + placement.centre
         farthest[np.abs(farthest) < 1e-5 * placement.scale] = 0  # what float32 leaves of it
         log.warning(
-            "%s: 99%% of its points fill %.2g of the box around all, whose farthest is (%s). Remove the strays "
-            "(%d), or the shape is too small for the grid",
+            "%s: 99%% of its points fill %.2g of the box around all, whose farthest is (%s). Remove the "
+            "strays (%d), or the shape is too small for the grid",
             cloud.name,
             2 * most / LONGEST_SIDE,
             ", ".join(f"{coordinate:.4g}" for coordinate in farthest),

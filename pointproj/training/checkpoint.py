@@ -177,7 +177,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_best(path: Path) -> Continued:
-    """Read a checkpoint of any config; of the folder of a run its best one, or the last if there is no best."""
+    """Read a checkpoint of any config; of a run's folder its best one, or the last if there is no best."""
     if path.is_dir():
         path /= BEST if (path / BEST).exists() else LAST
     return path, load(path)
