@@ -49,8 +49,8 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
         root = download_modelnet10(root)
     if layout_root(root) is None:
         raise DataError(
-            f"no meshes: {layout_problem(root)}. Two ways forward: write data.download=true to fetch ModelNet10 "
-            f"into it (473 MB), or data.root=FOLDER to read what you have, laid out as {EXPECTED_LAYOUT}. "
+            f"no meshes: {layout_problem(root)}. Two ways forward: write data.download=true to fetch "
+            f"ModelNet10 into it (473 MB), or data.root=FOLDER to read what you have, laid out as {EXPECTED_LAYOUT}. "
             "data=furniture needs neither."
         )
     files = find_meshes(root, data.classes, data.limit)
