@@ -234,6 +234,9 @@ class TrainingConfig:
     """The loop."""
 
     epochs: int = value(40, "passes over the training shapes", least=1)
+    weights: str | None = value(
+        None, "checkpoint or run whose weights the network starts from, where shapes agree; null: random ones"
+    )
     batch_size: int = value(4, "shapes of each step, in each process", least=1)
     amp: bool = value(False, "run the network under bfloat16 autocast")
     validate_every: int = value(10, "epochs between validations", least=1)

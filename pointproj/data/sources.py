@@ -3,7 +3,15 @@
 from pathlib import Path
 
 from pointproj.config import DataConfig
-from pointproj.data.modelnet import EXPECTED_LAYOUT, DataError, MeshFile, find_meshes, layout_root
+from pointproj.data.modelnet import (
+    EXPECTED_LAYOUT,
+    SPLITS,
+    DataError,
+    MeshFile,
+    find_meshes,
+    layout_problem,
+    layout_root,
+)
 from pointproj.data.splits import folder_meshes, held_out
 from pointproj.runtime.helpers import HelperProcesses
 
@@ -46,11 +54,17 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
         root = download_modelnet10(root)
     if layout_root(root) is None:
         raise DataError(
-            f"no meshes in {root}. Two ways forward: write data.download=true to fetch ModelNet10 into it "
-            f"(473 MB), or data.root=FOLDER to read what you have, laid out as {EXPECTED_LAYOUT}; in another "
-            "layout by data=meshes. data=furniture needs none of these."
+            f"no meshes: {layout_problem(root)}. Two ways forward: write data.download=true to fetch "
+            "ModelNet10 into it (473 MB), or data.root=FOLDER to read what you have, laid out as "
+            f"{EXPECTED_LAYOUT}; in another layout by data=meshes. data=furniture needs none of these."
         )
-    return find_meshes(root, data.classes, data.limit)
+    files = find_meshes(root, data.classes, data.limit)
+    for split in SPLITS:
+        if all(file.split != split for file in files):
+            raise DataError(
+                f"{root} holds {len(files)} meshes, but none in <class>/{split}/: expected both splits"
+            )
+    return files
 
 
 def _further_files(data: DataConfig, real: list[MeshFile], helpers: HelperProcesses | None) -> list[MeshFile]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Sweep
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
-from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, nearest
+from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, nearest, type_problem
 from pointproj.runtime.run_folder import require_writable
 
 MULTIRUN = {"-m", "--multirun"}
@@ -43,7 +43,7 @@ def check_arguments(
     overrides = _overrides(arguments)
     groups = {} if conf is None else _groups(conf)
     schemas = [Config(projector=network()) for network in NETWORKS.values()] if schema is None else [schema]
-    keys = [*dict.fromkeys(key for each in schemas for key in _keys(each))]
+    keys = {key: each for each in schemas for key in _keys(each)}
     problems = [problem for override in overrides for problem in _problems(override, groups, keys, program)]
     if schema is None:
         networks = _networks(overrides, conf)
@@ -140,7 +140,7 @@ def _not_read(override: Override, networks: list[str]) -> Iterator[str]:
 
 
 def _problems(
-    override: Override, groups: dict[str, list[str]], keys: list[str], program: str
+    override: Override, groups: dict[str, list[str]], keys: dict[str, Any], program: str
 ) -> Iterator[str]:
     key = override.key_or_group
     if key == "hydra" or key.startswith(("hydra.", "hydra/")):
@@ -154,8 +154,14 @@ def _problems(
         known = [*groups, *keys]
         hint = nearest(key, known) or _same_ending(key, known)
         yield f"{override.input_line}: there is no {key}{hint} ('python {program} --help' lists all)"
-    elif key == "data.mixture":
-        yield from _mixture_problems(override)
+    elif key == "data.mixture" and (misspelt := [*_mixture_problems(override)]):
+        yield from misspelt
+    elif not override.is_delete():
+        expected = next(
+            filter(None, (type_problem(keys[key], key, value) for value in _plain(override))), None
+        )
+        if expected:
+            yield f"{override.input_line}: expected {expected}"
 
 
 def _mixture_problems(override: Override) -> Iterator[str]:
@@ -167,6 +173,15 @@ def _mixture_problems(override: Override) -> Iterator[str]:
             if key not in known:
                 options = ", ".join(known)
                 yield f"{override.input_line}: there is no {key}, only {options}{nearest(key, known)}"
+
+
+def _plain(override: Override) -> Iterator[Any]:
+    """Yield the value of an override, or those of a sweep whose type is plain to see."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        yield from (item for item in value.list if isinstance(item, int | float | str))
+    elif not isinstance(value, Sweep):
+        yield value
 
 
 def _choices(override: Override) -> Iterator[str]:
