@@ -1,8 +1,8 @@
 """What rows compile, compiled before they are measured: by several processes at once, for the caches on disk.
 
-One after the other, the kernels of ``triton``, the compiled networks and the libraries that compile themselves
-would take more than two of the minutes of a run. No row's time contains any of it. A run that finds its code
-compiled leaves this out.
+One after the other, the kernels of ``triton``, the compiled networks and the libraries that compile
+themselves would take more than two of the minutes of a run. No row's time contains any of it. A run that
+finds its code compiled leaves this out.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def jobs(config: BenchConfig, device: str) -> list[Job]:
 def _modes(entry: Entry) -> list[tuple[bool, tuple[str, ...]]]:
     """The modes in groups that share what they compile, and whether torch.compile does."""
     contender = entry.contender
-    if contender.missing or contender.brute_force and contender.name not in COMPILE_THEMSELVES:
+    if contender.missing or (contender.brute_force and contender.name not in COMPILE_THEMSELVES):
         return []
     if contender.kind == "peer":
         return [(True, ("knn",))] if contender.name in COMPILE_THEMSELVES and "knn" in contender.find else []

@@ -1,4 +1,4 @@
-"""What is measured: our backends and other libraries behind one interface, and which rows of each there are."""
+"""Who is measured: our backends and other libraries behind one interface, and which rows each has."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

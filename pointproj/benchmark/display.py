@@ -69,8 +69,8 @@ class Display:
             f", {name}={value:g}" for name, value in (("k", question.k), ("r", question.radius)) if value
         )
         self.console.print(
-            f"\n[bold]{workload.name}[/bold] {workload.operator}{asked}, {queries:,} queries, {points:,} points, "
-            f"{question.problem.features.shape[-1]} channels; {checked:,} queries are compared with the reference"
+            f"\n[bold]{workload.name}[/bold] {workload.operator}{asked}, {queries:,} queries, {points:,} "
+            f"points; {checked:,} queries are compared with the reference"
         )
 
     def agrees(self, name: str, error: float) -> None:

@@ -1,4 +1,4 @@
-"""What a row may cost: calls that would take hours are foreseen, and a row that takes too long is given up."""
+"""What a row may cost: calls that would take hours are foreseen, and what takes too long is given up."""
 
 import signal
 import time

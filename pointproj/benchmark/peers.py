@@ -4,9 +4,9 @@ Adding a peer means adding a function. What it finds says what it takes and retu
 
 - ``knn``: (query points, reference points, k) to :class:`Nearest`; torch gathers and weighs around it.
 - ``sums``: (query points, reference points, features, k or radius, sigma) to aggregated features.
-- ``padded``, ``csr``: a :class:`~pointproj.benchmark.workloads.Question` to whatever the library returns, which
-  ``read`` turns into :class:`Pairs`. Libraries return different things under the same name, so each says in
-  ``returns`` what its result lacks.
+- ``padded``, ``csr``: a :class:`~pointproj.benchmark.workloads.Question` to whatever the library returns,
+  which ``read`` turns into :class:`Pairs`. Libraries return different things under the same name, so each
+  says in ``returns`` what its result lacks.
 
 A peer's package is imported when the peer is asked whether it can run, not before.
 """
@@ -15,7 +15,7 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ class Peer:
     batched : bool
         Whether it takes dense batches too.
     traceable : bool
-        Whether torch.compile can trace the function. Those of ``knn`` are called by a custom operator instead.
+        Whether torch.compile can trace the function; those of ``knn`` are called by a custom operator.
     brute_force : tuple of str
         Devices on which time grows with queries times references.
     bytes_per_pair : float

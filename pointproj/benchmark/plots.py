@@ -1,7 +1,7 @@
 """Pictures of the results, from a result file alone: ``python -m pointproj benchmark-plots FILE.csv``.
 
-Beside the file: ``-scaling.png`` (time against points), ``-workloads.png`` (bars for W1 and W2) and
-``-memory.png`` (peak memory against points), for as much as the file holds.
+Beside the file: ``-scaling.png`` (time against points) and ``-workloads.png`` (bars for W1 and W2), for as
+much as the file holds.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def draw(path: Path) -> list[Path]:
     rows = select(read_rows(path), status=OK)
     require_one_run(rows)
     colours = _colours(rows)
-    pictures = {"scaling": _scaling, "workloads": _workloads, "memory": _memory}
+    pictures = {"scaling": _scaling, "workloads": _workloads}
     drawn = []
     for name, make in pictures.items():
         figure = make(rows, colours)
@@ -70,17 +70,6 @@ def _scaling(rows: list[Row], colours: dict[str, str]) -> Figure | None:
         _lines(ax, select(rows, workload=kind), "p50_ms", colours)
         ax.set(title=SCALING[kind], xlabel="points")
     axes[0][0].set_ylabel("ms: build, and 8 nearest of every point")
-    _legend(figure, axes[0])
-    return figure
-
-
-def _memory(rows: list[Row], colours: dict[str, str]) -> Figure | None:
-    rows = select(rows, workload="memory", execution="eager")
-    if not rows:
-        return None
-    figure, axes = _axes(1, 1, (6, 4.2))
-    _lines(axes[0][0], rows, "peak_mib", colours)
-    axes[0][0].set(title="training step, 27,000 queries", xlabel="points", ylabel="peak memory, MiB")
     _legend(figure, axes[0])
     return figure
 

@@ -1,8 +1,8 @@
 """The workloads ``start`` and ``import``: how long a new process takes until it is ready for work.
 
-``start`` trains until the first step has ended. ``cold`` finds no compiled code and no prepared data, ``warm``
-what the cold run left. What the operating system keeps of files, and the ``native`` extension where it is
-built, are the same in both. ``import`` is ``from pointproj import knn``, after torch was imported.
+``start`` trains until the first step has ended. ``cold`` finds no compiled code and no prepared data,
+``warm`` what the cold run left. What the operating system keeps of files, and the ``native`` extension where
+it is built, are the same in both. ``import`` is ``from pointproj import knn``, after torch was imported.
 """
 
 import json

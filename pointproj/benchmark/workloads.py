@@ -14,7 +14,7 @@ from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.meshes import normalize
 from pointproj.geometry.sampling import sample_surface
 from pointproj.ops import reference
-from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, grid_in_gaussian, itself
+from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, itself
 
 Points = Callable[[torch.Generator], Tensor]
 
@@ -22,7 +22,6 @@ SIZES = {"cuda": (10**4, 10**5, 10**6, 10**7, 10**8), "cpu": (10**4, 10**5, 10**
 SIZE = {"cuda": 10**7, "cpu": 10**6}  # of the other clouds
 LIST_SIZES = {"cuda": (10**5,), "cpu": (10**4, 10**5)}
 CRYSTAL_SIZES = {"cuda": (10**5, 4 * 128**3), "cpu": (10**5,)}
-MEMORY_SIZES = (10**4, 10**5, 10**6)
 SELF_K = 8
 
 SEARCH = ("build", "search", "knn")
@@ -229,12 +228,6 @@ def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
             yield Workload(case.id, operator, question=of_case(case, operator), **settings)
 
 
-def _memory(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    for size in MEMORY_SIZES:
-        case = Case("memory", grid_in_gaussian(30, size), k=W1.k, radius=None, channels=W1.channels)
-        yield Workload(case.id, "knn", ("step",), of_case(case, "knn"), executions=("eager",))
-
-
 def _lists(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     for size in sorted(config.sizes or LIST_SIZES[device_type]):
         for name, points, executions in (
@@ -250,5 +243,5 @@ def _lists(config: BenchConfig, device_type: str) -> Iterator[Workload]:
 
 _FAMILIES: dict[str, Family] = {
     **{"w1": _w1, "w2": _w2("w2", W2), "w2_wide": _w2("w2_wide", W2_WIDE), "host": _host},
-    **{"scaling": _scaling, "batches": _batches, "memory": _memory, "lists": _lists},
+    **{"scaling": _scaling, "batches": _batches, "lists": _lists},
 }
