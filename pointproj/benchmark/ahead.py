@@ -36,7 +36,7 @@ MOST_PROCESSES = 12
 LONGEST_S = 120  # then the rows compile what is left
 MOST_POINTS = 10**6  # larger clouds run the same kernels, and take longer to be made
 SAME_KERNELS = ("scaling_clustered", "scaling_surface", "lists_surface", "lists_crystal")  # as other clouds
-COMPILE_THEMSELVES = ("torchbvh", "KeOps", "jz-tree")  # peers, when they are first called
+COMPILE_THEMSELVES = ("torchbvh", "KeOps")  # peers, when they are first called
 
 Job = partial[None]
 
