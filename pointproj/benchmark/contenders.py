@@ -56,7 +56,7 @@ class Contender:
     @property
     def forward(self) -> Callable[[Question], Any]:
         """A call whose time says how long the others may take."""
-        found = next((self.find[mode] for mode in ("knn", "padded", "csr") if mode in self.find), None)
+        found = next((self.find[mode] for mode in ("knn", "padded", "csr") if mode in self.modes), None)
         return found or (lambda question: self.aggregate(question, question.problem.features))
 
 
