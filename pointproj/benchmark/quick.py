@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     worst = max(row.parity_error or 0.0 for row in timed)
     console.print(
         f"Of several executions the fastest. All results agree with the reference: the largest error is "
-        f"{worst:.0e}.\nAs a picture: {picture}; all rows: {chosen.output / 'benchmark.csv'}. "
+        f"{worst:.1e}.\nAs a picture: {picture}; all rows: {chosen.output / 'benchmark.csv'}. "
         "python bench.py measures more."
     )
     return 0

@@ -49,7 +49,7 @@ def test_the_command_measures_what_is_installed(
     assert "native" in config.backends
     assert "triton" not in config.backends
     shown = capsys.readouterr().out
-    assert "All results agree with the reference: the largest error is 2e-07" in shown
+    assert "All results agree with the reference: the largest error is 1.5e-07" in shown
     assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
     monkeypatch.setattr(quick, "run", lambda config: ROWS[3:4])
     assert quick.main(["--device", "cpu", "--output", str(tmp_path)]) == 1
