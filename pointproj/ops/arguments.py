@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import DEFAULT, KERNELS, radius_in_range, sigma_range
+from pointproj.ops.reference import DEFAULT, KERNELS, sigma_range
+from pointproj.ops.rounding import radius_in_range
 
 POSITIONS = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)
@@ -235,6 +237,49 @@ def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor
             "cloud or of equally many clouds: features have shape (n, c) or (batch, n, c)"
         )
     _check_device("features", features, indices)
+
+
+def check_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    neighbors: Any,
+    heads: int,
+    bias: Tensor | None,
+    scale: float | None,
+) -> None:
+    """Rows for each query and reference point, of one dtype, whose channels the heads share."""
+    check_size("heads", heads, 1)
+    indices, shape = neighbors.indices, tuple(keys.shape)
+    _check_tensor("queries", queries)
+    _check_tensor("values", values)
+    for name, tensor in (("queries", queries), ("values", values)):
+        if tensor.dtype != keys.dtype:
+            raise TypeError(f"{name} must have the dtype of keys, {keys.dtype}; got {tensor.dtype}")
+        _check_device(name, tensor, keys)
+    if tuple(values.shape) != shape:
+        raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
+    if shape[-1] % heads:
+        raise ValueError(
+            f"keys must have a multiple of {heads} channels, one part for each head; got {shape}"
+        )
+    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    rows = queries.shape[:-1]
+    if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or rows.numel() != count:
+        raise ValueError(
+            f"queries must have {count} rows of {shape[-1]} channels, one for each list of neighbors, in as "
+            f"many clouds as keys {shape}; got {tuple(queries.shape)}"
+        )
+    if bias is not None:
+        _check_tensor("bias", bias)
+        if tuple(bias.shape) != (*indices.shape, heads):
+            raise ValueError(
+                f"bias must have shape {(*indices.shape, heads)}, one number for each pair and head; "
+                f"got {tuple(bias.shape)}"
+            )
+        _check_device("bias", bias, keys)
+    if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number; got {scale!r}")
 
 
 def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor) -> None:

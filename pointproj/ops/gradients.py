@@ -17,7 +17,9 @@ The second backward differentiates <those four, (U, u, v, t)>. That scalar is th
     d h_ij = s_ij
 
 and l and h pass theirs on to p, q and sigma. For ``reduce="sum"`` the weights are a_ij = K(d_ij), and every
-sum over k above, which comes from the division by the total weight, is 0. Neighbour sets are constants.
+sum over k above, which comes from the division by the total weight, is 0. ``"relative"`` weights are those
+divided by the K of one neighbour, a constant: their sums are divided by one another, and it cancels.
+Neighbour sets are constants.
 The same formulas serve neighbour lists (kNN) and dense blocks with a mask (radius): only how features are
 found differs.
 """
@@ -33,10 +35,11 @@ from pointproj.ops.reference import (
     DEFAULT,
     Slopes,
     Weighting,
+    kernel_weights,
     log_kernel_slopes,
     nan_where_query_is_not_finite,
     nearest_of,
-    weights_of,
+    normalized,
 )
 
 DIFFERENTIABLE = ("query_points", "reference_points", "features", "sigma")
@@ -133,6 +136,7 @@ class Block:
         self,
         query_points: Tensor,
         reference_points: Tensor,
+        features: Tensor,
         sigma: Tensor,
         neighbors: Neighbors,
         weighting: Weighting = DEFAULT,
@@ -145,12 +149,17 @@ class Block:
         delta = torch.where(is_neighbor[..., None], delta, 0.0).to(sigma.dtype)
         self.distances = delta.square().sum(-1).sqrt()
         self.units = delta / torch.where(self.distances > 0, self.distances, 1.0)[..., None]
-        self.weights = weights_of(self.distances, is_neighbor, sigma, weighting, None)
+        self.nearest = None
+        if weighting.reduce != "sum":
+            counts = is_neighbor
+            if weighting.reduce == "relative":
+                counts = is_neighbor & (neighbors.rows_of(features[:, -1:]) != 0)[..., 0]
+            self.nearest = nearest_of(self.distances, counts)
+        weights = kernel_weights(self.distances, is_neighbor, self.nearest, sigma, weighting)
+        self.weights = normalized(weights) if weighting.reduce == "mean" else weights
 
     def slopes(self) -> Slopes:
-        nearest: Tensor | float = 0.0
-        if self.weighting.reduce == "mean" and self.distances.shape[-1]:
-            nearest = nearest_of(self.distances, self.neighbors.is_neighbor)
+        nearest = self.nearest if self.weighting.reduce == "mean" else 0.0
         return log_kernel_slopes(self.distances, self.sigma, self.weighting, nearest)
 
     def mean_over_row(self, per_pair: Tensor) -> Tensor | float:

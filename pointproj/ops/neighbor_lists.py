@@ -13,8 +13,9 @@ from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, queries_o
 from pointproj.ops.distances import with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances, radius_in_range
+from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances
 from pointproj.ops.registry import Backend, Tables
+from pointproj.ops.rounding import radius_in_range
 
 
 class Neighbors(NamedTuple):

@@ -11,6 +11,7 @@ from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 20, "cuda": 20}
+MOST_HEAD_CHANNELS = 256  # as in csrc/attention.h
 
 
 def unavailable() -> str | None:
@@ -86,6 +87,34 @@ def radius_list(
 ) -> tuple[Tensor, Tensor, Tensor]:
     number, tensor = _number_or_tensor(radius)
     return _operators().radius_list(*clouds, _table(tables), number or 0.0, tensor, capacity)
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
+    heads: int,
+    scale: float,
+) -> Tensor:
+    given = queries, keys, values, bias, rows, row_splits, heads, scale
+    if queries.shape[1] > MOST_HEAD_CHANNELS * heads:
+        from pointproj.ops.attention import plain_attend
+
+        return plain_attend(*given)
+    return _operators().attend(*given, _deterministic())[0]
+
+
+def farthest_points(
+    points: Tensor, cloud: Tensor, offsets: Tensor | None, starts: Tensor, steps: int
+) -> Tensor:
+    from pointproj.ops.farthest_points import order_along_curve
+
+    order = order_along_curve(points, cloud)
+    given = points, offsets, starts.shape[0], points[order], order, starts, steps
+    return _operators().farthest_points(*given)
 
 
 def _operators() -> Any:

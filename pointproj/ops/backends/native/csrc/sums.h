@@ -25,8 +25,8 @@ struct SortRows {
   }
 };
 
-// The weights of rows, and the weighted sum of features. Rows come nearest first, so weights are relative to the first
-// distance: no running total as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
+// The weights of rows, and the weighted sum of features. Weights are relative to that of the first row: no running total
+// as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
 template <class Real, class Weighting>
 struct NeighborSums {
   using Sum = typename Weighting::Sum;
@@ -104,7 +104,9 @@ struct RadiusSums {
     typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       Sum least = kInfinity<Sum>;
-      for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, neighbors[i].value);
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        if (weighting.counts(features[neighbors[i].at], aggregated.columns)) least = lesser(least, neighbors[i].value);
+      }
       const Sum now = lesser(weighting.anchor(sqrt(lanes.minimum(least))), anchor);
       if (lanes.any(now < anchor)) {
         const Sum rescale = now < anchor ? weighting.weight(anchor, now) : Sum(1);  // 0 at first

@@ -5,17 +5,9 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.attention import take_rows
-from pointproj.nn.exact_planes import COUNTED, displacements
+from pointproj.nn.visibility.constants import Edge, ExactPlane
+from pointproj.nn.visibility.kernels import displacements, kernel, take_rows
 from pointproj.ops.bridge.warp_op import warp_op
-
-OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-
-EDGES = wp.constant(3)  # of a disk, at most
-COPLANAR = wp.constant(1e-4)  # distance of samples from a plane that they are on
-STEEPEST = wp.constant(0.2)  # sine of the least angle between planes that meet at an edge
-NEAR = wp.constant(0.5)  # of a radius: so close to an edge and along it is a neighbour that shows a gap
-APART = wp.constant(0.8)  # cosine between the directions of two edges of a disk, at most
 
 
 def nearest_edges(
@@ -49,7 +41,7 @@ def nearest_edges(
     """
     floats = (tensor.detach().float().contiguous() for tensor in (points, normals, radii))
     points, normals, radii = floats
-    return _edges(points, rows[..., : 1 + COUNTED].contiguous(), normals, radii)
+    return _edges(points, rows[..., : 1 + ExactPlane.COUNTED].contiguous(), normals, radii)
 
 
 @wp.func
@@ -57,7 +49,7 @@ def crossing(own: wp.vec3, other: wp.vec3, away: wp.vec3):
     """Unit vector in a plane towards another one, and the distance; -1 if they are nearly parallel."""
     along = other - wp.dot(other, own) * own
     slope = wp.length(along)
-    if slope <= STEEPEST:
+    if slope <= Edge.STEEPEST:
         return wp.vec4(0.0, 0.0, 0.0, -1.0)
     distance = wp.dot(other, away) / slope
     along = along / wp.where(distance < 0.0, -slope, slope)
@@ -78,7 +70,7 @@ def shows_a_gap(own: wp.vec3, edge: wp.vec4, away: wp.vec3, near: float):
     return wp.abs(height) < near and wp.length(aside) < near
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def edges_kernel(
     around: wp.array3d(dtype=wp.vec3),
     rows: wp.array3d(dtype=wp.int64),
@@ -101,13 +93,13 @@ def edges_kernel(
                     beyond = int(0)
                     for place in range(count):
                         away = around[cloud, row, place]
-                        past = wp.dot(direction_of_edge(edge), away) > edge[3] + COPLANAR
-                        if past and wp.abs(wp.dot(own, away)) < COPLANAR:
+                        past = wp.dot(direction_of_edge(edge), away) > edge[3] + Edge.COPLANAR
+                        if past and wp.abs(wp.dot(own, away)) < Edge.COPLANAR:
                             beyond = int(1)
-                    if beyond == 1 and shows_a_gap(own, edge, around[cloud, row, number], NEAR * radius):
+                    if beyond == 1 and shows_a_gap(own, edge, around[cloud, row, number], Edge.NEAR * radius):
                         beyond = int(0)
                     ends |= (1 - beyond) << number
-    for place in range(EDGES):
+    for place in range(Edge.COUNT):
         best = wp.vec4()
         nearest = radius
         chosen = int(0)
@@ -123,7 +115,7 @@ def edges_kernel(
                 if (ends >> number) & 1:
                     neighbor = int(rows[cloud, row, number + 1])
                     edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
-                    if wp.dot(direction_of_edge(edge), direction_of_edge(best)) > APART:
+                    if wp.dot(direction_of_edge(edge), direction_of_edge(best)) > Edge.APART:
                         chosen |= 1 << number
             ends &= ~chosen
         edges[cloud, row, place] = best
@@ -131,7 +123,9 @@ def edges_kernel(
 
 @warp_op(
     "pointproj::nearest_edges",
-    outputs=lambda points, rows, normals, radii: {"edges": ((*points.shape[:2], EDGES, 4), torch.float32)},
+    outputs=lambda points, rows, normals, radii: {
+        "edges": ((*points.shape[:2], Edge.COUNT, 4), torch.float32)
+    },
 )
 def _edges(launch, points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor, edges: Tensor) -> None:
     around = displacements(launch, points, rows)
@@ -145,24 +139,27 @@ def plain_nearest_edges(points: Tensor, rows: Tensor, normals: Tensor, radii: Te
     own = normals[:, :, None]
     along = others - (others * own).sum(-1, keepdim=True) * own
     slope = along.norm(dim=-1, keepdim=True)
-    towards = (others * away).sum(-1, keepdim=True) / slope.clamp(min=STEEPEST)
-    along = along / slope.clamp(min=STEEPEST) * torch.where(towards < 0, -1.0, 1.0)
+    towards = (others * away).sum(-1, keepdim=True) / slope.clamp(min=Edge.STEEPEST)
+    along = along / slope.clamp(min=Edge.STEEPEST) * torch.where(towards < 0, -1.0, 1.0)
     distance = towards.abs()
     height = (away * own).sum(-1, keepdim=True)
-    on_plane = height[..., 0].abs() < COPLANAR
+    on_plane = height[..., 0].abs() < Edge.COPLANAR
     aside = away - height * own
     aside = aside - (along * aside).sum(-1, keepdim=True) * along
-    near = NEAR * radii[..., None, None]
+    near = Edge.NEAR * radii[..., None, None]
     gap = (height.abs() < near) & (aside.norm(dim=-1, keepdim=True) < near)
-    beyond = ((along @ away.mT > distance + COPLANAR) & on_plane[:, :, None]).any(-1, keepdim=True)
+    beyond = ((along @ away.mT > distance + Edge.COPLANAR) & on_plane[:, :, None]).any(-1, keepdim=True)
     ends = (
-        (slope > STEEPEST) & (gap | ~beyond) & (distance < radii[..., None, None]) & own.any(-1, keepdim=True)
+        (slope > Edge.STEEPEST)
+        & (gap | ~beyond)
+        & (distance < radii[..., None, None])
+        & own.any(-1, keepdim=True)
     )
     edges = []
-    for _ in range(EDGES):
+    for _ in range(Edge.COUNT):
         nearest, place = torch.where(ends, distance, torch.inf).min(2, keepdim=True)
         direction = along.gather(2, place.expand(-1, -1, -1, 3))
         edge = torch.cat([direction, nearest], dim=-1)
         edges.append(torch.where(nearest.isfinite(), edge, 0.0))
-        ends = ends & ((along * edges[-1][..., :3]).sum(-1, keepdim=True) <= APART)
+        ends = ends & ((along * edges[-1][..., :3]).sum(-1, keepdim=True) <= Edge.APART)
     return torch.cat(edges, dim=2)

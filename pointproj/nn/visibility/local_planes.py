@@ -7,25 +7,14 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.attention import take_rows
-from pointproj.nn.exact_planes import displacements
+from pointproj.nn.visibility.constants import LocalPlane
+from pointproj.nn.visibility.kernels import displacements, kernel, take_rows
 from pointproj.ops.bridge.warp_op import warp_op
 
-OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-
-PAIRED = 10  # of the nearest neighbours; each pair of them spans a plane that is tried
-COUNTED = 15  # of the nearest neighbours, of which a plane should contain many
-EXACT = 0.01  # a neighbour that far from a plane, in units, counts half; in clouds with noise one farther off
-NOISE_RANK = 5  # neighbours on an exact plane, beside those that span it: see _noise
-NOISE_OF_RANK = 1.75  # standard deviation of the noise, in distances of that neighbour
-WITHIN = 1.5  # standard deviations of noise from a plane: so far off a neighbour counts half
-FARTHEST = 3.0  # such distances that a point is moved, at most
-REFINED = 3  # times
-FEW, FEWEST = 0.25, 0.05  # share of the neighbours on a plane: with less than few the surface is curved
-SQUARED = 5  # times: so high is the power of an inverse that its largest eigenvalue alone is left
-UPWARDS = (0.37, 0.52, 0.77)  # a direction that few planes of made things contain
-
-_UPWARDS = wp.constant(wp.vec3(*UPWARDS))
+LocalPlane.FEW, LocalPlane.FEWEST = (
+    0.25,
+    0.05,
+)  # share of the neighbours on a plane: with less than few the surface is curved
 
 
 class Planes(NamedTuple):
@@ -70,24 +59,24 @@ def local_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"], uni
 def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same as operators of torch, which hold every pair and neighbour: what the kernels are held to."""
     around = (take_rows(points, rows.clamp(min=0)) - points[:, :, None]) / unit  # itself first
-    away = around[:, :, 1 : COUNTED + 1]
-    paired = away[:, :, :PAIRED]
+    away = around[:, :, 1 : LocalPlane.COUNTED + 1]
+    paired = away[:, :, : LocalPlane.PAIRED]
     rolled = [paired.roll(shift, 2) for shift in range(1, paired.shape[2] // 2 + 1)]
     crossed = torch.linalg.cross(torch.cat([paired] * len(rolled), dim=2), torch.cat(rolled, dim=2))
     candidates = crossed / crossed.norm(dim=-1, keepdim=True).clamp(min=1e-6)
     along = zip(candidates[:, :, :, None].unbind(-1), away[:, :, None].unbind(-1), strict=True)
     height = sum(one * other for one, other in along).abs()  # (B, N, pairs, neighbours)
-    _, best = _most_on_plane(candidates, height, EXACT)
+    _, best = _most_on_plane(candidates, height, LocalPlane.EXACT)
     noise = _noise(height, best)
-    within = (WITHIN * noise).clamp(min=EXACT)
+    within = (LocalPlane.WITHIN * noise).clamp(min=LocalPlane.EXACT)
     fit, best = _most_on_plane(candidates, height, within[..., None])
     candidate = candidates.gather(2, best[..., None].expand(-1, -1, -1, 3))[:, :, 0]
     normal, shift = _refined(around, candidate, within)
-    none, curved = fit <= FEWEST, fit < FEW
+    none, curved = fit <= LocalPlane.FEWEST, fit < LocalPlane.FEW
     normal = torch.where(curved, _least_squares(away)[0], normal)
     normal = torch.where(none, candidate, normal)
     shift = torch.where(curved, 0.0, shift)
-    upwards = sum(axis * part for axis, part in zip(normal.split(1, dim=-1), UPWARDS, strict=True))
+    upwards = sum(axis * part for axis, part in zip(normal.split(1, dim=-1), LocalPlane.UPWARDS, strict=True))
     return torch.where(upwards < 0, -normal, normal), fit, unit * shift, unit * noise
 
 
@@ -106,13 +95,13 @@ def _noise(height: Float[Tensor, "b n pairs k"], best: Int[Tensor, "b n 1"]) -> 
     median over the cloud is taken.
     """
     of_best = height.gather(2, best[..., None].expand(-1, -1, -1, height.shape[-1]))[:, :, 0]
-    return _deviation(of_best.sort(dim=-1).values[..., NOISE_RANK])
+    return _deviation(of_best.sort(dim=-1).values[..., LocalPlane.NOISE_RANK])
 
 
 def _deviation(next_ones: Float[Tensor, "b n"]) -> Float[Tensor, "b 1 1"]:
     """What :func:`_noise` returns, of how far off the next neighbours are."""
     middle = next_ones.shape[1] // 2
-    return NOISE_OF_RANK * next_ones.sort(dim=1).values.narrow(1, middle, 1)[..., None]
+    return LocalPlane.NOISE_OF_RANK * next_ones.sort(dim=1).values.narrow(1, middle, 1)[..., None]
 
 
 def _refined(
@@ -126,13 +115,13 @@ def _refined(
         The shift leads from the point onto the plane.
     """
     centre = torch.zeros_like(normal)
-    for _ in range(REFINED):
+    for _ in range(LocalPlane.REFINED):
         away = (around - centre[:, :, None]).unbind(-1)
         height = sum(one * other for one, other in zip(away, normal[:, :, None].unbind(-1), strict=True))
         weights = (1 / (1 + (height / within).square())).square()[..., None]
         normal, centre = _least_squares(around, weights)
     off = (centre * normal).sum(-1, keepdim=True)
-    farthest = FARTHEST * within
+    farthest = LocalPlane.FARTHEST * within
     return normal, torch.maximum(torch.minimum(off, farthest), -farthest) * normal
 
 
@@ -146,7 +135,9 @@ def _least_squares(
     return least_axis((weights * centred).mT @ centred), mean
 
 
-def least_axis(moments: Float[Tensor, "b n 3 3"], squared: int = SQUARED) -> Float[Tensor, "b n 3"]:
+def least_axis(
+    moments: Float[Tensor, "b n 3 3"], squared: int = LocalPlane.SQUARED
+) -> Float[Tensor, "b n 3"]:
     """Unit eigenvectors of the least eigenvalues of second moments; 1e-6 is added to all of these.
 
     They are columns of a high power of the inverse, here of the adjugate, which is squared so many times.
@@ -170,7 +161,7 @@ def closeness(distance: float, within: float):
     return 1.0 / (1.0 + off * off)
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def most_kernel(
     around: wp.array3d(dtype=wp.vec3),
     scale: float,
@@ -182,16 +173,16 @@ def most_kernel(
     cloud, row = wp.tid()
     best = wp.vec3()
     most = float(-1.0)
-    for turn in range(1, PAIRED // 2 + 1):
-        for first in range(PAIRED):
+    for turn in range(1, LocalPlane.PAIRED // 2 + 1):
+        for first in range(LocalPlane.PAIRED):
             one = around[cloud, row, first] * scale
-            other = around[cloud, row, (first + PAIRED - turn) % PAIRED] * scale
+            other = around[cloud, row, (first + LocalPlane.PAIRED - turn) % LocalPlane.PAIRED] * scale
             across = wp.cross(one, other)
             normal = across / wp.max(wp.length(across), 1.0e-6)
             total = float(0.0)
-            for place in range(COUNTED):
+            for place in range(LocalPlane.COUNTED):
                 total += closeness(wp.dot(normal, around[cloud, row, place] * scale), within[cloud])
-            share = total / float(COUNTED) * wp.dot(normal, normal)
+            share = total / float(LocalPlane.COUNTED) * wp.dot(normal, normal)
             if share > most:
                 most = share
                 best = normal
@@ -199,25 +190,25 @@ def most_kernel(
     fit[cloud, row] = wp.max(most, 0.0)
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def rank_kernel(
     around: wp.array3d(dtype=wp.vec3),
     scale: float,
     planes: wp.array2d(dtype=wp.vec3),
     next_ones: wp.array2d(dtype=wp.float32),
 ):
-    """One thread a point, launched over (B, N): how far off its plane the neighbour of NOISE_RANK is."""
+    """One thread a point, launched over (B, N): height of the neighbour that tells the noise."""
     cloud, row = wp.tid()
     normal = planes[cloud, row]
     result = float(wp.NAN)
-    for place in range(COUNTED):
+    for place in range(LocalPlane.COUNTED):
         height = wp.abs(wp.dot(normal, around[cloud, row, place] * scale))
         nearer = int(0)
-        for number in range(COUNTED):
+        for number in range(LocalPlane.COUNTED):
             other = wp.abs(wp.dot(normal, around[cloud, row, number] * scale))
             if other < height or (other == height and number < place):
                 nearer += 1
-        if nearer == NOISE_RANK:
+        if nearer == LocalPlane.NOISE_RANK:
             result = height
     next_ones[cloud, row] = result
 
@@ -267,7 +258,7 @@ def least_squares(
         y += weight * away[1] * away
         z += weight * away[2] * away
     power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
-    for _ in range(SQUARED):
+    for _ in range(LocalPlane.SQUARED):
         power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-20)
         power = power * power
     column = wp.vec3(power[0, 0], power[1, 0], power[2, 0])
@@ -280,7 +271,7 @@ def least_squares(
     return column / wp.max(wp.length(column), 1.0e-20), mean
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def refined_kernel(
     around: wp.array3d(dtype=wp.vec3),
     scale: float,
@@ -294,17 +285,17 @@ def refined_kernel(
     cloud, row = wp.tid()
     normal = planes[cloud, row]
     way = wp.vec3()
-    if fit[cloud, row] >= FEW:
+    if fit[cloud, row] >= LocalPlane.FEW:
         centre = wp.vec3()
-        for _ in range(REFINED):
+        for _ in range(LocalPlane.REFINED):
             normal, centre = least_squares(
                 around, scale, cloud, row, -1, around.shape[2], normal, centre, within[cloud]
             )
-        farthest = FARTHEST * within[cloud]
+        farthest = LocalPlane.FARTHEST * within[cloud]
         way = wp.clamp(wp.dot(centre, normal), -farthest, farthest) / scale * normal
-    elif fit[cloud, row] > FEWEST:
-        normal, _mean = least_squares(around, scale, cloud, row, 0, COUNTED, normal, way, 0.0)
-    if wp.dot(normal, _UPWARDS) < 0.0:
+    elif fit[cloud, row] > LocalPlane.FEWEST:
+        normal, _mean = least_squares(around, scale, cloud, row, 0, LocalPlane.COUNTED, normal, way, 0.0)
+    if wp.dot(normal, LocalPlane.UPWARDS) < 0.0:
         normal = -normal
     normals[cloud, row] = normal
     shift[cloud, row] = way
@@ -336,13 +327,13 @@ def _search(
         return
     around, scale = displacements(launch, points, rows), 1 / unit
     planes, shares = torch.empty_like(points), fit.squeeze(-1)
-    within = points.new_full((len(points),), EXACT)
+    within = points.new_full((len(points),), LocalPlane.EXACT)
     shape = points.shape[:2]
     launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)
     next_ones = torch.empty_like(shares)
     launch(rank_kernel, shape, around, scale, planes, next_ones, block_dim=64)
     deviation = _deviation(next_ones)
     noise.copy_(unit * deviation)
-    within = (WITHIN * deviation).clamp(min=EXACT).flatten()
+    within = (LocalPlane.WITHIN * deviation).clamp(min=LocalPlane.EXACT).flatten()
     launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)
     launch(refined_kernel, shape, around, scale, within, planes, shares, normals, shift, block_dim=64)

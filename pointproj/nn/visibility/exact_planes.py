@@ -13,25 +13,10 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.attention import take_rows
-from pointproj.nn.directions import plain_shared_directions, shared_directions
+from pointproj.nn.visibility.constants import ExactPlane
+from pointproj.nn.visibility.directions import plain_shared_directions, shared_directions
+from pointproj.nn.visibility.kernels import displacements, kernel, take_rows
 from pointproj.ops.bridge.warp_op import warp_op
-
-OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-
-COUNTED = wp.constant(32)  # of the nearest neighbours, that can lie on a point's plane
-PAIRED = 12  # of the nearest neighbours; each pair of them spans a plane that is tried
-CONFIRMED = wp.constant(4)  # neighbours on a plane, with those that span it
-ROUNDING = wp.constant(4e-7)  # of a point of the query cube that was rotated and scaled in single precision
-FARTHEST = wp.constant(2e-5)  # from a plane, however badly it is spanned
-NARROWEST = wp.constant(1e-4)  # height of a triangle that spans a plane
-SURE = 8  # neighbours on a plane that has a direction of the cloud
-WIDE = 0.03  # height of the triangle that spans it, at least
-SAME = 1e-4  # sine of the angle between two planes of one direction
-VOTES = 4  # for a direction
-ON_DIRECTION = wp.constant(1.5e-6)  # distance from a plane of a known direction
-ON_NEIGHBORS = wp.constant(3e-6)  # distance from the plane that a neighbour has
-SHARED = wp.constant(2)  # neighbours on such a plane, with the one whose it is
 
 
 class ExactPlanes(NamedTuple):
@@ -64,41 +49,16 @@ def exact_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> 
     -------
     ExactPlanes
     """
-    return ExactPlanes(*_search(points.detach().float().contiguous(), rows[..., : 1 + COUNTED].contiguous()))
-
-
-@wp.kernel(**OPTIONS)
-def around_kernel(
-    points: wp.array2d(dtype=wp.vec3), rows: wp.array3d(dtype=wp.int64), around: wp.array3d(dtype=wp.vec3)
-):
-    """One thread a neighbour, launched over (B, k, N)."""
-    cloud, place, row = wp.tid()
-    neighbor = int(rows[cloud, row, place + 1])
-    away = wp.vec3(wp.NAN, wp.NAN, wp.NAN)
-    if neighbor >= 0:
-        away = points[cloud, neighbor] - points[cloud, row]
-    around[cloud, row, place] = away
-
-
-def displacements(launch, points: Tensor, rows: Tensor) -> Float[Tensor, "b n k 3"]:
-    """Of the neighbours of points; NaN for those that do not exist.
-
-    On a GPU those of one place are side by side, as threads read them.
-    """
-    clouds, size, k = rows.shape
-    if points.is_cuda:
-        around = points.new_empty(clouds, k - 1, size, 3).transpose(1, 2)
-    else:
-        around = points.new_empty(clouds, size, k - 1, 3)
-    launch(around_kernel, (clouds, k - 1, size), points, rows, around)
-    return around
+    return ExactPlanes(
+        *_search(points.detach().float().contiguous(), rows[..., : 1 + ExactPlane.COUNTED].contiguous())
+    )
 
 
 @wp.func
 def is_on(normal: wp.vec3, height: float, away: wp.vec3):
     """Whether a point is on a plane that a triangle of that height spans, up to rounding."""
-    allowed = ROUNDING * (1.0 + wp.length(away) / height)
-    return wp.abs(wp.dot(normal, away)) < wp.min(allowed, FARTHEST)
+    allowed = ExactPlane.ROUNDING * (1.0 + wp.length(away) / height)
+    return wp.abs(wp.dot(normal, away)) < wp.min(allowed, ExactPlane.FARTHEST)
 
 
 @wp.func
@@ -107,7 +67,7 @@ def triangle_height(across: wp.vec3, one: wp.vec3, other: wp.vec3):
     return wp.max(wp.length(across) / wp.max(wp.max(wp.length(one), wp.length(other)), 1.0e-9), 1.0e-12)
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def pairs_kernel(
     around: wp.array3d(dtype=wp.vec3),
     paired: int,
@@ -127,7 +87,7 @@ def pairs_kernel(
             across = wp.cross(one, other)
             height = triangle_height(across, one, other)
             # A plane with more than half of the neighbours is not surpassed.
-            if height > NARROWEST and 2 * most <= count:
+            if height > ExactPlane.NARROWEST and 2 * most <= count:
                 normal = across / wp.length(across)
                 on_plane = int(0)
                 for place in range(count):
@@ -152,7 +112,7 @@ def pairs_kernel(
             widest = across
             wide = away
     normal = wp.vec3()
-    if most >= CONFIRMED:
+    if most >= ExactPlane.CONFIRMED:
         normal = wp.normalize(widest)
     planes[cloud, row] = wp.vec4(normal[0], normal[1], normal[2], float(most))
     heights[cloud, row] = triangle_height(widest, far, wide)
@@ -180,19 +140,19 @@ def of_neighbors(
             plane = planes[cloud, neighbor]
             normal = normal_of(plane)
             if (
-                plane[3] >= float(CONFIRMED)
-                and wp.abs(wp.dot(normal, around[cloud, row, number])) < ON_NEIGHBORS
+                plane[3] >= float(ExactPlane.CONFIRMED)
+                and wp.abs(wp.dot(normal, around[cloud, row, number])) < ExactPlane.ON_NEIGHBORS
             ):
                 on_plane = int(0)
                 for place in range(count):
-                    if wp.abs(wp.dot(normal, around[cloud, row, place])) < ON_NEIGHBORS:
+                    if wp.abs(wp.dot(normal, around[cloud, row, place])) < ExactPlane.ON_NEIGHBORS:
                         on_plane += 1
-                if on_plane >= SHARED and float(on_plane) > best[3]:
+                if on_plane >= ExactPlane.SHARED and float(on_plane) > best[3]:
                     best = wp.vec4(normal[0], normal[1], normal[2], float(on_plane))
     return best
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def directions_kernel(
     around: wp.array3d(dtype=wp.vec3),
     rows: wp.array3d(dtype=wp.int64),
@@ -206,14 +166,14 @@ def directions_kernel(
     count = around.shape[2]
     normal = normal_of(planes[cloud, row])
     most = int(planes[cloud, row][3])
-    if most < CONFIRMED:
+    if most < ExactPlane.CONFIRMED:
         most = int(0)
     for number in range(directions.shape[1]):
         direction = directions[cloud, number]
         if wp.dot(direction, direction) > 0.0:
             on_plane = int(0)
             for place in range(count):
-                if wp.abs(wp.dot(direction, around[cloud, row, place])) < ON_DIRECTION:
+                if wp.abs(wp.dot(direction, around[cloud, row, place])) < ExactPlane.ON_DIRECTION:
                     on_plane += 1
             if on_plane > most:
                 normal = direction
@@ -238,11 +198,11 @@ def _search(launch, points: Tensor, rows: Tensor, normals: Tensor, support: Tens
     around = displacements(launch, points, rows)
     planes = points.new_empty(clouds, size, 4)
     heights = points.new_empty(clouds, size)
-    paired = min(PAIRED, around.shape[2])
+    paired = min(ExactPlane.PAIRED, around.shape[2])
     launch(pairs_kernel, (clouds, size), around, paired, planes, heights, block_dim=64)
-    sure = (planes[..., 3] >= SURE) & (heights > WIDE)
+    sure = (planes[..., 3] >= ExactPlane.SURE) & (heights > ExactPlane.WIDE)
     voters = torch.where(sure[..., None], planes[..., :3], 0.0)
-    chosen = shared_directions(launch, voters, same=SAME, rounds=1, least=VOTES)
+    chosen = shared_directions(launch, voters, same=ExactPlane.SAME, rounds=1, least=ExactPlane.VOTES)
     where = around, rows, planes, chosen
     launch(directions_kernel, (clouds, size), *where, normals, support.view(clouds, size), block_dim=64)
 
@@ -252,10 +212,10 @@ def plain_exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     around = take_rows(points, rows.clamp(min=0)) - points[:, :, None]
     away = torch.where(rows[..., None] < 0, torch.nan, around)[:, :, 1:]
     normals, most, height = _plain_pairs(away)
-    voters = torch.where(((most >= SURE) & (height > WIDE))[..., None], normals, 0.0)
-    directions = plain_shared_directions(voters, same=SAME, rounds=1, least=VOTES)
-    most = torch.where(most < CONFIRMED, 0, most)
-    on_plane = ((away @ directions.mT[:, None]).abs() < ON_DIRECTION).sum(2)
+    voters = torch.where(((most >= ExactPlane.SURE) & (height > ExactPlane.WIDE))[..., None], normals, 0.0)
+    directions = plain_shared_directions(voters, same=ExactPlane.SAME, rounds=1, least=ExactPlane.VOTES)
+    most = torch.where(most < ExactPlane.CONFIRMED, 0, most)
+    on_plane = ((away @ directions.mT[:, None]).abs() < ExactPlane.ON_DIRECTION).sum(2)
     on_plane = torch.where(directions.any(-1)[:, None], on_plane, 0)
     of_directions, best = on_plane.max(-1)
     better = of_directions > most
@@ -269,13 +229,15 @@ def plain_exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _plain_pairs(away: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor, Tensor]:
     """Normals (B, N, 3), neighbours on the plane (B, N), height of the triangle that spans it (B, N)."""
-    first, second = torch.triu_indices(*(min(PAIRED, away.shape[2]),) * 2, 1, device=away.device)
+    first, second = torch.triu_indices(*(min(ExactPlane.PAIRED, away.shape[2]),) * 2, 1, device=away.device)
     one, other = away[:, :, first], away[:, :, second]
     across, lengths = torch.linalg.cross(one, other), away.norm(dim=-1)
     height = _plain_height(across, one, other)
     normals = across / across.norm(dim=-1, keepdim=True).clamp(min=1e-20)
-    allowed = (ROUNDING * (1 + lengths[:, :, None] / height[..., None])).clamp(max=FARTHEST)
-    on_plane = ((normals @ away.mT).abs() < allowed) & (height > NARROWEST)[..., None]
+    allowed = (ExactPlane.ROUNDING * (1 + lengths[:, :, None] / height[..., None])).clamp(
+        max=ExactPlane.FARTHEST
+    )
+    on_plane = ((normals @ away.mT).abs() < allowed) & (height > ExactPlane.NARROWEST)[..., None]
     most, best = on_plane.sum(-1).max(-1)
     on_plane = on_plane.gather(2, best[..., None, None].expand(-1, -1, 1, away.shape[2]))[:, :, 0]
     reached = torch.where(on_plane, lengths, 0).argmax(-1)
@@ -284,16 +246,16 @@ def _plain_pairs(away: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor, Tensor
     widest = across.norm(dim=-1).argmax(-1)[..., None, None].expand(-1, -1, 1, 3)
     across, wide = across.gather(2, widest)[:, :, 0], away.gather(2, widest)[:, :, 0]
     normal = torch.nn.functional.normalize(across, dim=-1, eps=1e-20)
-    normal = torch.where((most >= CONFIRMED)[..., None], normal, 0.0)
+    normal = torch.where((most >= ExactPlane.CONFIRMED)[..., None], normal, 0.0)
     return normal, most, _plain_height(across, far[:, :, 0], wide)
 
 
 def _plain_shared(away: Tensor, normals: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor]:
     """Normals (B, N, 3) of the neighbours' planes that contain most, and how many those contain."""
-    on_plane = (normals @ away.mT).abs() < ON_NEIGHBORS  # (B, N, planes, neighbours)
+    on_plane = (normals @ away.mT).abs() < ExactPlane.ON_NEIGHBORS  # (B, N, planes, neighbours)
     contains = on_plane.diagonal(dim1=2, dim2=3) & normals.any(-1)
     most, best = torch.where(contains, on_plane.sum(-1), 0).max(-1)
-    most = torch.where(most < SHARED, 0, most)
+    most = torch.where(most < ExactPlane.SHARED, 0, most)
     normal = normals.gather(2, best[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
     return torch.where(most[..., None] > 0, normal, 0.0), most
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from pointproj import build_index, knn
-from pointproj.nn import visibility_network as module
-from pointproj.nn.attention import SideAttention
-from pointproj.nn.visibility_network import VisibilityNetwork
+from pointproj.nn.visibility import network as module
+from pointproj.nn.visibility import surface
+from pointproj.nn.visibility.attention import SideAttention
+from pointproj.nn.visibility.network import VisibilityNetwork
 
 
 def cloud(clouds=2, points=40, queries=9, seed=0):
@@ -115,14 +116,14 @@ def test_the_sign_of_normals_makes_no_difference(monkeypatch):
     query_points, reference_points = cloud()
     model, sensors = network(sensors=True), directions()
     expected = model(query_points, reference_points, features=sensors)
-    planes = module.local_planes
+    planes = surface.local_planes
 
     def flipped(*arguments):
         found = planes(*arguments)
         signs = torch.where(torch.arange(found.normals.shape[1]) % 3 == 0, -1.0, 1.0).double()
         return found._replace(normals=found.normals * signs[:, None])
 
-    monkeypatch.setattr(module, "local_planes", flipped)
+    monkeypatch.setattr(surface, "local_planes", flipped)
     torch.testing.assert_close(model(query_points, reference_points, features=sensors), expected)
 
 
@@ -216,3 +217,9 @@ def test_one_index_serves_every_search_of_a_forward_pass_and_of_each_decoded_par
     assert len(built) == 1
     assert len(given) >= 4
     assert all(index is built[0] for index in given)
+
+
+def test_points_of_another_dtype_are_refused_with_advice():
+    query_points, reference_points = cloud(1)
+    with pytest.raises(TypeError, match=r"float16, got torch.float64.*autocast"):
+        network().half()(query_points, reference_points)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pointproj import knn
-from pointproj.nn.exact_planes import COUNTED, exact_planes, plain_exact_planes
+from pointproj.nn.visibility.constants import ExactPlane
+from pointproj.nn.visibility.exact_planes import exact_planes, plain_exact_planes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -23,7 +24,7 @@ def board(count=1100, thickness=0.01, seed=0):
     return points.float(), rotation.mT[axis].float(), axis != 2
 
 
-def search(points, k=1 + COUNTED, of=exact_planes):
+def search(points, k=1 + ExactPlane.COUNTED, of=exact_planes):
     _, rows = knn(points[None], points[None], k, backend="torch")
     normals, support = of(points[None], rows)
     return normals[0], support[0, :, 0]

@@ -5,12 +5,8 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.attention import take_rows
-
-OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-
-ASKED = 1024  # points that vote on the directions of their cloud
-DIRECTIONS = 16  # of a cloud, at most
+from pointproj.nn.visibility.constants import SharedDirection
+from pointproj.nn.visibility.kernels import kernel, take_rows
 
 
 def shared_directions(
@@ -49,7 +45,9 @@ def shared_directions(
 
 def _asked_rows(points: Float[Tensor, "b n 3"]) -> Int[Tensor, " A"]:
     """Rows of the points that vote, spread over the cloud; each several times in a small one."""
-    return torch.arange(ASKED, device=points.device) * points.shape[1] // ASKED
+    return (
+        torch.arange(SharedDirection.VOTERS, device=points.device) * points.shape[1] // SharedDirection.VOTERS
+    )
 
 
 @wp.func
@@ -58,7 +56,7 @@ def is_close(one: wp.vec3, other: wp.vec3, same: float):
     return wp.dot(across, across) < same * same
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def votes_kernel(
     voters: wp.array2d(dtype=wp.vec3),
     same: float,
@@ -84,7 +82,7 @@ def votes_kernel(
     directions[cloud, number] = own
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def order_kernel(
     votes: wp.array2d(dtype=wp.int32),
     directions: wp.array2d(dtype=wp.vec3),
@@ -113,8 +111,8 @@ def _chosen(
     order: Int[Tensor, "b A"], directions: Float[Tensor, "b A 3"], least: int
 ) -> Float[Tensor, "b d 3"]:
     """Directions with the most votes; 0 for those with too few."""
-    largest, places = order.topk(DIRECTIONS, dim=1)
-    enough = largest >= least * ASKED
+    largest, places = order.topk(SharedDirection.COUNT, dim=1)
+    enough = largest >= least * SharedDirection.VOTERS
     return torch.where(enough[..., None], take_rows(directions, places), 0.0)
 
 
@@ -124,7 +122,10 @@ def plain_shared_directions(
     """The same as operators of torch: what the kernels are held to."""
 
     def close(one: Tensor, other: Tensor) -> Tensor:
-        pairs = one[:, :, None].expand(-1, -1, ASKED, -1), other[:, None].expand(-1, ASKED, -1, -1)
+        pairs = (
+            one[:, :, None].expand(-1, -1, SharedDirection.VOTERS, -1),
+            other[:, None].expand(-1, SharedDirection.VOTERS, -1, -1),
+        )
         return torch.linalg.cross(*pairs).square().sum(-1) < same**2
 
     voters = normals[:, _asked_rows(normals)]
@@ -134,7 +135,7 @@ def plain_shared_directions(
         signs = torch.where(agree, (own @ voters.mT).sign(), 0)
         own = torch.nn.functional.normalize(signs @ voters, dim=-1, eps=1e-20)
         votes = agree.sum(-1)
-    number = torch.arange(ASKED, device=normals.device)
-    order = torch.where(votes > 0, votes * ASKED + ASKED - 1 - number, 0)
+    number = torch.arange(SharedDirection.VOTERS, device=normals.device)
+    order = torch.where(votes > 0, votes * SharedDirection.VOTERS + SharedDirection.VOTERS - 1 - number, 0)
     surpassed = (close(own, own) & (order[:, None] > order[:, :, None])).any(-1)
     return _chosen(torch.where(surpassed, 0, order), own, least)

@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from pointproj.nn.directions import DIRECTIONS, plain_shared_directions, shared_directions
+from pointproj.nn.visibility.constants import SharedDirection
+from pointproj.nn.visibility.directions import plain_shared_directions, shared_directions
 from pointproj.ops.bridge.warp_op import warp_op
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -15,7 +16,7 @@ SETTINGS = {"same": 0.05, "rounds": 3, "least": 8}
 @warp_op(
     "pointproj_tests::shared_directions",
     outputs=lambda normals, same, rounds, least: {
-        "found": ((len(normals), DIRECTIONS, 3), normals.dtype),
+        "found": ((len(normals), SharedDirection.COUNT, 3), normals.dtype),
     },
 )
 def from_kernels(launch, normals: torch.Tensor, same: float, rounds: int, least: int, found: torch.Tensor):

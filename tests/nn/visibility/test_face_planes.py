@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from pointproj import knn
-from pointproj.nn import face_planes
-from pointproj.nn.face_planes import FARTHEST, _spread, spread_planes
-from pointproj.nn.plain_face_planes import plain_spread_planes
-from pointproj.nn.planes import local_planes
+from pointproj.nn.visibility.constants import FacePlane
+from pointproj.nn.visibility.face_planes import _spread, spread_planes
+from pointproj.nn.visibility.local_planes import local_planes
+from pointproj.nn.visibility.plain_face_planes import plain_spread_planes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DEVIATION = 0.01
@@ -35,9 +35,9 @@ def searched(points, k=25):
     [(25, 8, 0, 8, 1), (17, 1, 1, 2000, 1), (17, 1, 1, 8, 0.99), (25, 12, 2, 8, 0.95)],
 )
 def test_planes_are_those_of_plain_torch(device, k, rounds, last, votes, share, monkeypatch):
-    monkeypatch.setattr(face_planes, "ROUNDS", rounds)
-    monkeypatch.setattr(face_planes, "LAST_ROUNDS", last)
-    monkeypatch.setattr(face_planes, "VOTES", votes)
+    monkeypatch.setattr(FacePlane, "ROUNDS", rounds)
+    monkeypatch.setattr(FacePlane, "LAST_ROUNDS", last)
+    monkeypatch.setattr(FacePlane, "VOTES", votes)
     points, sensors = (tensor.to(device) for tensor in noisy_box())
     rows, planes = searched(points, k)
     inputs = points, rows, sensors, torch.tensor([0.011, 0.009], device=device), planes.normals
@@ -66,7 +66,7 @@ def test_planes_are_those_of_the_faces():
 
     assert directed(normals) > 0.97
     assert directed(planes.normals) < 0.9
-    assert (shift.norm(dim=-1) <= 1.001 * FARTHEST * planes.noise[..., 0]).all()
+    assert (shift.norm(dim=-1) <= 1.001 * FacePlane.FARTHEST * planes.noise[..., 0]).all()
     torch.testing.assert_close((shift * normals).sum(-1).abs(), shift.norm(dim=-1), atol=1e-6, rtol=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_narrow_faces_take_directions_of_wide_ones(monkeypatch):
         return (normals[0, :900, 2][narrow].abs() > 0.99).float().mean()
 
     with_directions = right()
-    monkeypatch.setattr(face_planes, "VOTES", face_planes.VOTES * 10**4)
+    monkeypatch.setattr(FacePlane, "VOTES", FacePlane.VOTES * 10**4)
     assert with_directions > right() + 0.1
     assert with_directions > 0.9
 

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.directions import shared_directions
-from pointproj.nn.face_kernels import (
+from pointproj.nn.visibility.constants import FacePlane
+from pointproj.nn.visibility.directions import shared_directions
+from pointproj.nn.visibility.face_kernels import (
     Fitted,
     Noisy,
     fit_kernel,
@@ -21,15 +22,6 @@ from pointproj.nn.face_kernels import (
     whole_kernel,
 )
 from pointproj.ops.bridge.warp_op import warp_op
-
-ROUNDS = 12  # in which planes spread to neighbours
-LAST_ROUNDS = 2  # of these, in which points may take the plane of a neighbour
-VOTING = 0.35  # share of the neighbours' planes that agree with one that votes on the directions of its cloud
-SAME_DIRECTION = 0.05  # sine of the angle between planes of one direction
-VOTES = 8  # of 1024, for a direction
-MEANS = 3  # times that a direction is replaced by the mean of those near it
-WHOLE = 2  # times that planes are fitted to all samples that are on them
-FARTHEST = 4.0  # standard deviations that a point is moved, at most
 
 
 def spread_planes(
@@ -79,7 +71,7 @@ def spread_planes(
     inputs = (tensor.detach().float().contiguous() for tensor in (sensors, noise.flatten(), normals))
     normals, means = _spread(where, rows.contiguous(), *inputs)
     off = ((means - where) * normals).sum(-1, keepdim=True)
-    farthest = FARTHEST * noise
+    farthest = FacePlane.FARTHEST * noise
     off = torch.maximum(torch.minimum(off, farthest), -farthest)
     return normals.to(points.dtype), (off * normals).to(points.dtype)
 
@@ -105,13 +97,15 @@ def _spread(
     now = Fitted(fitted, means, points.new_empty(*shape, 2, 3))
     other = Fitted(*(torch.empty_like(tensor) for tensor in now))
     _spread_over_faces(launch, clouds, normals, now, other, support)
-    votes = (support > VOTING) & (noise > 0)[:, None]
+    votes = (support > FacePlane.VOTING) & (noise > 0)[:, None]
     voters = torch.where(votes[..., None], now.normals, 0.0)
-    directions = shared_directions(launch, voters, same=SAME_DIRECTION, rounds=MEANS, least=VOTES)
+    directions = shared_directions(
+        launch, voters, same=FacePlane.SAME_DIRECTION, rounds=FacePlane.MEANS, least=FacePlane.VOTES
+    )
     turned = torch.empty_like(points)
     launch(turn_kernel, shape, clouds, now.normals, directions, turned, block_dim=64)
     _spread_over_faces(launch, clouds, turned, now, other, support)
-    for _ in range(WHOLE):
+    for _ in range(FacePlane.WHOLE):
         launch(whole_kernel, shape, clouds, now, other, block_dim=64)
         now, other = other, now
     # After an even number of these launches, the last planes are in the outputs.
@@ -123,10 +117,10 @@ def _spread_over_faces(
     """Fit planes with these normals to the neighbours, and spread them; the result is in ``now``."""
     shape = clouds.points.shape[:2]
     launch(fit_kernel, shape, clouds, normals, now, block_dim=64)
-    for number in range(ROUNDS):
+    for number in range(FacePlane.ROUNDS):
         launch(spread_kernel, shape, clouds, now, other, support, block_dim=64)
         now, other = other, now
-        if number >= ROUNDS - LAST_ROUNDS:
+        if number >= FacePlane.ROUNDS - FacePlane.LAST_ROUNDS:
             launch(take_kernel, shape, clouds, now, support, other, block_dim=64)
             now, other = other, now
     # Rounds and last rounds are together an even number of swaps.

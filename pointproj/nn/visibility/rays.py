@@ -13,11 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pointproj.nn.disk_grid import (
-    DIRECTIONS,
-    FEATURES,
-    IN_PLANE,
-    INNER,
+from pointproj.nn.visibility.constants import Disk, Edge, Ray
+from pointproj.nn.visibility.disk_grid import (
     PAIRS,
     DiskGrid,
     directions,
@@ -25,9 +22,8 @@ from pointproj.nn.disk_grid import (
     look_around,
     neighboring,
 )
-from pointproj.nn.edges import EDGES
 
-__all__ = ["FEATURES", "DiskGrid", "disk_grid", "plain_soft_visibility", "soft_visibility"]
+__all__ = ["DiskGrid", "disk_grid", "plain_soft_visibility", "soft_visibility"]
 
 
 def disk_grid(
@@ -48,7 +44,7 @@ def disk_grid(
         Of the large disks. The search is fast where they are of similar size: its cells are half as wide as
         the largest radius.
     edges : (B, N, 3, 4) float tensor, optional
-        Where disks end before their radii: see :func:`pointproj.nn.edges.nearest_edges`.
+        Where disks end before their radii: see :func:`pointproj.nn.visibility.edges.nearest_edges`.
 
     Returns
     -------
@@ -57,7 +53,7 @@ def disk_grid(
     """
     squared = radii[..., None].square()
     if edges is None:
-        edges = points.new_zeros(*points.shape[:2], EDGES, 4)
+        edges = points.new_zeros(*points.shape[:2], Edge.COUNT, 4)
     has_edges = edges.flatten(2).any(-1, keepdim=True).to(points.dtype)
     disks = torch.cat([points, squared, normals, has_edges], dim=-1).detach().float()
     exists = disks.isfinite().all(-1, keepdim=True) & normals.detach().any(-1, keepdim=True)
@@ -101,7 +97,7 @@ def plain_soft_visibility(
     towards = edges[:, None].unbind(-1)  # (B, 1, N, edges) each
     away = [place[..., None] - middle for place, middle in zip(points.unbind(-1), centre, strict=True)]
     height = _dot(normal, away)
-    off_plane = height.abs() > IN_PLANE
+    off_plane = height.abs() > Disk.IN_PLANE
     escaped = []  # (B, Q, 2) for each direction
     for direction in directions.tolist():
         slope = _dot(normal, direction)
@@ -110,11 +106,11 @@ def plain_soft_visibility(
         squared = _dot(met, met)
         in_all = (_dot(towards[:3], [place[..., None] for place in met]) <= towards[3]).all(-1)
         ahead = off_plane & (height * slope < 0) & in_all
-        sizes = INNER**2 * squared_radii, squared_radii
+        sizes = Disk.INNER**2 * squared_radii, squared_radii
         blocked = ((ahead & (squared < size)).any(-1) for size in sizes)
         escaped.append(torch.stack([1 - one.to(points.dtype) for one in blocked], dim=-1))
     both = [escaped[one] * escaped[other] for one, other in np.argwhere(np.triu(neighboring)).tolist()]
-    result = torch.stack([sum(escaped) / DIRECTIONS, sum(both) / PAIRS], dim=-1).flatten(-2)
+    result = torch.stack([sum(escaped) / Ray.COUNT, sum(both) / PAIRS], dim=-1).flatten(-2)
     return torch.where(points.isfinite().all(-1, keepdim=True), result, torch.nan)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pointproj import knn
-from pointproj.nn.edges import nearest_edges, plain_nearest_edges
+from pointproj.nn.visibility.edges import nearest_edges, plain_nearest_edges
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RADIUS = 0.09

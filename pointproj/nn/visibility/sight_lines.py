@@ -5,12 +5,9 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.nn.visibility.constants import SightLine
+from pointproj.nn.visibility.kernels import kernel
 from pointproj.ops.bridge.warp_op import warp_op
-
-OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-
-NONE = 1000.0  # distance where there is no line
-_NONE = wp.constant(NONE)
 
 
 def nearest_sight_lines(
@@ -49,11 +46,11 @@ def plain_nearest_sight_lines(points: Tensor, samples: Tensor, sensors: Tensor, 
     squared = (away.square().sum(-1) - ahead.square()).clamp(min=0)
     begun = ahead > 0, ahead > beyond[:, None, None]
     known = beyond[:, None, None] > 0
-    nearest = [torch.where(one & known, squared, NONE**2).amin(-1).sqrt() for one in begun]
+    nearest = [torch.where(one & known, squared, SightLine.NONE**2).amin(-1).sqrt() for one in begun]
     return torch.where(points.isfinite().all(-1, keepdim=True), torch.stack(nearest, dim=-1), torch.nan)
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def nearest_kernel(
     points: wp.array2d(dtype=wp.vec3),
     samples: wp.array2d(dtype=wp.vec3),
@@ -65,8 +62,8 @@ def nearest_kernel(
     cloud, number = wp.tid()
     point = points[cloud, number]
     least = beyond[cloud]
-    near = float(_NONE * _NONE)
-    far = float(_NONE * _NONE)
+    near = float(SightLine.NONE * SightLine.NONE)
+    far = float(SightLine.NONE * SightLine.NONE)
     if least > 0.0:
         for row in range(samples.shape[1]):
             way = sensors[cloud, row]

@@ -7,36 +7,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.nn.attention import SideAttention, full_precision
 from pointproj.nn.context import aggregate_with_context
-from pointproj.nn.edges import nearest_edges
-from pointproj.nn.exact_planes import COUNTED, exact_planes
-from pointproj.nn.face_planes import spread_planes
 from pointproj.nn.mlp import MLP
-from pointproj.nn.planes import Planes, local_planes
 from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
-from pointproj.nn.sight_lines import nearest_sight_lines
-from pointproj.nn.soft_visibility import FEATURES, DiskGrid, disk_grid, soft_visibility
+from pointproj.nn.visibility.attention import SideAttention, full_precision
+from pointproj.nn.visibility.constants import Cloud, Disk, Ray, SightLine
+from pointproj.nn.visibility.rays import DiskGrid, soft_visibility
+from pointproj.nn.visibility.sight_lines import nearest_sight_lines
+from pointproj.nn.visibility.surface import NEIGHBORS, find_surface
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
 
-HOLE_NEIGHBOR = 12  # holes between samples are about as wide as the distance to it
-LARGEST_HOLE = 1.5  # in means over the cloud: disks of stray points would slow down every ray
-LARGEST_ON_PLANE = 2.0  # the same for points with exact planes
-UNIT = 0.05  # about the spacing of 4,096 points
-BESIDE = 0.004  # how far from its plane a sample looks; in clouds with noise farther
-PLANE_NEIGHBORS = 24  # that a plane is fitted to
-WITH_ITSELF = 1 + PLANE_NEIGHBORS
-EXACT_CLOUD = 0.02  # share of points with exact planes, from which on a cloud has no noise
 LINES = 2  # how close lines of sight pass by: any, and such as have come far
-NEARLY = 0.25  # of the holes: a line that passes at this distance counts 1 / e
-SEEN = 2 * FEATURES  # with their square roots, which tell few rays from none
+SEEN = 2 * Ray.FEATURES  # with their square roots, which tell few rays from none
 
 
 class VisibilityEncoding(NamedTuple):
     """Result of :meth:`VisibilityNetwork.encode`; any number of queries can be decoded from it."""
 
     points: Float[Tensor, "b n 3"]
-    places: Float[Tensor, "b n p"]  # see :class:`pointproj.nn.attention.SideAttention`
+    places: Float[Tensor, "b n p"]  # see :class:`pointproj.nn.visibility.attention.SideAttention`
     sides: Float[Tensor, "b n 2 channels"]
     grid: DiskGrid
     index: Index
@@ -46,13 +35,11 @@ class VisibilityEncoding(NamedTuple):
 class VisibilityNetwork(nn.Module):
     """Tell inside from outside by what a point and the sides of its neighbours see of the outside.
 
-    1. For each reference point, the plane of its face is found where samples lie on it exactly
-       (:func:`pointproj.nn.exact_planes.exact_planes`), else the plane of most of its neighbours
-       (:func:`pointproj.nn.planes.local_planes`); and a disk in it that covers the holes between samples and
-       ends at edges (:func:`pointproj.nn.edges.nearest_edges`). In a cloud with noise, the point is moved
-       onto its plane first.
+    1. Each reference point gets the plane of its face, and a disk in it that covers the holes between samples
+       and ends at edges; in a cloud with noise the point is moved onto the plane
+       (:func:`pointproj.nn.visibility.surface.find_surface`).
     2. From both sides of each disk, and from each query point, rays escape or are stopped by disks
-       (:func:`pointproj.nn.soft_visibility.soft_visibility`). This is where a network learns of what is far
+       (:func:`pointproj.nn.visibility.rays.soft_visibility`). This is where a network learns of what is far
        away; all else is local, so it learns from few shapes and has no opinion on classes of them.
     3. The sides of each reference point attend to those of its neighbours, a given number of times.
     4. A query point attends to the sides of the nearest reference points, in which its own visibility takes
@@ -61,8 +48,8 @@ class VisibilityNetwork(nn.Module):
     All lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
     Where a scanner tells from which direction each point was seen, the network can be told too: then it knows
     which side of a point is outside, and how close to any point lines of sight pass, which go through free
-    space (:func:`pointproj.nn.sight_lines.nearest_sight_lines`). One set of weights serves clouds with and
-    without, if it was trained so.
+    space (:func:`pointproj.nn.visibility.sight_lines.nearest_sight_lines`). One set of weights serves clouds
+    with and without, if it was trained so.
 
     Under autocast the inner layers of attention run in low precision; positions and visibility do not.
 
@@ -106,8 +93,8 @@ class VisibilityNetwork(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if neighbors <= HOLE_NEIGHBOR:
-            raise ValueError(f"expected at least {HOLE_NEIGHBOR + 1} neighbours, got {neighbors}")
+        if neighbors <= Disk.HOLE_NEIGHBOR:
+            raise ValueError(f"expected at least {Disk.HOLE_NEIGHBOR + 1} neighbours, got {neighbors}")
         if predicts not in PREDICTED_CHANNELS:
             raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
         self.neighbors = neighbors
@@ -122,7 +109,7 @@ class VisibilityNetwork(nn.Module):
         self.near = SideAttention(SEEN + lines, width, width, sensors=sensors)
         self.query_mlp = MLP(width + SEEN + lines, 2 * width, out_channels * PREDICTED_CHANNELS[predicts])
         if predicts != "value":
-            self.log_sigma = nn.Parameter(torch.tensor(UNIT / 4).log())
+            self.log_sigma = nn.Parameter(torch.tensor(Cloud.UNIT / 4).log())
             begin_at_soft_distance(self.query_mlp)
 
     def encode(
@@ -148,6 +135,11 @@ class VisibilityNetwork(nn.Module):
         VisibilityEncoding
             For :meth:`decode`.
         """
+        if reference_points.dtype != (dtype := self.side.weight.dtype):
+            raise TypeError(
+                f"expected reference_points in the network's dtype {dtype}, got {reference_points.dtype}; "
+                f"for half precision keep both in float32 and call the network under torch.autocast"
+            )
         batched = reference_points.dim() == 3
         if not batched:
             reference_points = reference_points[None]
@@ -157,21 +149,16 @@ class VisibilityNetwork(nn.Module):
             index = build_index(reference_points, backend=self.backend)
         features, sensors = self._split(reference_points, features)
         with full_precision(reference_points):
-            k = max(self.neighbors, WITH_ITSELF, 1 + COUNTED)
+            k = max(self.neighbors, NEIGHBORS)
             distances, rows = self._nearest(reference_points, reference_points, index, k)
-            planes, support = _planes(reference_points, rows, sensors)
-            holes = distances[..., HOLE_NEIGHBOR]
-            holes = torch.minimum(holes, LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
-            on_planes = reference_points + planes.shift
-            places = torch.cat([on_planes, planes.normals, holes, sensors], dim=-1)
-            radii = _radii(holes, distances[..., COUNTED : COUNTED + 1], support)
-            flat = torch.where(support > 0, planes.normals, 0.0)
-            edges = nearest_edges(reference_points, rows, flat, radii)
-            grid = disk_grid(on_planes, planes.normals, radii, edges)
-            outwards = torch.stack([planes.normals, -planes.normals], dim=2)
-            beside = on_planes[:, :, None] + (BESIDE + planes.noise[..., None]) * outwards
-            seen = _seen_from(beside.flatten(1, 2), grid).unflatten(1, (-1, 2))
-            known = torch.cat([planes.fit, support, (planes.noise / holes).clamp(max=1), features], dim=-1)
+            surface = find_surface(reference_points.detach(), distances, rows, sensors)
+            on_planes = reference_points + surface.shift
+            places = torch.cat([on_planes, surface.normals, surface.holes, sensors], dim=-1)
+            outwards = torch.stack([surface.normals, -surface.normals], dim=2)
+            beside = on_planes[:, :, None] + (Disk.BESIDE + surface.noise[..., None]) * outwards
+            seen = _seen_from(beside.flatten(1, 2), surface.grid).unflatten(1, (-1, 2))
+            noise = (surface.noise / surface.holes).clamp(max=1)
+            known = torch.cat([surface.fit, surface.exact_fit, noise, features], dim=-1)
             known = [seen, seen.flip(2), known[:, :, None].expand(-1, -1, 2, -1)]
             if self.sensors:
                 facing = (outwards * sensors[:, :, None]).sum(-1, keepdim=True)
@@ -183,7 +170,7 @@ class VisibilityNetwork(nn.Module):
         among = beside.flatten(1, 2), places, twice, outwards.flatten(1, 2)
         for attend in self.rounds:
             sides = sides + attend(sides.flatten(1, 2), sides, *among).unflatten(1, (-1, 2))
-        return VisibilityEncoding(reference_points, places, sides, grid, index, batched)
+        return VisibilityEncoding(reference_points, places, sides, surface.grid, index, batched)
 
     def decode(
         self, query_points: Float[Tensor, "*batch q 3"], encoding: VisibilityEncoding
@@ -260,36 +247,6 @@ class VisibilityNetwork(nn.Module):
         return f"neighbors={self.neighbors}, predicts={self.predicts}, backend={self.backend}"
 
 
-def _planes(
-    points: Float[Tensor, "b n 3"], rows: Tensor, sensors: Float[Tensor, "b n s"]
-) -> tuple[Planes, Float[Tensor, "b n 1"]]:
-    """Exact planes where there are any, else local ones; and the share of neighbours on the exact ones.
-
-    In clouds with noise, planes are spread over faces.
-    """
-    near = rows[..., :WITH_ITSELF]
-    local, exact = local_planes(points, near, UNIT), exact_planes(points, rows)
-    is_exact = exact.support > 0
-    noise = torch.where(is_exact.float().mean(1, keepdim=True) > EXACT_CLOUD, 0.0, local.noise)
-    normals = torch.where(is_exact, exact.normals.to(points.dtype), local.normals)
-    known = sensors if sensors.shape[-1] else None
-    normals, shift = spread_planes(points, near, normals, noise, known)
-    return Planes(normals, local.fit, shift, noise), exact.support.to(points.dtype)
-
-
-def _radii(
-    holes: Float[Tensor, "b n 1"], farthest: Float[Tensor, "b n 1"], support: Float[Tensor, "b n 1"]
-) -> Float[Tensor, "b n"]:
-    """Of the disks: as wide as holes among the samples of the same plane, where that is exact.
-
-    About a board half of the nearest samples are on its other face, about a narrow side nearly all of them.
-    """
-    on_plane = COUNTED * support.clamp(min=1 / COUNTED)
-    own = farthest * (HOLE_NEIGHBOR / on_plane).sqrt()  # if these fill a circle that reaches the farthest
-    own = torch.minimum(torch.maximum(own, holes), LARGEST_ON_PLANE * holes.mean(1, keepdim=True))
-    return torch.where(support > 0, own, holes)[..., 0]
-
-
 def _seen_from(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 8"]:
     seen = soft_visibility(points, grid)
     return torch.cat([seen, seen.sqrt()], dim=-1)
@@ -300,4 +257,4 @@ def _passing(points: Float[Tensor, "b q 3"], places: Float[Tensor, "b n 10"]) ->
     samples, _, holes, sensors = places.tensor_split((3, 6, 7), dim=-1)
     hole = holes.mean((1, 2))
     near = nearest_sight_lines(points, samples, sensors, hole * sensors.flatten(1).any(1))
-    return torch.exp(-near / (NEARLY * hole[:, None, None]))
+    return torch.exp(-near / (SightLine.NEARLY * hole[:, None, None]))

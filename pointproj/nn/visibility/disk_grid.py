@@ -13,23 +13,9 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
-from pointproj.nn.edges import EDGES
+from pointproj.nn.visibility.constants import Disk, DiskCell, Edge, Ray
+from pointproj.nn.visibility.kernels import kernel
 from pointproj.ops.bridge.warp_op import warp_op
-
-OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-
-DIRECTIONS = 64
-SIDE = 32  # cells along the longest axis, at most
-CELLS_OF_DISK = 125  # at most
-INNER = 0.6  # radius of a small disk; that of the large one is 1
-FEATURES = 4  # for the small disks, then the large ones: share that escapes, share of neighbouring pairs
-
-MARGIN = wp.constant(1e-4)  # of a cell: disks are listed where rounding can lead a ray
-IN_PLANE = wp.constant(1e-6)  # a disk whose plane is this close hides nothing
-_SIDE = wp.constant(SIDE)
-_EDGES = wp.constant(EDGES)
-_DIRECTIONS = wp.constant(DIRECTIONS)
-_INNER_SQUARED = wp.constant(INNER * INNER)
 
 
 @wp.func_native("""
@@ -48,8 +34,8 @@ def load_four(rows: wp.array2d(dtype=wp.float32), at: int) -> wp.vec4f:
 
 def _spiral() -> Float[np.ndarray, "64 3"]:
     """Directions spread evenly over the sphere, in steps of 1/4096, so that every machine has the same."""
-    number = np.arange(DIRECTIONS) + 0.5
-    height = 1 - 2 * number / DIRECTIONS
+    number = np.arange(Ray.COUNT) + 0.5
+    height = 1 - 2 * number / Ray.COUNT
     angle = np.pi * (1 + 5**0.5) * number
     radius = np.sqrt(1 - height**2)
     return np.round(4096 * np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)) / 4096
@@ -66,14 +52,13 @@ def _neighboring(directions: Float[np.ndarray, "64 3"]) -> np.ndarray:
 directions = _spiral()
 neighboring = _neighboring(directions)
 PAIRS = int(neighboring.sum()) // 2
-_PAIRS = wp.constant(PAIRS)
 
 _ROWS = ", ".join(f"{value!r}f" for value in directions.ravel().tolist())
 _MASKS = ", ".join(f"{sum(1 << int(place) for place in np.flatnonzero(row))}ull" for row in neighboring)
 
 
 @wp.func_native(f"""
-    static const float rows[{3 * DIRECTIONS}] = {{ {_ROWS} }};
+    static const float rows[{3 * Ray.COUNT}] = {{ {_ROWS} }};
     return wp::vec3f(rows[3 * number], rows[3 * number + 1], rows[3 * number + 2]);
 """)
 def direction_of(number: int) -> wp.vec3f:
@@ -97,7 +82,7 @@ def bit_count(bits: wp.uint64) -> int:
 
 
 @wp.func_native(f"""
-    static const unsigned long long masks[{DIRECTIONS}] = {{ {_MASKS} }};
+    static const unsigned long long masks[{Ray.COUNT}] = {{ {_MASKS} }};
     return masks[number];
 """)
 def neighbors_of(number: int) -> wp.uint64:
@@ -109,7 +94,7 @@ def neighbors_of(number: int) -> wp.uint64:
 def pairs_in(escaped: wp.uint64):
     """Pairs of neighbouring directions that both escaped; a bit each."""
     twice = int(0)
-    for number in range(_DIRECTIONS):
+    for number in range(Ray.COUNT):
         if (escaped >> wp.uint64(number)) & wp.uint64(1):
             twice += bit_count(escaped & neighbors_of(number))
     return twice / 2
@@ -121,8 +106,8 @@ class DiskGrid(NamedTuple):
     frames: Float[Tensor, "b 7"]  # lower corner (3), cells a unit, cells along each axis (3)
     disks: Float[Tensor, "b n 8"]  # centre (3), squared radius, normal (3), has edges; 0 for none
     edges: Float[Tensor, "b n e 4"]  # unit vector in the plane, distance at which the disk ends there
-    start: Tensor  # (B * SIDE**3 + 1,) int32: where a cell's disks begin among the entries
-    entries: Tensor  # (B * N * CELLS_OF_DISK,) int32: rows among the disks of all clouds
+    start: Tensor  # (B * DiskCell.SIDE**3 + 1,) int32: where a cell's disks begin among the entries
+    entries: Tensor  # (B * N * DiskCell.OF_DISK,) int32: rows among the disks of all clouds
 
 
 @wp.struct
@@ -139,7 +124,7 @@ class DiskGridStruct:
 @wp.func
 def cell_row(cloud: int, x: int, y: int, z: int):
     """Row of a cell among those of all clouds."""
-    return ((cloud * _SIDE + x) * _SIDE + y) * _SIDE + z
+    return ((cloud * DiskCell.SIDE + x) * DiskCell.SIDE + y) * DiskCell.SIDE + z
 
 
 @wp.func
@@ -147,11 +132,12 @@ def along_axis(frames: wp.array2d(dtype=wp.float32), cloud: int, axis: int, low:
     """First and last cell between two places, in cells."""
     last = int(frames[cloud, 4 + axis]) - 1
     return wp.vec2i(
-        wp.clamp(int(wp.floor(low - MARGIN)), 0, last), wp.clamp(int(wp.floor(high + MARGIN)), 0, last)
+        wp.clamp(int(wp.floor(low - DiskCell.MARGIN)), 0, last),
+        wp.clamp(int(wp.floor(high + DiskCell.MARGIN)), 0, last),
     )
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def list_kernel(
     frames: wp.array2d(dtype=wp.float32),
     disks: wp.array3d(dtype=wp.float32),
@@ -179,7 +165,7 @@ def list_kernel(
         span = along_axis(frames, cloud, axis, centre[axis] - extent, centre[axis] + extent)
         low[axis] = span[0]
         high[axis] = span[1]
-    thickness = (0.5 + MARGIN) * (wp.abs(normal[0]) + wp.abs(normal[1]) + wp.abs(normal[2]))
+    thickness = (0.5 + DiskCell.MARGIN) * (wp.abs(normal[0]) + wp.abs(normal[1]) + wp.abs(normal[2]))
     for x in range(low[0], high[0] + 1):
         for y in range(low[1], high[1] + 1):
             for z in range(low[2], high[2] + 1):
@@ -194,8 +180,8 @@ def list_kernel(
 @wp.func
 def before_edges(grid: DiskGridStruct, row: int, away: wp.vec3):
     """Whether a place in the plane of a disk, seen from its centre, is on this side of all its edges."""
-    for place in range(_EDGES):
-        edge = load_four(grid.edges, _EDGES * row + place)
+    for place in range(Edge.COUNT):
+        edge = load_four(grid.edges, Edge.COUNT * row + place)
         if wp.dot(wp.vec3(edge[0], edge[1], edge[2]), away) > edge[3]:
             return False
     return True
@@ -213,11 +199,11 @@ def stopped_in(grid: DiskGridStruct, cell: int, origin: wp.vec3, direction: wp.v
         away = origin - wp.vec3(sphere[0], sphere[1], sphere[2])
         height = wp.dot(normal, away)
         slope = wp.dot(normal, direction)
-        if height * slope < 0.0 and wp.abs(height) > IN_PLANE:
+        if height * slope < 0.0 and wp.abs(height) > Disk.IN_PLANE:
             away = away - (height / slope) * direction
             squared = wp.dot(away, away)
             if squared < sphere[3] and (plane[3] == 0.0 or before_edges(grid, row, away)):
-                if squared < _INNER_SQUARED * sphere[3]:
+                if squared < Disk.INNER * Disk.INNER * sphere[3]:
                     return 2
                 found = 1
     return found
@@ -274,7 +260,7 @@ def every_third(number: int):
     return result
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def keys_kernel(
     frames: wp.array2d(dtype=wp.float32), points: wp.array2d(dtype=wp.vec3), keys: wp.array2d(dtype=wp.int32)
 ):
@@ -289,7 +275,7 @@ def keys_kernel(
     keys[cloud, number] = (cloud << 18) + key
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def rays_kernel(
     grid: DiskGridStruct,
     points: wp.array2d(dtype=wp.vec3),
@@ -307,7 +293,7 @@ def rays_kernel(
         escaped[number, place] = wp.uint8(2 - stopped(grid, cloud, origin, direction_of(number)))
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def count_kernel(
     points: wp.array2d(dtype=wp.vec3),
     order: wp.array(dtype=wp.int64),
@@ -332,10 +318,10 @@ def count_kernel(
             large |= bit
         bit = bit << wp.uint64(1)
     result[cloud, number] = wp.vec4(
-        float(bit_count(small)) / float(_DIRECTIONS),
-        float(pairs_in(small)) / float(_PAIRS),
-        float(bit_count(large)) / float(_DIRECTIONS),
-        float(pairs_in(large)) / float(_PAIRS),
+        float(bit_count(small)) / float(Ray.COUNT),
+        float(pairs_in(small)) / float(PAIRS),
+        float(bit_count(large)) / float(Ray.COUNT),
+        float(pairs_in(large)) / float(PAIRS),
     )
 
 
@@ -343,8 +329,8 @@ def _grid_specs(disks: Tensor, radius: Tensor) -> dict:
     clouds, points, _ = disks.shape
     return {
         "frames": ((clouds, 7), torch.float32),
-        "start": ((clouds * SIDE**3 + 1,), torch.int32),
-        "entries": ((clouds * points * CELLS_OF_DISK,), torch.int32),
+        "start": ((clouds * DiskCell.SIDE**3 + 1,), torch.int32),
+        "entries": ((clouds * points * DiskCell.OF_DISK,), torch.int32),
     }
 
 
@@ -356,10 +342,10 @@ def list_disks(
     centres = disks[..., :3]
     low = (centres - radius[:, None, None]).amin(1)
     extent = (centres + radius[:, None, None]).amax(1) - low
-    edge = torch.maximum(0.501 * radius, extent.amax(1) / (SIDE - 1)).clamp(min=1e-6)
+    edge = torch.maximum(0.501 * radius, extent.amax(1) / (DiskCell.SIDE - 1)).clamp(min=1e-6)
     frames[:, :3] = low
     frames[:, 3] = 1 / edge
-    frames[:, 4:] = (extent / edge[:, None]).ceil().clamp(1, SIDE)
+    frames[:, 4:] = (extent / edge[:, None]).ceil().clamp(1, DiskCell.SIDE)
     taken = torch.zeros(len(start), dtype=torch.int32, device=start.device)
     shape = disks.shape[:2]
     launch(list_kernel, shape, frames, disks, start, taken[1:], None)
@@ -370,7 +356,7 @@ def list_disks(
 
 @warp_op(
     "pointproj::soft_visibility",
-    outputs=lambda points, **_: {"result": ((*points.shape[:2], FEATURES), torch.float32)},
+    outputs=lambda points, **_: {"result": ((*points.shape[:2], Ray.FEATURES), torch.float32)},
 )
 def look_around(
     launch,
@@ -388,6 +374,6 @@ def look_around(
     keys = torch.empty(points.shape[:2], dtype=torch.int32, device=points.device)
     launch(keys_kernel, keys.shape, frames, points, keys)
     order = keys.view(-1).argsort()
-    escaped = torch.empty((DIRECTIONS, len(order)), dtype=torch.uint8, device=points.device)
+    escaped = torch.empty((Ray.COUNT, len(order)), dtype=torch.uint8, device=points.device)
     launch(rays_kernel, escaped.shape, grid, points, order, escaped, block_dim=128)
     launch(count_kernel, len(order), points, order, escaped, result)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from pointproj.nn.disk_grid import DIRECTIONS, PAIRS, directions, neighboring
-from pointproj.nn.soft_visibility import DiskGrid, disk_grid, plain_soft_visibility, soft_visibility
+from pointproj.nn.visibility.constants import Ray
+from pointproj.nn.visibility.disk_grid import PAIRS, directions, neighboring
+from pointproj.nn.visibility.rays import DiskGrid, disk_grid, plain_soft_visibility, soft_visibility
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -84,11 +85,11 @@ def test_a_hole_lets_one_ray_out_and_an_opening_lets_out_neighbours():
     opening = [5, *np.flatnonzero(neighboring[5])]
     beside = int(neighboring[opening][:, opening].sum()) // 2
     for rays, pairs in (([], 0), ([5], 0), (opening, beside)):
-        kept = torch.ones(DIRECTIONS, dtype=torch.bool)
+        kept = torch.ones(Ray.COUNT, dtype=torch.bool)
         kept[rays] = False
         one_each = disk_grid(0.7 * along[:, kept], along[:, kept], torch.full((1, int(kept.sum())), 0.05))
         seen = soft_visibility(torch.zeros(1, 1, 3), one_each)[0, 0]
-        torch.testing.assert_close(seen, torch.tensor([len(rays) / DIRECTIONS, pairs / PAIRS] * 2))
+        torch.testing.assert_close(seen, torch.tensor([len(rays) / Ray.COUNT, pairs / PAIRS] * 2))
 
 
 def test_directions_are_spread_evenly():

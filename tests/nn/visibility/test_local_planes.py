@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pointproj import knn
-from pointproj.nn.planes import local_planes, plain_local_planes
+from pointproj.nn.visibility.local_planes import local_planes, plain_local_planes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

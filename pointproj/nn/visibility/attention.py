@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from pointproj.nn.visibility.kernels import take_rows
 from pointproj.ops.reference import safe_sqrt
 
 HEAD_CHANNELS = 8
@@ -127,12 +128,3 @@ class SideAttention(nn.Module):
 def full_precision(points: Tensor) -> torch.autocast:
     """Context in which autocast is off: differences of positions are lost in low precision."""
     return torch.autocast(points.device.type, enabled=False)
-
-
-def take_rows(features: Float[Tensor, "b n c"], rows: Tensor) -> Tensor:
-    """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C)."""
-    clouds, points, channels = features.shape
-    first = torch.arange(clouds, device=rows.device).view(-1, *(1,) * (rows.dim() - 1)) * points
-    return (
-        features.reshape(-1, channels).index_select(0, (rows + first).flatten()).view(*rows.shape, channels)
-    )

@@ -1,4 +1,4 @@
-"""Kernels of :mod:`pointproj.nn.face_planes`, by Warp, and what they are passed."""
+"""Kernels of :mod:`pointproj.nn.visibility.face_planes`, by Warp, and what they are passed."""
 
 from typing import NamedTuple
 
@@ -6,39 +6,12 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
-
-REFITTED = 3  # times that planes are fitted to the neighbours, before they are spread
-WITHIN = 1.2  # standard deviations of noise: so far off its plane a neighbour counts a quarter
-AGREEING = 0.5  # standard deviations between two planes that agree; farther apart, they are of two faces
-BENT = 0.25  # sine of the angle between two such planes
-NEAR = 1.5  # standard deviations from a plane that a point may take
+from pointproj.nn.visibility.constants import FacePlane
+from pointproj.nn.visibility.kernels import kernel
 
 # For planes in a direction of the cloud:
-ON_TURNED = 1.2  # standard deviations: so far off a neighbour counts a quarter
-NEAR_TURNED = 2.5  # the same for the point itself
-MOVED = 4  # times that such a plane is moved to the neighbours on it
-PREFERRED = 1.7  # so much more counts a neighbour on it than one on the point's own plane
 
 # For planes that are fitted to all samples:
-SAME = 0.12  # sine of the angle to the planes of these, at most
-ENOUGH = 20.0  # such samples
-FLAT = 1e-7  # added to their variances
-SQUARED = 9  # times, so that of a covariance's inverse only the largest eigenvalue is left
-
-_REFITTED = wp.constant(REFITTED)
-_WITHIN = wp.constant(WITHIN)
-_AGREEING = wp.constant(AGREEING)
-_BENT = wp.constant(BENT)
-_NEAR = wp.constant(NEAR)
-_ON_TURNED = wp.constant(ON_TURNED)
-_NEAR_TURNED = wp.constant(NEAR_TURNED)
-_MOVED = wp.constant(MOVED)
-_PREFERRED = wp.constant(PREFERRED)
-_SAME_SQUARED = wp.constant(SAME * SAME)
-_ENOUGH = wp.constant(ENOUGH)
-_FLAT = wp.constant(FLAT)
-_SQUARED = wp.constant(SQUARED)
 
 
 class Fitted(NamedTuple):
@@ -106,11 +79,11 @@ def centred(total: float, first: wp.vec3, squares: wp.vec3, products: wp.vec3):
 @wp.func
 def least_axis(squares: wp.vec3, products: wp.vec3, before: wp.vec3):
     """Unit eigenvector of a covariance's least eigenvalue, from high powers of its adjugate."""
-    x = wp.vec3(squares[0] + _FLAT, products[2], products[1])
-    y = wp.vec3(products[2], squares[1] + _FLAT, products[0])
-    z = wp.vec3(products[1], products[0], squares[2] + _FLAT)
+    x = wp.vec3(squares[0] + FacePlane.FLAT, products[2], products[1])
+    y = wp.vec3(products[2], squares[1] + FacePlane.FLAT, products[0])
+    z = wp.vec3(products[1], products[0], squares[2] + FacePlane.FLAT)
     power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
-    for _ in range(_SQUARED):
+    for _ in range(FacePlane.SQUARED):
         power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-30)
         power = power * power
     axis = power * before
@@ -127,18 +100,18 @@ def foot(point: wp.vec3, normal: wp.vec3, mean: wp.vec3):
     return point - wp.dot(point - mean, normal) * normal
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def fit_kernel(clouds: NoisyStruct, given: wp.array2d(dtype=wp.vec3), fitted: FittedStruct):
     """One thread a point, launched over (B, N): the plane that is nearest to the neighbours on it."""
     cloud, row = wp.tid()
     point = clouds.points[cloud, row]
     normal = given[cloud, row]
-    within = _WITHIN * clouds.noise[cloud]
+    within = FacePlane.WITHIN * clouds.noise[cloud]
     centre = wp.vec3()
     squares = wp.vec3()
     products = wp.vec3()
     if within > 0.0 and wp.dot(normal, normal) > 0.0:
-        for _ in range(_REFITTED):
+        for _ in range(FacePlane.REFITTED):
             total = float(1.0e-6)
             first = wp.vec3()
             squares = wp.vec3()
@@ -162,7 +135,7 @@ def fit_kernel(clouds: NoisyStruct, given: wp.array2d(dtype=wp.vec3), fitted: Fi
     fitted.covariances[cloud, row, 1] = products
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def spread_kernel(
     clouds: NoisyStruct, fitted: FittedStruct, spread: FittedStruct, support: wp.array2d(dtype=wp.float32)
 ):
@@ -176,7 +149,7 @@ def spread_kernel(
     squares = wp.vec3()
     products = wp.vec3()
     total = float(0.0)
-    agreeing = _AGREEING * clouds.noise[cloud]
+    agreeing = FacePlane.AGREEING * clouds.noise[cloud]
     if agreeing > 0.0 and wp.dot(normal, normal) > 0.0:
         here = foot(clouds.points[cloud, row], normal, mean)
         first = wp.vec3()
@@ -188,7 +161,7 @@ def spread_kernel(
                 between = foot(clouds.points[cloud, other], its, centre) - here
                 weight = closeness(wp.dot(between, normal) / agreeing)
                 weight *= closeness(wp.dot(between, its) / agreeing)
-                weight *= closeness(wp.length(wp.cross(its, normal)) / _BENT)
+                weight *= closeness(wp.length(wp.cross(its, normal)) / FacePlane.BENT)
                 weight *= not_opposite(clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal)
                 away = centre - mean
                 total += weight
@@ -206,14 +179,14 @@ def spread_kernel(
     support[cloud, row] = total / float(clouds.rows.shape[2])
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def take_kernel(
     clouds: NoisyStruct, fitted: FittedStruct, support: wp.array2d(dtype=wp.float32), taken: FittedStruct
 ):
     """One thread a point, launched over (B, N): take the best plane of those of the neighbours."""
     cloud, row = wp.tid()
     point = clouds.points[cloud, row]
-    near = _NEAR * clouds.noise[cloud]
+    near = FacePlane.NEAR * clouds.noise[cloud]
     best = row
     most = float(0.0)
     own = fitted.normals[cloud, row]
@@ -234,7 +207,7 @@ def take_kernel(
     taken.covariances[cloud, row, 1] = fitted.covariances[cloud, best, 1]
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def turn_kernel(
     clouds: NoisyStruct,
     normals: wp.array2d(dtype=wp.vec3),
@@ -257,38 +230,38 @@ def turn_kernel(
             preferred = float(1.0)
             if number >= 0:
                 normal = directions[cloud, number]
-                preferred = _PREFERRED
+                preferred = FacePlane.PREFERRED
             if wp.dot(normal, normal) > 0.0:
                 height = float(0.0)
                 total = float(0.0)
-                for _ in range(_MOVED + 1):
+                for _ in range(FacePlane.MOVED + 1):
                     first = float(0.0)
                     total = float(0.0)
                     for place in range(clouds.rows.shape[2]):
                         other = int(clouds.rows[cloud, row, place])
                         if other >= 0:
                             its = wp.dot(clouds.points[cloud, other] - point, normal)
-                            weight = closeness((its - height) / (_ON_TURNED * noise))
+                            weight = closeness((its - height) / (FacePlane.ON_TURNED * noise))
                             weight *= not_opposite(
                                 clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal
                             )
                             total += weight
                             first += weight * its
                     height = first / wp.max(total, 1.0e-6)
-                score = preferred * total * closeness(height / (_NEAR_TURNED * noise))
+                score = preferred * total * closeness(height / (FacePlane.NEAR_TURNED * noise))
                 if score > most:
                     most = score
                     best = normal
     turned[cloud, row] = best
 
 
-@wp.kernel(**OPTIONS)
+@kernel
 def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct):
     """One thread a point, launched over (B, N): fit its plane to all samples of which the planes agree."""
     cloud, row = wp.tid()
     normal = fitted.normals[cloud, row]
     mean = fitted.means[cloud, row]
-    agreeing = _AGREEING * clouds.noise[cloud]
+    agreeing = FacePlane.AGREEING * clouds.noise[cloud]
     if agreeing > 0.0 and wp.dot(normal, normal) > 0.0:
         here = foot(clouds.points[cloud, row], normal, mean)
         total = float(0.0)
@@ -299,7 +272,7 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
             its = fitted.normals[cloud, other]
             if wp.abs(wp.dot(its, normal)) > 0.9:  # the others would have no weight, after more work
                 across = wp.cross(its, normal)
-                same = wp.max(1.0 - wp.dot(across, across) / _SAME_SQUARED, 0.0)
+                same = wp.max(1.0 - wp.dot(across, across) / (FacePlane.SAME * FacePlane.SAME), 0.0)
                 point = clouds.points[cloud, other]
                 between = foot(point, its, fitted.means[cloud, other]) - here
                 weight = closeness(wp.dot(between, normal) / agreeing) * same * same
@@ -310,7 +283,7 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
                     first += weight * away
                     squares += weight * wp.cw_mul(away, away)
                     products += weight * mixed(away)
-        if total > _ENOUGH:
+        if total > FacePlane.ENOUGH:
             first, squares, products = centred(total, first, squares, products)
             mean += first
             normal = least_axis(squares, products, normal)

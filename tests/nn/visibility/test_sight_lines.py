@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pointproj.nn.sight_lines import NONE, nearest_sight_lines, plain_nearest_sight_lines
+from pointproj.nn.visibility.constants import SightLine
+from pointproj.nn.visibility.sight_lines import nearest_sight_lines, plain_nearest_sight_lines
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -27,7 +28,7 @@ def test_distances_are_those_of_the_nearest_lines(device):
     ahead = (away * sensors.double()[:, None]).sum(-1)
     distance = (away.square().sum(-1) - ahead.square()).clamp(min=0).sqrt()
     for place, least in enumerate((torch.zeros_like(beyond), beyond)):
-        expected = torch.where(ahead > least[:, None, None], distance, NONE).amin(2)
+        expected = torch.where(ahead > least[:, None, None], distance, SightLine.NONE).amin(2)
         torch.testing.assert_close(got[..., place].double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -39,9 +40,9 @@ def test_clouds_without_lines_and_points_that_are_not_finite(device):
     got = nearest_sight_lines(*inputs)
     torch.testing.assert_close(got, plain_nearest_sight_lines(*inputs), equal_nan=True, atol=1e-5, rtol=1e-5)
     others = torch.arange(points.shape[1], device=device) != 3
-    assert (got[0, others] == NONE).all()
+    assert (got[0, others] == SightLine.NONE).all()
     assert got[0, 3].isnan().all()
-    assert (got[1] < NONE).any()
+    assert (got[1] < SightLine.NONE).any()
 
 
 def test_the_dtype_is_that_of_the_points_and_nothing_has_gradients():
