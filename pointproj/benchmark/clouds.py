@@ -28,7 +28,7 @@ from pointproj.runtime.errors import first_line
 log = logging.getLogger(__name__)
 
 LISTS = ("padded", "csr")
-SEARCHES = ("search", "knn", *LISTS)
+SEARCHES = ("search", "knn", "farthest", *LISTS)
 WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
 
 

@@ -12,11 +12,11 @@ from pointproj.config import ConfigError, nearest
 
 WORKLOADS = (  # what matters most first; of what matters less, what takes long comes last
     *("w1", "w2", "w2_wide", "host", "batches", "interop", "import"),
-    *("scaling", "large", "lists", "gino", "geotransolver", "start"),
+    *("scaling", "farthest", "large", "lists", "gino", "geotransolver", "start"),
 )
 OF_OPERATORS = ("build", "search", "knn", "aggregate", "operator", "gradients", "forward", "step")
 OF_LISTS = ("padded", "csr", "aggregate_padded", "aggregate_csr")
-MODES = (*OF_OPERATORS, *OF_LISTS, "launch", "import", "first_step", "whole")
+MODES = (*OF_OPERATORS, *OF_LISTS, "farthest", "launch", "import", "first_step", "whole")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
 ALLOCATORS = ("torch", "rmm")

@@ -80,7 +80,7 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> t
     asked_for : list of str or None
         Their names; None means all.
     operator : str, optional
-        "knn" or "radius": only backends that have it.
+        "knn", "radius" or "farthest": only backends that have it.
 
     Returns
     -------
@@ -92,7 +92,14 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> t
         For a name that is not known, with those that are.
     """
     chosen = _chosen("backends", asked_for, names())
-    return tuple(name for name in chosen if operator is None or operator in load(name).OPERATORS)
+    return tuple(name for name in chosen if operator is None or _has(name, operator))
+
+
+def _has(backend: str, operator: str) -> bool:
+    """Whether a backend has an operator of its own; that of torch serves the others."""
+    if operator == "farthest":
+        return backend == "torch" or hasattr(load(backend), "farthest_points")
+    return operator in load(backend).OPERATORS
 
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
@@ -136,7 +143,7 @@ def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
 def missing_backend(name: str, device_type: str, operator: str) -> str | None:
     """Why a backend cannot be measured here, or None."""
     try:
-        resolve(name, device_type, operator)
+        resolve(name, device_type, "knn" if operator == "farthest" else operator)
     except BackendUnavailable as reason:
         return str(reason)
     return None
@@ -182,9 +189,9 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
 
 def backend_contender(name: str, workload: Workload, missing: str | None = None) -> Contender:
     """One of our backends on a workload."""
-    brute_force = name == "torch"  # it has no index to build
+    brute_force = name == "torch" and workload.operator != "farthest"  # it has no index to build
     without = LIST_SUMS + (("build", "search") if brute_force else ())
-    find = {"build": _build, "padded": _padded, "csr": _csr}
+    find = {"build": _build, "padded": _padded, "csr": _csr, "farthest": _farthest}
     if workload.operator == "knn":
         find |= {"knn": _knn, "search": _knn}
     return Contender(
@@ -220,6 +227,8 @@ def peer_contender(peer: Peer, workload: Workload, device_type: str = "cuda") ->
     find = {} if peer.finds == "sums" else {peer.finds: peer.function}
     if peer.finds == "knn":
         find = {"knn": lambda asked: peer.function(*asked.points, asked.k)}
+    elif peer.finds == "farthest":
+        find = {"farthest": lambda asked: peer.function(asked.points[0], asked.k)}
     return Contender(
         name=peer.library.name,
         kind="peer",
@@ -308,6 +317,10 @@ def _padded(backend: str, asked: Question) -> pointproj.Neighbors:
 
 def _csr(backend: str, asked: Question) -> pointproj.NeighborList:
     return pointproj.radius_neighbors(*asked.points, asked.radius, capacity=asked.capacity, backend=backend)
+
+
+def _farthest(backend: str, asked: Question) -> Tensor:
+    return pointproj.farthest_points(asked.points[0], asked.k, backend=backend)
 
 
 def _read_padded(found: pointproj.Neighbors) -> Pairs:

@@ -65,6 +65,8 @@ class Expected:
             return self.neighbors_error(result, check_distances=contender.kind == "backend")
         if mode in ("padded", "csr"):
             return self.pairs_error(mode, contender.read[mode](result), contender)
+        if mode == "farthest":
+            return self.farthest_error(result)
         if mode == "aggregate":
             return self.sums_error(mode, result)
         if mode in NETWORK:
@@ -156,6 +158,24 @@ class Expected:
             errors.append(_from_nearest(row, got, exact.topk(most, largest=False).values))
         worst = torch.cat(errors) / radius
         return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
+
+    def farthest_error(self, rows: Tensor) -> float:
+        """By how much a chosen point is nearer to those before it than the farthest is, in squared distances.
+
+        Parameters
+        ----------
+        rows : (count,) or (B, count) tensor
+            In the order in which they were chosen; a row that is chosen twice gives 1.
+        """
+        points = self.problem.query_points.double().view(len(self.ranges), -1, 3)
+        nearest = points.new_full(points.shape[:2], torch.inf)
+        worst = points.new_zeros(len(points))
+        for own in rows.long().view(len(points), -1).split(1, dim=1):
+            most, chosen = nearest.amax(1), nearest.gather(1, own).squeeze(1)
+            worst = torch.where(most.isfinite(), torch.maximum(worst, 1 - chosen / most), worst)
+            delta = points - points.gather(1, own[..., None].expand(-1, -1, 3))
+            nearest = torch.minimum(nearest, delta.square().sum(-1))
+        return worst.max().item()
 
     def _exact(self, rows: Tensor, itself: bool) -> Tensor:
         """Distances in fp64 from the checked queries to all reference points."""

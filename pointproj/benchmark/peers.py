@@ -4,6 +4,7 @@ Adding a peer means adding a function. What it finds says what it takes and retu
 
 - ``knn``: (query points, reference points, k) to :class:`Nearest`; torch gathers and weighs around it.
 - ``sums``: (query points, reference points, features, k or radius, sigma) to aggregated features.
+- ``farthest``: (points (N, 3) or (B, N, 3), count) to rows in the order in which they are chosen.
 - ``padded``, ``csr``: a :class:`~pointproj.benchmark.workloads.Question` to whatever the library returns,
   which ``read`` turns into :class:`Pairs`. Libraries return different things under the same name, so each
   says in ``returns`` what its result lacks.
@@ -62,10 +63,10 @@ class Peer:
     Parameters
     ----------
     library : Library
-    finds : {"knn", "sums", "padded", "csr"}
+    finds : {"knn", "sums", "farthest", "padded", "csr"}
     function : callable
         What is timed; the module says what it takes and returns.
-    operator : {"knn", "radius"}
+    operator : {"knn", "radius", "farthest"}
     batched : bool
         Whether it takes dense batches too.
     traceable : bool
@@ -108,8 +109,8 @@ def peer(library: Library, finds: str, **properties: Any) -> Callable[[Callable]
     """Add the decorated function to :data:`PEERS`, with the properties of :class:`Peer`."""
 
     def register(function: Callable) -> Callable:
-        operator = {"operator": "knn"} if finds == "knn" else {}
-        PEERS.append(Peer(library, finds, function, **operator | properties))
+        operator = finds if finds in ("knn", "farthest") else "radius"
+        PEERS.append(Peer(library, finds, function, **{"operator": operator} | properties))
         return function
 
     return register
@@ -314,7 +315,10 @@ def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(torch.from_dlpack(distances), torch.from_dlpack(indices))
 
 
-@peer(Library("torchbvh", "torchbvh", ("torchbvh",)), "knn", batched=True)
+TORCHBVH = Library("torchbvh", "torchbvh", ("torchbvh",))
+
+
+@peer(TORCHBVH, "knn", batched=True)
 def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
     import torchbvh
@@ -325,7 +329,30 @@ def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(squared[..., :k], indices[..., :k])
 
 
+@peer(TORCHBVH, "farthest", batched=True)
+def torchbvh_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds count"]:
+    """Its exact mode."""
+    import torchbvh
+
+    return torchbvh.fps(points, count, mode="exact_bucketed").indices
+
+
 TORCH_CLUSTER = Library("torch-cluster", "torch-cluster", ("torch_cluster",), BOTH)
+
+
+def _clouds_of(points: Tensor) -> Tensor:
+    return torch.arange(len(points), device=points.device).repeat_interleave(points.shape[1])
+
+
+@peer(TORCH_CLUSTER, "farthest", batched=True)
+def torch_cluster_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds count"]:
+    """Every point is compared with each that was chosen."""
+    import torch_cluster
+
+    size = points.shape[-2]
+    batch = None if points.ndim == 2 else _clouds_of(points)
+    rows = torch_cluster.fps(points.view(-1, 3), batch, ratio=count / size, random_start=False)
+    return rows.view(*points.shape[:-2], count) % size
 
 
 @peer(TORCH_CLUSTER._replace(devices=("cuda",)), "knn", batched=True, brute_force=("cuda",))
@@ -335,8 +362,7 @@ def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
 
     if query.ndim == 2:
         return Nearest(None, torch_cluster.knn(reference, query, k)[1].view(-1, k))
-    clouds = torch.arange(len(query), device=query.device)
-    of = [clouds.repeat_interleave(points.shape[1]) for points in (reference, query)]
+    of = [_clouds_of(points) for points in (reference, query)]
     rows = torch_cluster.knn(reference.flatten(0, 1), query.flatten(0, 1), k, *of)[1]
     return Nearest(None, rows.view(*query.shape[:2], k) % reference.shape[1])
 

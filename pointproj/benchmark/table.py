@@ -182,6 +182,18 @@ def _scaling(rows: list[Row]) -> list[Column]:
     return [*made, *batch[:1]]
 
 
+def _farthest(rows: list[Row]) -> list[Column]:
+    keys = dict.fromkeys((r.clouds, r.references, r.k) for r in rows if r.workload == "farthest")
+    return [
+        Column(
+            f"{f'{clouds} of ' if clouds > 1 else ''}{size // clouds:,} to {k:,}",
+            {"workload": "farthest", "references": size, "k": k},
+            milliseconds,
+        )
+        for clouds, size, k in keys
+    ]
+
+
 def _models(rows: list[Row]) -> list[Column]:
     keys = sorted({(row.workload, row.references) for row in rows if row.workload in MODELS})
     return [_of_size(name, size, f"{MODELS[name]}, {_count(size)} points") for name, size in keys]
@@ -263,6 +275,7 @@ _TABLES: tuple[tuple[str, Callable[[list[Row]], list[Column]], Callable[[list[Ro
         _scaling,
         _by_execution,
     ),
+    ("Farthest points, milliseconds", _farthest, _by_execution),
     (
         "Time that the host takes to issue an eager call, milliseconds",
         _fixed(

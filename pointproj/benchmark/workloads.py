@@ -76,7 +76,7 @@ class Workload:
     """One question and what is measured of it."""
 
     name: str  # as in the results
-    operator: str  # knn | radius
+    operator: str  # knn | radius | farthest
     modes: tuple[str, ...]
     question: Callable[[torch.device], Question]
     peers: str = "all"  # all | batched (those that take batches) | none
@@ -217,6 +217,15 @@ def _scaling(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     yield Workload("scaling_batch", question=asked, peers="batched", **settings)
 
 
+def _farthest(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    settings = {"operator": "farthest", "modes": ("farthest",), "executions": ("eager",)}
+    for size, count, clouds in ((16_384, 1_024, None), (10_000, 2_500, 16), (10**5, 10**4, None)):
+        asked = within_itself(uniform(size * (clouds or 1)), count, clouds)
+        if device_type == "cuda" or size * count <= 10**8:
+            peers = "batched" if clouds else "all"
+            yield Workload("farthest", question=asked, peers=peers, **settings)
+
+
 def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     shared = {"k": 7, "radius": 0.1, "channels": CHANNELS}
     dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
@@ -243,5 +252,5 @@ def _lists(config: BenchConfig, device_type: str) -> Iterator[Workload]:
 
 _FAMILIES: dict[str, Family] = {
     **{"w1": _w1, "w2": _w2("w2", W2), "w2_wide": _w2("w2_wide", W2_WIDE), "host": _host},
-    **{"scaling": _scaling, "batches": _batches, "lists": _lists},
+    **{"scaling": _scaling, "farthest": _farthest, "batches": _batches, "lists": _lists},
 }

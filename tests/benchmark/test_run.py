@@ -15,7 +15,7 @@ from pointproj import knn
 from pointproj.benchmark import interop, peers, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_contender, missing_backend, peer_contender
+from pointproj.benchmark.contenders import backend_contender, entries, missing_backend, peer_contender
 from pointproj.benchmark.limits import Limits, Unaffordable, given_up_after
 from pointproj.benchmark.parity import Expected, relative_error
 from pointproj.benchmark.peers import PEERS, Nearest, Peer
@@ -23,8 +23,8 @@ from pointproj.benchmark.recorder import collect_only_new_garbage
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import ISSUED_IN_A_ROW, measure, measure_host, percentiles
-from pointproj.benchmark.workloads import Question, Workload, of_case
-from pointproj.ops.cases import Case, gaussian
+from pointproj.benchmark.workloads import Question, Workload, of_case, workloads
+from pointproj.ops.cases import Case, Problem, gaussian
 from pointproj.ops.registry import names
 from tests.benchmark.rows import row
 
@@ -352,3 +352,30 @@ class TestTiming:
         now[0] = 0.0
         assert measure(lambda: call(0.04), CPU, 0.4) == pytest.approx((40.0, 40.0, 40.0, 10), rel=1e-6)
         assert measure(lambda: call(2**-20), CPU, 0.01).repetitions == 210 * 49  # 0.2 ms a sample
+
+
+class TestFarthest:
+    def test_rows_of_any_library_are_checked_point_by_point(self):
+        workload, batch, *_ = workloads(BenchConfig(workloads=["farthest"]), "cpu")
+        points = torch.randn(3, 50, 3, generator=torch.Generator().manual_seed(0))
+        question = Question(Problem(points, points, points), 20)
+        expected = Expected(batch, question)
+        rows = backend_contender("torch", workload).find["farthest"](question)
+        assert expected.farthest_error(rows) < 1e-6
+        exchanged = rows.clone()
+        exchanged[1, [4, 15]] = exchanged[1, [15, 4]]
+        assert 0.01 < expected.farthest_error(exchanged) < 1
+        repeated = rows.clone()
+        repeated[2, 7] = repeated[2, 3]
+        assert expected.farthest_error(repeated) == 1.0
+
+    def test_a_row_for_each_that_chooses_exactly(self):
+        config = BenchConfig(workloads=["farthest"], backends=["torch", "native", "warp"])
+        found = {
+            (len(w.question(CPU).problem.ranges()), e.contender.name)
+            for w in workloads(config, "cuda")
+            for e in entries(config, w, "cuda")
+        }
+        assert found == {
+            (n, name) for n in (1, 16) for name in ("torch", "native", "torchbvh", "torch-cluster")
+        }
