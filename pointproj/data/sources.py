@@ -50,8 +50,8 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
     if layout_root(root) is None:
         raise DataError(
             f"no meshes: {layout_problem(root)}. Two ways forward: write data.download=true to fetch "
-            f"ModelNet10 into it (473 MB), or data.root=FOLDER to read what you have, laid out as {EXPECTED_LAYOUT}. "
-            "data=furniture needs neither."
+            "ModelNet10 into it (473 MB), or data.root=FOLDER to read what you have, laid out as "
+            f"{EXPECTED_LAYOUT}. data=furniture needs neither."
         )
     files = find_meshes(root, data.classes, data.limit)
     for split in SPLITS:
