@@ -87,11 +87,11 @@ def type_problem(config: Any, key: str, given: Any) -> str | None:
         *sections, name = key.split(".")
         for section in sections:
             config = getattr(config, section)
-        return _type_words(next(entry for entry in dataclasses.fields(config) if entry.name == name))
+        return type_words(next(entry for entry in dataclasses.fields(config) if entry.name == name))
     return None
 
 
-def _type_words(entry: dataclasses.Field) -> str:
+def type_words(entry: dataclasses.Field) -> str:
     """What a value may be, in words."""
     kinds = typing.get_args(entry.type) if isinstance(entry.type, types.UnionType) else (entry.type,)
     kind, allowed = kinds[0], entry.metadata

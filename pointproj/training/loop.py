@@ -1,7 +1,6 @@
 """The training of a network: steps, validations and checkpoints, then the report."""
 
 import dataclasses
-import io
 import itertools
 import logging
 import math
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from pointproj.config import Config
@@ -25,11 +23,12 @@ from pointproj.runtime.distributed import ALONE, Processes, StopTogether
 from pointproj.runtime.loggers import MetricLogger
 from pointproj.runtime.memory import peak_bytes, statistics
 from pointproj.runtime.profiling import StepProfiler
+from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
 from pointproj.training.checkpoint import Continued, Position
-from pointproj.training.display import Pace, ProgressDisplay
+from pointproj.training.display import Pace, log_progress
 from pointproj.training.divergence import DivergenceCheck
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
@@ -140,7 +139,7 @@ class Training:
         self._loop()
         if self.evaluation is None:
             self.evaluation = self.evaluate(self.predict)
-        return self._report()
+        return self._write_report()
 
     def _loop(self) -> None:
         config, position = self.config, self.position
@@ -149,7 +148,8 @@ class Training:
             stack.callback(profiler.close)
             stop = stack.enter_context(StopRequest())
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
-            display = stack.enter_context(self._display())
+            bar = progress("training", self.total_steps, done=position.step, lines=False)
+            advance = stack.enter_context(bar)
             # One stream of batches for all epochs: its workers go on sampling during validation.
             stream = stack.enter_context(closing(self.loader.training(position)))
             profiler.start()
@@ -157,7 +157,9 @@ class Training:
                 batches_left = itertools.islice(stream, self.loader.steps_per_epoch - position.step_in_epoch)
                 with self.pace.running():
                     for batch in batches_left:
-                        self._train_step(batch, display, profiler)
+                        self._train_step(batch)
+                        profiler.step()
+                        advance(1)
                         if stop_together(stop.made is not None):
                             self._stop(stop)
                     self._read_status()
@@ -184,7 +186,7 @@ class Training:
             radius_aggregate,
         ]
 
-    def _train_step(self, batch: dict[str, Any], display: ProgressDisplay, profiler: StepProfiler) -> None:
+    def _train_step(self, batch: dict[str, Any]) -> None:
         config, position = self.config, self.position
         lr = learning_rate(config.optimizer, position.step, self.total_steps)
         set_learning_rate(self.optimizer, lr)
@@ -193,22 +195,16 @@ class Training:
             self._wait_for_device()
             self.first_step_ended = time.time()
         self._read_status()  # of an earlier step: the device runs this one meanwhile
-        profiler.step()
         self.pace.count(self.loader.shapes_of_step(position.step_in_epoch))
         position.step += 1
         position.step_in_epoch += 1
-        display.advance(position.step)
         check_is_due = self.divergence.add(position.step, batch)
         ends_interval = position.step % config.training.log_every == 0 or position.step == self.total_steps
         if check_is_due or ends_interval:
             self.step.request_status(ends_interval=ends_interval)
-            self.pending = partial(self._act_on_status, display if ends_interval else None, lr)
+            self.pending = partial(self._act_on_status, lr, ends_interval=ends_interval)
             if self.device.type != "cuda":
                 self._read_status()
-
-    def _display(self) -> ProgressDisplay:
-        console = None if self.processes.is_first else Console(file=io.StringIO())
-        return ProgressDisplay(self.total_steps, self.position.step, console)
 
     def _read_status(self) -> None:
         """Act on the status that was requested after an earlier step, if that was not done yet."""
@@ -216,18 +212,16 @@ class Training:
         if act is not None:
             act()
 
-    def _act_on_status(self, display: ProgressDisplay | None, lr: float) -> None:
+    def _act_on_status(self, lr: float, *, ends_interval: bool) -> None:
         loss, not_finite = self.step.read_status()
         self.divergence.check(not_finite)
-        if display is not None:
-            self._log_step(display, lr, loss)
-
-    def _log_step(self, display: ProgressDisplay, lr: float, loss: float) -> None:
-        position, training = self.position, self.config.training
+        if not ends_interval:
+            return
+        position = self.position
         if math.isfinite(loss):  # it is not if all these steps were skipped
             position.losses.append([position.step, loss])
         pace, memory = self.pace.read(), peak_bytes(self.device)
-        display.line(position.epoch + 1, training.epochs, position.step, loss, lr, pace, memory)
+        log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
         measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
         self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
 
@@ -311,7 +305,7 @@ class Training:
         log.warning("stopped after step %d; continue with %s", self.position.step, onwards)
         raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
 
-    def _report(self) -> dict[str, Any]:
+    def _write_report(self) -> dict[str, Any]:
         """Compare with the baseline, draw, time the step, and write ``metrics.json``, which is returned."""
         config, position, step = self.config, self.position, self.step
         compared = report.comparison(self.evaluation, self.baseline, position.errors[0][1])
@@ -347,7 +341,7 @@ class Training:
             "left_out": self.data.left_out,
         }
         self.run_folder.write_json("metrics.json", metrics)
-        log.info("metrics, checkpoints and what was drawn are in %s", self.run_folder.path)
+        log.info("report, pictures and checkpoints are in %s", self.run_folder.path)
         return metrics
 
     def _pictures(self) -> list[Path]:

@@ -16,10 +16,11 @@ from pointproj.geometry.meshes import query_grid
 from pointproj.ops.registry import BackendUnavailable
 from pointproj.runtime.devices import DeviceError
 from pointproj.runtime.loggers import LoggerUnavailable
+from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunError, RunFolder
 from pointproj.runtime.signals import StopRequest
 from pointproj.training import checkpoint, loop, start
-from pointproj.training.display import Pace, ProgressDisplay, duration
+from pointproj.training.display import Interval, Pace, duration, log_progress
 from pointproj.training.divergence import TrainingDiverged
 from pointproj.training.start import train
 
@@ -373,23 +374,22 @@ def test_the_first_step_which_may_compile_does_not_count_for_the_time_left(monke
             pace.count(2)
         interval = pace.read()
     assert (round(interval.ms_per_step), interval.expected_ms) == (10667, 1000.0)
-    with caplog.at_level(logging.INFO), ProgressDisplay(20) as display:
-        display.line(1, 4, 3, 0.125, 1e-3, interval, 2**20)
+    with caplog.at_level(logging.INFO):
+        log_progress(Config(), checkpoint.Position(step=3), 20, 0.125, 1e-3, interval, 2**20)
     assert caplog.messages[0].endswith("ETA 17 s")
 
 
 def test_progress_line_holds_everything_and_no_bar_without_a_terminal(caplog, capsys):
-    pace = Pace()
-    with caplog.at_level(logging.INFO), ProgressDisplay(20) as display:
-        with pace.running():
-            pace.count(2)
-        interval = pace.read()
-        display.advance(5)
-        display.line(3, 10, 5, 0.125, 1e-3, type(interval)(2000.0, 8.0), 3 * 2**20)
+    config = Config()
+    config.training.epochs = 10
+    with caplog.at_level(logging.INFO), progress("training", 20, done=4, lines=False) as advance:
+        advance(1)
+        position = checkpoint.Position(epoch=2, step=5)
+        log_progress(config, position, 20, 0.125, 1e-3, Interval(2000.0, 8.0), 3 * 2**20)
     assert [record.message for record in caplog.records] == [
         "epoch  3/10  25%  loss 0.12500  lr 1.0e-03  2000 ms/step  8 samples/s  3 MiB  ETA 30 s"
     ]
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
