@@ -90,7 +90,8 @@ def build_index(
     name = choose(backend, reference_points.device.type, operator)
     points = packed.reference_points.detach(), packed.reference_offsets, packed.count
     # Outside of inference mode: what it makes is of no use to a later call that is differentiated.
-    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
+    in_inference_mode = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    with torch.inference_mode(False) if in_inference_mode else contextlib.nullcontext():
         tables = _build_tables(modules[name], points, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
     return Index(name, shape, dtype, device, packed.count, tables)
