@@ -167,11 +167,6 @@ class AttentionConfig(ProjectorConfig):
         """One for each neighbour."""
         return self.k
 
-    @property
-    def predicts_distances(self) -> bool:
-        """The output is not added to anything."""
-        return False
-
     def arguments(self) -> dict[str, Any]:
         """Return arguments of :class:`pointproj.nn.attention_projector.AttentionProjector`."""
         return {name: getattr(self, name) for name in ("k", "heads", "hidden_channels")}

@@ -7,9 +7,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.mlp import MLP
+from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
 from pointproj.ops.attention import attend
 from pointproj.ops.functional import Index, build_index, knn
 from pointproj.ops.neighbor_lists import Neighbors
+from pointproj.ops.reference import safe_sqrt
 
 PLACE_CHANNELS = 4  # displacement (3), distance
 
@@ -43,8 +45,8 @@ class AttentionProjector(nn.Module):
         Channels of ``features`` in :meth:`forward`; 3 where the points themselves are the features.
     out_channels : int
         Channels of the result.
-    predicts : {"value"}
-        What the result means; other networks can add it to a distance.
+    predicts : {"value", "distance", "signed_distance"}
+        As for :class:`pointproj.Projector`, with the distance of the nearest reference point.
     backend : str
         Implementation of the operators, see :func:`pointproj.backends`.
 
@@ -70,13 +72,16 @@ class AttentionProjector(nn.Module):
             raise ValueError(
                 f"expected hidden_channels to be a multiple of {heads} heads, got {hidden_channels}"
             )
-        if predicts != "value":
-            raise ValueError(f"expected predicts 'value', got {predicts!r}")
-        self.k, self.heads, self.backend = k, heads, backend
+        if predicts not in PREDICTED_CHANNELS:
+            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
+        self.k, self.heads, self.predicts, self.backend = k, heads, predicts, backend
         self.reference_mlp = MLP(in_channels, hidden_channels, 2 * hidden_channels)
         self.query = MLP(3, hidden_channels, hidden_channels)
         self.bias = nn.Linear(PLACE_CHANNELS, heads)
-        self.query_mlp = MLP(hidden_channels + PLACE_CHANNELS, hidden_channels, out_channels)
+        predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
+        self.query_mlp = MLP(hidden_channels + PLACE_CHANNELS, hidden_channels, predicted_channels)
+        if predicts != "value":
+            begin_at_soft_distance(self.query_mlp)
 
     def encode(
         self,
@@ -133,7 +138,11 @@ class AttentionProjector(nn.Module):
         neighbors = Neighbors(rows, distances)
         settings = {"heads": self.heads, "bias": self.bias(places), "backend": self.backend}
         attended = attend(queries, keys.to(queries.dtype), values.to(queries.dtype), neighbors, **settings)
-        return self.query_mlp(torch.cat([attended, places[..., 0, :]], dim=-1))
+        predicted = self.query_mlp(torch.cat([attended, places[..., 0, :]], dim=-1))
+        if self.predicts == "value":
+            return predicted
+        away = _of_rows(reference_points, rows[..., :1]).squeeze(-2) - query_points
+        return as_predicted(predicted, safe_sqrt(away.square().sum(-1, keepdim=True)), self.predicts)
 
     def forward(
         self,
@@ -151,11 +160,16 @@ class AttentionProjector(nn.Module):
     ) -> Float[Tensor, "*batch q k 4"]:
         """Displacements to the neighbours, and the distances, in units of the farthest; no gradients."""
         with torch.no_grad():
-            flat = rows.clamp(min=0).flatten(-2)[..., None].expand(*rows.shape[:-2], -1, 3)
-            neighbors = reference_points.gather(-2, flat).view(*rows.shape, 3)
+            neighbors = _of_rows(reference_points, rows)
             unit = distances[..., -1:, None].clamp(min=torch.finfo(distances.dtype).tiny)
             return torch.cat([neighbors - query_points[..., None, :], distances[..., None]], dim=-1) / unit
 
     def extra_repr(self) -> str:
         """The network's arguments, for ``print(model)``."""
         return f"k={self.k}, heads={self.heads}, backend={self.backend}"
+
+
+def _of_rows(points: Tensor, rows: Tensor) -> Float[Tensor, "*batch q k 3"]:
+    """Points of rows (..., Q, k) of each cloud; of a query that is not finite any."""
+    flat = rows.clamp(min=0).flatten(-2)[..., None].expand(*rows.shape[:-2], -1, 3)
+    return points.gather(-2, flat).view(*rows.shape, 3)

@@ -49,9 +49,18 @@ def test_moving_and_scaling_a_cloud_leaves_what_is_relative():
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_distances_begin_as_that_of_the_nearest_point():
+    query_points, reference_points = cloud(1)
+    query_points.requires_grad_()
+    got = network(predicts="distance")(query_points, reference_points[0])
+    torch.testing.assert_close(got, torch.cdist(query_points, reference_points[0]).amin(1, keepdim=True))
+    (slope,) = torch.autograd.grad(got.sum(), query_points)
+    torch.testing.assert_close(slope.norm(dim=-1), torch.ones(11))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"heads": 3}, "of 3 heads, got 8"), ({"predicts": "distance"}, "'distance'")],
+    [({"heads": 3}, "of 3 heads, got 8"), ({"predicts": "colour"}, "'colour'")],
 )
 def test_impossible_settings_are_named(settings, words):
     with pytest.raises(ValueError, match=words):
