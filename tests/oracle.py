@@ -56,7 +56,9 @@ def probe(problem: Problem, sigma: float, seed: int = 1) -> Probe:
 def run(operator: str, problem: Problem, neighborhood: float, sigma: float | Tensor, **options) -> Tensor:
     """The public operator on a problem."""
     aggregate = pointproj.knn_aggregate if operator == "knn" else pointproj.radius_aggregate
-    return aggregate(*problem[:3], neighborhood, sigma=sigma, **problem.offsets, **options)
+    # Not by the property ``offsets``: torch.compile of torch 2.10 takes none of a named tuple.
+    options |= {"query_offsets": problem.query_offsets, "reference_offsets": problem.reference_offsets}
+    return aggregate(*problem[:3], neighborhood, sigma=sigma, **options)
 
 
 def specified(

@@ -79,7 +79,7 @@ class _Chunk(NamedTuple):
             into[0][self.at] = per_pair.sum(1)
         else:
             into[0].index_add_(0, self.queries, per_pair)
-        into[1].index_add_(0, self.indices.flatten(), per_pair.view(-1, 3), alpha=-1)
+        into[1].index_add_(0, self.indices.flatten(), per_pair.flatten(0, -2), alpha=-1)
 
 
 def _chunks(inputs: dict[str, Tensor]) -> Iterator[_Chunk]:
@@ -93,7 +93,7 @@ def _chunks(inputs: dict[str, Tensor]) -> Iterator[_Chunk]:
         queries, others = None, others[:, None]
     else:
         queries = torch.where(rows >= 0, queries_of(row_splits, len(rows)), numbers % len(query_points))
-    size = max(1, VALUES_AT_ONCE // (3 * max(1, rows[:1].numel())))
+    size = max(1, VALUES_AT_ONCE // max(1, query_points.shape[1] * rows[:1].numel()))
     for first in range(0, len(rows), size):
         at = slice(first, first + size)
         apart = (distances[at] > 0) & (distances[at] < torch.inf)

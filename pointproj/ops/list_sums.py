@@ -100,6 +100,13 @@ def aggregate(
     return aggregated.view(pairs.shape).to(features.dtype)
 
 
+def pairs_of(rows: Tensor, row_splits: Tensor | None, features: Tensor) -> "_Pairs":
+    """Pairs of packed rows (Q, K), or (M,) with splits, of features (N, C)."""
+    return _Pairs(
+        Neighbors(rows, rows) if row_splits is None else NeighborList(row_splits, rows, rows), features
+    )
+
+
 class _Pairs:
     """Pairs of queries and reference points: ``rows`` of the features, and which of them exist.
 

@@ -118,10 +118,11 @@ struct PointGradient {
 };
 
 // Sorts pairs by the reference point that they contain.
+template <class Rows>
 struct InvertRows {
-  const int* rows;  // (Q k,)
-  int* start;       // (references + 2,): first pair of each; then of places without a neighbour
-  int* pairs;       // (Q k,)
+  Rows row_of;  // of each pair, negative where there is no neighbour
+  int* start;   // (references + 2,): first pair of each; then of places without a neighbour
+  int* pairs;   // (pairs,)
   CountingSort sort;
 
   template <class Machine>
@@ -132,7 +133,10 @@ struct InvertRows {
     });
     machine.barrier();
     const int missing = sort.slots - 1;
-    sort.count(machine, [&](int pair) -> Slot { return {rows[pair] < 0 ? missing : rows[pair], true}; });
+    sort.count(machine, [&](int pair) -> Slot {
+      const int row = row_of(pair);
+      return {row < 0 ? missing : row, true};
+    });
     sort.scatter(
         machine, [&](int64_t row, int end) { start[row + 1] = end; },
         [&](int pair, int row, int rank) { pairs[start[row] + rank] = pair; });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cell_list.h"
+#include "gradients.h"
 #include "hash_grid.h"
 #include "torch.h"
 
@@ -68,6 +69,22 @@ inline Tensor checked_table(const char* name, const Tensor& table, int64_t words
 struct LargestRadius {
   double number;
   OptionalTensor on_device;
+};
+
+// Which pairs contain each reference point, in the order of the pairs.
+struct InvertedRows {
+  Tensor start, pairs;  // see InvertRows
+
+  template <class Rows>
+  InvertedRows(const Device& device, const Rows& row_of, int64_t count, int64_t references, const Tensor& like)
+      : start(empty_ints({references + 2}, like)), pairs(empty_ints({count}, like)) {
+    POINTPROJ_CHECK(count <= kLargestInt, "gradients of more than ", kLargestInt,
+                    " pairs of neighbours are not supported; got ", count, ": split the queries");
+    const SortBuffers buffers(count, references + 1, like);
+    device.build(InvertRows<Rows>{row_of, data<int>(start), data<int>(pairs), buffers.view()},
+                 greater(count, references + 1));
+    if (kOnGpu) pairs = torch::stable::to(buffers.stable_order(0, count), ScalarType::Int);
+  }
 };
 
 Tensor make_cell_list(const Cloud& cloud, const Device& device);

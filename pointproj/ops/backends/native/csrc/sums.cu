@@ -86,6 +86,12 @@ struct Wanted {
   Tensor query_points, sigma_rows, reference_points, features;
 };
 
+struct RowsOfNeighbors {
+  const int* rows;
+
+  POINTPROJ_FN int operator()(int pair) const { return rows[pair]; }
+};
+
 // Over rows of neighbours, nearest first.
 struct NeighborProblem : Problem {
   template <class Real, class Weighting>
@@ -158,15 +164,9 @@ struct NeighborProblem : Problem {
   }
   int64_t saved_columns() const { return rows.size(1); }
   void prepare_references() {
-    const int64_t count = rows.numel();
-    POINTPROJ_CHECK(count <= kLargestInt, "gradients of more than ", kLargestInt,
-                    " pairs of neighbours are not supported; got ", count, ": split the queries");
-    start = empty_ints({references() + 2}, rows);
-    pairs = empty_ints({count}, rows);
-    const SortBuffers buffers(count, references() + 1, rows);
-    device().build(InvertRows{data<const int>(rows), data<int>(start), data<int>(pairs), buffers.view()},
-                   greater(count, references() + 1));
-    if (kOnGpu) pairs = torch::stable::to(buffers.stable_order(0, count), ScalarType::Int);
+    const InvertedRows inverted(device(), RowsOfNeighbors{data<const int>(rows)}, rows.numel(), references(), rows);
+    start = inverted.start;
+    pairs = inverted.pairs;
   }
 };
 
