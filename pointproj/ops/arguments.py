@@ -95,15 +95,11 @@ def check_neighbor_indices(
     neighbor_indices: Tensor, query_points: Tensor, reference_points: Tensor, k: int
 ) -> None:
     """A row of k integers for each query point. Values on a GPU are not read."""
-    kind = "an int32 or int64 tensor, as pointproj.knn gives"
-    _check_dtype("neighbor_indices", neighbor_indices, INDICES, kind)
-    expected = (*query_points.shape[:-1], k)
-    if tuple(neighbor_indices.shape) != expected:
-        raise ValueError(
-            f"neighbor_indices must have shape {expected}, k = {k} for each query point; "
-            f"got {tuple(neighbor_indices.shape)}"
-        )
-    _check_device("neighbor_indices", neighbor_indices, query_points)
+    _check_dtype(
+        "neighbor_indices", neighbor_indices, INDICES, "an int32 or int64 tensor, as pointproj.knn gives"
+    )
+    shape = *query_points.shape[:-1], k
+    _check_rows("neighbor_indices", neighbor_indices, shape, f"k = {k} for each query point", query_points)
     if neighbor_indices.numel() and _is_readable(neighbor_indices):
         least, most = (int(value) for value in neighbor_indices.aminmax())
         size = reference_points.shape[-2]
@@ -301,12 +297,7 @@ def check_reference_weights(weights: Tensor | None, features: Tensor) -> None:
     if weights is None:
         return
     _check_dtype("reference_weights", weights, FEATURES, "a floating-point tensor")
-    if weights.shape != features.shape[:-1]:
-        raise ValueError(
-            f"reference_weights must have shape {tuple(features.shape[:-1])}, one for each reference point; "
-            f"got {tuple(weights.shape)}"
-        )
-    _check_device("reference_weights", weights, features)
+    _check_rows("reference_weights", weights, features.shape[:-1], "one for each reference point", features)
 
 
 def check_sigma(sigma: float | Tensor, like: Tensor, dtype: torch.dtype) -> None:
@@ -389,6 +380,13 @@ def _check_dtype(name: str, tensor: object, dtypes: Sequence[torch.dtype], kind:
     if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes:
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{name} must be {kind}; got {got}")
+
+
+def _check_rows(name: str, tensor: Tensor, shape: Sequence[int], what: str, like: Tensor) -> None:
+    """Of this shape, and where others are."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)}, {what}; got {tuple(tensor.shape)}")
+    _check_device(name, tensor, like)
 
 
 def _check_device(name: str, tensor: Tensor, like: Tensor) -> None:

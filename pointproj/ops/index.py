@@ -89,9 +89,10 @@ def build_index(
     packed = pack(reference_points, reference_points, reference_offsets, reference_offsets)
     name = choose(backend, reference_points.device.type, operator)
     points = packed.reference_points.detach(), packed.reference_offsets, packed.count
-    # Outside of inference mode: what it makes is of no use to a later call that is differentiated.
-    in_inference_mode = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    with torch.inference_mode(False) if in_inference_mode else contextlib.nullcontext():
+    # Outside of inference mode: what it makes is of no use to a later call that is differentiated. What is
+    # being compiled cannot ask for it.
+    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    with torch.inference_mode(False) if inference else contextlib.nullcontext():
         tables = _build_tables(modules[name], points, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
     return Index(name, shape, dtype, device, packed.count, tables)

@@ -71,7 +71,7 @@ def aggregate(
     arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, sums)
     arguments.check_sigma(sigma, neighbors.indices, sums)
     arguments.check_reference_weights(reference_weights, features)
-    pairs = _Padded(neighbors, features) if isinstance(neighbors, Neighbors) else _Listed(neighbors, features)
+    pairs = _Pairs(neighbors, features)
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
@@ -100,29 +100,84 @@ def aggregate(
     return aggregated.view(pairs.shape).to(features.dtype)
 
 
-class _Pairs:
-    """Pairs of queries and reference points: ``rows`` of the features, and which of them exist."""
+def pairs_of(rows: Tensor, row_splits: Tensor | None, features: Tensor) -> "_Pairs":
+    """Pairs of packed rows (Q, K), or (M,) with splits, of features (N, C)."""
+    return _Pairs(
+        Neighbors(rows, rows) if row_splits is None else NeighborList(row_splits, rows, rows), features
+    )
 
-    rows: Tensor  # (Q, K) or (M,)
-    exists: Tensor  # (..., 1)
-    radius: float | Tensor | None
-    row_splits: Tensor | None = None
+
+class _Pairs:
+    """Pairs of queries and reference points: ``rows`` of the features, and which of them exist.
+
+    In padded lists, (Q, K), a query's pairs are a row of their own; else, (M,), they follow one another.
+    """
+
+    def __init__(self, neighbors: Neighbors | NeighborList, features: Tensor) -> None:
+        rows, self.radius = neighbors.indices, neighbors.radius
+        self.row_splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
+        if self.row_splits is None:
+            queries, clouds = rows.shape[:-1], dense_clouds(features)
+        else:
+            query = queries_of(self.row_splits, rows.shape[0])
+            self.queries = self.row_splits.shape[0] - 1
+            per_cloud = self.queries if features.ndim == 2 else self.queries // max(1, features.shape[0])
+            queries = *features.shape[:-2], per_cloud
+            clouds = None if features.ndim == 2 else query // max(1, per_cloud)
+        self.shape = *queries, features.shape[-1]
+        missing = features.shape[:-1].numel()
+        rows = as_dtype(rows_in_packed(rows, features.shape[-2], clouds, missing=missing), torch.int64)
+        self.rows = rows.flatten(0, -2) if self.row_splits is None else rows
+        self.exists = (self.rows < missing)[..., None]
+        if self.row_splits is not None:
+            # Unused slots add nothing to any query: to each some, as a GPU adds to one place after the other.
+            self.rows_of_sums = max(1, self.queries)
+            slots = torch.arange(len(rows), device=rows.device)
+            self.query = torch.where(self.exists[:, 0], query, slots % self.rows_of_sums)
 
     def of_pairs(self, numbers: Tensor) -> Tensor:
         """Numbers (Q,) of each pair's query: (..., 1)."""
-        raise NotImplementedError
+        if self.row_splits is None:
+            return numbers.view(-1, 1, 1)
+        if not self.queries:  # slots may be there all the same
+            numbers = numbers.new_ones(1)
+        return numbers[self.query, None]
 
     def least(self, distances: Tensor) -> Tensor:
         """The least (Q,) of each query's distances (...), inf without any."""
-        raise NotImplementedError
+        if self.row_splits is not None:
+            return least_of_rows(distances, self.row_splits)
+        return distances.amin(1) if distances.shape[1] else distances.new_full(distances.shape[:1], torch.inf)
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
-        raise NotImplementedError
+        if self.row_splits is None:
+            return terms.sum(1)
+        if terms.shape[-1] == 1:
+            none = self.exists[:, 0].logical_not().long()
+            return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
+        into = terms.new_zeros(self.rows_of_sums, terms.shape[1])
+        return into.index_add(0, self.query, terms)[: self.queries]
+
+    def largest(self, terms: Tensor) -> Tensor:
+        """The largest of each query's pairs, 0 without one: (Q, C)."""
+        largest = self._largest(torch.where(self.exists, terms, -torch.inf))
+        has_pairs = self._largest(self.exists.to(terms.dtype)) > 0
+        return torch.where(has_pairs, largest, 0.0)
+
+    def _largest(self, terms: Tensor) -> Tensor:
+        """The largest of each query's slots, -inf without one."""
+        if self.row_splits is None:
+            return terms.amax(1) if terms.shape[1] else terms.sum(1) - torch.inf
+        into = terms.new_full((self.rows_of_sums, terms.shape[1]), -torch.inf)
+        at = self.query[:, None].expand_as(terms)
+        return into.scatter_reduce(0, at, terms, "amax", include_self=False)[: self.queries]
 
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
-        return _rows_of(values, self.rows)
+        padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros, behind the others
+        at = rows_or_spare(self.rows, values.shape[0])
+        return padded.index_select(0, at.flatten()).view(*self.rows.shape, values.shape[1])
 
     def masked(self, weights: Tensor) -> Tensor:
         """Weights (..., 1 or C), 0 where there is no pair."""
@@ -156,103 +211,3 @@ class _Pairs:
         if weights.shape[-1] == 1:
             return weighted_sums(values, weights[..., 0], self.rows, self.row_splits)
         return self.summed(self.gathered(values) * weights)
-
-
-def pairs_of(rows: Tensor, row_splits: Tensor | None, features: Tensor) -> _Pairs:
-    """Pairs of packed rows (Q, K), or (M,) with splits, of features (N, C)."""
-    if row_splits is None:
-        return _Padded(Neighbors(rows, rows), features)
-    return _Listed(NeighborList(row_splits, rows, rows), features)
-
-
-class _Padded(_Pairs):
-    """Neighbours of each query in a row of their own."""
-
-    def __init__(self, neighbors: Neighbors, features: Tensor) -> None:
-        rows = _rows_of_features(neighbors.indices, features, dense_clouds(features))
-        self.rows = rows.flatten(0, -2)
-        self.exists = (self.rows < _count(features))[..., None]
-        self.radius = neighbors.radius
-        self.shape = *neighbors.indices.shape[:-1], features.shape[-1]
-
-    def of_pairs(self, numbers: Tensor) -> Tensor:
-        return numbers.view(-1, 1, 1)
-
-    def least(self, distances: Tensor) -> Tensor:
-        return distances.amin(1) if distances.shape[1] else distances.new_full(distances.shape[:1], torch.inf)
-
-    def summed(self, terms: Tensor) -> Tensor:
-        return terms.sum(1)
-
-    def largest(self, terms: Tensor) -> Tensor:
-        """The largest of each query's pairs, 0 without one: (Q, C)."""
-        if not terms.shape[1]:
-            return terms.sum(1)
-        largest = torch.where(self.exists, terms, -torch.inf).amax(1)
-        return torch.where(self.exists.any(1), largest, 0.0)
-
-
-class _Listed(_Pairs):
-    """Neighbours of one query after those of the other."""
-
-    def __init__(self, neighbors: NeighborList, features: Tensor) -> None:
-        self.queries = neighbors.row_splits.shape[0] - 1
-        self.row_splits = neighbors.row_splits
-        query = queries_of(self.row_splits, neighbors.indices.shape[0])
-        dense = features.ndim == 3
-        per_cloud = self.queries // max(1, features.shape[0]) if dense else self.queries
-        clouds = query // max(1, per_cloud) if dense else None
-        self.rows = _rows_of_features(neighbors.indices, features, clouds)
-        exists = self.rows < _count(features)
-        self.exists = exists[:, None]
-        # Unused slots add nothing to any query: to each some, since a GPU adds to one place after the other.
-        slots = torch.arange(self.rows.shape[0], device=query.device)
-        self.rows_of_sums = max(1, self.queries)
-        self.query = torch.where(exists, query, slots % self.rows_of_sums)
-        self.radius = neighbors.radius
-        self.shape = (*((features.shape[0],) if dense else ()), per_cloud, features.shape[-1])
-
-    def of_pairs(self, numbers: Tensor) -> Tensor:
-        if not self.queries:  # slots may be there all the same
-            numbers = numbers.new_ones(1)
-        return numbers[self.query, None]
-
-    def least(self, distances: Tensor) -> Tensor:
-        return least_of_rows(distances, self.row_splits)
-
-    def summed(self, terms: Tensor) -> Tensor:
-        if terms.shape[-1] == 1:
-            none = self.exists[:, 0].logical_not().long()
-            return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
-        into = terms.new_zeros(self.rows_of_sums, terms.shape[1])
-        return into.index_add(0, self.query, terms)[: self.queries]
-
-    def largest(self, terms: Tensor) -> Tensor:
-        """The largest of each query's pairs, 0 without one: (Q, C)."""
-        largest = self._largest(torch.where(self.exists, terms, -torch.inf))
-        has_pairs = self._largest(self.exists.to(terms.dtype)) > 0
-        return torch.where(has_pairs, largest, 0.0)[: self.queries]
-
-    def _largest(self, terms: Tensor) -> Tensor:
-        """The largest of each query's slots, -inf without one."""
-        into = terms.new_full((self.rows_of_sums, terms.shape[1]), -torch.inf)
-        at = self.query[:, None].expand_as(terms)
-        return into.scatter_reduce(0, at, terms, "amax", include_self=False)
-
-
-def _count(features: Tensor) -> int:
-    return features.shape[:-1].numel()
-
-
-def _rows_of_features(indices: Tensor, features: Tensor, clouds: Tensor | None) -> Tensor:
-    """Rows of the packed features, int64; where there is no neighbour, how many there are."""
-    return as_dtype(
-        rows_in_packed(indices, features.shape[-2], clouds, missing=_count(features)), torch.int64
-    )
-
-
-def _rows_of(values: Tensor, rows: Tensor) -> Tensor:
-    """Rows (..., C) of values (N, C), 0 for row N: rows of zeros stand behind the others."""
-    padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))
-    at = rows_or_spare(rows, values.shape[0])
-    return padded.index_select(0, at.flatten()).view(*rows.shape, values.shape[1])
