@@ -55,6 +55,12 @@ def _download(arguments: Arguments) -> None:
     download.main(arguments)
 
 
+def _benchmark(arguments: Arguments) -> int:
+    from pointproj.benchmark import quick
+
+    return quick.main(arguments)
+
+
 def _benchmark_table(arguments: Arguments) -> None:
     from pointproj.benchmark import table
 
@@ -96,6 +102,7 @@ APPLICATION = {
     "export": Command("export a trained network as files that need torch alone", _export),
     "sweep": Command("make the table of a sweep again", _sweep),
     "download": Command("fetch ModelNet10", _download),
+    "benchmark": Command("measure ours beside the libraries installed here, in two minutes", _benchmark),
     "benchmark-table": Command("make Markdown tables of benchmark results", _benchmark_table),
     "benchmark-plots": Command("draw plots of benchmark results", _benchmark_plots),
     "benchmark-compare": Command("compare two files of benchmark results", _benchmark_compare),
@@ -130,8 +137,9 @@ def main(arguments: Arguments | None = None) -> int:
     if reason is not None:
         print(f"{given.command} is a command of the application: {reason}", file=sys.stderr)
         return 1
-    from pointproj.runtime.errors import exit_on_user_error
+    from pointproj.runtime.errors import exit_on_user_error, print_any_text
 
+    print_any_text()
     with exit_on_user_error():
         return APPLICATION[given.command].run(given.arguments) or 0
 

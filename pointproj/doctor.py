@@ -27,6 +27,10 @@ APPLICATION_PACKAGES = (
     "rich",
     "scipy",
     "manifold3d",
+    "trimesh",
+    "lxml",
+    "pooch",
+    "safetensors",
 )
 VARIANTS = {  # one for each CUDA
     "cuml": ("cuml-cu12", "cuml-cu13"),

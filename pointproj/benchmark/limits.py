@@ -1,17 +1,21 @@
-"""Estimate what a call costs before it is made: brute force on large clouds can take hours or all memory."""
+"""What a row may cost: calls that would take hours are foreseen, and what takes too long is given up."""
 
+import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import Contender
 from pointproj.benchmark.results import OK, OUT_OF_MINUTES, Row
-from pointproj.benchmark.workloads import Workload
-from pointproj.ops.cases import Problem
+from pointproj.benchmark.workloads import Question
 from pointproj.runtime.memory import free_bytes
 
 PILOT_PAIRS = {"cuda": 2**27, "cpu": 2**22}
+LONGEST_ROW_S = 120  # with all that it needs, such as a library that compiles itself
 GIB = 2**30
 
 
@@ -19,7 +23,7 @@ class Unaffordable(RuntimeError):  # noqa: N818 - says why there is no time
     """A measurement that the config's limits do not allow."""
 
 
-class Projection:
+class Limits:
     """Estimates time and memory of calls from smaller ones.
 
     Parameters
@@ -45,22 +49,20 @@ class Projection:
         if self.is_over:
             raise Unaffordable(f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before it was measured")
 
-    def check_contender(self, contender: Contender, workload: Workload, problem: Problem) -> None:
+    def check_pairs(self, contender: Contender, question: Question) -> None:
         """Raise if a contender that forms all pairs would take too long, or more memory than the host has.
 
         On a GPU running out of memory is safe, so it is tried there.
         """
-        self.check_clock()
-        pairs = sum(len(q) * len(r) for q, r in problem.ranges())
         if self.device.type == "cpu" and contender.bytes_per_pair:
-            needed, free = contender.bytes_per_pair * pairs, free_bytes("cpu")
+            needed, free = contender.bytes_per_pair * question.pairs, free_bytes("cpu")
             if needed > free:
                 raise Unaffordable(f"would need about {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free")
         pilot = PILOT_PAIRS[self.device.type]
-        if contender.brute_force and pairs > 8 * pilot:
-            few, their_pairs = _some_queries(problem, pilot)
-            seconds = _seconds(workload, contender, few, self.device)
-            self.refuse_if_slow(seconds * pairs / their_pairs)
+        if contender.brute_force and question.pairs > 8 * pilot:
+            few = question.part(pilot)
+            seconds = self._seconds(contender.forward, few)
+            self.refuse_if_slow(seconds * question.pairs / few.pairs)
 
     def check_growth(self, blank: Row) -> None:
         """Raise if the same call on smaller clouds says that this one would take too long."""
@@ -82,27 +84,33 @@ class Projection:
         if seconds > limit:
             raise Unaffordable(f"would take about {seconds:.0f} s a call, more than slowest_call_s={limit:g}")
 
+    def _seconds(self, function: Callable[[Question], Any], question: Question) -> float:
+        """Seconds of a call, the second time."""
+        for _ in range(2):
+            start = time.perf_counter()
+            function(question)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
 
-def _some_queries(problem: Problem, pairs: int) -> tuple[Problem, int]:
-    """The first cloud with so few of its queries that they form about ``pairs``, and how many they form."""
-    queries, points = problem.ranges()[0]
-    query, reference, features = (tensor.flatten(0, -2) for tensor in problem[:3])
-    few = query[queries.start : queries.stop][: max(1, pairs // len(points))].clone()
-    span = slice(points.start, points.stop)
-    return Problem(few, reference[span], features[span]), len(few) * len(points)
 
+@contextmanager
+def given_up_after(seconds: float) -> Iterator[None]:
+    """Raise :class:`Unaffordable` in the block once it has taken so long; a call that has begun ends first.
 
-def _seconds(workload: Workload, contender: Contender, problem: Problem, device: torch.device) -> float:
-    """Seconds of a forward, the second time."""
-    for _ in range(2):
-        start = time.perf_counter()
-        if workload.operator == "knn" and contender.knn is not None:
-            contender.knn(problem)
-        else:
-            contender.aggregate(problem, problem.features)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    For the main thread.
+    """
+
+    def give_up(*_: object) -> None:
+        raise Unaffordable(f"given up after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _family(row: Row) -> tuple:
