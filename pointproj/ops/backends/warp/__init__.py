@@ -31,8 +31,8 @@ def unavailable_on(device_type: str) -> str | None:
         return None
     return (
         f"the installed warp-lang is built for CUDA {built[0]}, and this driver is for CUDA "
-        f"{driver[0]}.{driver[1]}; update the driver, or install the wheel +cu{driver[0]} of the same "
-        "version from https://github.com/NVIDIA/warp/releases"
+        f"{driver[0]}.{driver[1]}; update the driver, or install the last version for CUDA 12 with: "
+        "pip install warp-lang==1.17.0"
     )
 
 
