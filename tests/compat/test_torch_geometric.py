@@ -143,7 +143,7 @@ def test_errors():
     for search in (torch_geometric.knn, lambda *points: torch_geometric.radius(*points[:2], 1.0)):
         with pytest.raises(ValueError, match="x and y must have equally many coordinates"):
             search(x[:, :1], x[:, :2], 2)
-        with pytest.raises(TypeError, match=r"y must be real; got torch.complex64"):
+        with pytest.raises(TypeError, match="y must be real; got complex data"):
             search(x, x + 1j, 2)
     with pytest.raises(ValueError, match="neighbours k must be at least 1; got 0"):
         torch_geometric.knn(x, x, 0)
