@@ -45,7 +45,7 @@ def array(name: str, values: object) -> Tensor:
     if isinstance(values, Tensor):
         return values
     try:
-        return torch.as_tensor(np.ascontiguousarray(values))
+        return torch.as_tensor(np.asarray(values, order="C"))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}"
