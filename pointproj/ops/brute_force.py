@@ -65,7 +65,7 @@ def radius_list(
 
     The host waits for the device for each chunk of pairs.
     """
-    query_points, reference_points = clouds.query_points, clouds.reference_points
+    query_points = clouds.query_points
     counts = torch.zeros(len(query_points) + 1, dtype=torch.int64, device=query_points.device)
     rows, distances = [counts[:0]], [query_points.new_empty(0)]
     with torch.autocast(query_points.device.type, enabled=False):

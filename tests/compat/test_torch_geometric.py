@@ -128,6 +128,7 @@ def test_nothing_in_nothing_out_and_fewer_points_than_k():
         assert found.shape == (2, 0)
         assert found.dtype == torch.int64
     assert torch_geometric.knn(x, y, 7).shape == (2, 15)
+    assert torch_geometric.knn_graph(x, 2, batch_size=4).shape == (2, 6)  # without a batch vector: one cloud
     y[2] = torch.nan
     assert torch_geometric.knn(x, y, 2)[0].tolist() == [0, 0, 1, 1, 3, 3, 4, 4]
 
