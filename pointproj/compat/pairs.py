@@ -45,7 +45,7 @@ def array(name: str, values: object) -> Tensor:
     if isinstance(values, Tensor):
         return values
     try:
-        return torch.as_tensor(np.asarray(values))
+        return torch.as_tensor(np.asarray(values, order="C"))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}"
@@ -86,9 +86,7 @@ def _widened(name: str, points: Tensor) -> Tensor:
     if not isinstance(points, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(points).__name__}")
     if points.is_complex():
-        raise TypeError(
-            f"{name} must be real; got {points.dtype}: torch.view_as_real makes coordinates of it"
-        )
+        raise TypeError(f"{name} must be real; got complex data: torch.view_as_real makes coordinates of it")
     if points.ndim == 0 or points.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (..., coordinates); got {tuple(points.shape)}")
     if points.dtype in (torch.float16, torch.bfloat16):
