@@ -96,8 +96,8 @@ def folder_meshes(data: DataConfig) -> list[MeshFile]:
     counts = Counter(file.split for file in files)
     log.info(
         f"{root}: {len(files)} meshes (classes: {', '.join(sorted({file.class_name for file in files}))}), "
-        f"{counts['train']} for training, {counts['validation']} for validation, {counts['test']} for tests, by "
-        f"data.validation={data.validation:g}, data.test={data.test:g} and data.split_seed={data.split_seed}"
+        f"{counts['train']} for training, {counts['validation']} for validation, {counts['test']} for tests, "
+        f"by data.validation={data.validation:g}, data.test={data.test:g}, data.split_seed={data.split_seed}"
     )
     if layout_root(root) is not None:
         log.warning("%s has train and test folders in its classes: data=modelnet10 keeps these", root)
