@@ -26,7 +26,7 @@ def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict
     trained, baseline : Evaluation
         Of the trained model and of the untrained predictor, on the same meshes.
     before : float
-        Error of the model before its first step.
+        Error of the model on the validation meshes before its first step.
 
     Returns
     -------
@@ -124,9 +124,9 @@ def draw(
         Where the pictures go.
     config : Config
     losses, errors : list of [step, value]
-        On the training batches and on the test meshes.
+        On the training batches and on the validation meshes.
     baseline : Evaluation
-        Of what needs no training, on the test meshes.
+        Of what needs no training, on the validation meshes.
     test : ShapeDataset
     predict : callable
         A batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
