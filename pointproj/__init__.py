@@ -14,8 +14,10 @@ __all__ = [
     "Neighbors",
     "Projector",
     "aggregate",
+    "attend",
     "backends",
     "build_index",
+    "farthest_points",
     "knn",
     "knn_aggregate",
     "radius_aggregate",
@@ -24,6 +26,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from pointproj.nn.projector import Projector
+    from pointproj.ops.attention import attend
+    from pointproj.ops.farthest_points import farthest_points
     from pointproj.ops.functional import build_index, knn, knn_aggregate, radius_aggregate
     from pointproj.ops.list_sums import aggregate
     from pointproj.ops.neighbor_lists import NeighborList, Neighbors, radius_neighbors
@@ -36,6 +40,8 @@ MODULES = {
     "Neighbors": "ops.neighbor_lists",
     "Projector": "nn.projector",
     "aggregate": "ops.list_sums",
+    "attend": "ops.attention",
+    "farthest_points": "ops.farthest_points",
     "backends": "ops.registry",
     "radius_neighbors": "ops.neighbor_lists",
 }

@@ -55,6 +55,12 @@ def _download(arguments: Arguments) -> None:
     download.main(arguments)
 
 
+def _benchmark(arguments: Arguments) -> int:
+    from pointproj.benchmark import quick
+
+    return quick.main(arguments)
+
+
 def _benchmark_table(arguments: Arguments) -> None:
     from pointproj.benchmark import table
 
@@ -96,6 +102,7 @@ APPLICATION = {
     "export": Command("export a trained network as files that need torch alone", _export),
     "sweep": Command("make the table of a sweep again", _sweep),
     "download": Command("fetch ModelNet10", _download),
+    "benchmark": Command("measure ours beside the libraries installed here, in two minutes", _benchmark),
     "benchmark-table": Command("make Markdown tables of benchmark results", _benchmark_table),
     "benchmark-plots": Command("draw plots of benchmark results", _benchmark_plots),
     "benchmark-compare": Command("compare two files of benchmark results", _benchmark_compare),

@@ -2,12 +2,13 @@
 
     python -m tests.cuda_code /usr/local/cuda [--arch 80 90] [--of native warp triton]
 
-Prints a table for docs/backends/cuda.md, and ends with an error if a kernel does not compile, needs more than
-a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all: also
+Writes benchmarks/kernels/cuda_code.csv, and ends with an error if a kernel does not compile, needs more
+than a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all: also
 what Warp's and Triton's compilers make, once their assembly is marked as of the toolkit's version.
 """
 
 import argparse
+import csv
 import re
 import subprocess
 import sys
@@ -18,6 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
+from pointproj.machine import PROJECT, machine_columns
+
+RESULTS = PROJECT / "benchmarks" / "kernels" / "cuda_code.csv"  # a folder of its own: it holds no times
 REGISTERS = 65_536  # of a multiprocessor of an A100, and of an H100
 SHARED = {80: 164 * 1024, 90: 228 * 1024}  # bytes of a multiprocessor
 SHARED_OF_BLOCK = 48 * 1024  # bytes, without asking for more
@@ -55,10 +61,10 @@ class Toolkit:
 
     def native(self, source: Path, architecture: int, into: Path) -> str:
         """Assembly of one of ``native``'s sources, with the flags of its build."""
-        from pointproj.ops.backends.native.build import HEADERS, _cuda_flags
+        from pointproj.ops.backends.native.compiler import HEADERS, cuda_flags
 
         made = into / f"{source.stem}-{architecture}.ptx"
-        flags = [*HEADERS, *_cuda_flags(()), f"-arch=compute_{architecture}"]
+        flags = [*HEADERS, *cuda_flags(()), f"-arch=compute_{architecture}"]
         subprocess.run([self.nvcc, *flags, "-ptx", "-o", made, source], check=True)
         return made.read_text(encoding="utf-8")
 
@@ -108,7 +114,7 @@ def _threads(name: str, assembly: str) -> int:
 
 def native(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
     """The kernels of all tasks, one name for all forms of a task."""
-    from pointproj.ops.backends.native.build import SOURCES
+    from pointproj.ops.backends.native.compiler import SOURCES
 
     def of(source: Path) -> list[Used]:
         return list(toolkit.used(toolkit.native(source, architecture, into), into))
@@ -186,27 +192,33 @@ def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
 COMPILED = {"native": native, "warp": warp, "triton": triton}
 
 
-def table(of: str, by_architecture: dict[int, list[Used]]) -> Iterator[str]:
-    """Rows of one backend: a range where the forms of a kernel differ."""
-    yield (
-        f"| {of} | forms | threads | "
-        + " | ".join(f"sm_{a}: registers | shared | spilled | blocks" for a in by_architecture)
-        + " |"
-    )
-    yield "|---" * (3 + 4 * len(by_architecture)) + "|"
+def table(of: str, by_architecture: dict[int, list[Used]]) -> Iterator[list[str]]:
+    """Rows of one backend, in the columns of :func:`heading`: a range where the forms of a kernel differ."""
     forms: dict[str, dict[int, list[Used]]] = defaultdict(lambda: defaultdict(list))
     for architecture, kernels in by_architecture.items():
         for used in kernels:
             forms[used.kernel][architecture].append(used)
     for kernel, made in forms.items():
         one = next(iter(made.values()))
-        cells = [kernel, str(len(one)), _range(used.threads for used in one)]
+        cells = [of, kernel, str(len(one)), _range(used.threads for used in one)]
         for architecture in by_architecture:
             each = made[architecture]
             cells += [_range(used.registers for used in each), _range(used.shared for used in each)]
             cells += [_range(used.spilled for used in each)]
             cells += [_range(used.blocks(architecture) for used in each)]
-        yield "| " + " | ".join(cells) + " |"
+        yield cells
+
+
+def heading(architectures: Iterable[int]) -> list[str]:
+    """The columns of the results; shared memory and what is spilled are bytes."""
+    taken = "registers", "shared", "spilled", "blocks"
+    return [
+        "backend",
+        "kernel",
+        "forms",
+        "threads",
+        *(f"sm_{a} {what}" for a in architectures for what in taken),
+    ]
 
 
 def _range(numbers: Iterable[int]) -> str:
@@ -224,14 +236,21 @@ def main() -> None:
     parser.add_argument("toolkit", type=Path, help="folder of a CUDA toolkit")
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90])
     parser.add_argument("--of", nargs="+", choices=COMPILED, default=list(COMPILED))
+    parser.add_argument("--output", type=Path, default=RESULTS, help="CSV file")
     given = parser.parse_args()
     toolkit = Toolkit(given.toolkit)
-    failed = []
+    failed, rows = [], []
     for backend in given.of:
         with tempfile.TemporaryDirectory() as folder:
             made = {a: list(COMPILED[backend](toolkit, a, Path(folder))) for a in given.arch}
-        print(f"\nCUDA {toolkit.version}\n\n" + "\n".join(table(backend, made)), flush=True)
+        rows += table(backend, made)
         failed += [f"sm_{a}: {used}" for a, kernels in made.items() for used in kernels if too_large(used, a)]
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    with given.output.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*heading(given.arch), "cuda", "commit"])
+        commit = machine_columns(torch.device("cpu"))["commit"]
+        writer.writerows([*row, toolkit.version, commit] for row in rows)
     if failed:
         sys.exit("does not fit:\n" + "\n".join(failed))
 

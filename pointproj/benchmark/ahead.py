@@ -1,7 +1,8 @@
 """What rows compile, compiled before they are measured: by several processes at once, for the caches on disk.
 
-One after the other, the kernels of ``triton`` and the compiled networks alone would take more than two of the
-minutes of a run. No row's time contains any of it. A run that finds its code compiled leaves this out.
+One after the other, the kernels of ``triton``, the compiled networks and the libraries that compile
+themselves would take more than two of the minutes of a run. No row's time contains any of it. A run that
+finds its code compiled leaves this out.
 """
 
 import dataclasses
@@ -14,19 +15,16 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from pointproj.benchmark import lists
-from pointproj.benchmark.calls import calls_for
+from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_contender
+from pointproj.benchmark.contenders import Entry, entries
 from pointproj.benchmark.display import Display
-from pointproj.benchmark.list_contenders import list_contenders
-from pointproj.benchmark.plan import Entry, entries
 from pointproj.benchmark.workloads import NETWORK, SIZES, workloads
 from pointproj.ops.bridge.compiler_cache import fingerprint
 from pointproj.runtime.memory import empty_cache
@@ -35,18 +33,16 @@ log = logging.getLogger(__name__)
 
 FEWEST_JOBS = 12  # for fewer it takes longer to start the processes
 MOST_PROCESSES = 12
-LONGEST_S = 90  # then the rows compile what is left
+LONGEST_S = 120  # then the rows compile what is left
 MOST_POINTS = 10**6  # larger clouds run the same kernels, and take longer to be made
-
-OTHER_CLOUDS = ("scaling_clustered", "scaling_surface")  # the same kernels again
-LIST_POINTS = 10**5
+SAME_KERNELS = ("scaling_clustered", "scaling_surface", "lists_surface", "lists_crystal")  # as other clouds
+COMPILE_THEMSELVES = ("torchbvh", "KeOps")  # peers, when they are first called
 
 Job = partial[None]
-Measurements = tuple[tuple[str, str], ...]  # (mode, execution)
 
 
 def compile_ahead(config: BenchConfig, device: torch.device, display: Display) -> None:
-    """Call once what the rows of our backends will call, in several processes.
+    """Call once what the rows will call, in several processes.
 
     Parameters
     ----------
@@ -96,66 +92,41 @@ def jobs(config: BenchConfig, device: str) -> list[Job]:
         Each can be pickled, and runs in a process of its own.
     """
     device_type = torch.device(device).type
+    sizes = [size for size in config.sizes or SIZES[device_type] if size <= MOST_POINTS]
+    small = dataclasses.replace(config, sizes=[max(sizes, default=MOST_POINTS)])
     made: list[tuple[tuple[bool, bool], Job]] = []
-    small = _small(config, device_type)
     for number, workload in enumerate(workloads(small, device_type)):
-        if workload.name in OTHER_CLOUDS:
+        if workload.name in SAME_KERNELS:
             continue
-        for entry in entries(config, workload, device_type):
-            name = entry.contender.name
-            if entry.missing or entry.contender.kind == "peer" or entry.contender.brute_force:
-                continue
-            for compiles, measurements in _parts(entry):
-                job = partial(_call_rows, small, device, number, name, measurements)
-                made.append(((name != "triton", not compiles), job))
-    if "lists" in config.workloads:
-        for found in list_contenders(config, device_type, lists.SEARCHES):
-            if found.kind == "backend" and not found.missing and not found.brute_force:
-                job = partial(_search_lists, config, device, found.name, found.mode)
-                made.append(((found.name != "triton", True), job))
+        for place, entry in enumerate(entries(small, workload, device_type)):
+            for compiles, modes in _modes(entry):
+                order = entry.contender.name not in ("triton", *COMPILE_THEMSELVES), not compiles
+                made.append((order, partial(_call_rows, small, device, number, place, modes)))
     return [job for _, job in sorted(made, key=lambda item: item[0])]
 
 
-def _small(config: BenchConfig, device_type: str) -> BenchConfig:
-    sizes = [size for size in config.sizes or SIZES[device_type] if size <= MOST_POINTS]
-    return dataclasses.replace(config, sizes=sizes or [MOST_POINTS])
+def _modes(entry: Entry) -> list[tuple[bool, tuple[str, ...]]]:
+    """The modes in groups that share what they compile, and whether torch.compile does."""
+    contender = entry.contender
+    if contender.missing or (contender.brute_force and contender.name not in COMPILE_THEMSELVES):
+        return []
+    if contender.kind == "peer":
+        return [(True, ("knn",))] if contender.name in COMPILE_THEMSELVES and "knn" in contender.find else []
+    compiled = {mode for mode, execution in entry.measurements if execution == "compiled" or mode in NETWORK}
+    others = tuple(dict.fromkeys(mode for mode, _ in entry.measurements if mode not in compiled))
+    return [*((True, (mode,)) for mode in sorted(compiled)), *([(False, others)] if others else [])]
 
 
-def _parts(entry: Entry) -> list[tuple[bool, Measurements]]:
-    """The measurements in groups that share what they compile, and whether torch.compile does."""
-
-    def group(measurement: tuple[str, str]) -> tuple[bool, str]:
-        mode, execution = measurement
-        compiles = execution == "compiled" or (mode in NETWORK and execution == "captured")
-        return compiles, mode if compiles else ""
-
-    ordered = sorted(entry.measurements, key=group)
-    return [(key[0], tuple(measurements)) for key, measurements in groupby(ordered, key=group)]
-
-
-def _call_rows(
-    config: BenchConfig, device: str, number: int, backend: str, measurements: Measurements
-) -> None:
-    """Call what rows of one workload measure."""
-    workload = next(islice(workloads(config, torch.device(device).type), number, None))
-    contender, problem = backend_contender(backend, workload), workload.problem(torch.device(device))
-    for mode, execution in measurements:
+def _call_rows(config: BenchConfig, device: str, number: int, place: int, modes: tuple[str, ...]) -> None:
+    """Call what rows of one workload and contender measure."""
+    of = torch.device(device)
+    workload = next(islice(workloads(config, of.type), number, None))
+    entry = next(islice(entries(config, workload, of.type), place, None))
+    calls = Calls(entry.contender, workload.question(of))
+    for mode, execution in entry.measurements:
         with suppress(Exception):  # the row itself will say so
-            calls_for(mode, contender, problem).make(mode, execution)()
-    _forget()
-
-
-def _search_lists(config: BenchConfig, device: str, backend: str, mode: str) -> None:
-    """Call what rows of ``lists`` measure."""
-    asked = lists.question(lists.UNIFORM, LIST_POINTS, torch.device(device))[0]
-    device_type = torch.device(device).type
-    for contender in list_contenders(config, device_type, (mode,)):
-        if contender.name == backend:
-            contender.search(asked)
-    _forget()
-
-
-def _forget() -> None:
+            if mode in modes:
+                calls.make(mode, execution)()
     torch.compiler.reset()
     gc.collect()
     empty_cache()

@@ -1,25 +1,19 @@
-"""What is called in each mode, and how in each execution.
-
-Modes of the operator alone: ``build`` (the index), ``search`` (``pointproj.knn`` with a ready index), ``knn``
-(both in one call), ``aggregate`` (the forward, index included), ``operator`` (that and the gradient of the
-features), ``gradients`` (that and all gradients: of features, both sets of points, and sigma). Modes of the
-network: ``forward`` and ``step`` (forward, loss, backward, Adam).
-
-Executions: ``eager``; ``compiled``, by torch.compile with fullgraph=True; ``captured``, replayed as one CUDA
-graph (of the operator as it is called eagerly; of the network after compilation).
+"""What is called in each mode, and how in each execution; benchmarks/README.md lists both.
 
 Every call returns all that it computes, as the functions of a contender do: a compiled function computes
 nothing that it does not return, so no result is picked or dropped here.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pointproj.benchmark.contenders import SEED, Contender
-from pointproj.benchmark.workloads import NETWORK
+import pointproj
+from pointproj.benchmark.contenders import Contender
+from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, SUMS, Question
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.ops.cases import Problem
 from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, on_stream
@@ -27,8 +21,7 @@ from pointproj.training.losses import loss_function
 from pointproj.training.optimizers import build_optimizer
 from pointproj.training.step import TrainingStep
 
-NOT_COMPILED = ("build", "search")
-
+SEED = 0  # of the networks and their targets
 Call = Callable[[], Any]
 
 
@@ -36,99 +29,50 @@ class NotRunAsAsked(RuntimeError):  # noqa: N818 - says what happened
     """A training step fell back to another execution than the one to time."""
 
 
-class OperatorCalls:
-    """The operator alone, for one contender on one problem.
-
-    ``upstream`` is the gradient of the loss by the result. Every call reads it in place, so that writing to
-    it also changes what a captured call computes.
+class Calls:
+    """The calls of one contender on one question.
 
     Parameters
     ----------
     contender : Contender
-    problem : Problem
+    question : Question
     """
 
-    def __init__(self, contender: Contender, problem: Problem) -> None:
-        self.contender = contender
-        self.problem = problem
-        self.device = problem.query_points.device
-        self.features = problem.features.detach().clone().requires_grad_()
-        points = (points.detach().clone().requires_grad_() for points in problem[:2])
-        self.points = problem._replace(**dict(zip(problem._fields[:2], points, strict=True)))
-        self.sigma = torch.tensor(contender.sigma, device=self.device, requires_grad=True)
-        shape = (*problem.query_points.shape[:-1], problem.features.shape[-1])
-        self.upstream = torch.empty(shape, dtype=self.features.dtype, device=self.device)
-        self._functions: dict[tuple[str, bool], Callable[[], Any]] = {}
+    def __init__(self, contender: Contender, question: Question) -> None:
+        self.contender, self.question = contender, question
+        self.device = question.problem.query_points.device
+        self._functions: dict[tuple[str, bool], Callable] = {}
+        self._steps: dict[bool, TrainingStep] = {}
 
     def make(self, mode: str, execution: str) -> Call:
-        """The call to check and time; it returns an index, Nearest, values, or (values, feature gradient)."""
-        call = self._call(mode, compiled=execution == "compiled")
+        """The call to check and time.
+
+        It returns an index, Nearest, a list, values, (values, gradients), a prediction (1, Q), or of a step
+        nothing.
+        """
+        if mode in NETWORK:
+            return self._network(mode, execution)
+        compiled = execution == "compiled"
+        call = self._sums(mode, compiled) if mode in (*SUMS, *LIST_SUMS) else self._found(mode, compiled)
         return captured(call, self.device) if execution == "captured" else call
 
-    def _call(self, mode: str, compiled: bool) -> Call:
-        contender, problem = self.contender, self.problem
-        if mode == "build":
-            return lambda: contender.build(problem)
-        if mode == "search":
-            index = contender.build(problem)
-            return lambda: contender.search(problem, index)
-        if mode == "knn":
-            knn = self._function("knn", lambda: contender.knn(problem), compiled)
-            return lambda: knn()
-        aggregate = self._function("aggregate", contender.aggregate, compiled)
-        if mode == "aggregate":
-            return lambda: aggregate(problem, problem.features)
+    @cached_property
+    def features(self) -> Tensor:
+        """Those of the question, as a leaf."""
+        return self.question.problem.features.detach().clone().requires_grad_()
 
-        if mode == "gradients":
-            leaves = self.features, *self.points[:2], self.sigma
-
-            def gradients() -> tuple[Tensor, ...]:
-                values = aggregate(self.points, self.features, self.sigma)
-                return values.detach(), *torch.autograd.grad(values, leaves, self.upstream)
-
-            return gradients
-
-        def operator() -> tuple[Tensor, Tensor]:
-            values = aggregate(problem, self.features)
-            return values.detach(), *torch.autograd.grad(values, self.features, self.upstream)
-
-        return operator
-
-    def _function(self, name: str, function: Callable, compiled: bool) -> Callable:
-        key = name, compiled
-        if key not in self._functions:
-            self._functions[key] = torch.compile(function, fullgraph=True) if compiled else function
-        return self._functions[key]
-
-
-class NetworkCalls:
-    """The network around one contender: hidden width 25, Adam, mean squared error to a random target.
-
-    Parameters
-    ----------
-    contender : Contender
-    problem : Problem
-        Of one cloud.
-    """
-
-    def __init__(self, contender: Contender, problem: Problem) -> None:
-        self.contender = contender
-        self.device = problem.query_points.device
-        generator = torch.Generator().manual_seed(SEED)
-        target = torch.randn(1, len(problem.query_points), generator=generator).to(self.device)
-        self.batch = {
-            "query_points": problem.query_points,
-            "reference_points": problem.reference_points[None],
-            "target": target,
-        }
-        self._steps: dict[bool, TrainingStep] = {}
+    @cached_property
+    def upstream(self) -> Tensor:
+        """The gradient of the loss by the result; calls read it in place, also those that were captured."""
+        problem = self.question.problem
+        return self.features.new_empty(*problem.query_points.shape[:-1], problem.features.shape[-1])
 
     def step(self, execution: str) -> TrainingStep:
         """The training step in this execution; compiled and captured share one compiled model."""
         compiled = execution != "eager"
         if compiled not in self._steps:
             torch.manual_seed(SEED)
-            model = self.contender.network().to(self.device)
+            model = self.contender.network(self.question).to(self.device)
             settings = OptimizerConfig(name="adam", lr=1e-3)
             capturable = compiled and self.device.type == "cuda"
             optimizer = build_optimizer(settings, model.parameters(), capturable=capturable)
@@ -138,8 +82,55 @@ class NetworkCalls:
         step.captured = execution == "captured"
         return step
 
-    def make(self, mode: str, execution: str) -> Call:
-        """The call to check and time; a forward returns the prediction (1, Q), a step nothing."""
+    @cached_property
+    def batch(self) -> dict[str, Tensor]:
+        """What a step takes: the question's one cloud, and a random target."""
+        query, points = self.question.points
+        target = torch.randn(1, len(query), generator=torch.Generator().manual_seed(SEED))
+        return {
+            "query_points": query,
+            "reference_points": points[None],
+            "target": target.to(self.device),
+        }
+
+    def _found(self, mode: str, compiled: bool) -> Call:
+        find, question = self.contender.find, self.question
+        if mode == "search":
+            index = find["build"](question)
+            return lambda: find["search"](question, index)
+        return self._function(mode, lambda: find[mode](question), compiled)
+
+    def _sums(self, mode: str, compiled: bool) -> Call:
+        contender, question, features = self.contender, self.question, self.features
+        given, leaves = (question, features), (features,)
+        if mode in LIST_SUMS:
+            neighbors = contender.find[mode.removeprefix("aggregate_")](question)
+            function = self._function(mode, pointproj.aggregate, compiled)
+            given = features, neighbors
+        else:
+            function = self._function("aggregate", contender.aggregate, compiled)
+        if mode == "aggregate":
+            return lambda: function(question, question.problem.features)
+        if mode == "gradients":
+            points = [tensor.detach().clone().requires_grad_() for tensor in question.points]
+            sigma = torch.tensor(question.sigma, device=self.device, requires_grad=True)
+            given = question._replace(problem=Problem(*points, *question.problem[2:])), features, sigma
+            leaves = features, *points, sigma
+
+        def with_gradients() -> tuple[Tensor, ...]:
+            values = function(*given)
+            return values.detach(), *torch.autograd.grad(values, leaves, self.upstream)
+
+        return with_gradients
+
+    def _function(self, name: str, function: Callable, compiled: bool) -> Callable:
+        key = name, compiled
+        if key not in self._functions:
+            whole = lambda *given: function(*given)  # noqa: E731 - torch.compile takes no partial
+            self._functions[key] = torch.compile(whole, fullgraph=True) if compiled else function
+        return self._functions[key]
+
+    def _network(self, mode: str, execution: str) -> Call:
         step = self.step(execution)
         if mode == "forward":
             forward = lambda: step.forward(self.batch).detach()  # noqa: E731
@@ -171,8 +162,3 @@ def captured(function: Call, device: torch.device) -> Call:
             function()
     replay = CapturedCall(lambda inputs: function(), {}, stream)
     return lambda: replay({})
-
-
-def calls_for(mode: str, contender: Contender, problem: Problem) -> OperatorCalls | NetworkCalls:
-    """The object that makes the calls of a mode."""
-    return (NetworkCalls if mode in NETWORK else OperatorCalls)(contender, problem)

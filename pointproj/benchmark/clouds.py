@@ -1,18 +1,20 @@
-"""Measure all contenders in one workload of :mod:`pointproj.benchmark.workloads`."""
+"""Measure all contenders in each workload of :mod:`pointproj.benchmark.workloads`."""
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from pointproj.benchmark.calls import NetworkCalls, OperatorCalls, calls_for
-from pointproj.benchmark.contenders import Contender
+from pointproj.benchmark.calls import Calls
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.contenders import Contender, Entry, entries
+from pointproj.benchmark.limits import LONGEST_ROW_S, given_up_after
 from pointproj.benchmark.parity import Expected
-from pointproj.benchmark.peer import Nearest
-from pointproj.benchmark.plan import Entry
 from pointproj.benchmark.recorder import (
+    Part,
     Recorder,
     check_error,
     collect_only_new_garbage,
@@ -20,10 +22,22 @@ from pointproj.benchmark.recorder import (
     without_time,
 )
 from pointproj.benchmark.results import MISSING, Row
-from pointproj.benchmark.workloads import NETWORK, SUMS, Workload
+from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, SUMS, Question, Workload, workloads
 from pointproj.runtime.errors import first_line
 
 log = logging.getLogger(__name__)
+
+LISTS = ("padded", "csr")
+SEARCHES = ("search", "knn", "farthest", *LISTS)
+WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
+
+
+def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
+    """The rows of each workload that the config names; importing the peers takes a while."""
+    for workload in workloads(config, device_type):
+        planned = [*entries(config, workload, device_type)]
+        rows = sum(entry.rows for entry in planned)
+        yield Part(rows, partial(measure_workload, workload=workload, planned=planned))
 
 
 def measure_workload(recorder: Recorder, workload: Workload, planned: list[Entry]) -> None:
@@ -37,107 +51,95 @@ def measure_workload(recorder: Recorder, workload: Workload, planned: list[Entry
     """
     recorder.display.preparing(workload.name)
     try:
-        clouds = _Clouds(recorder, workload)
+        contest = Contest(recorder, workload)
     except Exception as failure:
         log.error("%s is left out, its clouds cannot be made: %s", workload.name, first_line(failure))
         return
-    recorder.display.workload(workload, clouds.problem, clouds.expected.checked_queries)
-    recorder.mark(f"{workload.name}, clouds of {clouds.problem.reference_points.shape[:-1].numel():,} points")
+    recorder.display.workload(workload, contest.question, contest.expected.checked_queries)
+    points = contest.question.points[1].shape[:-1].numel()
+    recorder.mark(f"{workload.name}, clouds of {points:,} points")
     with collect_only_new_garbage():
         for entry in planned:
-            if entry.missing:
-                blank = clouds.blank(entry.contender, "-", "-")
-                recorder.add(dataclasses.replace(blank, status=MISSING, note=entry.missing))
-                continue
-            clouds.measure(entry.contender, entry.measurements)
+            contest.measure(entry)
             torch.compiler.reset()  # its limit of versions of one function is for a whole process
             exclude_from_collection()
 
 
-class _Clouds:
-    """The tensors of one workload and what the reference makes of them."""
+class Contest:
+    """The tensors of one workload, and what the reference makes of them.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    workload : Workload
+    """
 
     def __init__(self, recorder: Recorder, workload: Workload) -> None:
-        self.recorder = recorder
-        self.workload = workload
-        self.problem = workload.problem(recorder.device)
-        self.expected = Expected(workload, self.problem)
+        self.recorder, self.workload = recorder, workload
+        self.question: Question = workload.question(recorder.device)
+        self.expected = Expected(workload, self.question)
 
-    def measure(self, contender: Contender, measurements: tuple[tuple[str, str], ...]) -> None:
-        """Add a row for each (mode, execution)."""
+    def measure(self, entry: Entry) -> None:
+        """Add a row for each (mode, execution); the eager results are compared first."""
+        contender, recorder = entry.contender, self.recorder
+        blanks = [self.blank(contender, *measurement) for measurement in entry.measurements]
+        if contender.missing:
+            blank = self.blank(contender, contender.modes[0] if contender.modes[0] in LISTS else "-", "-")
+            recorder.add(dataclasses.replace(blank, status=MISSING, note=contender.missing))
+            return
+        calls = Calls(contender, self.question)
         try:
-            self.recorder.projection.check_contender(contender, self.workload, self.problem)
-            error = self._eager_error(contender, {mode for mode, _ in measurements})
+            recorder.limits.check_clock()
+            recorder.limits.check_growth(blanks[0])
+            with given_up_after(LONGEST_ROW_S):
+                recorder.limits.check_pairs(contender, self.question)
+                error = self._eager_error(calls, {blank.mode for blank in blanks})
         except Exception as reason:
-            for mode, execution in measurements:
-                self.recorder.add(without_time(self.blank(contender, mode, execution), reason))
+            for blank in blanks:
+                recorder.add(without_time(blank, reason))
             return
         if error is not None:
-            self.recorder.display.agrees(contender.name, error)
-        self.recorder.mark(f"{self.workload.name}, {contender.name}, comparison with the reference")
-        made: dict[bool, OperatorCalls | NetworkCalls] = {}
-        for mode, execution in measurements:
-            of_network = mode in NETWORK
-            if of_network not in made:
-                made[of_network] = calls_for(mode, contender, self.problem)
-            self.recorder.add(self._row(contender, made[of_network], mode, execution))
+            recorder.display.agrees(contender.name, error)
+        recorder.mark(f"{self.workload.name}, {contender.name}, comparison with the reference")
+        for blank in blanks:
+            recorder.record(blank, partial(self._measured, calls))
 
-    def _eager_error(self, contender: Contender, modes: set[str]) -> float | None:
+    def _eager_error(self, calls: Calls, modes: set[str]) -> float | None:
         """The contender's largest error in what the modes rest on; raises WrongResult."""
-        errors = []
-        if contender.knn is not None and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
-            error = self._neighbors_error(contender, contender.knn(self.problem))
+        contender, errors = calls.contender, []
+        if "knn" in contender.find and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
+            error = self.expected.error(calls, "knn", "eager", contender.find["knn"](self.question))
             errors.append(check_error("neighbours", error, contender.search_tolerance))
         if modes & {*SUMS, *NETWORK}:
-            calls = OperatorCalls(contender, self.problem)
             self.expected.fill_upstream(calls.upstream, checked_only=True)
-            error = self.expected.sums_error(*calls.make("operator", "eager")())
+            error = self.expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
             errors.append(check_error("values and feature gradient", error, contender.sums_tolerance))
         return max(errors, default=None)
 
-    def _neighbors_error(self, contender: Contender, found: Nearest) -> float:
-        return self.expected.neighbors_error(found, check_distances=contender.kind == "backend")
-
-    def _row(
-        self, contender: Contender, calls: OperatorCalls | NetworkCalls, mode: str, execution: str
-    ) -> Row:
-        blank = self.blank(contender, mode, execution)
-        allowed = contender.search_tolerance if mode in ("search", "knn") else contender.sums_tolerance
-        expected = self.expected
+    def _measured(self, calls: Calls, blank: Row) -> Row:
+        contender, mode, execution = calls.contender, blank.mode, blank.execution
+        allowed = contender.search_tolerance if mode in SEARCHES else contender.sums_tolerance
 
         def make() -> Callable[[], Any]:
-            self.recorder.projection.check_growth(blank)
-            if mode in ("operator", "gradients"):
-                expected.fill_upstream(calls.upstream, checked_only=True)
+            self.recorder.limits.check_growth(blank)
+            if mode in WITH_GRADIENTS:
+                self.expected.fill_upstream(calls.upstream, checked_only=True)
             return calls.make(mode, execution)
 
         def error_of(result: Any) -> float | None:
-            if mode in ("search", "knn"):
-                return self._neighbors_error(contender, result)
-            if mode == "aggregate":
-                return expected.sums_error(result)
-            if mode in ("operator", "gradients"):
-                error = expected.sums_error(*result)
-                expected.fill_upstream(calls.upstream, checked_only=False)
-                return error
-            if mode == "forward":
-                return expected.network_error(result, calls.step(execution).model)
-            if mode == "step":
-                step = calls.step(execution)
-                return expected.network_error(step.forward(calls.batch), step.model)
-            return None
+            error = self.expected.error(calls, mode, execution, result)
+            if mode in WITH_GRADIENTS:
+                self.expected.fill_upstream(calls.upstream, checked_only=False)
+            return error
 
-        row = self.recorder.measured(blank, make, error_of, allowed, host=self.workload.host)
-        self.recorder.projection.learn(row)
-        return row
+        return self.recorder.timed(blank, make, error_of, allowed, host=self.workload.host)
 
     def blank(self, contender: Contender, mode: str, execution: str) -> Row:
         """A row of this workload without its results."""
-        workload, problem = self.workload, self.problem
-        is_knn = workload.operator == "knn"
+        asked, problem = self.question, self.question.problem
         return Row(
-            workload=workload.name,
-            operator=workload.operator,
+            workload=self.workload.name,
+            operator=self.workload.operator,
             contender=contender.name,
             kind=contender.kind,
             mode=mode,
@@ -145,10 +147,11 @@ class _Clouds:
             queries=problem.query_points.shape[:-1].numel(),
             references=problem.reference_points.shape[:-1].numel(),
             clouds=len(problem.ranges()),
-            k=workload.neighborhood if is_knn else None,
-            radius=None if is_knn else workload.neighborhood,
-            channels=problem.features.shape[-1],
+            k=None if mode.endswith("csr") else asked.k,
+            radius=asked.radius,
+            channels=1 if mode in LISTS else problem.features.shape[-1],
             dtype=str(problem.query_points.dtype).removeprefix("torch."),
+            note=contender.returns,
             package=contender.package,
             **self.recorder.machine,
         )

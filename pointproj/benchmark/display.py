@@ -7,10 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 
-from pointproj.benchmark.list_peers import Question
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row
-from pointproj.benchmark.workloads import Workload
-from pointproj.ops.cases import Problem
+from pointproj.benchmark.workloads import Question, Workload
 
 MOST_NAMED = 25  # rows that took long
 COLOURS = {OK: "default", WRONG: "red", MISSING: "dim"}
@@ -64,22 +62,15 @@ class Display:
         """What the rows compile is in the caches."""
         self.console.print(f"compiled what the rows compile, in {processes} processes and {seconds:.0f} s")
 
-    def workload(self, workload: Workload, problem: Problem, checked: int) -> None:
+    def workload(self, workload: Workload, question: Question, checked: int) -> None:
         """A workload begins."""
-        operator = (
-            f"{workload.operator} {'k' if workload.operator == 'knn' else 'r'}={workload.neighborhood:g}"
+        queries, points = (tensor.shape[:-1].numel() for tensor in question.points)
+        asked = "".join(
+            f", {name}={value:g}" for name, value in (("k", question.k), ("r", question.radius)) if value
         )
-        queries, points = (t.shape[:-1].numel() for t in (problem.query_points, problem.reference_points))
         self.console.print(
-            f"\n[bold]{workload.name}[/bold] {operator}, {queries:,} queries, {points:,} points, "
-            f"{problem.features.shape[-1]} channels; {checked:,} queries are compared with the reference"
-        )
-
-    def lists(self, name: str, asked: Question, checked: int) -> None:
-        """A cloud of the workload ``lists`` begins."""
-        self.console.print(
-            f"\n[bold]{name}[/bold] {asked.k} nearest within r={asked.radius:g}, "
-            f"{len(asked.reference_points):,} points; {checked:,} queries are compared with the reference"
+            f"\n[bold]{workload.name}[/bold] {workload.operator}{asked}, {queries:,} queries, {points:,} "
+            f"points; {checked:,} queries are compared with the reference"
         )
 
     def agrees(self, name: str, error: float) -> None:

@@ -4,7 +4,8 @@
 :mod:`pointproj.ops.bridge.warp_op` converts without.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import warp as wp
@@ -12,13 +13,11 @@ from torch import Tensor
 
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import BACKEND_TOLERANCE
-from pointproj.benchmark.recorder import Recorder
-from pointproj.benchmark.results import Row
-from pointproj.benchmark.workloads import ELEMENTS
-from pointproj.machine import package_version
+from pointproj.benchmark.recorder import Part, Recorder
 from pointproj.ops.bridge.warp_op import warp_op
 
 FACTOR = 2.0
+ELEMENTS = {"cuda": 3 * 10**8, "cpu": 10**7}
 
 
 @wp.kernel
@@ -61,27 +60,24 @@ CALLS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
 }
 
 
-def planned(config: BenchConfig, device_type: str) -> list[str]:
-    """The names of the calls to measure."""
-    if "interop" not in config.workloads or "launch" not in config.modes:
-        return []
-    return [name for name, (kind, _, _) in CALLS.items() if kind == "backend" or config.peers != []]
+def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
+    """One for all calls."""
+    if "interop" in config.workloads and "launch" in config.modes:
+        names = [name for name, (kind, *_) in CALLS.items() if kind == "backend" or config.peers != []]
+        yield Part(len(names), partial(_measure, names=names))
 
 
-def measure(recorder: Recorder, names: list[str]) -> None:
-    """Add a row for each call."""
+def _measure(recorder: Recorder, names: list[str]) -> None:
     elements = recorder.config.elements or ELEMENTS[recorder.device.type]
     vectors = FreshTensors(elements, recorder.device)
     for name in names:
         kind, package, function = CALLS[name]
-        blank = Row(
-            **{"workload": "interop", "operator": "saxpy", "contender": name, "kind": kind},
-            **{"mode": "launch", "execution": "eager", "queries": elements, "references": elements},
-            package=package_version(package),
-            **recorder.machine,
-        )
-        call = vectors.call(function)
-        recorder.add(recorder.measured(blank, lambda call=call: call, vectors.error, BACKEND_TOLERANCE))
+        named = {"workload": "interop", "operator": "saxpy", "contender": name, "mode": "launch"}
+        sizes = {"queries": elements, "references": elements}
+        blank = recorder.blank(**named, **sizes, kind=kind, package=package)
+        make = partial(vectors.call, function)
+        timed = partial(recorder.timed, make=make, error_of=vectors.error, allowed=BACKEND_TOLERANCE)
+        recorder.record(blank, timed)
 
 
 class FreshTensors:

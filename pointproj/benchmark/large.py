@@ -6,9 +6,9 @@ with the reference: each process adds up what its points contribute to them, so 
 pairs at once.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import BACKEND_TOLERANCE, backend_names, missing_backend
-from pointproj.benchmark.recorder import Recorder
-from pointproj.benchmark.results import MISSING, SKIPPED, Row
-from pointproj.machine import package_version
+from pointproj.benchmark.limits import Unaffordable
+from pointproj.benchmark.recorder import Missing, Part, Recorder
+from pointproj.benchmark.results import Row
 from pointproj.ops import reference, sharded
 from pointproj.runtime import distributed
 from pointproj.runtime.distributed import Processes
@@ -32,38 +32,32 @@ REPETITIONS = 5  # the same in every process: each call is made by all of them
 MODES = ("aggregate", "operator")
 
 
-def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str]]:
-    """(backend, mode) of each row."""
+def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
+    """One for each backend; all processes of torchrun measure it together."""
     if "large" not in config.workloads or "eager" not in (config.execution or EXECUTIONS):
-        return []
+        return
     modes = [mode for mode in MODES if mode in config.modes]
-    return [(name, mode) for name in backend_names(config.backends, "radius") for mode in modes]
+    for name in backend_names(config.backends, "radius"):
+        yield Part(len(modes), partial(_measure, name=name, modes=modes))
 
 
-def measure(recorder: Recorder, rows: list[tuple[str, str]]) -> None:
-    """Add a row for each (backend, mode); all processes of torchrun call this together."""
-    processes = distributed.join()
+def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
     references, queries = SIZES[recorder.device.type]
-    for name, mode in rows:
-        blank = Row(
-            **{"workload": "large", "operator": "radius", "contender": name, "kind": "backend"},
-            **{"mode": mode, "execution": "eager", "queries": queries, "references": references},
-            **{"radius": radius_for(references), "channels": CHANNELS},
-            package=package_version("pointproj"),
-            **recorder.machine,
-        )
+    sizes = {"queries": queries, "references": references, "radius": radius_for(references)}
+    of_workload = {"workload": "large", "operator": "radius", "channels": CHANNELS, **sizes}
+
+    def measured(row: Row) -> Row:
         missing = missing_backend(name, recorder.device.type, "radius")
         if missing is not None:
-            row = dataclasses.replace(blank, status=MISSING, note=missing)
-        elif name == "torch":
-            row = dataclasses.replace(
-                blank, status=SKIPPED, note=f"compares all {queries * references:.0e} pairs"
-            )
-        else:
-            cloud = LargeCloud(processes, recorder.device, name)
-            make = lambda cloud=cloud, mode=mode: cloud.call(mode)  # noqa: E731
-            row = recorder.measured(blank, make, cloud.error, BACKEND_TOLERANCE, REPETITIONS)
-        recorder.add(row)
+            raise Missing(missing)
+        if name == "torch":
+            raise Unaffordable(f"compares all {queries * references:.0e} pairs")
+        cloud = LargeCloud(distributed.join(), recorder.device, name)
+        make = partial(cloud.call, row.mode)
+        return recorder.timed(row, make, cloud.error, BACKEND_TOLERANCE, REPETITIONS)
+
+    for mode in modes:
+        recorder.record(recorder.blank(contender=name, mode=mode, **of_workload), measured)
 
 
 class LargeCloud:

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 
 from pointproj.benchmark.parity import relative_error
-from pointproj.benchmark.peer import import_failure
+from pointproj.benchmark.peers import import_failure
+from pointproj.benchmark.processes import READY
 from pointproj.benchmark.timing import Timing, measure, percentiles
-from pointproj.benchmark.waiting import READY
 from pointproj.runtime.memory import allocated_bytes, empty_cache, peak_bytes, reset_peak
 
 LONGEST_STEP_S = 20.0  # of longer ones the first alone is timed
@@ -123,7 +123,7 @@ def _step(model: torch.nn.Module, inputs: dict[str, torch.Tensor], compiled: boo
 
 def main() -> None:
     """Prepare what the command line asks for, wait for a line, and answer."""
-    request = Request(**json.loads(sys.argv[1]))
+    request = Request(*json.loads(sys.argv[1]))
     missing = import_failure(import_module(f"pointproj.benchmark.{request.workload}").IMPORTS)
     prepared = None if missing else PreparedStep(request)
     print(f"\n{READY}", flush=True)

@@ -8,28 +8,34 @@ left out.
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from functools import partial
 
 from pointproj.benchmark import geotransolver, gino
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.projection import Unaffordable
-from pointproj.benchmark.recorder import Recorder, check_error, with_time, without_time
-from pointproj.benchmark.results import MISSING, Row
+from pointproj.benchmark.model_process import Request
+from pointproj.benchmark.recorder import MIB, Missing, Part, Recorder, check_error, with_time
+from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import Timing
-from pointproj.machine import package_version
 
 MODELS = {"gino": gino, "geotransolver": geotransolver}
 OURS = "pointproj"
 TOLERANCE = 1e-4  # sums in fp32, in another order
 TIMEOUT_S = 1800
-MIB = 2**20
 
 
-def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str, str, int]]:
-    """(workload, contender, execution, points) of each row."""
+def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
+    """One for each row."""
+    for request in requests(config, device_type):
+        yield Part(1, partial(_measure, request=request))
+
+
+def requests(config: BenchConfig, device: str) -> list[Request]:
+    """What the rows ask processes for."""
     if "step" not in config.modes:
         return []
     return [
-        (workload, contender, execution, points)
+        Request(workload, contender == OURS, execution, points, device, config.budget_s)
         for workload, model in MODELS.items()
         if workload in config.workloads
         for contender in (model.PACKAGE, OURS)
@@ -40,59 +46,39 @@ def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str, str, 
     ]
 
 
-def begin(recorder: Recorder, rows: list[tuple[str, str, str, int]]) -> None:
-    """Start the processes that will measure these rows."""
-    recorder.waiting.begin(_request(recorder, *row) for row in rows)
+def begin(recorder: Recorder) -> None:
+    """Start the processes that will measure all rows."""
+    asked = requests(recorder.config, recorder.device.type)
+    recorder.prepared.begin(json.dumps(request) for request in asked)
 
 
-def measure(recorder: Recorder, rows: list[tuple[str, str, str, int]]) -> None:
-    """Add a row for each planned one."""
-    for row in rows:
-        blank = _blank(recorder, *row)
-        recorder.display.doing(blank)
-        try:
-            recorder.projection.check_clock()
-            _refuse_if_slow(recorder, *row)
-            recorder.add(_measured(recorder, blank, _request(recorder, *row)))
-        except Exception as reason:
-            recorder.add(without_time(blank, reason))
-
-
-def _blank(recorder: Recorder, workload: str, contender: str, execution: str, points: int) -> Row:
-    model = MODELS[workload]
-    return Row(
-        **{"workload": workload, "operator": "radius", "contender": contender, "mode": "step"},
-        **{"kind": "backend" if contender == OURS else "peer", "execution": execution},
-        **{"queries": getattr(model, "GRID", 0) ** 3 or points, "references": points},
-        **{"radius": model.RADIUS, "channels": model.CHANNELS, "package": package_version(contender)},
-        **recorder.machine,
+def _measure(recorder: Recorder, request: Request) -> None:
+    model = MODELS[request.workload]
+    contender = OURS if request.replaced else model.PACKAGE
+    of_model = {"radius": model.RADIUS, "channels": model.CHANNELS, "references": request.points}
+    blank = recorder.blank(
+        workload=request.workload,
+        operator="radius",
+        contender=contender,
+        kind="backend" if request.replaced else "peer",
+        mode="step",
+        execution=request.execution,
+        queries=getattr(model, "GRID", 0) ** 3 or request.points,
+        package=contender,
+        **of_model,
     )
 
+    def measured(row: Row) -> Row:
+        if recorder.device.type == "cpu":
+            recorder.limits.refuse_if_slow(model.SECONDS_ON_CPU[contender, request.points])
+        found = json.loads(recorder.prepared.ask(json.dumps(request), TIMEOUT_S))
+        if found.get("missing"):
+            raise Missing(found["missing"])
+        if found["error"] is not None:
+            check_error("output and gradients of a small model", found["error"], TOLERANCE)
+        timing = Timing(*(found[name] for name in ("p20_ms", "p50_ms", "p80_ms", "repetitions")))
+        note = f"{found['before'] / MIB:.0f} MiB before the first step"
+        facts = {"peak_mib": found["peak"] / MIB, "parity_error": found["error"], "note": note}
+        return dataclasses.replace(with_time(row, timing), **facts)
 
-def _refuse_if_slow(recorder: Recorder, workload: str, contender: str, execution: str, points: int) -> None:
-    seconds, limit = MODELS[workload].SECONDS_ON_CPU[contender, points], recorder.config.slowest_call_s
-    if recorder.device.type == "cpu" and seconds > limit:
-        raise Unaffordable(f"takes about {seconds:.0f} s on two cores, more than slowest_call_s={limit:g}")
-
-
-def _request(recorder: Recorder, workload: str, contender: str, execution: str, points: int) -> str:
-    """What a process is begun with."""
-    return json.dumps(
-        {
-            **{"workload": workload, "replaced": contender == OURS, "execution": execution},
-            **{"points": points, "device": str(recorder.device), "budget_s": recorder.config.budget_s},
-        }
-    )
-
-
-def _measured(recorder: Recorder, blank: Row, request: str) -> Row:
-    found = json.loads(recorder.waiting.ask(request, TIMEOUT_S))
-    if found.get("missing"):
-        return dataclasses.replace(blank, status=MISSING, note=found["missing"])
-    if found["error"] is not None:
-        check_error("output and gradients of a small model", found["error"], TOLERANCE)
-    timing = Timing(*(found[name] for name in ("p20_ms", "p50_ms", "p80_ms", "repetitions")))
-    note = f"{found['before'] / MIB:.0f} MiB before the first step"
-    return dataclasses.replace(
-        with_time(blank, timing), peak_mib=found["peak"] / MIB, parity_error=found["error"], note=note
-    )
+    recorder.record(blank, measured, TIMEOUT_S)

@@ -4,44 +4,76 @@ The reference compares all pairs, so of large problems a random part of the quer
 features' gradient, the upstream gradient is then zero on all other queries.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from pointproj.benchmark.contenders import PeerNetwork
-from pointproj.benchmark.peer import Nearest
-from pointproj.benchmark.workloads import Workload
+import pointproj
+from pointproj.benchmark.calls import Calls
+from pointproj.benchmark.contenders import Contender, PeerNetwork
+from pointproj.benchmark.peers import Nearest, Pairs
+from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
 from pointproj.ops import reference
-from pointproj.ops.cases import Problem
 
 PAIRS = {"cuda": 2**28, "cpu": 2**23}
 PAIRS_WITH_GRADIENT = {"cuda": 2**22, "cpu": 2**20}  # in one piece: it keeps all pairs times channels
 FEWEST_QUERIES = 16
+BOUNDARY = 1e-5  # pairs whose distance differs from the radius by this part of it may be found or not
+WRONG = float("inf")
 
 
 class Expected:
-    """The reference's results on some of the queries of a problem.
+    """The reference's results on some of the queries of a question.
 
     Parameters
     ----------
     workload : Workload
-    problem : Problem
+    question : Question
     """
 
-    def __init__(self, workload: Workload, problem: Problem) -> None:
-        self.workload = workload
-        self.problem = problem
-        self.device = problem.query_points.device
-        ranges = problem.ranges()
-        budget = PAIRS[self.device.type] // len(ranges)
+    def __init__(self, workload: Workload, question: Question) -> None:
+        self.workload, self.question, self.problem = workload, question, question.problem
+        self.device = self.problem.query_points.device
+        self.ranges = self.problem.ranges()
+        budget = PAIRS[self.device.type] // len(self.ranges)
         generator = torch.Generator().manual_seed(1)
-        self.rows = [_some(q, max(FEWEST_QUERIES, budget // len(r)), generator) for q, r in ranges]
-        self._values: Tensor | None = None
+        fewest = FEWEST_QUERIES if len(self.ranges) == 1 else 1
+        self.rows = [_some(q, max(fewest, budget // max(1, len(r))), generator) for q, r in self.ranges]
+        self._sums: dict[str, tuple[Tensor, list[Tensor]]] = {}
         self._nearest: Tensor | None = None
+        self._distances: Tensor | None = None
 
     @property
     def checked_queries(self) -> int:
         """How many queries are compared with the reference."""
         return sum(len(rows) for rows in self.rows)
+
+    def error(self, calls: Calls, mode: str, execution: str, result: Any) -> float | None:
+        """The error of what a call of this mode returned; None of an index, which its searches show.
+
+        Parameters
+        ----------
+        calls : Calls
+            That made the call. Where it has an upstream gradient, that of :meth:`fill_upstream`.
+        mode, execution : str
+        result : object
+        """
+        contender = calls.contender
+        if mode in ("knn", "search"):
+            return self.neighbors_error(result, check_distances=contender.kind == "backend")
+        if mode in ("padded", "csr"):
+            return self.pairs_error(mode, contender.read[mode](result), contender)
+        if mode == "farthest":
+            return self.farthest_error(result)
+        if mode == "aggregate":
+            return self.sums_error(mode, result)
+        if mode in NETWORK:
+            step = calls.step(execution)
+            prediction = result if mode == "forward" else step.forward(calls.batch)
+            return self.network_error(prediction, step.model)
+        return None if mode == "build" else self.sums_error(mode, *result)
 
     def neighbors_error(self, found: Nearest, *, check_distances: bool) -> float:
         """The largest error of a neighbour's distance, relative to the distance of the k-th neighbour.
@@ -54,37 +86,129 @@ class Expected:
             Whether the distances that were returned have to be those of the indices; other libraries return
             squared ones, or none.
         """
-        indices = found.indices
-        rows = self.rows[0].to(self.device)
-        query, points = self.problem.query_points[rows], self.problem.reference_points
+        queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
+        k = self.question.k
+        indices = found.indices.reshape(-1, k)
+        clouds = [
+            (rows.to(self.device), cloud) for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True)
+        ]
         if self._nearest is None:
-            exact = reference.knn_search(query, points, self.workload.neighborhood)
-            self._nearest = _distances(query, points, exact)
-        expected, got = self._nearest, _distances(query, points, indices[rows].long())
-        if (indices[rows].sort(dim=1).values.diff(dim=1) == 0).any():
-            return float("inf")  # one neighbour twice
-        errors = [(got - expected).abs() / expected[:, -1:]]
+            exact = (
+                (queries[rows], of, reference.knn_search(queries[rows], of, k))
+                for rows, of in ((rows, points[cloud.start : cloud.stop]) for rows, cloud in clouds)
+            )
+            self._nearest = torch.cat([_distances(*each) for each in exact])
+        rows = torch.cat([rows for rows, _ in clouds])
+        some = indices[rows].long()
+        got = torch.cat(
+            [_distances(queries[of], points[c.start : c.stop], indices[of].long()) for of, c in clouds]
+        )
+        if (some.sort(dim=1).values.diff(dim=1) == 0).any():
+            return WRONG  # one neighbour twice
+        errors = [(got - self._nearest).abs() / self._nearest[:, -1:]]
         if check_distances:
-            returned = found.distances[rows].double().sort(dim=1).values
-            errors.append((returned - got).abs() / expected[:, -1:])
-        return torch.cat(errors).nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
+            returned = found.distances.reshape(-1, k)[rows].double().sort(dim=1).values
+            errors.append((returned - got).abs() / self._nearest[:, -1:])
+        return torch.cat(errors).nan_to_num(nan=WRONG, posinf=WRONG).max().item()
 
-    def sums_error(self, values: Tensor, *gradients: Tensor) -> float:
+    def pairs_error(self, mode: str, found: Pairs, contender: Contender) -> float:
+        """The largest error of a distance in a list, relative to the radius.
+
+        Distances that were returned are compared with those of the indices, and if the nearest had to be
+        found, distances of the indices with those of the nearest. Otherwise any within the radius will do.
+
+        Parameters
+        ----------
+        mode : {"padded", "csr"}
+            Whether at most k were asked for, or all within the radius.
+        found : Pairs
+            Of all queries.
+        contender : Contender
+            Whose ``nearest`` and ``itself`` say what it has to find.
+
+        Returns
+        -------
+        float
+            inf if a query has too many or too few neighbours, one that does not exist, or one twice, or if
+            its count is wrong.
+        """
+        rows, radius = self.rows[0].to(self.device), self.question.radius
+        most = self.question.k if mode == "padded" else None
+        exact = self._exact(rows, contender.itself)
+        fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
+        if found.counts is not None and _outside(found.counts[rows], fewest, largest):
+            return WRONG
+        place = torch.full((len(self.problem.query_points),), -1, device=self.device)
+        place[rows] = torch.arange(len(rows), device=self.device)
+        row = place[found.queries]
+        checked = row >= 0
+        row, index = row[checked], found.indices[checked]
+        if ((index < 0) | (index >= exact.shape[1])).any():
+            return WRONG
+        if most is not None:
+            fewest, largest = fewest.clamp(max=most), largest.clamp(max=most)
+        repeated = len(index) - len((row * exact.shape[1] + index).unique())
+        if repeated or _outside(row.bincount(minlength=len(rows)), fewest, largest):
+            return WRONG
+        got = exact[row, index]
+        errors = [(got - radius).clamp(min=0.0)]
+        if found.distances is not None:
+            errors.append((found.distances[checked].double() - got).abs())
+        if contender.nearest and most is not None:
+            errors.append(_from_nearest(row, got, exact.topk(most, largest=False).values))
+        worst = torch.cat(errors) / radius
+        return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
+
+    def farthest_error(self, rows: Tensor) -> float:
+        """By how much a chosen point is nearer to those before it than the farthest is, in squared distances.
+
+        Parameters
+        ----------
+        rows : (count,) or (B, count) tensor
+            In the order in which they were chosen; a row that is chosen twice gives 1.
+        """
+        points = self.problem.query_points.double().view(len(self.ranges), -1, 3)
+        nearest = points.new_full(points.shape[:2], torch.inf)
+        worst = points.new_zeros(len(points))
+        for own in rows.long().view(len(points), -1).split(1, dim=1):
+            most, chosen = nearest.amax(1), nearest.gather(1, own).squeeze(1)
+            worst = torch.where(most.isfinite(), torch.maximum(worst, 1 - chosen / most), worst)
+            delta = points - points.gather(1, own[..., None].expand(-1, -1, 3))
+            nearest = torch.minimum(nearest, delta.square().sum(-1))
+        return worst.max().item()
+
+    def _exact(self, rows: Tensor, itself: bool) -> Tensor:
+        """Distances in fp64 from the checked queries to all reference points."""
+        queries, points = self.question.points
+        if self._distances is None:
+            squared = reference.squared_distances(queries[rows].double(), points.double())
+            self._distances = squared.sqrt_()
+        if itself or queries is not points:
+            return self._distances
+        without = self._distances.clone()
+        without[torch.arange(len(rows), device=self.device), rows] = torch.inf
+        return without
+
+    def sums_error(self, mode: str, values: Tensor, *gradients: Tensor) -> float:
         """The largest error of aggregated features and of gradients, relative in norm.
 
         Parameters
         ----------
+        mode : str
+            What was called: it says over which neighbours.
         values : (..., C) tensor
             Of all queries.
         *gradients : tensors
             Of the features; then of query points, reference points and sigma. For the upstream gradient of
             :meth:`fill_upstream`.
         """
-        if self._values is None:
-            self._values, self._gradients = self._by_reference()
+        form = mode if mode in LIST_SUMS else "operator"
+        if form not in self._sums:
+            self._sums[form] = self._by_reference(self._aggregate(form))
+        exact, exact_gradients = self._sums[form]
         rows = torch.cat(self.rows).to(self.device)
-        errors = [relative_error(values.flatten(0, -2)[rows], self._values)]
-        for got, expected in zip(gradients, self._gradients, strict=False):
+        errors = [relative_error(values.flatten(0, -2)[rows], exact)]
+        for got, expected in zip(gradients, exact_gradients, strict=False):
             errors.append(relative_error(got.view(expected.shape), expected))
         return max(errors)
 
@@ -98,7 +222,8 @@ class Expected:
             With the weights that made the prediction.
         """
         rows = self.rows[0][: FEWEST_QUERIES * 16].to(self.device)
-        exact = PeerNetwork(model, lambda query, points, features: self._reference(query, points, features))
+        aggregate = self._aggregate("operator")
+        exact = PeerNetwork(model, lambda *tensors: aggregate(*tensors, self.question.sigma))
         with torch.no_grad():
             expected = exact(self.problem.query_points[rows], self.problem.reference_points[None])
         return relative_error(prediction[:, rows], expected.squeeze(-1))
@@ -113,39 +238,46 @@ class Expected:
             numbers *= keep.view(*numbers.shape[:-1], 1)
         upstream.copy_(numbers)
 
-    def _by_reference(self) -> tuple[Tensor, list[Tensor]]:
+    def _by_reference(self, aggregate: Callable[..., Tensor]) -> tuple[Tensor, list[Tensor]]:
         query, points, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
         upstream = torch.empty(len(query), features.shape[1], dtype=features.dtype, device=self.device)
         self.fill_upstream(upstream, checked_only=True)
-        sigma = torch.tensor(self.workload.case.sigma, dtype=points.dtype, device=self.device)
+        sigma = torch.tensor(self.question.sigma, dtype=points.dtype, device=self.device)
         values, gradients = [], [torch.zeros_like(of) for of in (features, query, points, sigma)]
-        for rows, (_, cloud) in zip(self.rows, self.problem.ranges(), strict=True):
+        for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True):
             span = slice(cloud.start, cloud.stop)
             pairs = PAIRS_WITH_GRADIENT[self.device.type]
             for some in rows.to(self.device).split(max(1, pairs // max(1, len(cloud)))):
                 places = span, some, span, ...
                 parts = zip((features, query, points, sigma), places, strict=True)
                 leaves = [of[place].detach().requires_grad_() for of, place in parts]
-                value = self._reference(leaves[1], leaves[2], leaves[0], leaves[3])
+                value = aggregate(leaves[1], leaves[2], leaves[0], leaves[3])
                 found = torch.autograd.grad(value, leaves, upstream[some])
                 for gradient, place, part in zip(gradients, places, found, strict=True):
                     gradient[place] += part
                 values.append(value.detach())
         return torch.cat(values), gradients
 
-    def _reference(
-        self, query: Tensor, points: Tensor, features: Tensor, sigma: Tensor | float | None = None
-    ) -> Tensor:
-        of = self.workload
-        aggregate = reference.knn_aggregate if of.operator == "knn" else reference.radius_aggregate
-        return aggregate(query, points, features, of.neighborhood, of.case.sigma if sigma is None else sigma)
+    def _aggregate(self, form: str) -> Callable[..., Tensor]:
+        """(query, reference, features, sigma) to aggregated features, by the reference."""
+        asked = self.question
+
+        def within(query: Tensor, points: Tensor, features: Tensor, sigma: Tensor | float) -> Tensor:
+            if form == "aggregate_padded":
+                options = {"max_radius": asked.radius, "sigma": sigma, "backend": "torch"}
+                return pointproj.knn_aggregate(query, points, features, asked.k, **options)
+            if self.workload.operator == "knn":
+                return reference.knn_aggregate(query, points, features, asked.k, sigma)
+            return reference.radius_aggregate(query, points, features, asked.radius, sigma)
+
+        return within
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm, in fp64; NaN and inf give inf."""
     got, expected = got.detach().double(), expected.detach().double()
     if got.shape != expected.shape or not got.isfinite().all():
-        return float("inf")
+        return WRONG
     return ((got - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float32).tiny)).item()
 
 
@@ -159,3 +291,16 @@ def _distances(query: Tensor, points: Tensor, rows: Tensor) -> Tensor:
     neighbors = points[rows.clamp(0, len(points) - 1)].double()
     distances = (query[:, None].double() - neighbors).norm(dim=-1)
     return torch.where(exists, distances, torch.inf).sort(dim=1).values
+
+
+def _outside(counts: Tensor, fewest: Tensor, largest: Tensor) -> bool:
+    return bool(((counts < fewest) | (counts > largest)).any())
+
+
+def _from_nearest(row: Tensor, got: Tensor, kth: Tensor) -> Tensor:
+    """How far each distance is from that of as near a neighbour; rows in ascending order."""
+    by_distance = got.argsort()
+    order = by_distance[row[by_distance].argsort(stable=True)]
+    row, got = row[order], got[order]
+    starts = torch.searchsorted(row, row)
+    return (got - kth[row, torch.arange(len(row), device=row.device) - starts]).abs()

@@ -1,29 +1,210 @@
-"""The peers: one function for each library and operator. Adding a peer means adding a function."""
+"""Other libraries that do the same work (the peers): one small function for each library and what it finds.
+
+Adding a peer means adding a function. What it finds says what it takes and returns:
+
+- ``knn``: (query points, reference points, k) to :class:`Nearest`; torch gathers and weighs around it.
+- ``sums``: (query points, reference points, features, k or radius, sigma) to aggregated features.
+- ``farthest``: (points (N, 3) or (B, N, 3), count) to rows in the order in which they are chosen.
+- ``padded``, ``csr``: a :class:`~pointproj.benchmark.workloads.Question` to whatever the library returns,
+  which ``read`` turns into :class:`Pairs`. Libraries return different things under the same name, so each
+  says in ``returns`` what its result lacks.
+
+A peer's package is imported when the peer is asked whether it can run, not before.
+"""
 
 import contextlib
+import functools
+import importlib
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pointproj.benchmark.peer import PEERS, Nearest, peer
-
-__all__ = ["PEERS", "prepare_environment"]
+from pointproj.benchmark.workloads import Question
+from pointproj.runtime.errors import first_line
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
 
 
-@peer(
-    "tutorial torch",
-    "knn",
-    distribution="torch",
-    devices=BOTH,
-    finds_neighbors=False,
-    traceable=True,
-    brute_force=True,
-    bytes_per_pair=16.0,
-)
+class Nearest(NamedTuple):
+    """The k nearest of every query, as a library returns them: in its own integers, perhaps squared."""
+
+    distances: Float[Tensor, "*queries k"] | None
+    indices: Int[Tensor, "*queries k"]
+
+
+class Pairs(NamedTuple):
+    """A list of neighbours in any order; None for what a library does not return."""
+
+    queries: Int[Tensor, " pairs"]
+    indices: Int[Tensor, " pairs"]
+    distances: Float[Tensor, " pairs"] | None = None
+    counts: Int[Tensor, " q"] | None = None  # all within the radius, also those that were left out
+
+
+class Library(NamedTuple):
+    """A library: its name in the results, the package whose version is noted, and what must be importable."""
+
+    name: str
+    distribution: str
+    imports: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cuda",)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library, and one thing that it finds.
+
+    Parameters
+    ----------
+    library : Library
+    finds : {"knn", "sums", "farthest", "padded", "csr"}
+    function : callable
+        What is timed; the module says what it takes and returns.
+    operator : {"knn", "radius", "farthest"}
+    batched : bool
+        Whether it takes dense batches too.
+    traceable : bool
+        Whether torch.compile can trace the function; those of ``knn`` are called by a custom operator.
+    brute_force : tuple of str
+        Devices on which time grows with queries times references.
+    bytes_per_pair : float
+        Memory that grows so as well; 0 if it does not.
+    read : callable, optional
+    returns : str
+        What a list is, where that is something else than ours.
+    nearest : bool
+        Whether the neighbours beyond k that a list leaves out are the farthest.
+    itself : bool
+        Whether a point is a neighbour of itself.
+    """
+
+    library: Library
+    finds: str
+    function: Callable[..., Any]
+    operator: str = "radius"
+    batched: bool = False
+    traceable: bool = False
+    brute_force: tuple[str, ...] = ()
+    bytes_per_pair: float = 0.0
+    read: Callable[[Any], Pairs] | None = None
+    returns: str = ""
+    nearest: bool = True
+    itself: bool = True
+
+    def missing(self) -> str | None:
+        """None if it can be imported, else one line with the reason."""
+        return next(filter(None, map(import_failure, self.library.imports)), None)
+
+
+PEERS: list[Peer] = []
+
+
+def peer(library: Library, finds: str, **properties: Any) -> Callable[[Callable], Callable]:
+    """Add the decorated function to :data:`PEERS`, with the properties of :class:`Peer`."""
+
+    def register(function: Callable) -> Callable:
+        operator = finds if finds in ("knn", "farthest") else "radius"
+        PEERS.append(Peer(library, finds, function, **{"operator": operator} | properties))
+        return function
+
+    return register
+
+
+@functools.cache
+def import_failure(module: str) -> str | None:
+    """None if a module can be imported, else one line with the reason."""
+    failure = None
+    for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # broken installations raise all sorts
+            failure = error
+        else:
+            return None
+    return f"{module} cannot be imported: {first_line(failure)}"
+
+
+def prepare_environment() -> None:
+    """Settings that peers read when they are imported."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
+
+
+def search(
+    name: str, query_points: Float[Tensor, "q 3"], reference_points: Float[Tensor, "n 3"], k: int
+) -> Int[Tensor, "q k"]:
+    """Indices of the k nearest that a library finds; torch.compile calls an operator for it."""
+    if torch.compiler.is_compiling():
+        return torch.ops.pointproj_benchmark.peer_search(query_points, reference_points, k, name)
+    chosen = next(known for known in PEERS if (known.library.name, known.finds) == (name, "knn"))
+    return chosen.function(query_points, reference_points, k).indices.long()
+
+
+@torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
+def _peer_search(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
+    return search(name, query_points, reference_points, k).contiguous()
+
+
+@_peer_search.register_fake
+def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
+    return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
+
+
+def gather_aggregate(
+    query_points: Float[Tensor, "q 3"],
+    reference_points: Float[Tensor, "n 3"],
+    features: Float[Tensor, "n c"],
+    neighbor_indices: Int[Tensor, "q k"],
+    sigma: float,
+) -> Float[Tensor, "q c"]:
+    """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
+    distances = (query_points[:, None] - reference_points[neighbor_indices]).norm(dim=-1)
+    weights = torch.softmax(-distances / sigma, dim=-1)
+    return (weights[..., None] * features[neighbor_indices]).sum(1)
+
+
+def _aggregate_pairs(
+    query: Tensor, reference: Tensor, features: Tensor, queries: Tensor, rows: Tensor, sigma: float
+) -> Tensor:
+    """Weighted means over pairs (queries[m], rows[m]) in any order."""
+    distances = (query[queries] - reference[rows]).norm(dim=-1)
+    weights = (-distances / sigma).exp()
+    sums = features.new_zeros(len(query), features.shape[1])
+    sums = sums.index_add(0, queries, weights[:, None] * features[rows])
+    totals = weights.new_zeros(len(query)).index_add(0, queries, weights)
+    return sums / totals.clamp(min=torch.finfo(totals.dtype).tiny)[:, None]
+
+
+def padded_pairs(
+    indices: Int[Tensor, "q k"],
+    exists: Bool[Tensor, "q k"],
+    distances: Float[Tensor, "q k"] | None = None,
+    counts: Int[Tensor, " q"] | None = None,
+) -> Pairs:
+    """Pairs of a padded list."""
+    queries = exists.nonzero()[:, 0]
+    return Pairs(queries, indices[exists].long(), None if distances is None else distances[exists], counts)
+
+
+def _found_below(found: tuple[Tensor, Tensor, int]) -> Pairs:
+    """Pairs of (distances, indices, N), where an index of N is none."""
+    distances, indices, count = found
+    return padded_pairs(indices, indices < count, distances)
+
+
+def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(array) for array in arrays)
+
+
+TUTORIAL = Library("tutorial torch", "torch", devices=BOTH)
+
+
+@peer(TUTORIAL, "sums", operator="knn", traceable=True, brute_force=BOTH, bytes_per_pair=16.0)
 def tutorial_knn(query: Tensor, reference: Tensor, features: Tensor, k: int, sigma: float) -> Tensor:
     """All pairs, their distances, the k smallest of each row."""
     distances, rows = (query[:, None] - reference[None]).norm(dim=-1).topk(k, dim=-1, largest=False)
@@ -31,16 +212,7 @@ def tutorial_knn(query: Tensor, reference: Tensor, features: Tensor, k: int, sig
     return (weights[..., None] * features[rows]).sum(1)
 
 
-@peer(
-    "tutorial torch",
-    "radius",
-    distribution="torch",
-    devices=BOTH,
-    finds_neighbors=False,
-    traceable=True,
-    brute_force=True,
-    bytes_per_pair=110.0,
-)
+@peer(TUTORIAL, "sums", traceable=True, brute_force=BOTH, bytes_per_pair=110.0)
 def tutorial_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
 ) -> Tensor:
@@ -50,7 +222,10 @@ def tutorial_radius(
     return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
 
 
-@peer("PhysicsNeMo", "knn", "physicsnemo.nn.functional", distribution="nvidia-physicsnemo", devices=BOTH)
+PHYSICSNEMO = Library("PhysicsNeMo", "nvidia-physicsnemo", ("physicsnemo.nn.functional",), BOTH)
+
+
+@peer(PHYSICSNEMO, "knn", brute_force=("cuda",))
 def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     from physicsnemo.nn.functional import knn
@@ -61,14 +236,7 @@ def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(distances, indices)
 
 
-@peer(
-    "PhysicsNeMo",
-    "radius",
-    "physicsnemo.nn.functional",
-    distribution="nvidia-physicsnemo",
-    devices=BOTH,
-    finds_neighbors=False,
-)
+@peer(PHYSICSNEMO, "sums")
 def physicsnemo_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
 ) -> Tensor:
@@ -80,7 +248,40 @@ def physicsnemo_radius(
     return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
 
 
-@peer("cuML", "knn", "cuml", "cupy", "rmm", distribution="cuml-cu13")
+def _read_physicsnemo(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
+    """Slots that are not used hold index 0 as well, but the origin as its point."""
+    indices, points, distances = found
+    return padded_pairs(indices, (indices != 0) | (points != 0).any(-1), distances)
+
+
+FIRST_MET = "the first met, not the nearest; no counts; slots that are not used hold index 0"
+
+
+@peer(PHYSICSNEMO, "padded", read=_read_physicsnemo, nearest=False, returns=FIRST_MET)
+def physicsnemo_padded(asked: Question) -> tuple[Tensor, ...]:
+    """Indices, points and distances."""
+    from physicsnemo.nn.functional import radius_search
+
+    queries, points = asked.points
+    options = {"max_points": asked.k, "return_dists": True, "return_points": True}
+    return radius_search(points, queries, asked.radius, **options)
+
+
+@peer(
+    PHYSICSNEMO,
+    "csr",
+    read=lambda found: Pairs(found[0][0].long(), found[0][1].long(), found[1]),
+    returns="pairs of exact number, for which it waits",
+)
+def physicsnemo_csr(asked: Question) -> tuple[Tensor, ...]:
+    """Pairs and their distances."""
+    from physicsnemo.nn.functional import radius_search
+
+    queries, points = asked.points
+    return radius_search(points, queries, asked.radius, return_dists=True)
+
+
+@peer(Library("cuML", "cuml-cu13", ("cuml", "cupy", "rmm")), "knn", brute_force=("cuda",))
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     import cupy
@@ -90,7 +291,7 @@ def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(*map(torch.from_dlpack, found.kneighbors(cupy.from_dlpack(query.detach()))))
 
 
-@peer("cupyx KDTree", "knn", "cupyx.scipy.spatial", distribution="cupy-cuda13x")
+@peer(Library("cupyx KDTree", "cupy-cuda13x", ("cupyx.scipy.spatial",)), "knn")
 def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree, query it."""
     import cupy
@@ -100,7 +301,7 @@ def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(*map(torch.from_dlpack, tree.query(cupy.from_dlpack(query.detach()), k)))
 
 
-@peer("jz-tree", "knn", "jztree", distribution="jztree")
+@peer(Library("jz-tree", "jztree", ("jztree",)), "knn")
 def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
     import jztree
@@ -114,7 +315,10 @@ def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(torch.from_dlpack(distances), torch.from_dlpack(indices))
 
 
-@peer("torchbvh", "knn", "torchbvh", distribution="torchbvh")
+TORCHBVH = Library("torchbvh", "torchbvh", ("torchbvh",))
+
+
+@peer(TORCHBVH, "knn", batched=True)
 def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
     import torchbvh
@@ -122,25 +326,48 @@ def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     found = next(able for able in (4, 8, 16) if able >= k)
     with torchbvh.BVH(reference.detach()) as tree:
         indices, squared = tree.knn(query.detach(), found)
-    return Nearest(squared[:, :k], indices[:, :k])
+    return Nearest(squared[..., :k], indices[..., :k])
 
 
-@peer("torch-cluster", "knn", "torch_cluster", distribution="torch-cluster", brute_force=True)
+@peer(TORCHBVH, "farthest", batched=True)
+def torchbvh_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds count"]:
+    """Its exact mode."""
+    import torchbvh
+
+    return torchbvh.fps(points, count, mode="exact_bucketed").indices
+
+
+TORCH_CLUSTER = Library("torch-cluster", "torch-cluster", ("torch_cluster",), BOTH)
+
+
+def _clouds_of(points: Tensor) -> Tensor:
+    return torch.arange(len(points), device=points.device).repeat_interleave(points.shape[1])
+
+
+@peer(TORCH_CLUSTER, "farthest", batched=True)
+def torch_cluster_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds count"]:
+    """Every point is compared with each that was chosen."""
+    import torch_cluster
+
+    size = points.shape[-2]
+    batch = None if points.ndim == 2 else _clouds_of(points)
+    rows = torch_cluster.fps(points.view(-1, 3), batch, ratio=count / size, random_start=False)
+    return rows.view(*points.shape[:-2], count) % size
+
+
+@peer(TORCH_CLUSTER._replace(devices=("cuda",)), "knn", batched=True, brute_force=("cuda",))
 def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """One brute-force kernel, without distances."""
     import torch_cluster
 
-    return Nearest(None, torch_cluster.knn(reference, query, k)[1].view(-1, k))
+    if query.ndim == 2:
+        return Nearest(None, torch_cluster.knn(reference, query, k)[1].view(-1, k))
+    of = [_clouds_of(points) for points in (reference, query)]
+    rows = torch_cluster.knn(reference.flatten(0, 1), query.flatten(0, 1), k, *of)[1]
+    return Nearest(None, rows.view(*query.shape[:2], k) % reference.shape[1])
 
 
-@peer(
-    "torch-cluster",
-    "radius",
-    "torch_cluster",
-    distribution="torch-cluster",
-    finds_neighbors=False,
-    brute_force=True,
-)
+@peer(TORCH_CLUSTER._replace(devices=("cuda",)), "sums", brute_force=("cuda",))
 def torch_cluster_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
 ) -> Tensor:
@@ -151,21 +378,78 @@ def torch_cluster_radius(
     return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
 
 
-@peer("KeOps", "knn", "pykeops.torch", distribution="pykeops", devices=BOTH, brute_force=True)
-def keops_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
-    """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
-    return Nearest(*_keops_squared(query, reference).Kmin_argKmin(k, dim=1))
+OF_TORCH_CLUSTER = {"read": lambda found: Pairs(found[0], found[1]), "brute_force": ("cuda",)}
+FIRST_PAIRS = "the first met, not the nearest, as pairs; no distances, no counts"
+
+
+@peer(TORCH_CLUSTER, "padded", **OF_TORCH_CLUSTER, nearest=False, returns=FIRST_PAIRS)
+def torch_cluster_padded(asked: Question) -> Tensor:
+    """A tree on the CPU, all pairs on CUDA."""
+    import torch_cluster
+
+    queries, points = asked.points
+    return torch_cluster.radius(points, queries, asked.radius, max_num_neighbors=asked.k)
+
+
+@peer(TORCH_CLUSTER, "csr", **OF_TORCH_CLUSTER, returns="pairs; no distances")
+def torch_cluster_csr(asked: Question) -> Tensor:
+    """The same with more neighbours allowed."""
+    return torch_cluster_padded(asked._replace(k=asked.most))
+
+
+NVALCHEMIOPS = Library("nvalchemiops", "nvalchemi-toolkit-ops", ("nvalchemiops.torch.neighbors",), BOTH)
+
+
+def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
+    indices, counts, _, distances = found
+    return padded_pairs(indices, indices < len(indices), distances, counts)
 
 
 @peer(
-    "KeOps",
-    "radius",
-    "pykeops.torch",
-    distribution="pykeops",
-    devices=BOTH,
-    finds_neighbors=False,
-    brute_force=True,
+    NVALCHEMIOPS,
+    "padded",
+    read=_read_nvalchemiops,
+    nearest=False,
+    itself=False,
+    returns="the first met, not the nearest, without the point itself; periodic shifts too; waits",
 )
+def nvalchemiops_padded(asked: Question, **options: bool) -> tuple[Tensor, ...]:
+    """Its cell list, of one set of points."""
+    from nvalchemiops.torch.neighbors import neighbor_list
+
+    options = {"method": "cell_list", "max_neighbors": asked.k, "return_distances": True, **options}
+    return neighbor_list(asked.points[0], asked.radius, **options)
+
+
+@peer(
+    NVALCHEMIOPS,
+    "csr",
+    read=lambda found: Pairs(found[0][0].long(), found[0][1].long(), found[3]),
+    itself=False,
+    returns="pairs of exact number, for which it waits, without the point itself; periodic shifts too",
+)
+def nvalchemiops_csr(asked: Question) -> tuple[Tensor, ...]:
+    """Its cell list, of one set of points, made into pairs."""
+    return nvalchemiops_padded(asked._replace(k=asked.most), return_neighbor_list=True)
+
+
+KEOPS = Library("KeOps", "pykeops", ("pykeops.torch",), BOTH)
+
+
+def _keops_squared(query: Tensor, reference: Tensor):
+    from pykeops.torch import LazyTensor
+
+    queries, points = query[..., :, None, :].contiguous(), reference[..., None, :, :].contiguous()
+    return ((LazyTensor(queries) - LazyTensor(points)) ** 2).sum(-1)
+
+
+@peer(KEOPS, "knn", batched=True, brute_force=BOTH)
+def keops_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+    """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
+    return Nearest(*_keops_squared(query, reference).Kmin_argKmin(k, dim=query.ndim - 1))
+
+
+@peer(KEOPS, "sums", brute_force=BOTH)
 def keops_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
     """The whole formula in one lazy expression."""
     from pykeops.torch import LazyTensor
@@ -176,32 +460,32 @@ def keops_radius(query: Tensor, reference: Tensor, features: Tensor, radius: flo
     return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
 
 
-def _keops_squared(query: Tensor, reference: Tensor):
-    from pykeops.torch import LazyTensor
-
-    difference = LazyTensor(query[:, None].contiguous()) - LazyTensor(reference[None].contiguous())
-    return (difference**2).sum(-1)
+SCIPY = Library("scipy cKDTree", "scipy", ("scipy.spatial",), ("cpu",))
 
 
-@peer("scipy cKDTree", "knn", "scipy.spatial", distribution="scipy", devices=("cpu",))
+@peer(SCIPY, "knn")
 def scipy_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree and query it on all cores."""
     from scipy.spatial import cKDTree
 
     found = cKDTree(reference.detach().numpy()).query(query.detach().numpy(), k, workers=-1)
-    return Nearest(*(torch.from_numpy(part).view(-1, k) for part in found))
+    return Nearest(*(part.view(-1, k) for part in _tensors(*found)))
 
 
-@peer(
-    "scipy cKDTree", "radius", "scipy.spatial", distribution="scipy", devices=("cpu",), finds_neighbors=False
-)
+def _scipy_pairs(query: Tensor, reference: Tensor, radius: float) -> Any:
+    """The pairs of two trees and their distances as a structured array; without ``workers``."""
+    from scipy.spatial import cKDTree
+
+    trees = [cKDTree(points.detach().numpy()) for points in (query, reference)]
+    return trees[0].sparse_distance_matrix(trees[1], radius, output_type="ndarray")
+
+
+@peer(SCIPY, "sums")
 def scipy_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
     """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
     from scipy.sparse import csr_array
-    from scipy.spatial import cKDTree
 
-    trees = (cKDTree(points.detach().numpy()) for points in (query, reference))
-    found = next(trees).sparse_distance_matrix(next(trees), radius, output_type="ndarray")
+    found = _scipy_pairs(query, reference, radius)
     weights = torch.from_numpy(found["v"]).div(-sigma).exp().to(query.dtype).numpy()
     matrix = csr_array((weights, (found["i"], found["j"])), shape=(len(query), len(reference)))
     totals = matrix.sum(1).clip(min=torch.finfo(query.dtype).tiny)
@@ -221,27 +505,42 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
 
 
-@peer("pykdtree", "knn", "pykdtree.kdtree", distribution="pykdtree", devices=("cpu",))
-def pykdtree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+@peer(SCIPY, "padded", read=_found_below, returns="no counts")
+def scipy_padded(asked: Question) -> tuple[Tensor, Tensor, int]:
+    """Build the tree and query it on all cores."""
+    from scipy.spatial import cKDTree
+
+    queries, points = asked.points
+    within = {"distance_upper_bound": asked.radius, "workers": -1}
+    return *_tensors(*cKDTree(points.numpy()).query(queries.numpy(), asked.k, **within)), len(points)
+
+
+SCIPY_PAIRS = "pairs, not in the order of the queries; one core"
+
+
+@peer(SCIPY, "csr", read=lambda found: Pairs(*found), returns=SCIPY_PAIRS)
+def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
+    """The distances between two trees."""
+    found = _scipy_pairs(*asked.points, asked.radius)
+    return _tensors(*(found[column].copy() for column in "ijv"))
+
+
+PYKDTREE = Library("pykdtree", "pykdtree", ("pykdtree.kdtree",), ("cpu",))
+
+
+def _pykdtree(query: Tensor, reference: Tensor, k: int, **within: float) -> tuple[Tensor, Tensor]:
     """Build the tree and query it, on the threads that OpenMP gives."""
     from pykdtree.kdtree import KDTree
 
-    distances, indices = KDTree(reference.detach().numpy()).query(query.detach().numpy(), k)
-    return Nearest(*(torch.from_numpy(part).view(-1, k) for part in (distances, indices.astype("int64"))))
+    distances, indices = KDTree(reference.detach().numpy()).query(query.detach().numpy(), k, **within)
+    return _tensors(distances.reshape(-1, k), indices.astype("int64").reshape(-1, k))
 
 
-def _aggregate_pairs(
-    query: Tensor, reference: Tensor, features: Tensor, queries: Tensor, rows: Tensor, sigma: float
-) -> Tensor:
-    """Weighted means over pairs (queries[m], rows[m]) in any order."""
-    distances = (query[queries] - reference[rows]).norm(dim=-1)
-    weights = (-distances / sigma).exp()
-    sums = features.new_zeros(len(query), features.shape[1])
-    sums = sums.index_add(0, queries, weights[:, None] * features[rows])
-    totals = weights.new_zeros(len(query)).index_add(0, queries, weights)
-    return sums / totals.clamp(min=torch.finfo(totals.dtype).tiny)[:, None]
+peer(PYKDTREE, "knn")(lambda query, reference, k: Nearest(*_pykdtree(query, reference, k)))
 
 
-def prepare_environment() -> None:
-    """Settings that peers read when they are imported."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
+@peer(PYKDTREE, "padded", read=_found_below, returns="no counts")
+def pykdtree_padded(asked: Question) -> tuple[Tensor, Tensor, int]:
+    """The k nearest within the radius; an index of N is none."""
+    found = _pykdtree(*asked.points, asked.k, distance_upper_bound=asked.radius)
+    return *found, len(asked.points[1])

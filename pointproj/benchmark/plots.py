@@ -1,11 +1,11 @@
 """Pictures of the results, from a result file alone: ``python -m pointproj benchmark-plots FILE.csv``.
 
-Beside the file: ``-scaling.png`` (time against points), ``-workloads.png`` (bars for W1 and W2) and
-``-memory.png`` (peak memory against points), for as much as the file holds.
+Beside the file: ``-scaling.png`` (time against points) and ``-workloads.png`` (bars for W1 and W2), for as
+much as the file holds.
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +14,7 @@ matplotlib.use("Agg")  # no window
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pointproj.benchmark.results import OK, Row, fastest, read_rows, require_one_run, select
 from pointproj.benchmark.table import NAMED, SCALING
@@ -23,6 +23,7 @@ MODES = {"operator": "operator, forward and feature gradient", "step": "whole tr
 OURS = ("#c2a200", "#d1495b", "#2e933c", "#8f5bb5", "#e08e1b", "#1b6ca8", "#7a4b2a", "#0f9d9d")
 PEERS = ("#7d8597", "#a3865f", "#5c8a8a", "#b08bb0", "#8c9a4e", "#bf8080", "#6b7fb3", "#9a9a9a")
 DOTS_PER_INCH = 110
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def draw(path: Path) -> list[Path]:
@@ -46,17 +47,14 @@ def draw(path: Path) -> list[Path]:
     rows = select(read_rows(path), status=OK)
     require_one_run(rows)
     colours = _colours(rows)
-    pictures = {"scaling": _scaling, "workloads": _workloads, "memory": _memory}
+    pictures = {"scaling": _scaling, "workloads": _workloads}
     drawn = []
     for name, make in pictures.items():
         figure = make(rows, colours)
         if figure is None:
             continue
-        figure.suptitle(rows[0].device, fontsize=9, color="0.4")
-        target = path.with_name(f"{path.stem}-{name}.png")
-        figure.savefig(target, dpi=DOTS_PER_INCH)
-        plt.close(figure)
-        drawn.append(target)
+        drawn.append(path.with_name(f"{path.stem}-{name}.png"))
+        _save(figure, drawn[-1], rows[0].device)
     return drawn
 
 
@@ -70,17 +68,6 @@ def _scaling(rows: list[Row], colours: dict[str, str]) -> Figure | None:
         _lines(ax, select(rows, workload=kind), "p50_ms", colours)
         ax.set(title=SCALING[kind], xlabel="points")
     axes[0][0].set_ylabel("ms: build, and 8 nearest of every point")
-    _legend(figure, axes[0])
-    return figure
-
-
-def _memory(rows: list[Row], colours: dict[str, str]) -> Figure | None:
-    rows = select(rows, workload="memory", execution="eager")
-    if not rows:
-        return None
-    figure, axes = _axes(1, 1, (6, 4.2))
-    _lines(axes[0][0], rows, "peak_mib", colours)
-    axes[0][0].set(title="training step, 27,000 queries", xlabel="points", ylabel="peak memory, MiB")
     _legend(figure, axes[0])
     return figure
 
@@ -105,6 +92,36 @@ def _workloads(rows: list[Row], colours: dict[str, str]) -> Figure | None:
     return figure
 
 
+def draw_tasks(path: Path, tasks: Mapping[str, Mapping[str, Row]], device: str) -> Path:
+    """Draw bars of a few tasks beside each other.
+
+    Parameters
+    ----------
+    path : Path
+        PNG file to write.
+    tasks : mapping of str to mapping of str to Row
+        By task and contender, with a time.
+    device : str
+        For the title.
+
+    Returns
+    -------
+    Path
+        The same.
+    """
+    measured = {task: sorted(of.values(), key=lambda row: -row.p50_ms) for task, of in tasks.items() if of}
+    colours = _colours([row for rows in measured.values() for row in rows])
+    lines, most = -(-len(measured) // 3), max(map(len, measured.values()))
+    figure, axes = _axes(lines, min(3, len(measured)), (15, lines * (0.27 * most + 1.2)))
+    for ax in axes.flat[len(measured) :]:
+        ax.set_axis_off()
+    for ax, (task, rows) in zip(axes.flat, measured.items(), strict=False):
+        _draw_bars(ax, rows, colours)
+        ax.set_title(task, fontsize=9)
+    _save(figure, path, device)
+    return path
+
+
 def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
     labels = [f"{row.contender}, {row.execution}" for row in rows]
     ax.barh(labels, [row.p50_ms for row in rows], color=[colours[row.contender] for row in rows])
@@ -113,6 +130,7 @@ def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
         ax.text(row.p50_ms, place, f" {shown}", va="center", fontsize=7)
     if rows:
         ax.set(xscale="log", xlim=(rows[-1].p50_ms / 2, rows[0].p50_ms * 4))
+    ax.xaxis.set_major_formatter(PLAIN)
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("ms", fontsize=8)
     ax.tick_params(labelsize=7)
@@ -128,7 +146,14 @@ def _lines(ax: Axes, rows: list[Row], value: str, colours: dict[str, str]) -> No
         style = {"linewidth": 2.2 if ours else 1.2, "marker": "o", "markersize": 4 if ours else 3}
         ax.plot(sizes, values, color=colours[name], label=name, **style)
     ax.set(xscale="log", yscale="log")
+    ax.yaxis.set_major_formatter(PLAIN)
     ax.grid(True, alpha=0.3)
+
+
+def _save(figure: Figure, path: Path, device: str) -> None:
+    figure.suptitle(device, fontsize=9, color="0.4")
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+    plt.close(figure)
 
 
 def _axes(lines: int, columns: int, size: tuple[float, float], sharey: bool = False, **grid):

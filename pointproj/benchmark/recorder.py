@@ -1,4 +1,4 @@
-"""Measure one row: call, compare with the reference, time; then keep the row and show it."""
+"""The runner of rows: call, compare with the reference, time; then keep the row and show it."""
 
 import dataclasses
 import gc
@@ -6,16 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.display import Display
-from pointproj.benchmark.projection import Projection, Unaffordable
-from pointproj.benchmark.results import FAILED, SKIPPED, WRONG, ResultsFile, Row
+from pointproj.benchmark.limits import LONGEST_ROW_S, Limits, Unaffordable, given_up_after
+from pointproj.benchmark.processes import Prepared
+from pointproj.benchmark.results import FAILED, MISSING, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure, measure_host
-from pointproj.benchmark.waiting import WaitingProcesses
+from pointproj.machine import package_version
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.memory import allocated_bytes, empty_cache, peak_bytes, reset_peak
 
@@ -32,6 +33,17 @@ class WrongResult(RuntimeError):  # noqa: N818 - a verdict
         self.error = error
 
 
+class Missing(RuntimeError):  # noqa: N818 - says what there is not
+    """What a row needs is not installed here."""
+
+
+class Part(NamedTuple):
+    """Rows that are planned together: how many, and what measures them."""
+
+    rows: int
+    measure: Callable[["Recorder"], None]
+
+
 class Recorder:
     """What all workloads of a run share: the config, the machine, the results and the display.
 
@@ -43,8 +55,8 @@ class Recorder:
         The columns of every row that say where and with what it was measured.
     file : ResultsFile
     display : Display
-    waiting : WaitingProcesses
-        For rows that are measured by processes of their own.
+    prepared : Prepared
+        Processes for rows that are measured by one of their own.
     """
 
     def __init__(
@@ -54,18 +66,45 @@ class Recorder:
         machine: dict[str, str],
         file: ResultsFile,
         display: Display,
-        waiting: WaitingProcesses,
+        prepared: Prepared,
     ) -> None:
         self.config = config
         self.device = device
         self.machine = machine
         self.file = file
         self.display = display
-        self.waiting = waiting
-        self.projection = Projection(config, device)
+        self.prepared = prepared
+        self.limits = Limits(config, device)
         self.rows: list[Row] = []
         self.spent: list[tuple[str, float]] = []  # seconds of each row and of what was made for several
         self._last_mark = time.monotonic()
+
+    def blank(self, **columns: Any) -> Row:
+        """A row of this machine without its results; ``package`` is named, its version is looked up."""
+        given = {"kind": "backend", "execution": "eager", "package": "pointproj"} | columns
+        return Row(**given | {"package": package_version(given["package"])} | self.machine)
+
+    def record(self, blank: Row, measured: Callable[[Row], Row], longest_s: float = LONGEST_ROW_S) -> None:
+        """Add the row that ``measured`` makes of ``blank``; what it raises becomes a row without a time.
+
+        Parameters
+        ----------
+        blank : Row
+            The row without its results.
+        measured : callable
+            Such as :meth:`timed`.
+        longest_s : float
+            After this long it is given up.
+        """
+        self.display.doing(blank)
+        try:
+            self.limits.check_clock()
+            with given_up_after(longest_s):
+                row = measured(blank)
+        except Exception as reason:
+            row = without_time(blank, reason)
+        self.limits.learn(row)
+        self.add(row)
 
     def add(self, row: Row) -> None:
         """Keep a row and show it."""
@@ -80,7 +119,7 @@ class Recorder:
         self.spent.append((what, now - self._last_mark))
         self._last_mark = now
 
-    def measured(
+    def timed(
         self,
         blank: Row,
         make: Callable[[], Callable[[], Any]],
@@ -90,12 +129,11 @@ class Recorder:
         *,
         host: bool = False,
     ) -> Row:
-        """Check and time a call. What it raises becomes a row without a time.
+        """Check a call, and time it.
 
         Parameters
         ----------
         blank : Row
-            The row without its results.
         make : callable
             Gives the call.
         error_of : callable
@@ -110,26 +148,26 @@ class Recorder:
         Returns
         -------
         Row
+
+        Raises
+        ------
+        WrongResult
+            If the error is larger, and whatever the call raises.
         """
-        self.display.doing(blank)
-        try:
-            self.projection.check_clock()
-            before = self._clean_memory()
-            call = make()
-            result = call()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            peak = peak_bytes(self.device) - before
-            error = error_of(result)
-            del result
-            if error is not None:
-                check_error(f"{blank.mode} {blank.execution}", error, allowed)
-            if host:
-                timing = measure_host(call, self.device, self.config.budget_s)
-            else:
-                timing = measure(call, self.device, self.config.budget_s, repetitions)
-        except Exception as reason:
-            return without_time(blank, reason)
+        before = self._clean_memory()
+        call = make()
+        result = call()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        peak = peak_bytes(self.device) - before
+        error = error_of(result)
+        del result
+        if error is not None:
+            check_error(f"{blank.mode} {blank.execution}", error, allowed)
+        if host:
+            timing = measure_host(call, self.device, self.config.budget_s)
+        else:
+            timing = measure(call, self.device, self.config.budget_s, repetitions)
         return dataclasses.replace(with_time(blank, timing), peak_mib=peak / MIB, parity_error=error)
 
     def _clean_memory(self) -> int:
@@ -167,8 +205,9 @@ def without_time(blank: Row, reason: Exception) -> Row:
     if isinstance(reason, WrongResult):
         note = f"not the reference's result: {reason}"
         return dataclasses.replace(blank, status=WRONG, parity_error=reason.error, note=note)
-    if isinstance(reason, Unaffordable):
-        return dataclasses.replace(blank, status=SKIPPED, note=str(reason))
+    for kind, status in ((Unaffordable, SKIPPED), (Missing, MISSING)):
+        if isinstance(reason, kind):
+            return dataclasses.replace(blank, status=status, note=str(reason))
     log.debug("%s failed", blank.key, exc_info=reason)
     return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
 

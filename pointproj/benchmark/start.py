@@ -1,29 +1,37 @@
-"""The workload ``start``: how long a training run takes until its first step has ended, in a new process.
+"""The workloads ``start`` and ``import``: how long a new process takes until it is ready for work.
 
-``cold`` finds no compiled code and no prepared data, ``warm`` what the cold run left. What the operating
-system keeps of files, and the ``native`` extension where it is built, are the same in both.
+``start`` trains until the first step has ended. ``cold`` finds no compiled code and no prepared data,
+``warm`` what the cold run left. What the operating system keeps of files, and the ``native`` extension where
+it is built, are the same in both. ``import`` is ``from pointproj import knn``, after torch was imported.
 """
 
-import dataclasses
 import json
 import os
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import NamedTuple
 
-from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.recorder import Recorder, with_time, without_time
+from pointproj.benchmark.config import EXECUTIONS, BenchConfig
+from pointproj.benchmark.processes import Process
+from pointproj.benchmark.recorder import Part, Recorder, with_time
 from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
-from pointproj.machine import PROJECT, package_version
 
 TIMEOUT_S = 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "WARP_CACHE_PATH")
 STARTS = ("cold", "warm")  # in this order: the second finds what the first left
 MODES = ("first_step", "whole")
+IMPORTS = 3
+IMPORT_PROGRAM = """
+import time
+import torch
+before = time.perf_counter()
+from pointproj import knn
+print(time.perf_counter() - before)
+"""
 
 
 class Job(NamedTuple):
@@ -45,43 +53,30 @@ JOBS = {
 }
 
 
-def planned(config: BenchConfig, device_type: str) -> list[tuple[str, str, str]]:
-    """(job, mode, start) of each row."""
-    if "start" not in config.workloads or config.execution is not None:
-        return []
-    return [
-        (name, mode, start)
-        for name, job in JOBS.items()
-        for start in STARTS
-        for mode in job.modes
-        if mode in config.modes
-    ]
+def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
+    """A part for each job with its rows, cold and then warm, and one of the import."""
+    for name, job in JOBS.items() if "start" in config.workloads and config.execution is None else ():
+        modes = [mode for mode in job.modes if mode in config.modes]
+        yield Part(len(STARTS) * len(modes), partial(_start, name=name, modes=modes))
+    if {"import"} <= {*config.workloads} & {*config.modes} and "eager" in (config.execution or EXECUTIONS):
+        yield Part(1, _import)
 
 
-def measure(recorder: Recorder, rows: list[tuple[str, str, str]]) -> None:
-    """Run each job cold and then warm, and add the planned rows."""
-    for name in dict.fromkeys(name for name, _, _ in rows):
-        with TemporaryDirectory() as folder:
-            for start in STARTS:
-                blanks = [
-                    _blank(recorder, name, mode, start)
-                    for job, mode, of in rows
-                    if (job, of) == (name, start)
-                ]
-                for row in _measured(recorder, JOBS[name], blanks, Path(folder)):
-                    recorder.add(row)
+def _blank(recorder: Recorder, workload: str, **columns: str) -> Row:
+    nothing = {"queries": 0, "references": 0, "clouds": 0, "channels": 0, "dtype": ""}
+    return recorder.blank(workload=workload, operator=workload, **nothing, **columns)
 
 
-def _measured(recorder: Recorder, job: Job, blanks: list[Row], folder: Path) -> list[Row]:
-    if not blanks:
-        return []
-    recorder.display.doing(blanks[0])
-    try:
-        recorder.projection.check_clock()
-        seconds = run_seconds(job.arguments, recorder.device.type, folder)
-    except Exception as reason:
-        return [without_time(blank, reason) for blank in blanks]
-    return [with_time(blank, percentiles([seconds[blank.mode]], 1)) for blank in blanks]
+def _start(recorder: Recorder, name: str, modes: list[str]) -> None:
+    arguments = JOBS[name].arguments
+    note = f"python train.py {' '.join(arguments[:3])}"
+    with TemporaryDirectory() as folder:
+        for start in STARTS:
+            seconds = cache(partial(run_seconds, arguments, recorder.device.type, Path(folder)))
+            for mode in modes:
+                blank = _blank(recorder, "start", contender=name, mode=mode, execution=start, note=note)
+                measured = lambda row, of=seconds: with_time(row, percentiles([of()[row.mode]], 1))  # noqa: E731
+                recorder.record(blank, measured, TIMEOUT_S)
 
 
 def run_seconds(arguments: tuple[str, ...], device_type: str, folder: Path) -> dict[str, float]:
@@ -99,25 +94,22 @@ def run_seconds(arguments: tuple[str, ...], device_type: str, folder: Path) -> d
     """
     run = Path(mkdtemp(dir=folder))
     chosen = [argument.format(folder=folder) for argument in arguments]
-    command = [sys.executable, "train.py", *chosen, f"device={device_type}", f"hydra.run.dir={run}"]
     caches = {name: str(folder / name) for name in CACHES}
     started, before = time.time(), time.monotonic()
-    ended = subprocess.run(
-        command, cwd=PROJECT, env={**os.environ, **caches}, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    command = ["train.py", *chosen, f"device={device_type}", f"hydra.run.dir={run}"]
+    Process.begin(command, {**os.environ, **caches}).answer(TIMEOUT_S)
     whole = time.monotonic() - before
-    if ended.returncode != 0:
-        reason = (ended.stderr or ended.stdout).strip().splitlines() or [f"exit status {ended.returncode}"]
-        raise RuntimeError(f"the run failed: {reason[-1]}")
     first = json.loads((run / "metrics.json").read_text(encoding="utf-8"))["first_step_ended"]
     return {"first_step": first - started, "whole": whole}
 
 
-def _blank(recorder: Recorder, job: str, mode: str, start: str) -> Row:
-    row = Row(
-        **{"workload": "start", "operator": "start", "contender": job, "kind": "backend"},
-        **{"mode": mode, "execution": start, "queries": 0, "references": 0, "clouds": 0},
-        **{"channels": 0, "dtype": "", "package": package_version("pointproj")},
-        **recorder.machine,
-    )
-    return dataclasses.replace(row, note=f"python train.py {' '.join(JOBS[job].arguments[:3])}")
+def _import(recorder: Recorder) -> None:
+    blank = _blank(recorder, "import", contender="pointproj", mode="import")
+    recorder.record(blank, lambda row: with_time(row, percentiles(import_seconds(), 1)), TIMEOUT_S)
+
+
+def import_seconds() -> list[float]:
+    """Seconds that importing the operators took after torch, in new processes; errors as of a run's."""
+    command = ["-c", IMPORT_PROGRAM]
+    _, *seconds = [float(Process.begin(command).answer(TIMEOUT_S)) for _ in range(1 + IMPORTS)]
+    return seconds  # the first filled the disk's cache

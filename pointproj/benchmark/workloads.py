@@ -1,58 +1,88 @@
-"""The named workloads: which clouds, which operator, and what is called on them."""
+"""The named workloads: which clouds, what is asked of them, and what is called."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pointproj.benchmark.config import EXECUTIONS, BenchConfig
+from pointproj.benchmark.config import EXECUTIONS, OF_LISTS, BenchConfig
 from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.meshes import normalize
 from pointproj.geometry.sampling import sample_surface
-from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, grid_in_gaussian, itself
+from pointproj.ops import reference
+from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, itself
 
 Points = Callable[[torch.Generator], Tensor]
 
-SIZES = {"cuda": (10**4, 10**5, 10**6, 10**7), "cpu": (10**4, 10**5, 10**6)}
-MEMORY_SIZES = (10**4, 10**5, 10**6)
-ELEMENTS = {"cuda": 3 * 10**8, "cpu": 10**7}
+SIZES = {"cuda": (10**4, 10**5, 10**6, 10**7, 10**8), "cpu": (10**4, 10**5, 10**6)}  # uniform points
+SIZE = {"cuda": 10**7, "cpu": 10**6}  # of the other clouds
+LIST_SIZES = {"cuda": (10**5,), "cpu": (10**4, 10**5)}
+CRYSTAL_SIZES = {"cuda": (10**5, 4 * 128**3), "cpu": (10**5,)}
 SELF_K = 8
 
 SEARCH = ("build", "search", "knn")
 SUMS = ("aggregate", "operator", "gradients")
 NETWORK = ("forward", "step")
+LIST_SUMS = ("aggregate_padded", "aggregate_csr")
 UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; compiling all takes minutes
 GRID = 30**3
 RAGGED = tuple((GRID, size) for size in (1_000, 3_000, 6_000, 9_000, 10_000, 12_000, 16_000, 23_000))
 
+LIST_K = 32  # the most neighbours within the radius
+LIST_CAPACITY = 40  # pairs per query that csr has room for
+LIST_MOST = 256  # that a query has at most
+CHANNELS = 25
+CRYSTAL_K = 43  # a point and the three shells of 12, 6 and 24 around it
+CRYSTAL_RADIUS = 1.3  # between the third shell and the fourth, in units of the cell's edge
+SAMPLE = 256  # queries from which a radius is chosen
+
+
+class Question(NamedTuple):
+    """What is asked of a contender: the tensors, and how many neighbours, within which radius, or both."""
+
+    problem: Problem
+    k: int | None = None
+    radius: float | None = None
+    sigma: float = 0.1
+    capacity: int = 0  # pairs that a list has room for
+    most: int = LIST_MOST  # neighbours that a query has at most, for libraries that must be told
+
+    @property
+    def points(self) -> tuple[Tensor, Tensor]:
+        """Query and reference points: the same tensor where a cloud is searched within itself."""
+        return self.problem[:2]
+
+    @property
+    def pairs(self) -> int:
+        """All pairs of a query and a reference point of the same cloud."""
+        return sum(len(q) * len(r) for q, r in self.problem.ranges())
+
+    def part(self, pairs: int) -> "Question":
+        """The first cloud with so few of its queries that they form about ``pairs``."""
+        queries, points = self.problem.ranges()[0]
+        query, found, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
+        few = query[queries.start : queries.stop][: max(1, pairs // len(points))].clone()
+        span = slice(points.start, points.stop)
+        capacity = max(1, self.capacity * len(few) // len(queries))
+        return self._replace(problem=Problem(few, found[span], features[span]), capacity=capacity)
+
 
 @dataclass(frozen=True)
 class Workload:
-    """One set of clouds and what is measured on it."""
+    """One question and what is measured of it."""
 
     name: str  # as in the results
-    case: Case
-    operator: str  # knn | radius
+    operator: str  # knn | radius | farthest
     modes: tuple[str, ...]
-    with_peers: bool = True  # they take one cloud only
+    question: Callable[[torch.device], Question]
+    peers: str = "all"  # all | batched (those that take batches) | none
     executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
     fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # modes that run fewer of them
     host: bool = False  # whether the time that the host takes to issue a call is asked for
-
-    @property
-    def neighborhood(self) -> float:
-        """k for "knn", the radius for "radius"."""
-        return self.case.neighborhood(self.operator)
-
-    def problem(self, device: torch.device) -> Problem:
-        """The tensors on a device. A cloud that is searched within itself is one tensor, not two."""
-        problem = self.case.problem()
-        if self.name.startswith("scaling"):
-            query, *others = problem.reference_points.to(device), *problem[2:]
-            return Problem(query, query, *_moved(others, device))
-        return Problem(*_moved(problem, device))
 
 
 Family = Callable[[BenchConfig, str], Iterable[Workload]]
@@ -75,64 +105,46 @@ def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
         yield from _FAMILIES[name](config, device_type) if name in _FAMILIES else ()
 
 
-def _w1(*_: object) -> list[Workload]:
-    fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "forward"), UNCOMPILED)
-    return [Workload("w1", W1, "knn", (*SEARCH, *SUMS, *NETWORK), fewer=fewer)]
+def of_case(case: Case, operator: str) -> Callable[[torch.device], Question]:
+    """What makes the question of a case."""
+
+    def question(device: torch.device) -> Question:
+        asked = {"k": case.k} if operator == "knn" else {"radius": case.radius}
+        return Question(case.problem(device), **asked, sigma=case.sigma)
+
+    return question
 
 
-def _w2(name: str, case: Case) -> Family:
-    fewer = {**dict.fromkeys(("operator", "gradients", "step"), UNCOMPILED), "aggregate": ("eager",)}
-    return lambda *_: [Workload(name, case, "radius", (*SUMS, "step"), fewer=fewer)]
+def within_itself(points: Points, k: int, clouds: int | None = None) -> Callable[[torch.device], Question]:
+    """What asks for the k nearest of each point of a cloud, or of so many clouds; one tensor, not two."""
+
+    def question(device: torch.device) -> Question:
+        cloud = points(torch.Generator().manual_seed(0)).float().to(device)
+        cloud = cloud.view(clouds, -1, 3) if clouds else cloud
+        return Question(Problem(cloud, cloud, cloud.new_zeros(*cloud.shape[:-1], 1)), k)
+
+    return question
 
 
-def _host(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
-    settings = {"modes": ("aggregate", "operator", "step"), "with_peers": False, "executions": ("eager",)}
-    for operator in ("knn", "radius"):
-        yield Workload("host_64", few, operator, host=True, **settings)
-    if device_type == "cuda":  # elsewhere the host does the work itself
-        yield Workload("host_w1", W1, "knn", host=True, **settings)
+def list_question(points: Points, device: torch.device) -> Question:
+    """What asks for lists of a cloud within itself, with features of its points."""
+    case = Case("lists", itself(points), radius=None, channels=CHANNELS)
+    _, cloud, features, *_ = case.problem(device)
+    asked = {"k": LIST_K, "radius": radius_of(cloud), "capacity": LIST_CAPACITY * len(cloud)}
+    return Question(Problem(cloud, cloud, features), **asked)
 
 
-def _scaling(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    sizes = sorted(config.sizes or SIZES[device_type])
-    for kind, points in (("uniform", uniform), ("clustered", clustered), ("surface", surface)):
-        every = bool(config.sizes) or kind == "uniform"
-        with_peers = every or device_type == "cpu"
-        for size in sizes if every else sizes[-1:]:
-            case = Case(f"scaling_{kind}", itself(points(size)), k=SELF_K, radius=None, channels=1)
-            yield Workload(case.id, case, "knn", ("knn",), with_peers, UNCOMPILED)
+def crystal_question(size: int, device: torch.device) -> Question:
+    """What asks for the 42 neighbours that a point of a crystal has, and itself."""
+    question = within_itself(crystal(size), CRYSTAL_K)(device)
+    return question._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
 
 
-def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    shared = {"k": 7, "radius": 0.1, "channels": 25}
-    dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
-    totals = (sum(column) for column in zip(*RAGGED, strict=True))
-    ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
-    for case in (dense, ragged):
-        for operator in ("knn", "radius"):
-            yield Workload(case.id, case, operator, ("operator",), with_peers=False, executions=("eager",))
-
-
-def _memory(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    for size in MEMORY_SIZES:
-        case = Case("memory", grid_in_gaussian(30, size), k=W1.k, radius=None, channels=W1.channels)
-        yield Workload(case.id, case, "knn", ("step",), executions=("eager",))
-
-
-_FAMILIES = {
-    "w1": _w1,
-    "w2": _w2("w2", W2),
-    "w2_wide": _w2("w2_wide", W2_WIDE),
-    "host": _host,
-    "scaling": _scaling,
-    "batches": _batches,
-    "memory": _memory,
-}
-
-
-def _moved(tensors: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.to(device) for tensor in tensors]
+def radius_of(points: Tensor) -> float:
+    """The radius within which half of the points have at least :data:`LIST_K`, themselves included."""
+    some = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(1))[:SAMPLE]]
+    squared = reference.squared_distances(some, points)
+    return float(f"{squared.kthvalue(LIST_K, dim=1).values.sqrt().median().item():.3g}")
 
 
 def uniform(count: int) -> Points:
@@ -157,6 +169,88 @@ def surface(count: int) -> Points:
     return points
 
 
+def crystal(count: int) -> Points:
+    """The first points of a face-centred cubic crystal of edge 1, cell by cell."""
+
+    def points(g: torch.Generator) -> Tensor:
+        side = next(side for side in range(1, count) if 4 * side**3 >= count)
+        cells = torch.cartesian_prod(*[torch.arange(side, dtype=torch.float64)] * 3)
+        of_cell = torch.tensor([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]], dtype=torch.float64)
+        return (cells[:, None] + of_cell).view(-1, 3)[:count]
+
+    return points
+
+
 def furniture_surface(class_name: str, count: int, rng: np.random.Generator) -> np.ndarray:
     """(count, 3) points on the surface of one piece, within [-1, 1]^3."""
     return sample_surface(normalize(make_furniture(class_name, seed=1)), count, rng)[0]
+
+
+def _w1(*_: object) -> list[Workload]:
+    fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "forward"), UNCOMPILED)
+    return [Workload("w1", "knn", (*SEARCH, *SUMS, *NETWORK), of_case(W1, "knn"), fewer=fewer)]
+
+
+def _w2(name: str, case: Case) -> Family:
+    fewer = {**dict.fromkeys(("operator", "gradients", "step"), UNCOMPILED), "aggregate": ("eager",)}
+    return lambda *_: [Workload(name, "radius", (*SUMS, "step"), of_case(case, "radius"), fewer=fewer)]
+
+
+def _host(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
+    settings = {"modes": ("aggregate", "operator", "step"), "peers": "none", "executions": ("eager",)}
+    for operator in ("knn", "radius"):
+        yield Workload("host_64", operator, question=of_case(few, operator), host=True, **settings)
+    if device_type == "cuda":  # elsewhere the host does the work itself
+        yield Workload("host_w1", "knn", question=of_case(W1, "knn"), host=True, **settings)
+
+
+def _scaling(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    settings = {"operator": "knn", "modes": ("knn",), "executions": UNCOMPILED}
+    for kind, points in (("uniform", uniform), ("clustered", clustered), ("surface", surface)):
+        every = bool(config.sizes) or kind == "uniform"
+        peers = "all" if every or device_type == "cpu" else "none"
+        for size in sorted(config.sizes or SIZES[device_type]) if every else [SIZE[device_type]]:
+            asked = within_itself(points(size), SELF_K)
+            yield Workload(f"scaling_{kind}", question=asked, peers=peers, **settings)
+    asked = within_itself(uniform(16 * 10_000), SELF_K, clouds=16)
+    yield Workload("scaling_batch", question=asked, peers="batched", **settings)
+
+
+def _farthest(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    settings = {"operator": "farthest", "modes": ("farthest",), "executions": ("eager",)}
+    for size, count, clouds in ((16_384, 1_024, None), (10_000, 2_500, 16), (10**5, 10**4, None)):
+        asked = within_itself(uniform(size * (clouds or 1)), count, clouds)
+        if device_type == "cuda" or size * count <= 10**8:
+            peers = "batched" if clouds else "all"
+            yield Workload("farthest", question=asked, peers=peers, **settings)
+
+
+def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    shared = {"k": 7, "radius": 0.1, "channels": CHANNELS}
+    dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
+    totals = (sum(column) for column in zip(*RAGGED, strict=True))
+    ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
+    settings = {"modes": ("operator",), "peers": "none", "executions": ("eager",)}
+    for case in (dense, ragged):
+        for operator in ("knn", "radius"):
+            yield Workload(case.id, operator, question=of_case(case, operator), **settings)
+
+
+def _lists(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    for size in sorted(config.sizes or LIST_SIZES[device_type]):
+        for name, points, executions in (
+            ("lists_uniform", uniform, UNCOMPILED),
+            ("lists_surface", surface, ("eager",)),
+        ):
+            asked = partial(list_question, points(size))
+            yield Workload(name, "radius", OF_LISTS, asked, executions=executions)
+    for size in sorted(config.sizes or CRYSTAL_SIZES[device_type]):
+        asked = partial(crystal_question, size)
+        yield Workload("lists_crystal", "radius", ("padded", "csr"), asked, executions=UNCOMPILED)
+
+
+_FAMILIES: dict[str, Family] = {
+    **{"w1": _w1, "w2": _w2("w2", W2), "w2_wide": _w2("w2_wide", W2_WIDE), "host": _host},
+    **{"scaling": _scaling, "farthest": _farthest, "batches": _batches, "lists": _lists},
+}

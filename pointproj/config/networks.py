@@ -110,7 +110,7 @@ class RadiusConfig(_AggregatingConfig):
 class VisibilityConfig(ProjectorConfig):
     """What is seen of the outside from the sides of the samples and from each query point."""
 
-    NETWORK: ClassVar[str] = "pointproj.nn.visibility_network:VisibilityNetwork"
+    NETWORK: ClassVar[str] = "pointproj.nn.visibility.network:VisibilityNetwork"
     OPERATOR: ClassVar[str] = "knn"
 
     name: str = value("visibility", "the network")
@@ -129,7 +129,7 @@ class VisibilityConfig(ProjectorConfig):
         return max(self.neighbors, PLANE_POINTS)
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of :class:`pointproj.nn.visibility_network.VisibilityNetwork`."""
+        """Return arguments of :class:`pointproj.nn.visibility.network.VisibilityNetwork`."""
         own = {name: getattr(self, name) for name in ("hidden_channels", "neighbors", "rounds")}
         return {**own, "sensors": bool(self.sensors)}
 

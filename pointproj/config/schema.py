@@ -84,12 +84,26 @@ class MixtureConfig:
 class DataConfig:
     """Where shapes come from and how they are sampled."""
 
-    name: str = value(MISSING, "which shapes", choices=("furniture", "modelnet10", "mixed", "gaussian"))
-    root: str | None = value(None, "folder with `<class>/{train,test}/*.off`; null: `data/<name>`")
+    name: str = value(
+        MISSING, "which shapes", choices=("furniture", "modelnet10", "meshes", "mixed", "gaussian")
+    )
+    root: str | None = value(
+        None,
+        "folder with `<class>/{train,test}/*.off`, for `data=meshes` any folder of mesh files; "
+        "null: `data/<name>`",
+    )
     download: bool = value(False, "`data=modelnet10` only: fetch the official archive into `data.root`")
     strict: bool = value(False, "stop at the first unusable mesh instead of leaving it out")
     classes: list[str] | None = value(None, "class folders to read; null: all that are found")  # noqa: RUF009 - a field
     limit: int | None = value(None, "at most this many meshes of each class and split", least=1)
+    validation: float = value(
+        0.1,
+        "share of the training meshes held out, by which `best.pt` is chosen; 0: none",
+        least=0,
+        below=1,
+    )
+    test: float = value(0.1, "`data=meshes` only: share of the meshes that are test meshes", least=0, below=1)
+    split_seed: int = value(0, "another one chooses other meshes for these shares", least=0)
     train_meshes: int = value(
         6, "generated training meshes of each class, for `furniture` and `mixed`", least=1
     )

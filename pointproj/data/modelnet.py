@@ -11,7 +11,9 @@ SPLITS = ("train", "test")
 # Folders that the official archives unpack to, looked for below the root.
 ARCHIVE_FOLDERS = ("ModelNet10", "ModelNet40")
 
-EXPECTED_LAYOUT = "FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off (or .obj, .ply, .stl)"
+EXPECTED_LAYOUT = (
+    f"FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off (or {', '.join(MESH_SUFFIXES[1:])})"
+)
 
 
 class DataError(ValueError):
@@ -24,7 +26,7 @@ class MeshFile:
 
     path: Path
     class_name: str
-    split: str  # train | test
+    split: str  # train | validation | test
 
     @property
     def name(self) -> str:

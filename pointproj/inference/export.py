@@ -26,13 +26,13 @@ from torch._inductor.exc import InductorError
 
 from pointproj.config import Config, nearest
 from pointproj.inference.saved_network import saved_config, saved_network
-from pointproj.nn.edges import plain_nearest_edges
-from pointproj.nn.exact_planes import plain_exact_planes
 from pointproj.nn.mlp import MLP
-from pointproj.nn.plain_face_planes import plain_spread_planes
-from pointproj.nn.planes import plain_local_planes
-from pointproj.nn.sight_lines import plain_nearest_sight_lines
-from pointproj.nn.soft_visibility import plain_list_disks, plain_soft_visibility
+from pointproj.nn.visibility.edges import plain_nearest_edges
+from pointproj.nn.visibility.exact_planes import plain_exact_planes
+from pointproj.nn.visibility.local_planes import plain_local_planes
+from pointproj.nn.visibility.plain_face_planes import plain_spread_planes
+from pointproj.nn.visibility.rays import plain_list_disks, plain_soft_visibility
+from pointproj.nn.visibility.sight_lines import plain_nearest_sight_lines
 from pointproj.ops.registry import BackendUnavailable, exportable, names, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line

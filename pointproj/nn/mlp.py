@@ -41,7 +41,9 @@ class MLP(nn.Sequential):
         self.in_one_kernel = widest <= WIDEST_IN_ONE_KERNEL and importlib.util.find_spec("triton") is not None
 
     def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        """Apply the layers to each row."""
+        """Apply the layers to each row; in half precision if they are, as after ``.half()``."""
+        if self[0].weight.dtype in (torch.float16, torch.bfloat16):
+            rows = rows.to(self[0].weight.dtype)  # positions are given in single precision
         # As a matrix: around a view the compiler would keep masks, and on a CPU it writes them slowly.
         matrix = rows.reshape(-1, rows.shape[-1])
         if self._runs_as_one_kernel(rows):

@@ -36,6 +36,8 @@ class Projector(nn.Module):
     - the spread of the neighbours, their weighted standard deviation about that mean,
     - has_neighbour: 1, or 0 where no reference point lies within the radius (all else is 0 there).
 
+    After ``.half()`` or ``.bfloat16()`` the MLPs run in that dtype; points stay in single precision.
+
     Parameters
     ----------
     kind : {"knn", "radius"}

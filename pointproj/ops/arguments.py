@@ -4,33 +4,35 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from types import EllipsisType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import DEFAULT, KERNELS, radius_in_range, sigma_range
+from pointproj.ops.reference import DEFAULT, KERNELS, sigma_range
+from pointproj.ops.rounding import radius_in_range
 
 POSITIONS = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)
 FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_cloud(name: str, points: Tensor) -> None:
-    """Shape and dtype of one cloud, or of a batch of them."""
+def check_cloud(name: str, points: Tensor, in_space: bool = True) -> None:
+    """Shape and dtype of one cloud, or of a batch of them, in space or with more coordinates."""
     _check_tensor(name, points)
-    if points.ndim not in (2, 3) or points.shape[-1] not in (2, 3):
+    if points.ndim not in (2, 3) or points.shape[-1] < 2 or (in_space and points.shape[-1] > 3):
+        others = "2 coordinates in the plane" if in_space else "any other number of coordinates from 2 on"
         raise ValueError(
-            f"{name} must have shape (n, 3) or (batch, n, 3), or 2 coordinates in the plane; "
-            f"got {tuple(points.shape)}"
+            f"{name} must have shape (n, 3) or (batch, n, 3), or {others}; got {tuple(points.shape)}"
         )
     if points.dtype not in POSITIONS:
         raise TypeError(f"{name} must be float32 or float64; got {points.dtype}: call .float() on it")
 
 
-def check_points(query_points: Tensor, reference_points: Tensor) -> None:
+def check_points(query_points: Tensor, reference_points: Tensor, in_space: bool = True) -> None:
     """Shapes, dtypes and devices of the two clouds."""
-    check_cloud("query_points", query_points)
-    check_cloud("reference_points", reference_points)
+    check_cloud("query_points", query_points, in_space)
+    check_cloud("reference_points", reference_points, in_space)
     if query_points.ndim != reference_points.ndim:
         raise ValueError(
             f"query_points {tuple(query_points.shape)} and reference_points {tuple(reference_points.shape)} "
@@ -235,6 +237,49 @@ def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor
             "cloud or of equally many clouds: features have shape (n, c) or (batch, n, c)"
         )
     _check_device("features", features, indices)
+
+
+def check_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    neighbors: Any,
+    heads: int,
+    bias: Tensor | None,
+    scale: float | None,
+) -> None:
+    """Rows for each query and reference point, of one dtype, whose channels the heads share."""
+    check_size("heads", heads, 1)
+    indices, shape = neighbors.indices, tuple(keys.shape)
+    _check_tensor("queries", queries)
+    _check_tensor("values", values)
+    for name, tensor in (("queries", queries), ("values", values)):
+        if tensor.dtype != keys.dtype:
+            raise TypeError(f"{name} must have the dtype of keys, {keys.dtype}; got {tensor.dtype}")
+        _check_device(name, tensor, keys)
+    if tuple(values.shape) != shape:
+        raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
+    if shape[-1] % heads:
+        raise ValueError(
+            f"keys must have a multiple of {heads} channels, one part for each head; got {shape}"
+        )
+    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    rows = queries.shape[:-1]
+    if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or rows.numel() != count:
+        raise ValueError(
+            f"queries must have {count} rows of {shape[-1]} channels, one for each list of neighbors, in as "
+            f"many clouds as keys {shape}; got {tuple(queries.shape)}"
+        )
+    if bias is not None:
+        _check_tensor("bias", bias)
+        if tuple(bias.shape) != (*indices.shape, heads):
+            raise ValueError(
+                f"bias must have shape {(*indices.shape, heads)}, one number for each pair and head; "
+                f"got {tuple(bias.shape)}"
+            )
+        _check_device("bias", bias, keys)
+    if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number; got {scale!r}")
 
 
 def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor) -> None:

@@ -42,11 +42,11 @@ def pack(
         reference_offsets = as_dtype(reference_offsets, torch.int32)
         count = query_offsets.shape[0] - 1
     else:
-        count = query_points.shape[0] if query_points.ndim == 3 else 1
+        count = query_points.shape[0] or 1 if query_points.ndim == 3 else 1  # a batch of none is an empty one
     return Clouds(
-        _packed(query_points),
+        packed(query_points),
         query_offsets,
-        _packed(reference_points),
+        packed(reference_points),
         reference_offsets,
         count,
     )
@@ -57,18 +57,20 @@ def checked_clouds(
     reference_points: Tensor,
     query_offsets: Tensor | None,
     reference_offsets: Tensor | None,
+    in_space: bool = True,
 ) -> Clouds:
     """The packed points of a call, after its checks."""
-    arguments.check_points(query_points, reference_points)
+    arguments.check_points(query_points, reference_points, in_space)
     arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
     return pack(query_points, reference_points, query_offsets, reference_offsets)
 
 
-def _packed(points: Tensor) -> Tensor:
+def packed(points: Tensor) -> Tensor:
+    """Points (..., 3 or 2) as (N, 3), contiguous."""
     if points.shape[-1] == 2:
         points = torch.nn.functional.pad(points, (0, 1))
     # A reshape that changes nothing is still a view with a gradient of its own.
-    return (points if points.ndim == 2 else points.reshape(-1, 3)).contiguous()
+    return (points if points.ndim == 2 else points.reshape(-1, points.shape[-1])).contiguous()
 
 
 def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:

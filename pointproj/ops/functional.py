@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops import arguments
+from pointproj.ops import arguments, brute_force
 from pointproj.ops.clouds import Clouds, as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
-from pointproj.ops.distances import distances_of, with_gradient
+from pointproj.ops.distances import distances_of, pair_distances, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.reference import (
     Weighting,
+    counted_features,
     nan_where_query_is_not_finite,
-    pair_distances,
     rounded_length,
     sigma_in_range,
 )
@@ -44,7 +44,9 @@ def knn(
     Parameters
     ----------
     query_points : (Q, 3) or (B, Q, 3) float tensor
-        float32 or float64. Points in the plane have 2 coordinates instead of 3, here and everywhere.
+        float32 or float64. Points in the plane have 2 coordinates instead of 3, here and everywhere. Here
+        alone they may have more than 3, where all pairs are compared, in chunks: without an index, a box or
+        a backend by name, and the host waits for the device once.
     reference_points : (N, 3) or (B, N, 3) float tensor
         Of the same dtype as ``query_points``.
     k : int
@@ -87,14 +89,18 @@ def knn(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets, in_space=False)
     arguments.check_k(k, reference_points)
     if max_radius is not None:
         max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
     arguments.check_box(box, max_radius, reference_points, inside=index is not None)
     periodic = periodic_box(box)
     arguments.check_index_dtype(index_dtype)
-    module, tables = choose_backend(backend, None, index, reference_points, clouds)
+    if query_points.shape[-1] > 3:
+        brute_force.check_backend(backend, index=index, box=box)
+        module, tables = brute_force, None
+    else:
+        module, tables = choose_backend(backend, None, index, reference_points, clouds)
     if periodic is None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), index_dtype)
         distances = with_gradient(distances, rows, clouds)
@@ -156,14 +162,15 @@ def knn_aggregate(
     reduce : {"mean", "sum"}
         Whether the sum is divided by the sum of the weights.
     reference_weights : (..., N) float tensor, optional
-        Multiply the weights, for instance areas of mesh cells. They get a gradient.
+        Multiply the weights, for instance areas of mesh cells. They get a gradient. A neighbour whose weight
+        is 0 has no influence; weights may be negative, and where their sum is 0, so is the mean.
     max_radius : float, optional
         As for :func:`knn`; the kernel ``"compact"`` needs it.
     index : Index, optional
         As for :func:`knn`.
     neighbor_indices : (..., Q, k) int32 or int64 tensor, optional
-        Neighbours that are known already, from :func:`knn` on the same points: nothing is searched then. A
-        value that is not a row of ``reference_points`` counts as no neighbour.
+        Neighbours that are known already, in any order: nothing is searched then. A value that is not a row
+        of ``reference_points`` counts as no neighbour.
     backend : str
         As for :func:`knn`.
     query_offsets : (B + 1,) integer tensor, optional
@@ -196,21 +203,24 @@ def knn_aggregate(
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
-    rows = None if neighbor_indices is None else _packed_rows(neighbor_indices, reference_points)
-    if max_radius is not None:
-        if rows is None:
-            distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
-        else:
-            distances = distances_of(clouds.detached(), rows)
-        rows = _no_farther(rows, distances, max_radius)
+    rows = None
+    if neighbor_indices is not None:
+        rows = _packed_rows(neighbor_indices, reference_points)
+        distances = distances_of(clouds.detached(), rows)
+    elif max_radius is not None or reference_weights is not None:
+        distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
+    if rows is not None:
+        if max_radius is not None:
+            rows = _no_farther(rows, distances, max_radius)
+        rows = _nearest_in_front(rows, distances, reference_weights)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
-    def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
+    def aggregate(values: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
         if rows is None:
             return module.knn_aggregate(clouds, tables, values, sigma, int(k), weighting)
         return module.aggregate_neighbors(clouds, values, sigma, rows, weighting)
 
-    aggregated = _aggregated(aggregate, features, dtype, sigma, reduce, reference_weights)
+    aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
     return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -282,10 +292,10 @@ def radius_aggregate(
     module, tables = choose_backend(backend, radius, index, reference_points, clouds)
     weighting = Weighting(kernel, reduce, float(power), float(eps), radius)
 
-    def aggregate(values: Tensor, sigma: Tensor) -> Tensor:
+    def aggregate(values: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
         return module.radius_aggregate(clouds, tables, values, sigma, radius, weighting)
 
-    aggregated = _aggregated(aggregate, features, dtype, sigma, reduce, reference_weights)
+    aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
     return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
@@ -319,26 +329,27 @@ def _check_values(
 
 
 def _aggregated(
-    aggregate: Callable[[Tensor, Tensor], Tensor],
+    aggregate: Callable[[Tensor, Tensor, Weighting], Tensor],
     features: Tensor,
     dtype: torch.dtype,
     sigma: float | Tensor,
-    reduce: str,
+    weighting: Weighting,
     reference_weights: Tensor | None,
 ) -> Tensor:
-    """What ``aggregate(values, sigma)``, both of ``dtype``, makes of features, in their own dtype: (Q, C).
+    """What ``aggregate(values, sigma, weighting)`` makes of features, in their own dtype: (Q, C).
 
-    Weights of the reference points multiply the features. A mean is then divided by the mean weight: both
-    are of one call, with the weights as one more channel.
+    Sums run in ``dtype``. Weights of the reference points multiply the features. A mean is then the sum of
+    these divided by that of the weights: both are of one call, with the weights as one more channel.
     """
-    values, sigma = _packed_features(features, dtype, sigma)
+    values, sigma = _packed_features(counted_features(features, reference_weights), dtype, sigma)
     if reference_weights is None:
-        return as_dtype(aggregate(values, sigma), features.dtype)
+        return as_dtype(aggregate(values, sigma, weighting), features.dtype)
     weights = reference_weights.reshape(-1, 1).to(values.dtype)
     values = values * weights
-    if reduce == "sum":
-        return as_dtype(aggregate(values, sigma), features.dtype)
-    summed, total = aggregate(torch.cat([values, weights], 1), sigma).split([values.shape[1], 1], dim=1)
+    if weighting.reduce == "sum":
+        return as_dtype(aggregate(values, sigma, weighting), features.dtype)
+    summed = aggregate(torch.cat([values, weights], 1), sigma, weighting._replace(reduce="counted"))
+    summed, total = summed.split([values.shape[1], 1], dim=1)
     # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
     divides = (total != 0) & ~total.isnan()
     otherwise = torch.where(total == 0, 0.0, torch.nan)
@@ -357,11 +368,17 @@ def _packed_features(features: Tensor, dtype: torch.dtype, sigma: float | Tensor
 
 
 def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
-    """(Q, k) int32 rows of the packed points, -1 for none; in front one that exists, if any does."""
+    """(Q, k) int32 rows of the packed points, -1 for none."""
     rows = rows_in_packed(neighbor_indices, reference_points.shape[-2], dense_clouds(reference_points))
-    rows = rows.to(torch.int32).reshape(-1, rows.shape[-1])
-    # Backends take weights relative to the first: without it, all could vanish in rounding.
-    first = (rows >= 0).to(torch.int32).argmax(1, keepdim=True)
+    return rows.to(torch.int32).reshape(-1, rows.shape[-1])
+
+
+def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor | None) -> Tensor:
+    """Rows (Q, k) with the nearest that counts in the first place: weights are relative to it."""
+    counts = rows >= 0
+    if reference_weights is not None:
+        counts &= (reference_weights.detach().reshape(-1) != 0)[rows.clamp(min=0)]
+    first = torch.where(counts, distances, torch.inf).argmin(1, keepdim=True)
     front, rows = rows.gather(1, first), rows.scatter(1, first, rows[:, :1])
     return torch.cat([front, rows[:, 1:]], 1)
 

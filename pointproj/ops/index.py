@@ -1,5 +1,6 @@
 """A search structure over reference points that several calls share."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,8 @@ from pointproj.ops.registry import Backend, Tables, choose, modules
 class Index:
     """A search structure over one set of reference points, from :func:`build_index`.
 
-    It serves every search of the backend that built it. What a search needs and the index does not hold yet
-    is built by the first call that needs it, and kept. The index is valid for the points it was built from:
-    build a new one when they move.
+    It serves every search of the backend that built it, and is never changed: no call adds anything to it.
+    The index is valid for the points it was built from: build a new one when they move.
 
     Attributes
     ----------
@@ -32,7 +32,8 @@ class Index:
     clouds : int
         How many clouds they hold.
     tables : dict of str to tuple of Tensor
-        What the backend built, by the search that reads it: ``"knn"`` or ``"radius"``.
+        What the backend built, by the search that reads it: ``"knn"``, and ``"radius"`` if it was built for
+        one or the tables are the same.
     """
 
     backend: str
@@ -59,9 +60,9 @@ def build_index(
         operator as usual.
     radius : float, optional
         The radius that ``radius_aggregate`` will use, in units of the points: the index is built for that
-        search, with cells of that size. Results are right for every other radius too, but take longer. None:
-        the index is built for kNN. Either index serves the other search too, whose first call then builds
-        what it needs.
+        search as well as for kNN. Results are right for every other radius too, but take longer. None: the
+        index is built for kNN; a call with a radius then builds what it needs for itself, unless the backend
+        has one kind of tables.
     backend : str
         ``"auto"`` or a name from :func:`pointproj.backends`.
     reference_offsets : (B + 1,) integer tensor, optional
@@ -87,10 +88,25 @@ def build_index(
     operator = "knn" if radius is None else "radius"
     packed = pack(reference_points, reference_points, reference_offsets, reference_offsets)
     name = choose(backend, reference_points.device.type, operator)
+    points = packed.reference_points.detach(), packed.reference_offsets, packed.count
+    # Outside of inference mode: what it makes is of no use to a later call that is differentiated.
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
+        tables = _build_tables(modules[name], points, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
-    index = Index(name, shape, dtype, device, packed.count, {})
-    _tables_for(index, packed, radius)
-    return index
+    return Index(name, shape, dtype, device, packed.count, tables)
+
+
+def _build_tables(
+    module: Backend, points: tuple[Tensor, Tensor | None, int], radius: float | None
+) -> dict[str, Tables]:
+    """The tables of an index, by the search that reads them."""
+    if module.ONE_INDEX:
+        tables = module.build_index(*points, radius)
+        return {"knn": tables, "radius": tables}
+    tables = {"knn": module.build_index(*points, None)}
+    if radius is not None:
+        tables["radius"] = module.build_index(*points, radius)
+    return tables
 
 
 def choose_backend(
@@ -120,39 +136,17 @@ def choose_backend(
     Backend
         Its module.
     tuple of Tensor or None
-        The index's tables for this search.
+        The index's tables for this search, if it has them.
     """
     if index is not None:
         _check_type(index)
     asked_for = index.backend if index is not None and backend == "auto" else backend
-    name = choose(asked_for, reference_points.device.type, "knn" if radius is None else "radius")
+    search = "knn" if radius is None else "radius"
+    name = choose(asked_for, reference_points.device.type, search)
     if index is None:
         return modules[name], None
     _check_index(index, name, reference_points, clouds.count)
-    return modules[name], _tables_for(index, clouds, radius)
-
-
-def _tables_for(index: Index, clouds: Clouds, radius: float | Tensor | None) -> Tables:
-    """The index's tables for a search within a radius, or for kNN, built now if it has none yet."""
-    module = modules[index.backend]
-    search = "knn" if radius is None or module.ONE_INDEX else "radius"
-    if search not in index.tables:
-        points = clouds.reference_points.detach()
-        tables = module.build_index(points, clouds.reference_offsets, clouds.count, radius)
-        if not _is_recording(points):
-            index.tables[search] = tables
-        return tables
-    return index.tables[search]
-
-
-def _is_recording(points: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded: what it makes holds values only when the graph is replayed.
-
-    torch.compile cannot ask that, and records what it compiles into a graph of its own later.
-    """
-    if torch.compiler.is_compiling() or not points.is_cuda:
-        return False
-    return torch.cuda.is_current_stream_capturing()
+    return modules[name], index.tables.get(search)
 
 
 def _check_type(index: object) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
-from pointproj.ops.reference import Weighting, kernel_weights, sigma_in_range
+from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
 from pointproj.ops.weighted_sums import SPARE, least_of_rows, rows_or_spare, weighted_sums
 
 REDUCTIONS = ("mean", "sum", "max")
@@ -75,16 +75,19 @@ def aggregate(
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
-    values = features.reshape(-1, features.shape[-1]).to(dtype)
+    values = counted_features(features, reference_weights).flatten(0, -2).to(dtype)
+    own = None
+    if reference_weights is not None:
+        own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
     if weights is not None:
+        weights = weights if weights.ndim > neighbors.indices.ndim else weights[..., None]
         weights = pairs.masked(weights.to(dtype))
     elif reduce != "max":
         if isinstance(sigma, Tensor):
             sigma = sigma_in_range(sigma.reshape(()).to(dtype))
         weighting = Weighting(kernel, reduce, float(power), float(eps), pairs.support(kernel))
-        weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting)
-    if reference_weights is not None:
-        own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
+        weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting, own)
+    if own is not None:
         weights = own if weights is None else weights * own
     if reduce == "max":
         values = pairs.gathered(values)
@@ -122,8 +125,8 @@ class _Pairs:
         return _rows_of(values, self.rows)
 
     def masked(self, weights: Tensor) -> Tensor:
-        """Weights (...) or (..., C) as (..., 1 or C), 0 where there is no pair."""
-        return torch.where(self.exists, weights.reshape(*self.rows.shape, -1), 0.0)
+        """Weights (..., 1 or C), 0 where there is no pair."""
+        return torch.where(self.exists, weights.reshape(*self.rows.shape, weights.shape[-1]), 0.0)
 
     def support(self, kernel: str) -> float | Tensor:
         """The radius at each pair."""
@@ -136,11 +139,14 @@ class _Pairs:
             return self.of_pairs(self.radius.reshape(-1))
         return torch.inf if self.radius is None else self.radius
 
-    def kernel_weights(self, distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
-        """Weights (..., 1), for a mean relative to the largest of each query."""
+    def kernel_weights(
+        self, distances: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None
+    ) -> Tensor:
+        """Weights (..., 1), for a mean relative to that of each query's nearest whose own weight is not 0."""
         distances, nearest = torch.where(self.exists, distances.reshape(self.exists.shape), 0.0), None
         if weighting.reduce == "mean":
-            known = torch.where(self.exists, distances.detach(), torch.inf)
+            counts = self.exists if own is None else self.exists & (own != 0)
+            known = torch.where(counts, distances.detach(), torch.inf)
             # inf, of queries without neighbours, cannot be subtracted
             nearest = self.of_pairs(self.least(known[..., 0]).nan_to_num(nan=0.0, posinf=0.0))
         return kernel_weights(distances, self.exists, nearest, sigma, weighting)
@@ -152,12 +158,19 @@ class _Pairs:
         return self.summed(self.gathered(values) * weights)
 
 
+def pairs_of(rows: Tensor, row_splits: Tensor | None, features: Tensor) -> _Pairs:
+    """Pairs of packed rows (Q, K), or (M,) with splits, of features (N, C)."""
+    if row_splits is None:
+        return _Padded(Neighbors(rows, rows), features)
+    return _Listed(NeighborList(row_splits, rows, rows), features)
+
+
 class _Padded(_Pairs):
     """Neighbours of each query in a row of their own."""
 
     def __init__(self, neighbors: Neighbors, features: Tensor) -> None:
         rows = _rows_of_features(neighbors.indices, features, dense_clouds(features))
-        self.rows = rows.reshape(-1, rows.shape[-1])
+        self.rows = rows.flatten(0, -2)
         self.exists = (self.rows < _count(features))[..., None]
         self.radius = neighbors.radius
         self.shape = *neighbors.indices.shape[:-1], features.shape[-1]
@@ -187,7 +200,7 @@ class _Listed(_Pairs):
         self.row_splits = neighbors.row_splits
         query = queries_of(self.row_splits, neighbors.indices.shape[0])
         dense = features.ndim == 3
-        per_cloud = self.queries // features.shape[0] if dense else self.queries
+        per_cloud = self.queries // max(1, features.shape[0]) if dense else self.queries
         clouds = query // max(1, per_cloud) if dense else None
         self.rows = _rows_of_features(neighbors.indices, features, clouds)
         exists = self.rows < _count(features)

@@ -1,6 +1,5 @@
 """Pairs of queries and reference points, all of a cloud or those of neighbour lists, in bounded memory."""
 
-import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -8,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_internals import without_modes
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
-from pointproj.ops.reference import Weighting, radius_in_range, squared_distances
+from pointproj.ops.reference import Weighting, squared_distances
+from pointproj.ops.rounding import largest_squares_within
 
 PAIRS_AT_ONCE = {
     "cpu": 2**20,
@@ -83,7 +82,8 @@ def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     clouds = Clouds(*(inputs[name] for name in Clouds._fields[:-1]), inputs["clouds"])
     for pairs, _, is_neighbor in masks_within(clouds, inputs["radius"]):
         points = clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
-        block = Block(*points, inputs["sigma"], MaskedNeighbors(is_neighbor), weighting_of(inputs))
+        given = *points, inputs["features"][pairs.reference], inputs["sigma"]
+        block = Block(*given, MaskedNeighbors(is_neighbor), weighting_of(inputs))
         yield Chunk(pairs.query, pairs.reference, block)
 
 
@@ -99,19 +99,18 @@ def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
     for first in range(0, len(lists), rows):
         query = slice(first, first + rows)
         neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
-        points = inputs["query_points"][query], inputs["reference_points"]
-        yield Chunk(query, slice(None), Block(*points, inputs["sigma"], neighbors, weighting_of(inputs)))
+        given = inputs["query_points"][query], *(inputs[n] for n in ("reference_points", "features", "sigma"))
+        yield Chunk(query, slice(None), Block(*given, neighbors, weighting_of(inputs)))
 
 
 def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[Pairs, Tensor, Tensor]]:
     """Chunks of pairs, their squared distances (m, n), and which of them are within the radius."""
-    radii = radii_of(radius, clouds.query_points)
+    limits = largest_squares_within(radii_of(radius, clouds.query_points))
     for pairs in pairs_of_clouds(*clouds):
         squared = squared_distances(
             clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
         )
-        own = radii[pairs.query] if len(radii) > 1 else radii
-        is_neighbor = squared.sqrt() <= own[:, None]
+        is_neighbor = squared <= (limits[pairs.query] if len(limits) > 1 else limits)[:, None]
         if pairs.same_cloud is not None:
             is_neighbor &= pairs.same_cloud
         yield pairs, squared, is_neighbor
@@ -122,31 +121,3 @@ def radii_of(radius: float | Tensor, query_points: Tensor) -> Tensor:
     if isinstance(radius, Tensor):
         return radius
     return torch.full((1,), radius, dtype=query_points.dtype, device=query_points.device)
-
-
-def largest_squares_within(radius: float | Tensor, query_points: Tensor) -> Tensor:
-    """:func:`largest_square_within` of each query's radius, (Q,), or of one for all of them, (1,)."""
-    if not isinstance(radius, Tensor):
-        return radii_of(largest_square_within(radius, query_points.dtype), query_points)
-    square = radius * radius
-    zero, infinity = torch.zeros_like(square), torch.full_like(square, torch.inf)
-    # A root has half the relative error of its square, so that at most so many numbers have the same one.
-    for _ in range(2):
-        square = torch.where(square.sqrt() > radius, torch.nextafter(square, zero), square)
-    for _ in range(3):
-        following = torch.nextafter(square, infinity)
-        square = torch.where(following.sqrt() <= radius, following, square)
-    return torch.where(radius >= 0, square, -1.0)
-
-
-@functools.cache
-def largest_square_within(radius: float, dtype: torch.dtype) -> float:
-    """The largest x of a dtype with sqrt(x) <= radius, rounded as the reference does; spares pairs a root."""
-    with without_modes():  # real numbers, also when somebody is tracing
-        limit = torch.tensor(radius_in_range(radius, dtype), dtype=dtype)
-        square = limit * limit
-        while square.sqrt() > limit:
-            square = torch.nextafter(square, torch.zeros_like(square))
-        while (following := torch.nextafter(square, torch.full_like(square, torch.inf))).sqrt() <= limit:
-            square = following
-        return square.item()

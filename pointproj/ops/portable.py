@@ -15,6 +15,7 @@ from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.bridge.torch_internals import map_rows
 from pointproj.ops.gradients import Block, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
+from pointproj.ops.rounding import largest_square_within
 
 QUERIES_AT_ONCE = 64
 
@@ -45,7 +46,7 @@ def aggregate_neighbors(
 ) -> Tensor:
     """Weighted mean or sum over neighbour lists, (Q, C)."""
     neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
-    block = Block(query_points, reference_points, sigma, neighbors, Weighting(*weighting))
+    block = Block(query_points, reference_points, features, sigma, neighbors, Weighting(*weighting))
     aggregated = block.forward(features)
     return nan_where_query_is_not_finite(aggregated, query_points)
 
@@ -64,8 +65,8 @@ def radius_aggregate(
     """Weighted mean or sum over all points within the radius, (Q, C)."""
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
-        is_neighbor = squared_distances(query, points).sqrt() <= torch.full((), radius, dtype=query.dtype)
-        block = Block(query, points, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
+        is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
+        block = Block(query, points, values, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
         return nan_where_query_is_not_finite(block.forward(values), query)
 
     per_reference = (reference_points, features)

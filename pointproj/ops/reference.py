@@ -5,7 +5,9 @@ For a query point p_i and its neighbours N(i) among the reference points q_j wit
     w_ij = a_j K(|p_i - q_j|)          out_i = sum_j w_ij f_j / sum_j w_ij,   j in N(i)
 
 with a_j = 1 where no reference weights are given, and a kernel K of :class:`Weighting`, by default
-exp(-distance / sigma). ``reduce="sum"`` leaves out the division.
+exp(-distance / sigma). ``reduce="sum"`` leaves out the division. Weights of a mean are taken relative to the
+nearest neighbour that counts: one whose a_j is not 0. A neighbour whose a_j is 0 has no influence. a_j may be
+negative; where the sum of the weights is 0, so is the result.
 
 Gradients come from torch's autograd, so they are the derivatives of exactly this code. Values and gradients
 of every backend are compared with it in ``tests/ops/test_operators.py``. Queries are processed in chunks, so
@@ -21,6 +23,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import hardtanh
 
+from pointproj.ops.rounding import largest_square_within, largest_squares_within, rounded_root
+
 PAIRS_AT_ONCE = 2**22
 
 
@@ -31,8 +35,10 @@ class Weighting(NamedTuple):
     ----------
     kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
         exp(-d / sigma), exp(-d^2 / (2 sigma^2)), 1 / max(d, eps)^power, 1, or (1 - (d / support)^2)^2.
-    reduce : {"mean", "sum"}
-        Whether the sum is divided by the sum of the weights.
+    reduce : {"mean", "sum", "counted"}
+        Whether the sum is divided by the sum of the weights. Where there are reference weights, backends are
+        asked for ``"counted"``: the mean of neighbours that count, whose last feature, which is their
+        reference weight, is not 0. Weights are relative to the nearest of these, and divided by their sum.
     power, eps : float
         Of the inverse distance.
     support : float
@@ -75,6 +81,7 @@ def knn_aggregate(
     neighbor_indices = knn_search(query_points, reference_points, k)
     index = neighbor_indices.clamp(min=0)
     own = None if reference_weights is None else reference_weights[index]
+    features = counted_features(features, reference_weights)
     delta = query_points[:, None] - reference_points[index]
     weights = _weights(delta, neighbor_indices >= 0, sigma, weighting, own)
     aggregated = (weights[..., None] * features[index].to(weights.dtype)).sum(1)
@@ -92,11 +99,11 @@ def radius_aggregate(
 ) -> Float[Tensor, "q c"]:
     """Weighted mean (or sum) of the features within ``radius`` (inclusive); 0 if there are none."""
     rows = max(1, PAIRS_AT_ONCE // reference_points.shape[0])
+    features = counted_features(features, reference_weights)
     chunks = []
     for query in query_points.split(rows):
         delta = query[:, None] - reference_points
-        limit = torch.full((), radius_in_range(radius, query.dtype), dtype=query.dtype)
-        is_neighbor = within(query, reference_points, limit)
+        is_neighbor = within(query, reference_points, radius)
         weights = _weights(delta, is_neighbor, sigma, weighting, reference_weights)
         terms = torch.where(is_neighbor[..., None], weights[..., None] * features.to(weights.dtype), 0.0)
         chunks.append(nan_where_query_is_not_finite(terms.sum(1), query))
@@ -110,7 +117,7 @@ def radius_search(
     k: int,
 ) -> tuple[Int[Tensor, "q k"], Int[Tensor, " q"]]:
     """Indices of the k nearest within ``radius``, as in :func:`knn_search`, and how many there are in all."""
-    is_neighbor = _all_within(query_points, reference_points, radius)
+    is_neighbor = within(query_points, reference_points, radius)
     squared = squared_distances(query_points, reference_points).masked_fill(~is_neighbor, torch.inf)
     return _smallest(squared, k), is_neighbor.sum(1)
 
@@ -121,33 +128,25 @@ def radius_list(
     radius: float | Float[Tensor, " q"],
 ) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " pairs"]]:
     """All neighbours within ``radius``, in ascending order; those of query i begin at ``row_splits[i]``."""
-    is_neighbor = _all_within(query_points, reference_points, radius)
+    is_neighbor = within(query_points, reference_points, radius)
     row_splits = torch.nn.functional.pad(is_neighbor.sum(1).cumsum(0), (1, 0))
     return row_splits, is_neighbor.nonzero()[:, 1]
 
 
-def _all_within(query_points: Tensor, reference_points: Tensor, radius: float | Tensor) -> Tensor:
-    if not isinstance(radius, Tensor):
-        radius = radius_in_range(radius, query_points.dtype)
-    radii = torch.as_tensor(radius, dtype=query_points.dtype, device=query_points.device)
-    return within(query_points, reference_points, radii.expand(len(query_points))[:, None])
-
-
-def radius_in_range(radius: float, dtype: torch.dtype) -> float:
-    """A positive, finite radius among the normal numbers of the points' dtype, which changes no neighbour.
-
-    Two points whose distance overflows are no neighbours. Distances are roots of squares: none is between 0
-    and the root of the least number.
-    """
-    limits = torch.finfo(dtype)
-    return float(min(max(radius, limits.tiny), limits.max))
-
-
 def within(
-    query_points: Float[Tensor, "m 3"], reference_points: Float[Tensor, "n 3"], radius: Float[Tensor, "*m1"]
+    query_points: Float[Tensor, "m 3"],
+    reference_points: Float[Tensor, "n 3"],
+    radius: float | Float[Tensor, " m"],
 ) -> Bool[Tensor, "m n"]:
-    """Which pairs are no farther apart than the radius, in the points' dtype."""
-    return squared_distances(query_points, reference_points).sqrt() <= radius
+    """Which pairs are no farther apart than the radius, one for all queries or one for each.
+
+    :mod:`pointproj.ops.rounding` says what that means to the last bit.
+    """
+    if isinstance(radius, Tensor):
+        limit = largest_squares_within(radius).reshape(-1, 1)
+    else:
+        limit = largest_square_within(radius, query_points.dtype)
+    return squared_distances(query_points, reference_points) <= limit
 
 
 @torch.no_grad()
@@ -173,16 +172,7 @@ def length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
 def rounded_length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     """The root of :func:`squared_distances`, to the last bit, of differences that are known."""
     x, y, z = delta.square().unbind(-1)
-    return (x + y + z).sqrt()
-
-
-def pair_distances(
-    delta: Float[Tensor, "*pairs dims"], is_neighbor: Bool[Tensor, "*pairs"]
-) -> Float[Tensor, "*pairs"]:
-    """Lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
-    if not delta.requires_grad:  # the same in fewer passes
-        return rounded_length(delta).masked_fill(~is_neighbor, torch.inf)
-    return torch.where(is_neighbor, length(torch.where(is_neighbor[..., None], delta, 0.0)), torch.inf)
+    return rounded_root(x + y + z)
 
 
 def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -225,27 +215,13 @@ def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return hardtanh(sigma, *sigma_range(sigma.dtype))  # as clamp, whose backward takes five kernels
 
 
-def relative_log_kernel(
-    distances: Float[Tensor, "*pairs"],
-    nearest: Float[Tensor, "*rows"],
-    sigma: float | Tensor,
-    weighting: Weighting,
-) -> Float[Tensor, "*pairs"]:
-    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish."""
-    largest = log_kernel(nearest, sigma, weighting).detach()
-    logits = log_kernel(distances, sigma, weighting) - largest.clamp(min=torch.finfo(largest.dtype).min)
-    if weighting.kernel != "gaussian":
-        return logits
-    # Where squares of all distances overflow in units of sigma, the nearest alone are left.
-    alone = torch.where(distances > nearest, -torch.inf, 0.0)
-    return torch.where(largest == -torch.inf, alone, logits)
-
-
 def nearest_of(
-    distances: Float[Tensor, "*rows k"], is_neighbor: Bool[Tensor, "*rows k"]
+    distances: Float[Tensor, "*rows k"], counts: Bool[Tensor, "*rows k"]
 ) -> Float[Tensor, "*rows 1"]:
-    """The distance of each row's nearest neighbour, 0 without one; a constant for autograd."""
-    nearest = distances.detach().masked_fill(~is_neighbor, torch.inf).amin(-1, keepdim=True)
+    """The distance of each row's nearest neighbour that counts, 0 without one; a constant for autograd."""
+    if not distances.shape[-1]:
+        return distances.new_zeros(*distances.shape[:-1], 1)
+    nearest = distances.detach().masked_fill(~counts, torch.inf).amin(-1, keepdim=True)
     return nearest.masked_fill(nearest.isinf(), 0.0)
 
 
@@ -260,16 +236,41 @@ class Slopes(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A row of the table: ``log(d, sigma, weighting)``, and its ``slopes(d, beyond, over, weighting)``.
+    """A row of the table: the logarithm of a kernel, and derivatives of that.
 
-    ``over(n)`` is ``1 / sigma^n``, and ``beyond`` how much farther a distance is than the nearest of its row.
+    ``log(d, sigma, weighting)`` is the whole, ``relative(d, nearest, sigma, weighting)`` less that of the
+    nearest of its row (but of the compact kernel), ``slopes(d, beyond, 1 / sigma, weighting)`` has
+    derivatives, along sigma less that of the nearest, too, which the distance is ``beyond``. Powers of sigma
+    are taken factor by factor: they leave the range of the numbers where what they multiply does not.
     """
 
     log: Callable[[Tensor, float | Tensor, Weighting], Tensor]
-    slopes: Callable[[Tensor, Tensor, Callable[[int], Tensor], Weighting], Slopes]
+    relative: Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor]
+    slopes: Callable[[Tensor, Tensor, Tensor, Weighting], Slopes]
 
 
-def _inverse_distance_slopes(d: Tensor, _: Tensor, over: Callable, weighting: Weighting) -> Slopes:
+def _relative_gaussian(d: Tensor, nearest: Tensor, sigma: float | Tensor, _: Weighting) -> Tensor:
+    total = ((nearest + d) / sigma).clamp(max=torch.finfo(d.dtype).max)  # of the nearest itself, 0 times inf
+    return (nearest - d) / sigma * total / 2
+
+
+def _gaussian_slopes(d: Tensor, beyond: Tensor, per_sigma: Tensor, _: Weighting) -> Slopes:
+    scaled = d * per_sigma
+    squares = (beyond * per_sigma) * (2 * scaled - beyond * per_sigma)  # beyond that of the nearest
+    return Slopes(
+        -scaled * per_sigma,
+        squares * per_sigma,
+        -per_sigma * per_sigma,
+        2 * scaled * per_sigma * per_sigma,
+        -3 * squares * per_sigma * per_sigma,
+    )
+
+
+def _relative_inverse_distance(d: Tensor, nearest: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
+    return weighting.power * (nearest.clamp(min=weighting.eps) / d.clamp(min=weighting.eps)).log()
+
+
+def _inverse_distance_slopes(d: Tensor, _: Tensor, per_sigma: Tensor, weighting: Weighting) -> Slopes:
     inverse = torch.where(d > weighting.eps, 1 / d.clamp(min=weighting.eps), 0.0)
     return Slopes(-weighting.power * inverse, by_d_d=weighting.power * inverse.square())
 
@@ -279,7 +280,7 @@ def _compact_log(d: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
     return torch.where(inside, 2 * rest.log(), -torch.inf)
 
 
-def _compact_slopes(d: Tensor, _: Tensor, over: Callable, weighting: Weighting) -> Slopes:
+def _compact_slopes(d: Tensor, _: Tensor, per_sigma: Tensor, weighting: Weighting) -> Slopes:
     rest, inside = _compact_rest(d, weighting)
     inverse = torch.where(inside, 1 / rest, 0.0) / weighting.support**2
     return Slopes(-4 * d * inverse, by_d_d=-4 * inverse - 8 * d.square() * inverse.square())
@@ -295,20 +296,29 @@ def _compact_rest(d: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
 TABLE = {
     "exponential": Kernel(
         lambda d, sigma, _: -d / sigma,
-        lambda d, beyond, over, _: Slopes(-over(1), beyond * over(2), 0.0, over(2), -2 * beyond * over(3)),
+        lambda d, nearest, sigma, _: (nearest - d) / sigma,
+        lambda d, beyond, per_sigma, _: Slopes(
+            -per_sigma,
+            beyond * per_sigma * per_sigma,
+            0.0,
+            per_sigma * per_sigma,
+            -2 * (beyond * per_sigma) * per_sigma * per_sigma,
+        ),
     ),
     "gaussian": Kernel(
-        lambda d, sigma, _: -d.square() / (2 * sigma**2),
-        lambda d, _, over, __: Slopes(
-            -d * over(2), d.square() * over(3), -over(2), 2 * d * over(3), -3 * d.square() * over(4)
-        ),
+        lambda d, sigma, _: -(d / sigma).square() / 2,
+        _relative_gaussian,
+        _gaussian_slopes,
     ),
     "inverse_distance": Kernel(
         lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
+        _relative_inverse_distance,
         _inverse_distance_slopes,
     ),
-    "uniform": Kernel(lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)),
-    "compact": Kernel(_compact_log, _compact_slopes),
+    "uniform": Kernel(
+        lambda d, *_: torch.zeros_like(d), lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)
+    ),
+    "compact": Kernel(_compact_log, lambda d, _, *rest: _compact_log(d, *rest), _compact_slopes),
 }
 KERNELS = tuple(TABLE)
 
@@ -328,15 +338,12 @@ def log_kernel_slopes(
 ) -> Slopes:
     """Derivatives of :func:`log_kernel`, for backward passes that are written out.
 
-    What is the same for a whole row is of no account in a mean: an exponential's slope along sigma is that
-    beyond the ``nearest``, so that equal distances have none, instead of slopes that must cancel.
+    What is the same for a whole row is of no account in a mean: slopes along sigma are those beyond the
+    ``nearest``, so that equal distances have none, instead of slopes that must cancel.
     """
-
-    def over(power: int) -> Tensor:
-        # Powers of a small sigma vanish, and 0 / 0 is not what becomes of a distance of 0.
-        return (1 / sigma).pow(power).clamp(max=torch.finfo(sigma.dtype).max)
-
-    return TABLE[weighting.kernel].slopes(distances, distances - nearest, over, weighting)
+    slopes = TABLE[weighting.kernel].slopes(distances, distances - nearest, 1 / sigma, weighting)
+    most = torch.finfo(sigma.dtype).max / 1024  # of a weight that has vanished, a slope must be a number
+    return Slopes(*(s.clamp(-most, most) if isinstance(s, Tensor) else s for s in slopes))
 
 
 def kernel_weights(
@@ -350,7 +357,9 @@ def kernel_weights(
     if nearest is None:
         logits = log_kernel(distances, sigma, weighting)
     else:
-        logits = relative_log_kernel(distances, nearest, sigma, weighting)
+        logits = TABLE[weighting.kernel].relative(distances, nearest, sigma, weighting)
+        # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
+        logits = logits.clamp(max=math.log(torch.finfo(logits.dtype).max) - 8)
     return torch.where(is_neighbor, logits, -torch.inf).exp()
 
 
@@ -362,16 +371,29 @@ def weights_of(
     reference_weights: Float[Tensor, "*n"] | None,
 ) -> Float[Tensor, "*pairs"]:
     """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
-    is_relative = weighting.reduce == "mean" and is_neighbor.shape[-1] > 0
-    nearest = nearest_of(distances, is_neighbor) if is_relative else None
+    counts = is_neighbor if reference_weights is None else is_neighbor & (reference_weights != 0)
+    nearest = nearest_of(distances, counts) if weighting.reduce == "mean" else None
     weights = kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
-    weights = torch.where(is_neighbor, weights, 0.0)
     if reference_weights is not None:
         weights = weights * reference_weights.to(weights.dtype)
-    if weighting.reduce == "sum":
-        return weights
-    total = weights.sum(-1, keepdim=True)
+    return normalized(weights, is_neighbor) if weighting.reduce == "mean" else weights
+
+
+def normalized(
+    weights: Float[Tensor, "*rows k"], counts: Bool[Tensor, "*rows k"]
+) -> Float[Tensor, "*rows k"]:
+    """Weights divided by the sum of those in their row that count, 0 where that is 0."""
+    total = torch.where(counts, weights, 0.0).sum(-1, keepdim=True)
     return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 0.0)
+
+
+def counted_features(
+    features: Float[Tensor, "*n c"], reference_weights: Float[Tensor, "*n"] | None
+) -> Float[Tensor, "*n c"]:
+    """Features without those that are not finite where the reference weight is 0: 0 times them is not 0."""
+    if reference_weights is None:
+        return features
+    return features.masked_fill((reference_weights == 0)[..., None] & ~features.isfinite(), 0.0)
 
 
 def _weights(

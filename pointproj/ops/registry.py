@@ -47,7 +47,7 @@ class Backend(Protocol):
     EXPORTABLE : frozenset of str
         Device types on which its operators can be traced into a file that runs without this package.
     ONE_INDEX : bool
-        Whether the same tables serve both searches, so that an index needs only one set.
+        Whether the same tables serve both searches.
     """
 
     OPERATORS: frozenset[str]
@@ -89,8 +89,7 @@ class Backend(Protocol):
         """Whatever speeds up one search among these packed points, as tensors; ``()`` if there is nothing.
 
         Without a radius the tables are for ``search``; with one (a tensor: the largest of several) for those
-        within it, which must be right for every other radius too. An index keeps both kinds apart, see
-        :class:`pointproj.ops.index.Index`.
+        within it, which must be right for every other radius too.
         """
 
     def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Int[Tensor, "q k"]:
@@ -122,6 +121,9 @@ class Backend(Protocol):
     ) -> Float[Tensor, "q c"]:
         """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
 
+        The order of the rows is any, but the first is the neighbour that weights are relative to: the
+        nearest, or for ``"counted"`` the nearest that counts. Those that do not count may be nearer: their
+        weights, above 1, must stay finite.
         Differentiable twice in both sets of points, features and sigma.
         """
 
@@ -147,7 +149,10 @@ class Backend(Protocol):
         radius: float,
         weighting: Weighting,
     ) -> Float[Tensor, "q c"]:
-        """The same over all points within ``radius``; ``tables`` as for ``search``."""
+        """The same over all points within ``radius``; ``tables`` as for ``search``.
+
+        Here the backend finds what weights are relative to: the nearest neighbour, or that which counts.
+        """
 
     def radius_search(
         self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], k: int

@@ -8,7 +8,8 @@ and that of <both, (u, v)>
 
     d g_i = sum_j w_ij u_j + v_ij f_j          d f_j = sum_i v_ij g_i          d w_ij = g_i . u_j
 
-which are three kinds of sums in all: of each query, of each reference point, and of each pair.
+which are three kinds of sums in all: of each query, of each reference point, and of each pair. The products
+g_i . f_j of pairs have the same three in their derivatives.
 """
 
 from collections.abc import Iterator
@@ -167,6 +168,66 @@ _weighted_sums = torch_op(
     differentiable=("features", "weights"),
     backward=_backward,
     second_backward=_second_backward,
+)
+
+
+def pair_products(
+    upstream: Float[Tensor, "q c"],
+    features: Float[Tensor, "n c"],
+    rows: Int[Tensor, "*pairs"],
+    row_splits: Int[Tensor, " q+1"] | None = None,
+) -> Float[Tensor, "*pairs"]:
+    """The product of each pair's query row and feature row; differentiable twice in both.
+
+    Parameters
+    ----------
+    upstream : (Q, C) float tensor
+    features : (N, C) float tensor
+    rows, row_splits : integer tensors
+        As for :func:`weighted_sums`.
+
+    Returns
+    -------
+    (Q, K) or (M,) float tensor
+        0 where there is no neighbour.
+    """
+    return _pair_products(upstream, features, rows, row_splits)
+
+
+def _products(upstream: Tensor, features: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Tensor]:
+    return (Lists(rows, row_splits).of_pairs(upstream, features),)
+
+
+def _products_backward(
+    grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
+) -> tuple[Tensor | None, ...]:
+    upstream, features, *lists = saved.inputs.values()
+    lists = Lists(*lists)
+    return (
+        lists.of_queries(features, grads[0]) if needs["upstream"] else None,
+        lists.of_references(upstream, grads[0], len(features)) if needs["features"] else None,
+    )
+
+
+def _products_second_backward(
+    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
+) -> tuple[Tensor, ...]:
+    upstream, features, *lists = saved.inputs.values()
+    lists = Lists(*lists)
+    return (
+        lists.of_pairs(directions[0], features) + lists.of_pairs(upstream, directions[1]),
+        lists.of_queries(directions[1], grads[0]),
+        lists.of_references(directions[0], grads[0], len(features)),
+    )
+
+
+_pair_products = torch_op(
+    "pointproj::pair_products",
+    _products,
+    lambda upstream, features, rows, row_splits: ((rows.shape, features.dtype),),
+    differentiable=("upstream", "features"),
+    backward=_products_backward,
+    second_backward=_products_second_backward,
 )
 
 

@@ -157,7 +157,7 @@ def _folders_to_fill(config: Config) -> list[Path]:
     data = config.data
     if data.name == "gaussian":
         return []
-    makes_meshes = data.name != "modelnet10" or data.download
+    makes_meshes = data.name not in ("modelnet10", "meshes") or data.download
     return [Path(data.cache), *([Path(data.root or "data")] if makes_meshes else [])]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pointproj.config import TARGETS
 from pointproj.config.targets import Output
@@ -14,6 +15,8 @@ from pointproj.geometry.files.writing import replacing
 
 ERROR_COLORS = "magma"
 BLUE, ORANGE = "#0072B2", "#D55E00"
+
+TICKS = (1, 1.5, 2, 3, 5, 7)  # of a logarithmic axis, times powers of ten
 
 SURFACE_LEVELS: dict[Output, float] = {"signed_distance": 0.0, "logit": 0.5}
 """Value on the surface, where the target tells inside from outside; logits are drawn as probabilities."""
@@ -92,12 +95,15 @@ def draw_losses(
     left, right = figure.subplots(1, 2)
     left.plot(*_columns(losses), color=BLUE, linewidth=1.2)
     left.set(title="training", xlabel="step", ylabel=loss_name, yscale="log")
-    right.plot(*_columns(errors), color=BLUE, marker="o", markersize=4, label="model")
+    right.plot(*_columns(errors), color=BLUE, marker="o", markersize=4, label="network")
     right.axhline(baseline, color=ORANGE, linestyle="--", label="baseline, which needs no training")
     right.set(title="test meshes", xlabel="step", ylabel=metric_name, yscale="log")
     right.legend()
     for axis in (left, right):
         axis.grid(alpha=0.3, which="both")
+        axis.yaxis.set_major_locator(LogLocator(subs=TICKS))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
     save_figure(figure, path)
 
 

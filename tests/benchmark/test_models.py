@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import geotransolver, gino, models, waiting
+from pointproj.benchmark import geotransolver, gino, models, processes
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.model_process import PreparedStep, Request
+from pointproj.benchmark.processes import Prepared
 from pointproj.benchmark.results import MISSING, OK, SKIPPED, WRONG
 from pointproj.benchmark.run import run
-from pointproj.benchmark.waiting import WaitingProcesses
 from tests.benchmark.test_run import bench_config
 from tests.compat.physicsnemo_library import import_physicsnemo
 
@@ -19,20 +19,29 @@ TIMES = '"p20_ms": 1, "p50_ms": 2, "p80_ms": 3, "repetitions": 4'
 ANSWER = f'{{{TIMES}, "error": %s, "before": 1048576, "peak": 3145728}}'
 
 
+def asked_for(config: BenchConfig, device: str) -> list[tuple]:
+    """(workload, contender, execution, points) of each row."""
+    rows = models.requests(config, device)
+    return [
+        (r.workload, "pointproj" if r.replaced else models.MODELS[r.workload].PACKAGE, r.execution, r.points)
+        for r in rows
+    ]
+
+
 def test_every_model_has_rows_with_its_own_search_and_with_ours():
-    rows = models.planned(BenchConfig(), "cpu")
+    rows = asked_for(BenchConfig(), "cpu")
     assert ("gino", "neuraloperator", "eager", 10**4) in rows
     assert ("gino", "pointproj", "eager", 10**6) in rows
     for asked, executions in ((None, ["eager", "compiled"]), (["eager"], ["eager"])):
-        rows = models.planned(BenchConfig(execution=asked), "cpu")
+        rows = asked_for(BenchConfig(execution=asked), "cpu")
         assert [row[2] for row in rows if row[:2] == ("geotransolver", "pointproj")] == executions
-    assert not models.planned(BenchConfig(modes=["knn"]), "cpu")
-    assert not models.planned(BenchConfig(workloads=["w1"]), "cpu")
-    assert {row[1] for row in models.planned(BenchConfig(peers=[]), "cpu")} == {"pointproj"}
+    assert not asked_for(BenchConfig(modes=["knn"]), "cpu")
+    assert not asked_for(BenchConfig(workloads=["w1"]), "cpu")
+    assert {row[1] for row in asked_for(BenchConfig(peers=[]), "cpu")} == {"pointproj"}
 
 
 def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(WaitingProcesses, "ask", lambda *_: '{"missing": "neuralop cannot be imported"}')
+    monkeypatch.setattr(Prepared, "ask", lambda *_: '{"missing": "neuralop cannot be imported"}')
     rows = run(bench_config(tmp_path, **CONFIG))
     assert [(row.status, row.note) for row in rows] == [(MISSING, "neuralop cannot be imported")] * 3
     rows = run(bench_config(tmp_path, workloads=["gino"]))
@@ -44,7 +53,7 @@ def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_a_process_answers_is_a_row(
     error: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(WaitingProcesses, "ask", lambda *_: ANSWER % error)
+    monkeypatch.setattr(Prepared, "ask", lambda *_: ANSWER % error)
     row, *_ = run(bench_config(tmp_path, **CONFIG))
     assert (row.contender, row.queries, row.references, row.status) == (
         "neuraloperator",
@@ -72,19 +81,18 @@ def test_processes_prepare_wait_and_end(tmp_path: Path, monkeypatch: pytest.Monk
             print(f"{name} in {os.getpid()}")
     """
     (tmp_path / "answers.py").write_text(textwrap.dedent(program))
-    monkeypatch.setattr(waiting, "MODULE", "answers")
-    monkeypatch.setattr(waiting, "PROJECT", tmp_path)
-    with WaitingProcesses() as processes:
-        processes.begin(["a", "b", "fails beside others", "fails"])
-        processes.until_ready()
-        begun = {request: each.process for request, each in processes._waiting.items()}
-        assert processes.ask("a", 60) == f"a in {begun['a'].pid}"
-        again = processes.ask("a", 60)  # a process answers once
+    monkeypatch.setattr(processes, "PROJECT", tmp_path)
+    with Prepared("answers") as prepared:
+        prepared.begin(["a", "b", "fails beside others", "fails"])
+        prepared.until_ready()
+        begun = {request: each.process for request, each in prepared._waiting.items()}
+        assert prepared.ask("a", 60) == f"a in {begun['a'].pid}"
+        again = prepared.ask("a", 60)  # a process answers once
         assert again.startswith("a in ")
         assert again != f"a in {begun['a'].pid}"
-        assert processes.ask("fails beside others", 60).startswith("fails beside others in ")
-        with pytest.raises(RuntimeError, match="the step failed: no such library"):
-            processes.ask("fails", 60)
+        assert prepared.ask("fails beside others", 60).startswith("fails beside others in ")
+        with pytest.raises(RuntimeError, match="the process failed: no such library"):
+            prepared.ask("fails", 60)
     assert all(process.poll() is not None for process in begun.values())
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import gc
+import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,35 +12,37 @@ import torch
 from torch import Tensor
 
 from pointproj import knn
-from pointproj.benchmark import import_time, interop, peers, plan
-from pointproj.benchmark.calls import OperatorCalls
+from pointproj.benchmark import interop, peers, start
+from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_contender, missing_backend, peer_contender
+from pointproj.benchmark.contenders import backend_contender, entries, missing_backend, peer_contender
+from pointproj.benchmark.limits import Limits, Unaffordable, given_up_after
 from pointproj.benchmark.parity import Expected, relative_error
-from pointproj.benchmark.peer import Nearest, Peer
-from pointproj.benchmark.peers import PEERS
-from pointproj.benchmark.projection import Projection, Unaffordable
+from pointproj.benchmark.peers import PEERS, Nearest, Peer
 from pointproj.benchmark.recorder import collect_only_new_garbage
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import ISSUED_IN_A_ROW, measure, measure_host, percentiles
-from pointproj.benchmark.workloads import Workload
-from pointproj.ops.cases import Case, gaussian
+from pointproj.benchmark.workloads import Question, Workload, of_case, workloads
+from pointproj.ops.cases import Case, Problem, gaussian
 from pointproj.ops.registry import names
 from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")
 PROJECT = Path(__file__).parents[2]
-KNN = Workload(
-    "small", Case("small", gaussian(60, 200), k=5, radius=None), "knn", ("knn", "operator", "step")
-)
-RADIUS = Workload(
-    "small", Case("small", gaussian(60, 200), k=None, radius=0.8), "radius", ("operator", "step")
-)
+SMALL = Case("small", gaussian(60, 200), k=5, radius=0.8)
+KNN = Workload("small", "knn", ("knn", "operator", "step"), of_case(SMALL, "knn"))
+RADIUS = Workload("small", "radius", ("operator", "step"), of_case(SMALL, "radius"))
 
 
 def peer_named(name: str, operator: str = "knn") -> Peer:
-    return next(peer for peer in PEERS if (peer.name, peer.operator) == (name, operator))
+    return next(peer for peer in PEERS if (peer.library.name, peer.operator) == (name, operator))
+
+
+def without_package(name: str, function: Callable) -> Peer:
+    """A peer with another function, for which nothing is imported."""
+    right = peer_named(name)
+    return dataclasses.replace(right, function=function, library=right.library._replace(imports=()))
 
 
 def bench_config(tmp_path: Path, **values: object) -> BenchConfig:
@@ -49,7 +53,7 @@ def bench_config(tmp_path: Path, **values: object) -> BenchConfig:
 
 def measure_small(monkeypatch: pytest.MonkeyPatch, config: BenchConfig, *made: Workload) -> list[Row]:
     """Run with these workloads in place of the named ones."""
-    monkeypatch.setattr("pointproj.benchmark.run.workloads", lambda *_: iter(made))
+    monkeypatch.setattr("pointproj.benchmark.clouds.workloads", lambda *_: iter(made))
     return run(config)
 
 
@@ -73,14 +77,9 @@ class TestRun:
 
     def test_wrong_result_gets_no_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
         right = peer_named("scipy cKDTree")
-        wrong = dataclasses.replace(
-            right,
-            name="wrong",
-            function=lambda q, r, k: Nearest(None, right.function(q, r, k + 1).indices[:, 1:]),
-        )
-        monkeypatch.setattr(plan, "PEERS", [wrong])
+        beyond = lambda q, r, k: Nearest(None, right.function(q, r, k + 1).indices[:, 1:])  # noqa: E731
+        wrong = dataclasses.replace(right, library=right.library._replace(name="wrong"), function=beyond)
         monkeypatch.setattr(peers, "PEERS", [wrong])
-        monkeypatch.setattr("pointproj.benchmark.contenders.PEERS", [wrong])
         rows = measure_small(monkeypatch, bench_config(tmp_path, execution=["eager"], backends=[]), KNN)
         assert [(r.mode, r.status, r.p50_ms) for r in rows] == [
             (mode, WRONG, None) for mode in ("knn", "operator", "step")
@@ -92,17 +91,16 @@ class TestRun:
         def broken(*_):
             raise MemoryError("no room for the pairs")
 
-        monkeypatch.setattr(
-            plan, "PEERS", [dataclasses.replace(peer_named("pykdtree"), function=broken, imports=())]
-        )
+        monkeypatch.setattr(peers, "PEERS", [without_package("pykdtree", broken)])
         config = bench_config(tmp_path, execution=["eager"], modes=["knn"], backends=[])
         (only,) = measure_small(monkeypatch, config, KNN)
         assert (only.status, only.note) == ("failed", "MemoryError: no room for the pairs")
         assert only.p50_ms is None
 
     def test_missing_peer_is_a_row_that_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        absent = dataclasses.replace(peer_named("pykdtree"), imports=("no_such_package",))
-        monkeypatch.setattr(plan, "PEERS", [absent])
+        right = peer_named("pykdtree")
+        absent = dataclasses.replace(right, library=right.library._replace(imports=("no_such_package",)))
+        monkeypatch.setattr(peers, "PEERS", [absent])
         config = bench_config(tmp_path, execution=["eager"], backends=[])
         (only,) = measure_small(monkeypatch, config, KNN)
         assert (only.contender, only.mode, only.status) == ("pykdtree", "-", MISSING)
@@ -116,8 +114,7 @@ class TestRun:
             raise KeyboardInterrupt
 
         config = bench_config(tmp_path, execution=["eager"], backends=["torch"], modes=["knn"])
-        peer = dataclasses.replace(peer_named("pykdtree"), function=interrupted, imports=())
-        monkeypatch.setattr(plan, "PEERS", [peer])
+        monkeypatch.setattr(peers, "PEERS", [without_package("pykdtree", interrupted)])
         with pytest.raises(KeyboardInterrupt):
             measure_small(monkeypatch, config, KNN)
         assert [r.contender for r in read_rows(tmp_path / "r.csv")] == ["torch"]
@@ -148,17 +145,17 @@ class TestRun:
         assert left_out == ["1 rows of import are left out", "3 rows of interop are left out"]
 
     def test_time_of_the_import_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(import_time, "REPETITIONS", 3)
+        monkeypatch.setattr(start, "IMPORTS", 3)
         (only,) = run(bench_config(tmp_path, workloads=["import"]))
         assert (only.contender, only.mode, only.status, only.repetitions) == ("pointproj", "import", OK, 3)
         assert 0 < only.p20_ms <= only.p50_ms <= only.p80_ms < 60_000
         assert only.peak_mib is None
 
     def test_import_that_fails_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(import_time, "PROGRAM", "import no_such_package")
+        monkeypatch.setattr(start, "IMPORT_PROGRAM", "import no_such_package")
         (only,) = run(bench_config(tmp_path, workloads=["import"]))
         assert (only.status, only.p50_ms) == ("failed", None)
-        assert "the import failed: ModuleNotFoundError: No module named 'no_such_package'" in only.note
+        assert "the process failed: ModuleNotFoundError: No module named 'no_such_package'" in only.note
 
     def test_fresh_tensors_are_handed_to_warp(self, tmp_path: Path):
         rows = run(bench_config(tmp_path, workloads=["interop"], elements=1000))
@@ -174,37 +171,39 @@ class TestCalls:
     def test_compiled_and_eager_calls_return_both_distances_and_indices(self, backend: str, mode: str):
         if missing_backend(backend, "cpu", "knn") or (backend == "torch" and mode == "search"):
             pytest.skip("not on this machine")
-        problem = KNN.problem(CPU)
-        calls = OperatorCalls(backend_contender(backend, KNN), problem)
-        expected = knn(problem.query_points, problem.reference_points, 5, backend="torch")
+        question = KNN.question(CPU)
+        calls = Calls(backend_contender(backend, KNN), question)
+        expected = knn(*question.points, 5, backend="torch")
         for execution in ("eager", "compiled"):
             distances, indices = calls.make(mode, execution)()
             torch.testing.assert_close(distances, expected[0], rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(indices, expected[1], rtol=0, atol=0)
 
     @pytest.mark.parametrize(
-        "peer", [p for p in PEERS if p.finds_neighbors and "cpu" in p.devices], ids=lambda p: p.name
+        "peer",
+        [p for p in PEERS if p.finds == "knn" and "cpu" in p.library.devices],
+        ids=lambda p: p.library.name,
     )
     def test_peers_return_what_they_find(self, peer: Peer):
         if peer.missing():
             pytest.skip(peer.missing())
-        problem = KNN.problem(CPU)
-        found = peer_contender(peer, KNN).knn(problem)
+        found = peer_contender(peer, KNN).find["knn"](KNN.question(CPU))
         assert found.indices.shape == found.distances.shape == (60, 5)
 
 
 class TestParity:
     @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
     def test_backends_and_peers_agree_with_the_reference(self, workload: Workload):
-        problem = workload.problem(CPU)
-        expected = Expected(workload, problem)
-        here = [p for p in PEERS if p.operator == workload.operator and "cpu" in p.devices]
-        contenders = [peer_contender(p, workload) for p in here if not p.missing()]
+        question = workload.question(CPU)
+        expected = Expected(workload, question)
+        here = [p for p in PEERS if p.operator == workload.operator and "cpu" in p.library.devices]
+        summing = [p for p in here if p.finds in ("knn", "sums") and not p.missing()]
+        contenders = [peer_contender(p, workload) for p in summing]
         assert {"tutorial torch", "scipy cKDTree"} <= {contender.name for contender in contenders}
         for contender in [backend_contender("torch", workload), *contenders]:
-            calls = OperatorCalls(contender, problem)
+            calls = Calls(contender, question)
             expected.fill_upstream(calls.upstream, checked_only=True)
-            error = expected.sums_error(*calls.make("operator", "eager")())
+            error = expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
             assert error < 1e-5, contender.name
 
     @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
@@ -212,30 +211,30 @@ class TestParity:
     def test_all_gradients_agree_with_the_reference(self, workload: Workload, backend: str):
         if missing_backend(backend, "cpu", workload.operator):
             pytest.skip("not on this machine")
-        problem = workload.problem(CPU)
-        expected = Expected(workload, problem)
-        calls = OperatorCalls(backend_contender(backend, workload), problem)
+        question = workload.question(CPU)
+        expected = Expected(workload, question)
+        calls = Calls(backend_contender(backend, workload), question)
         expected.fill_upstream(calls.upstream, checked_only=True)
         values, *gradients = calls.make("gradients", "eager")()
-        assert expected.sums_error(values, *gradients) < 1e-5
+        assert expected.sums_error("operator", values, *gradients) < 1e-5
         for place, name in enumerate(("features", "query_points", "reference_points", "sigma")):
             changed = [g * 1.01 if i == place else g for i, g in enumerate(gradients)]
-            assert expected.sums_error(values, *changed) == pytest.approx(0.01, rel=1e-2), name
+            assert expected.sums_error("operator", values, *changed) == pytest.approx(0.01, rel=1e-2), name
 
     def test_error_is_that_of_the_changed_value_or_gradient(self):
-        problem = KNN.problem(CPU)
-        expected = Expected(KNN, problem)
-        calls = OperatorCalls(backend_contender("torch", KNN), problem)
+        question = KNN.question(CPU)
+        expected = Expected(KNN, question)
+        calls = Calls(backend_contender("torch", KNN), question)
         expected.fill_upstream(calls.upstream, checked_only=True)
         values, gradient = calls.make("operator", "eager")()
-        assert expected.sums_error(values * 1.01, gradient) == pytest.approx(0.01, rel=1e-3)
-        assert expected.sums_error(values, gradient * 0.98) == pytest.approx(0.02, rel=1e-3)
-        assert expected.sums_error(values.masked_fill(values > 1, torch.nan)) == float("inf")
+        assert expected.sums_error("operator", values * 1.01, gradient) == pytest.approx(0.01, rel=1e-3)
+        assert expected.sums_error("operator", values, gradient * 0.98) == pytest.approx(0.02, rel=1e-3)
+        assert expected.sums_error("operator", values.masked_fill(values > 1, torch.nan)) == float("inf")
 
     def test_neighbours_may_tie_but_not_repeat_or_be_absent(self):
-        problem = KNN.problem(CPU)
-        expected = Expected(KNN, problem)
-        distances, indices = backend_contender("torch", KNN).knn(problem)
+        question = KNN.question(CPU)
+        expected = Expected(KNN, question)
+        distances, indices = backend_contender("torch", KNN).find["knn"](question)
 
         def error(indices: Tensor, distances: Tensor | None = None) -> float:
             found = Nearest(distances, indices)
@@ -255,10 +254,9 @@ class TestParity:
         assert error(indices, distances * float("nan")) == float("inf")
 
     def test_only_checked_queries_send_a_gradient_to_the_check(self):
-        workload = Workload(
-            "large", Case("large", gaussian(900, 16_000), k=2, radius=None), "knn", ("operator",)
-        )
-        expected = Expected(workload, workload.problem(CPU))
+        case = Case("large", gaussian(900, 16_000), k=2, radius=None)
+        workload = Workload("large", "knn", ("operator",), of_case(case, "knn"))
+        expected = Expected(workload, workload.question(CPU))
         assert expected.checked_queries == 2**23 // 16_000
         upstream = torch.empty(900, 3)
         expected.fill_upstream(upstream, checked_only=True)
@@ -273,24 +271,35 @@ class TestParity:
         assert relative_error(torch.ones(2), torch.ones(3)) == float("inf")
 
 
-class TestProjection:
+class TestLimits:
     def test_all_pairs_that_do_not_fit_into_memory_are_refused(self):
-        size = 3_000_000
-        huge = Workload("huge", Case("huge", gaussian(1, 1)), "knn", ("knn",))
-        problem = huge.problem(CPU)
-        points = problem.reference_points.expand(size, 3)
-        problem = problem._replace(query_points=points, reference_points=points)
-        contender = peer_contender(peer_named("tutorial torch"), huge)
+        problem = of_case(Case("huge", gaussian(1, 1)), "knn")(CPU).problem
+        points = problem.reference_points.expand(3_000_000, 3)
+        question = Question(problem._replace(query_points=points, reference_points=points), 4)
+        contender = peer_contender(peer_named("tutorial torch"), KNN)
         with pytest.raises(Unaffordable, match=r"would need about 1[\d.e+]+ GiB"):
-            Projection(BenchConfig(), CPU).check_contender(contender, huge, problem)
+            Limits(BenchConfig(), CPU).check_pairs(contender, question)
+
+    @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
+    def test_the_call_that_is_made_with_few_queries_is_one_of_the_workload(self, workload: Workload):
+        part = workload.question(CPU).part(1000)
+        found = backend_contender("torch", workload).forward(part)
+        assert len(found.indices if workload is KNN else found) == 5
+
+    def test_a_call_that_takes_too_long_is_given_up(self):
+        with pytest.raises(Unaffordable, match=r"given up after 0.05 s"), given_up_after(0.05):
+            time.sleep(60)
+        with given_up_after(0.05):
+            pass
+        time.sleep(0.1)
 
     def test_slow_calls_are_foreseen_from_smaller_clouds(self):
-        projection = Projection(BenchConfig(slowest_call_s=2.0), CPU)
-        projection.learn(row(references=1000, p50_ms=300.0))
-        projection.check_growth(row(references=5000))
-        projection.check_growth(row(references=10_000, contender="another"))
+        limits = Limits(BenchConfig(slowest_call_s=2.0), CPU)
+        limits.learn(row(references=1000, p50_ms=300.0))
+        limits.check_growth(row(references=5000))
+        limits.check_growth(row(references=10_000, contender="another"))
         with pytest.raises(Unaffordable, match="would take about 3 s a call, more than slowest_call_s=2"):
-            projection.check_growth(row(references=10_000))
+            limits.check_growth(row(references=10_000))
 
 
 def test_only_what_was_made_within_is_looked_at_for_garbage():
@@ -343,3 +352,30 @@ class TestTiming:
         now[0] = 0.0
         assert measure(lambda: call(0.04), CPU, 0.4) == pytest.approx((40.0, 40.0, 40.0, 10), rel=1e-6)
         assert measure(lambda: call(2**-20), CPU, 0.01).repetitions == 210 * 49  # 0.2 ms a sample
+
+
+class TestFarthest:
+    def test_rows_of_any_library_are_checked_point_by_point(self):
+        workload, batch, *_ = workloads(BenchConfig(workloads=["farthest"]), "cpu")
+        points = torch.randn(3, 50, 3, generator=torch.Generator().manual_seed(0))
+        question = Question(Problem(points, points, points), 20)
+        expected = Expected(batch, question)
+        rows = backend_contender("torch", workload).find["farthest"](question)
+        assert expected.farthest_error(rows) < 1e-6
+        exchanged = rows.clone()
+        exchanged[1, [4, 15]] = exchanged[1, [15, 4]]
+        assert 0.01 < expected.farthest_error(exchanged) < 1
+        repeated = rows.clone()
+        repeated[2, 7] = repeated[2, 3]
+        assert expected.farthest_error(repeated) == 1.0
+
+    def test_a_row_for_each_that_chooses_exactly(self):
+        config = BenchConfig(workloads=["farthest"], backends=["torch", "native", "warp"])
+        found = {
+            (len(w.question(CPU).problem.ranges()), e.contender.name)
+            for w in workloads(config, "cuda")
+            for e in entries(config, w, "cuda")
+        }
+        assert found == {
+            (n, name) for n in (1, 16) for name in ("torch", "native", "torchbvh", "torch-cluster")
+        }

@@ -1,8 +1,8 @@
-"""The time to the first step: which rows there are, and what a run that fails becomes."""
+"""The time until a new process is ready: which rows there are, and what a run that fails becomes."""
 
 import json
-import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,30 +15,32 @@ from tests.benchmark.test_run import bench_config
 
 
 def test_each_job_starts_cold_and_then_warm():
-    rows = start.planned(BenchConfig(), "cpu")
-    assert rows == [
-        *[("tutorial_knn", mode, of) for of in ("cold", "warm") for mode in ("first_step", "whole")],
-        *[("default", "first_step", of) for of in ("cold", "warm")],
-    ]
-    assert not start.planned(BenchConfig(workloads=["w1"]), "cpu")
-    assert not start.planned(BenchConfig(execution=["captured"]), "cpu")
+    def rows(**of: object) -> list[int]:
+        return [part.rows for part in start.parts(BenchConfig(**of), "cpu")]
+
+    assert rows(workloads=["start"]) == [4, 2]
+    assert rows(workloads=["start"], modes=["whole"]) == [2, 0]
+    assert rows(workloads=["start"], execution=["captured"]) == []
+    assert rows(workloads=["w1"]) == []
+    assert rows(workloads=["import"]) == [1]
 
 
 def test_runs_are_rows_and_share_their_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    caches, others = [], subprocess.run
+    caches = []
 
-    def train(
-        command: list[str], env: dict[str, str] | None = None, **options
-    ) -> subprocess.CompletedProcess:
-        if "train.py" not in command:
-            return others(command, env=env, **options)
-        folder = Path(command[-1].removeprefix("hydra.run.dir="))
-        caches.append(env["WARP_CACHE_PATH"])
-        (folder / "metrics.json").write_text(json.dumps({"first_step_ended": time.time() + 3}))
-        failed = "experiment=tutorial_knn" not in command
-        return subprocess.CompletedProcess(command, int(failed), "", "a line\nno such backend\n")
+    class Trained:
+        def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+            caches.append(environment["WARP_CACHE_PATH"])
+            self.arguments = arguments
 
-    monkeypatch.setattr(start.subprocess, "run", train)
+        def answer(self, timeout_s: float) -> str:
+            folder = Path(self.arguments[-1].removeprefix("hydra.run.dir="))
+            (folder / "metrics.json").write_text(json.dumps({"first_step_ended": time.time() + 3}))
+            if "experiment=tutorial_knn" not in self.arguments:
+                raise RuntimeError("the process failed: no such backend")
+            return ""
+
+    monkeypatch.setattr(start.Process, "begin", Trained)
     rows = run(bench_config(tmp_path, workloads=["start"]))
     assert [(row.contender, row.mode, row.execution, row.status) for row in rows] == [
         *[("tutorial_knn", mode, of, OK) for of in ("cold", "warm") for mode in ("first_step", "whole")],
@@ -46,5 +48,5 @@ def test_runs_are_rows_and_share_their_caches(tmp_path: Path, monkeypatch: pytes
     ]
     assert 2900 < rows[0].p50_ms < 4000
     assert rows[1].p50_ms < 1000
-    assert rows[4].note == "RuntimeError: the run failed: no such backend"
+    assert rows[4].note == "RuntimeError: the process failed: no such backend"
     assert [caches.count(folder) for folder in dict.fromkeys(caches)] == [2, 2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import plots, readme_table, table
+from pointproj.benchmark import plots, table
 from pointproj.benchmark.results import MISSING, WRONG, ResultsFile, write_rows
 from tests.benchmark.rows import row
 
@@ -21,8 +21,10 @@ class TestTable:
         row(workload="scaling_uniform", mode="knn", references=10_000, p50_ms=0.5, execution="eager"),
         row(workload="scaling_uniform", mode="knn", references=10_000, p50_ms=0.05),
         row(workload="scaling_surface", mode="knn", references=10_000_000, p50_ms=9.87),
-        row(workload="memory", execution="eager", references=100_000, peak_mib=55.5),
-        row(workload="memory", execution="eager", references=10**6, status="failed", note="OutOfMemoryError"),
+        row(
+            workload="scaling_uniform", mode="knn", references=10**5, status="failed", note="OutOfMemoryError"
+        ),
+        row(workload="scaling_batch", mode="knn", references=160_000, clouds=16, p50_ms=0.23),
     )
 
     def test_cells(self):
@@ -31,10 +33,9 @@ class TestTable:
         assert "| **warp**, eager |  |  | 123 |  |  |" in text
         assert "| tutorial torch, eager |  | 87.7 |  |  | 40,960 |" in text
         assert "| cuML, eager |  | wrong |" in text
-        assert "|  | uniform 10^4 | surface 10^7 |" in text
-        assert "| **warp**, captured | 0.05 | 9.87 |" in text
-        assert "| **warp**, eager | 0.5 |  |" in text
-        assert "| **warp** | 56 | out of memory |" in text
+        assert "|  | uniform 10^4 | uniform 10^5 | surface 10^7 | 16 of 10^4 |" in text
+        assert "| **warp**, captured | 0.05 | out of memory | 9.87 | 0.23 |" in text
+        assert "| **warp**, eager | 0.5 |  |  |  |" in text
         assert "Not measured here: KeOps (no)." in text
         assert (
             "**NVIDIA H200** (torch 2.11, cuda 13.0, warp 1.19, python 3.12.3, driver 580.1; commit abc"
@@ -43,7 +44,7 @@ class TestTable:
 
     def test_every_line_of_a_table_has_as_many_cells(self):
         blocks = re.findall(r"(?:^\|.*\n?)+", table.tables([*self.ROWS]), re.MULTILINE)
-        assert len(blocks) == 4
+        assert len(blocks) == 3
         for block in blocks:
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -95,7 +96,7 @@ class TestTable:
     def test_the_readmes_table_is_written_as_a_whole(self, tmp_path: Path, capsys: pytest.CaptureFixture):
         write_rows(tmp_path / "r.csv", self.ROWS)
         page = tmp_path / "README.md"
-        page.write_text(f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n")
+        page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
         for _ in range(2):
             table.main([str(tmp_path / "r.csv"), "--readme", str(page)])
         text = page.read_text()
@@ -103,7 +104,7 @@ class TestTable:
         assert "| plain torch, brute force | 87.7 | 87.7 |  |  |  |  | 40,960 MiB |" in text
         assert "One NVIDIA H200; all rows are of one run (torch 2.11, commit abc, 2026-01-02)." in text
         assert "old" not in text
-        assert (text[:7], text[-7:], text.count(readme_table.END)) == ("before\n", "\nafter\n", 1)
+        assert (text[:7], text[-7:], text.count(table.END)) == ("before\n", "\nafter\n", 1)
         page.write_text("no place\n")
         with pytest.raises(SystemExit):
             table.main([str(tmp_path / "r.csv"), "--readme", str(page)])
@@ -120,7 +121,7 @@ class TestTable:
         for r in self.ROWS:
             file.add(r)
         drawn = plots.draw(tmp_path / "h200.csv")
-        assert [p.name for p in drawn] == ["h200-scaling.png", "h200-workloads.png", "h200-memory.png"]
+        assert [p.name for p in drawn] == ["h200-scaling.png", "h200-workloads.png"]
         for picture in drawn:
             assert picture.read_bytes()[:4] == b"\x89PNG"
             assert 2_000 < picture.stat().st_size < 200_000

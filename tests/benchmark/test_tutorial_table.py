@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_dir
 
 from pointproj.benchmark import table
 from pointproj.benchmark.config import WITH_RMM, BenchConfig, register_schema, to_bench_config
-from pointproj.benchmark.plan import entries, executions
+from pointproj.benchmark.contenders import entries, executions
 from pointproj.benchmark.run import run
 from pointproj.benchmark.tutorial import LINES, PROJECT, command
 from pointproj.benchmark.workloads import workloads

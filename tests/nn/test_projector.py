@@ -172,3 +172,17 @@ def test_autocast_keeps_distances_in_float32():
 def test_impossible_settings_are_named(settings, words):
     with pytest.raises(ValueError, match=words):
         Projector(**settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("settings", [{}, {"context": True, "predicts": "distance"}])
+def test_a_network_of_half_precision_takes_points_of_single(dtype, settings):
+    torch.manual_seed(0)
+    query_points, reference_points = torch.rand(20, 3), torch.rand(50, 3)
+    model = Projector(backend="torch", **settings)
+    expected = model(query_points, reference_points)
+    model.to(dtype)
+    got = model(query_points, reference_points)
+    torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05)
+    got.float().square().sum().backward()
+    assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in model.parameters())

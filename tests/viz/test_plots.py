@@ -79,3 +79,21 @@ def test_losses_are_drawn_beside_the_baseline(tmp_path):
     colours = {tuple(pixel) for pixel in (imread(path)[..., :3] * 255).round().astype(int).reshape(-1, 3)}
     assert (0x00, 0x72, 0xB2) in colours
     assert (0xD5, 0x5E, 0x00) in colours
+
+
+def test_numbers_on_the_axes_are_written_as_they_are_said(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    for scale in (1.0, 1e-3):
+        curve = [(step, scale * (0.0135 + 0.02 / (1 + step))) for step in range(9)]
+        facts = {"loss_name": "loss", "metric_name": "mean absolute error", "baseline": 0.05 * scale}
+        plots.draw_losses(tmp_path / "losses.png", losses=curve, errors=curve, **facts)
+    for figure in drawn:
+        figure.canvas.draw()
+        for axis in figure.axes:
+            shown = [text.get_text() for text in axis.get_yticklabels(which="both") if text.get_text()]
+            assert len(shown) >= 2
+            assert not [text for text in shown if "10^" in text or "times" in text]
+    assert "0.02" in [text.get_text() for text in drawn[0].axes[0].get_yticklabels()]
+    names = [text.get_text() for text in drawn[0].axes[1].get_legend().get_texts()]
+    assert names == ["network", "baseline, which needs no training"]

@@ -20,6 +20,7 @@ from pointproj.ops.gradients import (
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
 from pointproj.ops.reference import Weighting, squared_distances
 from pointproj.ops.registry import Tables
+from pointproj.ops.rounding import rounded_root
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 0, "cuda": 0}
@@ -132,7 +133,7 @@ def _radius_list_body(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Ten
         slots = torch.where(is_neighbor, slots, capacity).clamp_(max=capacity).flatten()
         rows = torch.arange(pairs.reference.start, pairs.reference.stop, device=slots.device)
         found.scatter_(0, slots, rows.expand_as(squared).flatten())
-        distances.scatter_(0, slots, squared.sqrt().flatten())
+        distances.scatter_(0, slots, rounded_root(squared).flatten())
     return row_splits, found[:capacity].clone(), distances[:capacity].clone()
 
 

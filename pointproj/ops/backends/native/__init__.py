@@ -1,4 +1,4 @@
-"""The engine: a library in C++ and CUDA, on all cores of a CPU and on CUDA; built on first use."""
+"""The engine, in C++ and CUDA, on all cores of a CPU: a library from the wheel, or built on first use."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 20, "cuda": 20}
+MOST_HEAD_CHANNELS = 256  # as in csrc/attention.h
 
 
 def unavailable() -> str | None:
@@ -20,9 +21,9 @@ def unavailable() -> str | None:
 
 
 def unbuilt() -> str | None:
-    from pointproj.ops.backends.native.build import BUILD_AHEAD, find_build
+    from pointproj.ops.backends.native.build import BUILD_AHEAD, architectures_here, find_build
 
-    return None if find_build() else f"build it with: {BUILD_AHEAD}"
+    return None if find_build(architectures_here()) else f"build it with: {BUILD_AHEAD}"
 
 
 def build_index(
@@ -86,6 +87,30 @@ def radius_list(
 ) -> tuple[Tensor, Tensor, Tensor]:
     number, tensor = _number_or_tensor(radius)
     return _operators().radius_list(*clouds, _table(tables), number or 0.0, tensor, capacity)
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
+    heads: int,
+    scale: float,
+) -> Tensor:
+    given = queries, keys, values, bias, rows, row_splits, heads, scale
+    if queries.shape[1] > MOST_HEAD_CHANNELS * heads:
+        from pointproj.ops.attention import plain_attend
+
+        return plain_attend(*given)
+    return _operators().attend(*given, _deterministic())[0]
+
+
+def farthest_points(
+    points: Tensor, cloud: Tensor, offsets: Tensor | None, starts: Tensor, steps: int
+) -> Tensor:
+    return _operators().farthest_points(points, offsets, starts.shape[0], starts, steps)
 
 
 def _operators() -> Any:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from pointproj.ops import attention
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.bridge.cpp_op import cpp_op
 from pointproj.ops.bridge.torch_op import Saved, Spec
@@ -111,4 +112,17 @@ radius_aggregate = cpp_op(
     _radius_sums,
     differentiable=DIFFERENTIABLE,
     second_backward=_second_backward_within,
+)
+attend = cpp_op(
+    _library,
+    "native_attend",
+    lambda call: (
+        (call.queries.shape, call.queries.dtype),
+        ((call.queries.shape[0], call.heads), call.queries.dtype),
+    ),
+    differentiable=attention.DIFFERENTIABLE,
+    second_backward=attention.attend_second_backward,
+)
+farthest_points = cpp_op(
+    _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)
 )

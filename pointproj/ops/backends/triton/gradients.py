@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.sums import Source, channel_block, cubes_of, neighbors_of, pair
+from pointproj.ops.backends.triton.sums import Source, channel_block, counted, cubes_of, neighbors_of, pair
 from pointproj.ops.backends.triton.traversal import load_queries
-from pointproj.ops.backends.triton.weights import choices, parameters, weigh
+from pointproj.ops.backends.triton.weights import SUM, choices, parameters, weigh
 from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.gradients import DIFFERENTIABLE
 from pointproj.ops.pairs import weighting_of
@@ -59,7 +59,7 @@ def gradient_kernel(
     LISTED: tl.constexpr, BATCHED: tl.constexpr,
     features, shape, eps, aggregated, softmax, grad,
     d_query, d_reference, d_features, d_sigma, channels,
-    KERNEL: tl.constexpr, MEAN: tl.constexpr, FEATURES: tl.constexpr, POSITIONS: tl.constexpr,
+    KERNEL: tl.constexpr, REDUCE: tl.constexpr, FEATURES: tl.constexpr, POSITIONS: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of queries, and what these add to those of their neighbours."""
@@ -72,7 +72,7 @@ def gradient_kernel(
     nearest = tl.load(softmax + 2 * query, mask=active, other=0.0)[:, None]
     inverse = tl.load(softmax + 2 * query + 1, mask=active, other=0.0)[:, None]
     mean = tl.zeros([TILE, 1], real)
-    if POSITIONS and MEAN:
+    if POSITIONS and REDUCE != SUM:
         mean = products_with(grad, query, aggregated, query[:, None], active[:, None], channels, BLOCK)
     sum_x, sum_y, sum_z = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
     sigma_sum = tl.zeros([TILE], real)
@@ -101,8 +101,9 @@ def gradient_kernel(
                     of_logit = weight * (
                         products_with(grad, query, features, row, hit, channels, BLOCK) - mean
                     )
-                    if MEAN:
-                        of_logit = tl.where(weight < most, of_logit, 0.0)
+                    if REDUCE != SUM:
+                        counts = counted(features, row, hit, channels, REDUCE)
+                        of_logit = tl.where(counts & (weight < most), of_logit, 0.0)
                     has_gradient = hit & (of_logit != 0)
                     sigma_sum += tl.sum(tl.where(has_gradient, of_logit * by_sigma, 0.0), 1)
                     scale = tl.where(has_gradient, of_logit * per_length, 0.0)

@@ -19,11 +19,19 @@ from torch import Tensor
 from pointproj.ops.backends.triton.arithmetic import load_points, quotient, rounded_root, squared_length
 from pointproj.ops.backends.triton.cell_list import CellList, cloud_numbers
 from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
-from pointproj.ops.backends.triton.weights import anchor, anchor_of_one, choices, parameters, weigh
+from pointproj.ops.backends.triton.weights import (
+    COUNTED,
+    SUM,
+    anchor,
+    anchor_of_one,
+    choices,
+    parameters,
+    weigh,
+)
 from pointproj.ops.bridge.triton_op import cdiv, launch
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.pairs import largest_square_within
 from pointproj.ops.reference import Weighting
+from pointproj.ops.rounding import largest_square_within
 
 # Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes.
 # Both decide the order of sums, so they are not tuned.
@@ -129,11 +137,20 @@ def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.cons
 
 
 @triton.jit
+def counted(features, row, hit, channels, REDUCE: tl.constexpr):
+    """Which neighbours' weights add up to the total."""
+    counts = hit
+    if REDUCE == COUNTED:
+        counts &= tl.load(features + row * channels + channels - 1, mask=hit, other=0.0) != 0
+    return counts
+
+
+@triton.jit
 def sum_kernel(
     query_points, clouds, points, rows, first, frame, limit, queries, side, k,
     LISTED: tl.constexpr, BATCHED: tl.constexpr,
     features, shape, eps, aggregated, softmax, channels,
-    KERNEL: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    KERNEL: tl.constexpr, REDUCE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Weighted means or sums of some channels for a tile of queries."""
     side = tl.cast(side, tl.int32)  # sizes may come as 64 bits
@@ -144,7 +161,7 @@ def sum_kernel(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     shape, eps = tl.load(shape), tl.load(eps)
     sums, total = tl.zeros([TILE, BLOCK], real), tl.zeros([TILE], real)
-    nearest = tl.full([TILE], float("inf"), real) if MEAN else anchor_of_one(total, KERNEL)
+    nearest = anchor_of_one(total, KERNEL) if REDUCE == SUM else tl.full([TILE], float("inf"), real)
     cx, cy, cz, size, runs = cubes_of(x, y, z, active, limit, frame, side, LISTED)
     for number in range(0, runs, 2):
         begin, end = neighbors_of(number, query, k, cx, cy, cz, size, cloud, active, first, side, LISTED)
@@ -154,8 +171,9 @@ def sum_kernel(
             place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, _, _, _, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
-                if MEAN:
-                    anchors = tl.where(hit, anchor(distance, eps, KERNEL), float("inf"))
+                counts = counted(features, row, hit, channels, REDUCE)
+                if REDUCE != SUM:
+                    anchors = tl.where(counts, anchor(distance, eps, KERNEL), float("inf"))
                     nearer = tl.minimum(nearest, tl.min(anchors, 1))
                     before, _, _ = weigh(nearer, nearest, shape, eps, KERNEL)
                     before = tl.where((nearer < nearest) & (nearest < float("inf")), before, 1.0)
@@ -163,12 +181,12 @@ def sum_kernel(
                     total *= before
                     sums *= before[:, None]
                 weight, _, _ = weigh(nearest[:, None], distance, shape, eps, KERNEL)
-                total += tl.sum(tl.where(hit, weight, 0.0), 1)
+                total += tl.sum(tl.where(counts, weight, 0.0), 1)
                 there = hit[:, :, None] & (channel < channels)
                 values = tl.load(features + row[:, :, None] * channels + channel, mask=there, other=0.0)
                 sums += tl.sum(tl.where(there, weight[:, :, None] * values, 0.0), 1)
     inverse = tl.full([TILE], 1.0, real)
-    if MEAN:
+    if REDUCE != SUM:
         has_neighbor = total > 0
         inverse = tl.where(has_neighbor, 1.0 / total, 0.0)
         sums = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])

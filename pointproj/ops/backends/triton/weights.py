@@ -1,8 +1,8 @@
 """The table of the weighting kernels: weights and derivatives, for forward and gradients alike.
 
-Which row is taken is decided when a kernel is compiled: its constants KERNEL and MEAN. Weights of a mean are
-relative to that of the nearest neighbour, so that not all of them can vanish; those of a sum to 1. The row of
-one more kernel goes into :func:`weigh`, its name into ``pointproj.ops.reference.KERNELS``.
+Which row is taken is decided when a kernel is compiled: its constants KERNEL and REDUCE. Weights of a mean
+are relative to that of the nearest neighbour, so that not all of them can vanish; those of a sum to 1. The
+row of one more kernel goes into :func:`weigh`, its name into ``pointproj.ops.reference.KERNELS``.
 """
 
 import triton
@@ -16,6 +16,9 @@ EXPONENTIAL = tl.constexpr(KERNELS.index("exponential"))
 GAUSSIAN = tl.constexpr(KERNELS.index("gaussian"))
 INVERSE_DISTANCE = tl.constexpr(KERNELS.index("inverse_distance"))
 COMPACT = tl.constexpr(KERNELS.index("compact"))
+REDUCTIONS = ("mean", "sum", "counted")
+SUM = tl.constexpr(REDUCTIONS.index("sum"))
+COUNTED = tl.constexpr(REDUCTIONS.index("counted"))
 
 
 def parameters(weighting: Weighting, sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,9 +31,9 @@ def parameters(weighting: Weighting, sigma: Tensor) -> tuple[Tensor, Tensor]:
     return sigma, sigma  # which has no eps
 
 
-def choices(weighting: Weighting) -> tuple[int, bool]:
-    """The constants KERNEL and MEAN."""
-    return KERNELS.index(weighting.kernel), weighting.reduce == "mean"
+def choices(weighting: Weighting) -> tuple[int, int]:
+    """The constants KERNEL and REDUCE."""
+    return KERNELS.index(weighting.kernel), REDUCTIONS.index(weighting.reduce)
 
 
 @triton.jit
@@ -54,18 +57,20 @@ def weigh(nearest, distance, shape, eps, KERNEL: tl.constexpr):
     """The weight relative to that at the anchor ``nearest``, and derivatives of its logarithm.
 
     By distance, divided by the distance and 0 at 0; by sigma, also relative to ``nearest``. The latter goes
-    factor by factor: the inverse of a power of a small sigma may overflow.
+    factor by factor: the inverse of a power of a small sigma may overflow. The weight of a neighbour that
+    does not count, and may be nearer than the anchor, is a number too.
     """
     inverse = 1.0 / shape
+    most: tl.constexpr = 2.0**1013 if distance.dtype == tl.float64 else 2.0**117
     by_sigma = tl.zeros_like(distance)
     if KERNEL == EXPONENTIAL:
         weight = power((nearest - distance) * (inverse * LOG2E))
         per_length = tl.where(distance > 0, -inverse / distance, 0.0)
         by_sigma = (distance - nearest) * inverse * inverse
     elif KERNEL == GAUSSIAN:
-        weight = power((nearest - distance) * (nearest + distance) * (0.5 / (shape * shape) * LOG2E))
-        per_length = tl.where(distance > 0, -1.0 / (shape * shape), 0.0)
-        by_sigma = (distance - nearest) * inverse * (distance + nearest) * inverse * inverse
+        weight = power((nearest - distance) * inverse * ((nearest + distance) * inverse) * (0.5 * LOG2E))
+        per_length = tl.where(distance > 0, -inverse * inverse, 0.0)
+        by_sigma = (distance - nearest) * inverse * ((distance + nearest) * inverse) * inverse
     elif KERNEL == INVERSE_DISTANCE:
         weight = power(tl.log2(nearest / tl.maximum(distance, eps)) * shape)
         per_length = tl.where(distance > eps, -shape / distance / distance, 0.0)
@@ -76,4 +81,4 @@ def weigh(nearest, distance, shape, eps, KERNEL: tl.constexpr):
     else:
         weight = tl.full(distance.shape, 1.0, distance.dtype)
         per_length = tl.zeros_like(distance)
-    return weight, per_length, by_sigma
+    return tl.minimum(weight, most), per_length, by_sigma

@@ -15,7 +15,7 @@ from torch import Tensor
 from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct, grid_functions
 from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
 from pointproj.ops.backends.warp.lanes import Lanes
-from pointproj.ops.pairs import largest_square_within, largest_squares_within
+from pointproj.ops.rounding import largest_square_within, largest_squares_within
 
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
 PLENTY = 3  # it should hold so many times the neighbours wanted
@@ -179,7 +179,7 @@ def new_ball(cells: CellList, first_grid: int, radius: float, radii: Tensor | No
     """The ball of one radius, or of one for each query."""
     if radii is None:
         return Ball(cells, first_grid, radius, largest_square_within(radius, cells.points.dtype))
-    return Ball(cells, first_grid, 0.0, 0.0, radii, largest_squares_within(radii, radii))
+    return Ball(cells, first_grid, 0.0, 0.0, radii, largest_squares_within(radii))
 
 
 @once

@@ -95,6 +95,8 @@ struct PointGradient {
           product = products.with_neighbor(neighbors, first, size);
         }
         if (!(i < size)) continue;
+        const Sum* const features = of_queries ? other_values[other] : own_values[at];
+        if (!weighting.counts(features, aggregated.columns)) continue;
         const Sum grad_logit = weight * (product - mean);
         of_sigma += grad_logit * weighting.sigma_term(far);
         if (!(far > Sum(0))) continue;
@@ -116,10 +118,11 @@ struct PointGradient {
 };
 
 // Sorts pairs by the reference point that they contain.
+template <class Rows>
 struct InvertRows {
-  const int* rows;  // (Q k,)
-  int* start;       // (references + 2,): first pair of each; then of places without a neighbour
-  int* pairs;       // (Q k,)
+  Rows row_of;  // of each pair, negative where there is no neighbour
+  int* start;   // (references + 2,): first pair of each; then of places without a neighbour
+  int* pairs;   // (pairs,)
   CountingSort sort;
 
   template <class Machine>
@@ -130,7 +133,10 @@ struct InvertRows {
     });
     machine.barrier();
     const int missing = sort.slots - 1;
-    sort.count(machine, [&](int pair) -> Slot { return {rows[pair] < 0 ? missing : rows[pair], true}; });
+    sort.count(machine, [&](int pair) -> Slot {
+      const int row = row_of(pair);
+      return {row < 0 ? missing : row, true};
+    });
     sort.scatter(
         machine, [&](int64_t row, int end) { start[row + 1] = end; },
         [&](int pair, int row, int rank) { pairs[start[row] + rank] = pair; });
@@ -162,7 +168,7 @@ struct FeatureGradientByAtomics {
       const Sum own_weight = own < k ? weights[query][own] : Sum(0);
       for (int i = 0; i < lesser(kLanes, k - begin); ++i) {
         const int row = lanes.take(own_row, i);
-        if (row < 0) return;
+        if (row < 0) continue;
         const Sum weight = lanes.take(own_weight, i);
         if (writes) lanes.add(d_features[row] + column, weight * upstream);
       }
@@ -205,7 +211,7 @@ struct GradientsByAtomics {
       const Sum weight = i < k ? weights[first + i] : Sum(0);
       const Sum product = multiply_rows(lanes, query, row, weight);
       Sum steps[3] = {0, 0, 0};
-      if (lanes.lane() < kAtOnce && row >= 0) {
+      if (lanes.lane() < kAtOnce && row >= 0 && weighting.counts(features[row], channels)) {
         const Vec3<Real> there = problem.other(row);
         const Sum far = sqrt(squared_distance<Sum>(p, there)), grad_logit = weight * (product - mean);
         of_sigma += grad_logit * weighting.sigma_term(far);

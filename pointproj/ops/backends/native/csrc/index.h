@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cell_list.h"
+#include "gradients.h"
 #include "hash_grid.h"
 #include "torch.h"
 
@@ -58,14 +59,32 @@ HashGrid<Real> view_hash_grid(int* words, const Cloud& cloud) {
 // What is only read.
 inline int* words_of(const Tensor& table) { return const_cast<int*>(data<const int>(table)); }
 
-inline void check_table(const char* name, const Tensor& table, const TableSizes& sizes, const Tensor& points) {
-  check_like(name, table, {sizes.words()}, ScalarType::Int, points);
+// A table that came in, where a GPU can read 16 bytes at a time: hooks of autograd may have brought it back elsewhere.
+inline Tensor checked_table(const char* name, const Tensor& table, int64_t words, const Tensor& points) {
+  check_like(name, table, {words}, ScalarType::Int, points);
+  return reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0 ? table : torch::stable::clone(table);
 }
 
 // The largest radius of the searches: a number, or a tensor () that only the device knows.
 struct LargestRadius {
   double number;
   OptionalTensor on_device;
+};
+
+// Which pairs contain each reference point, in the order of the pairs.
+struct InvertedRows {
+  Tensor start, pairs;  // see InvertRows
+
+  template <class Rows>
+  InvertedRows(const Device& device, const Rows& row_of, int64_t count, int64_t references, const Tensor& like)
+      : start(empty_ints({references + 2}, like)), pairs(empty_ints({count}, like)) {
+    POINTPROJ_CHECK(count <= kLargestInt, "gradients of more than ", kLargestInt,
+                    " pairs of neighbours are not supported; got ", count, ": split the queries");
+    const SortBuffers buffers(count, references + 1, like);
+    device.build(InvertRows<Rows>{row_of, data<int>(start), data<int>(pairs), buffers.view()},
+                 greater(count, references + 1));
+    if (kOnGpu) pairs = torch::stable::to(buffers.stable_order(0, count), ScalarType::Int);
+  }
 };
 
 Tensor make_cell_list(const Cloud& cloud, const Device& device);

@@ -25,7 +25,8 @@ struct Balls {
     } else {
       check_radius(radius);
     }
-    if (given) check_table("reference_grid", *given, sizes_of_hash_grid(references), references.points);
+    const int64_t words = sizes_of_hash_grid(references).words();
+    if (given) reference_grid = checked_table("reference_grid", *given, words, references.points);
     if (queries.batch.rows == 0) return;
     const LargestRadius largest = {radius, radii ? OptionalTensor(torch::stable::amax(*radii, 0)) : std::nullopt};
     if (clouds.itself()) {

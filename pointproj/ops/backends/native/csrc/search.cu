@@ -42,15 +42,16 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
 
 void check_k(const Clouds& clouds, int64_t k) {
   const int most = clouds.references.batch.rows;
-  POINTPROJ_CHECK(k >= 1 && k <= most, "k must be from 1 to the number of reference points, ", most, "; got ", k);
+  POINTPROJ_CHECK(k >= 1 && (k <= most || clouds.queries.batch.rows == 0), "k must be from 1 to the number of reference points, ", most, "; got ", k);
 }
 
 void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances) {
   const auto& [queries, references, device] = clouds;
   const int64_t count = queries.batch.rows, k = rows.size(1);
-  if (given) check_table("cell_list", *given, sizes_of_cell_list(references), references.points);
   if (count == 0) return;
-  const Tensor table = given ? *given : make_cell_list(references, device);
+  const int64_t words = sizes_of_cell_list(references).words();
+  const Tensor table =
+      given ? checked_table("cell_list", *given, words, references.points) : make_cell_list(references, device);
   const bool in_memory = k > kLongestList, postpones = kOnGpu && !in_memory;
   const bool is_long = rows.scalar_type() == ScalarType::Long;
   // Heaps lie where the results go, if these are of their dtype.

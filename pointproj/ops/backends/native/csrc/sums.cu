@@ -26,21 +26,27 @@ Kernel kernel_of(std::string_view name) {
   return Kernel::kCompact;
 }
 
+Reduce reduce_of(std::string_view name) {
+  if (name == "mean") return Reduce::kMean;
+  if (name == "sum") return Reduce::kSum;
+  POINTPROJ_CHECK(name == "counted", "reduce must be mean, sum or counted; got ", name);
+  return Reduce::kCounted;
+}
+
 // What every aggregation is given.
 struct Problem {
   Clouds clouds;
   const Tensor& features;
   const Tensor& sigma;
   Kernel kernel;
-  bool means;
+  Reduce reduce;
   double power, eps, support;
   bool in_fixed_order;  // whether results may not depend on the order in which threads come
 
   Problem(POINTPROJ_POINTS, const Tensor& features, const Tensor& sigma, POINTPROJ_WEIGHTING)
       : clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all), features(features),
-        sigma(sigma), kernel(kernel_of(kernel)), means(reduce == "mean"), power(power), eps(eps), support(support),
+        sigma(sigma), kernel(kernel_of(kernel)), reduce(reduce_of(reduce)), power(power), eps(eps), support(support),
         in_fixed_order(in_fixed_order) {
-    POINTPROJ_CHECK(means || reduce == "sum", "reduce must be mean or sum; got ", reduce);
     POINTPROJ_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
                     text(features.sizes()));
     const ScalarType dtype = features.scalar_type();
@@ -60,10 +66,10 @@ struct Problem {
     for_dtypes(clouds.queries.points, features, [&](auto real, auto sum) {
       using Sum = decltype(sum);
       const Uniform<Sum> scales = {Sum(0), Sum(power), Sum(eps), Sum(support)};
-      if (kernel == Kernel::kExponential && means) {
-        return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
+      if (kernel == Kernel::kExponential && reduce == Reduce::kMean) {
+        return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, reduce, scales});
       }
-      body(real, AnyWeighting<Sum>{data<const Sum>(sigma), kernel, means, scales});
+      body(real, AnyWeighting<Sum>{data<const Sum>(sigma), kernel, reduce, scales});
     });
   }
   // Passes that it takes to sum up all channels, so many in the lanes of one.
@@ -78,6 +84,12 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // of both points
 struct Wanted {
   bool of_points;
   Tensor query_points, sigma_rows, reference_points, features;
+};
+
+struct RowsOfNeighbors {
+  const int* rows;
+
+  POINTPROJ_FN int operator()(int pair) const { return rows[pair]; }
 };
 
 // Over rows of neighbours, nearest first.
@@ -152,15 +164,9 @@ struct NeighborProblem : Problem {
   }
   int64_t saved_columns() const { return rows.size(1); }
   void prepare_references() {
-    const int64_t count = rows.numel();
-    POINTPROJ_CHECK(count <= kLargestInt, "gradients of more than ", kLargestInt,
-                    " pairs of neighbours are not supported; got ", count, ": split the queries");
-    start = empty_ints({references() + 2}, rows);
-    pairs = empty_ints({count}, rows);
-    const SortBuffers buffers(count, references() + 1, rows);
-    device().build(InvertRows{data<const int>(rows), data<int>(start), data<int>(pairs), buffers.view()},
-                   greater(count, references() + 1));
-    if (kOnGpu) pairs = torch::stable::to(buffers.stable_order(0, count), ScalarType::Int);
+    const InvertedRows inverted(device(), RowsOfNeighbors{data<const int>(rows)}, rows.numel(), references(), rows);
+    start = inverted.start;
+    pairs = inverted.pairs;
   }
 };
 
@@ -182,8 +188,8 @@ struct RadiusProblem : Problem {
       : Problem(rest...), radius(radius), given(given), grids(known ? *known : make_grids()) {
     const auto& [query, reference, device] = clouds;
     const int64_t own = sizes_of_hash_grid(query).words(), others = sizes_of_hash_grid(reference).words();
-    if (given) check_like("reference_grid", *given, {others}, ScalarType::Int, reference.points);
-    check_like("grids", grids, {own + (given ? 0 : others)}, ScalarType::Int, query.points);
+    if (given) this->given = checked_table("reference_grid", *given, others, reference.points);
+    grids = checked_table("grids", grids, own + (given ? 0 : others), query.points);
   }
   Tensor make_grids() const {
     check_radius(radius);

@@ -25,8 +25,8 @@ struct SortRows {
   }
 };
 
-// The weights of rows, and the weighted sum of features. Rows come nearest first, so weights are relative to the first
-// distance: no running total as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
+// The weights of rows, and the weighted sum of features. Weights are relative to that of the first row: no running total
+// as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
 template <class Real, class Weighting>
 struct NeighborSums {
   using Sum = typename Weighting::Sum;
@@ -63,11 +63,11 @@ struct NeighborSums {
         Sum weight = 0;
         if (exists) {
           weight = weighting.weight(distance(rows[i]), anchor);
+          if (weighting.counts(features[rows[i]], features.columns)) total += weight;
           neighbors[size + lanes.bits_before(existing)] = {weight, rows[i]};
         }
         size += lanes.bit_count(existing);
         if (writes && i < end) weights[first + i] = weight;
-        total += weight;
       }
       lanes.sync();
       sums.add(neighbors, size);
@@ -102,9 +102,14 @@ struct RadiusSums {
     Sum anchor = weighting.anchor(kInfinity<Sum>);  // the same in all lanes
     Sum total = 0;                                  // of this lane's weights
     typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
+    const auto counts = [&](const Neighbor<Sum>& neighbor) {
+      return weighting.counts(features[neighbor.at], aggregated.columns);
+    };
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       Sum least = kInfinity<Sum>;
-      for (int i = lanes.lane(); i < size; i += Lanes::width) least = lesser(least, neighbors[i].value);
+      for (int i = lanes.lane(); i < size; i += Lanes::width) {
+        if (counts(neighbors[i])) least = lesser(least, neighbors[i].value);
+      }
       const Sum now = lesser(weighting.anchor(sqrt(lanes.minimum(least))), anchor);
       if (lanes.any(now < anchor)) {
         const Sum rescale = now < anchor ? weighting.weight(anchor, now) : Sum(1);  // 0 at first
@@ -114,7 +119,7 @@ struct RadiusSums {
       }
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
         const Sum weight = weighting.weight(sqrt(neighbors[i].value), anchor);
-        total += weight;
+        if (counts(neighbors[i])) total += weight;
         neighbors[i].value = weight;
       }
       lanes.sync();

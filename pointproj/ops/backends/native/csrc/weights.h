@@ -13,6 +13,10 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 enum class Kernel { kExponential, kGaussian, kInverseDistance, kUniform, kCompact };
+enum class Reduce { kMean, kSum, kCounted };
+
+template <class Sum>
+constexpr Sum kMostWeight = kLargest<Sum> / 2048;
 
 // What kernels are given, and what those that say nothing else have.
 template <class Sum>
@@ -83,7 +87,7 @@ struct Weighting {
   using Sum = Sum_;
   const Sum* sigma;
   Kernel kernel;
-  bool means;           // of the features, not sums
+  Reduce reduce;
   Uniform<Sum> scales;  // per_sigma is filled in by at_sigma()
 
   POINTPROJ_FN Weighting at_sigma() const {
@@ -92,13 +96,19 @@ struct Weighting {
     return known;
   }
   // A mean is divided by the total of the weights.
-  POINTPROJ_FN bool divides() const { return kIsDefault || means; }
+  POINTPROJ_FN bool divides() const { return kIsDefault || reduce != Reduce::kSum; }
+  // Whether a neighbour with this row of features is one of those whose weights add up to the total.
+  POINTPROJ_FN bool counts(const Sum* features, int channels) const {
+    return kIsDefault || reduce != Reduce::kCounted || features[channels - 1] != Sum(0);
+  }
   // Not relative are the weights of sums, which count as they are.
   POINTPROJ_FN Sum anchor(Sum nearest) const {
     return with([&](const auto& kernel) { return divides() ? kernel.anchor(nearest) : kernel.kAbsolute; });
   }
+  // A number also of one that does not count, which may be much nearer than the anchor.
   POINTPROJ_FN Sum weight(Sum distance, Sum anchor) const {
-    return with([&](const auto& kernel) { return kernel.weight(distance, anchor); });
+    const Sum made = with([&](const auto& kernel) { return kernel.weight(distance, anchor); });
+    return kIsDefault ? made : lesser(made, kMostWeight<Sum>);
   }
   POINTPROJ_FN Sum fall(Sum distance) const {
     return with([&](const auto& kernel) { return kernel.fall(distance); });

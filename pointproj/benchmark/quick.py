@@ -1,0 +1,98 @@
+"""Ours beside what is installed here, in about two minutes: ``python -m pointproj benchmark``.
+
+The rows are those of ``bench.py``, of what most users call. They end as a table and a picture.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pointproj.benchmark import peers, plots
+from pointproj.benchmark.config import DEVICES, BenchConfig
+from pointproj.benchmark.contenders import backend_names, missing_backend
+from pointproj.benchmark.results import OK, Row, fastest, select
+from pointproj.benchmark.run import run
+from pointproj.benchmark.table import milliseconds
+from pointproj.runtime.devices import choose_device
+
+TASKS = {  # heading: workload and mode
+    "7 nearest of 100,000 points, for 27,000": ("w1", "knn"),
+    "sums over these, with gradient": ("w1", "operator"),
+    "training step with these": ("w1", "step"),
+    "32 nearest within a radius, 100,000 points": ("lists_uniform", "padded"),
+    "sums within a radius, 25,000 points, with gradient": ("w2", "operator"),
+    "training step within a radius": ("w2", "step"),
+}
+LEFT_OUT = {"cpu": ("torch", "triton"), "cuda": ("torch",)}  # all pairs; interpreted, which takes seconds
+
+
+def config_for(device_type: str, output: Path, minutes: float) -> BenchConfig:
+    """What is measured: our backends, and the libraries that are installed for this type of device."""
+    ours = [name for name in backend_names(None) if missing_backend(name, device_type, "knn") is None]
+    installed = {p.library.name for p in peers.PEERS if device_type in p.library.devices and not p.missing()}
+    return BenchConfig(
+        workloads=["w1", "lists", "w2"],
+        modes=list(dict.fromkeys(mode for _, mode in TASKS.values())),
+        execution=["eager", "captured"] if device_type == "cuda" else ["eager"],
+        backends=[name for name in ours if name not in LEFT_OUT[device_type]],
+        peers=sorted(installed),
+        sizes=[10**5],
+        device=device_type,
+        minutes=minutes,
+        output=str(output),
+    )
+
+
+def best_times(rows: list[Row]) -> dict[str, dict[str, Row]]:
+    """The fastest execution, by task and contender (backends first)."""
+    rows = sorted(rows, key=lambda row: row.kind)
+    names = dict.fromkeys(row.contender for row in rows)
+    found = {}
+    for task, (workload, mode) in TASKS.items():
+        of = {name: select(rows, workload=workload, mode=mode, contender=name) for name in names}
+        found[task] = {name: fastest(some) for name, some in of.items() if some}
+    return found
+
+
+def table(rows: list[Row]) -> Table:
+    """A line for each task, a column for each contender; milliseconds."""
+    ours = {row.contender for row in rows if row.kind == "backend"}
+    names = dict.fromkeys(row.contender for row in sorted(rows, key=lambda row: row.kind))
+    made = Table("milliseconds", title=escape(rows[0].device))
+    for name in names:
+        made.add_column(escape(name), style="bold" if name in ours else None, justify="right")
+    for task, times in best_times(rows).items():
+        made.add_row(task, *(milliseconds(times.get(name)) for name in names))
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and show the table; 1 if nothing got a time."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj benchmark",
+        description="Measure ours beside the libraries that are installed here, each result compared first.",
+    )
+    parser.add_argument("--device", choices=DEVICES, default="auto")
+    parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="folder")
+    parser.add_argument("--minutes", type=float, default=2.0, help="what is not begun by then is left out")
+    chosen = parser.parse_args(arguments)
+    device = choose_device(chosen.device)
+    rows = run(config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes))
+    console = Console(soft_wrap=True)
+    timed = select(rows, status=OK)
+    if not timed:
+        console.print("nothing got a time; the lines above say why")
+        return 1
+    console.print(table(rows))
+    picture = plots.draw_tasks(chosen.output / "benchmark.png", best_times(timed), timed[0].device)
+    worst = max(row.parity_error or 0.0 for row in timed)
+    console.print(
+        f"Of several executions the fastest. All results agree with the reference: the largest error is "
+        f"{worst:.1e}.\nAs a picture: {picture}; all rows: {chosen.output / 'benchmark.csv'}. "
+        "python bench.py measures more."
+    )
+    return 0

@@ -1,0 +1,47 @@
+"""What the Warp kernels of this folder share: their options, displacements of neighbours, rows of clouds."""
+
+from functools import partial
+
+import torch
+import warp as wp
+from jaxtyping import Float
+from torch import Tensor
+
+# No fused multiply-add, so that CPU and CUDA compute the same; nothing here has gradients.
+kernel = partial(wp.kernel, module="unique", module_options={"fuse_fp": False, "enable_backward": False})
+
+
+@kernel
+def around_kernel(
+    points: wp.array2d(dtype=wp.vec3), rows: wp.array3d(dtype=wp.int64), around: wp.array3d(dtype=wp.vec3)
+):
+    """One thread a neighbour, launched over (B, k, N)."""
+    cloud, place, row = wp.tid()
+    neighbor = int(rows[cloud, row, place + 1])
+    away = wp.vec3(wp.NAN, wp.NAN, wp.NAN)
+    if neighbor >= 0:
+        away = points[cloud, neighbor] - points[cloud, row]
+    around[cloud, row, place] = away
+
+
+def displacements(launch, points: Tensor, rows: Tensor) -> Float[Tensor, "b n k 3"]:
+    """Of the neighbours of points; NaN for those that do not exist.
+
+    On a GPU those of one place are side by side, as threads read them.
+    """
+    clouds, size, k = rows.shape
+    if points.is_cuda:
+        around = points.new_empty(clouds, k - 1, size, 3).transpose(1, 2)
+    else:
+        around = points.new_empty(clouds, size, k - 1, 3)
+    launch(around_kernel, (clouds, k - 1, size), points, rows, around)
+    return around
+
+
+def take_rows(features: Float[Tensor, "b n c"], rows: Tensor) -> Tensor:
+    """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C)."""
+    clouds, points, channels = features.shape
+    first = torch.arange(clouds, device=rows.device).view(-1, *(1,) * (rows.dim() - 1)) * points
+    return (
+        features.reshape(-1, channels).index_select(0, (rows + first).flatten()).view(*rows.shape, channels)
+    )

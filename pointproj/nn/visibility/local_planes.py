@@ -1,0 +1,339 @@
+"""Planes of most neighbours: those of flat pieces of a surface, however thin the solid is. Warp kernels."""
+
+from typing import NamedTuple
+
+import torch
+import warp as wp
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.nn.visibility.constants import LocalPlane
+from pointproj.nn.visibility.kernels import displacements, kernel, take_rows
+from pointproj.ops.bridge.warp_op import warp_op
+
+LocalPlane.FEW, LocalPlane.FEWEST = (
+    0.25,
+    0.05,
+)  # share of the neighbours on a plane: with less than few the surface is curved
+
+
+class Planes(NamedTuple):
+    """Of the points of clouds; none has gradients."""
+
+    normals: Float[Tensor, "b n 3"]  # 0 where a point has no three neighbours that span a plane
+    fit: Float[Tensor, "b n 1"]  # share of the neighbours on the plane, from 0 to 1
+    shift: Float[Tensor, "b n 3"]  # from the point onto its plane
+    noise: Float[Tensor, "b 1 1"]  # standard deviation of the cloud's noise, estimated
+
+
+def local_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"], unit: float) -> Planes:
+    """Find for each point the plane that most of its neighbours lie on.
+
+    Every pair of near neighbours spans a plane with the point, which is tried (the search of RANSAC,
+    complete). Samples of a flat piece lie on their plane exactly, so it is found beside an edge, and where a
+    second sheet is closer than the samples are to each other, which an average over neighbours would mix in.
+    Where no plane holds many neighbours, because the surface is curved, the plane has the direction of least
+    squares.
+
+    In a cloud with noise even the best plane misses most neighbours of most points, and by how much tells the
+    noise of the cloud. Then planes are sought that hold neighbours within that noise, and moved to where the
+    squares of those neighbours' distances are least. They need not contain their points.
+
+    Parameters
+    ----------
+    points : (B, N, 3) float tensor
+    rows : (B, N, k) integer tensor
+        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. At least 16.
+    unit : float
+        The usual distance between points.
+
+    Returns
+    -------
+    Planes
+        Unit normals are on one side of a fixed plane through the origin: they do not tell inside from
+        outside.
+    """
+    return Planes(*_search(points.detach().contiguous(), rows.contiguous(), unit))
+
+
+def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same as operators of torch, which hold every pair and neighbour: what the kernels are held to."""
+    around = (take_rows(points, rows.clamp(min=0)) - points[:, :, None]) / unit  # itself first
+    away = around[:, :, 1 : LocalPlane.COUNTED + 1]
+    paired = away[:, :, : LocalPlane.PAIRED]
+    rolled = [paired.roll(shift, 2) for shift in range(1, paired.shape[2] // 2 + 1)]
+    crossed = torch.linalg.cross(torch.cat([paired] * len(rolled), dim=2), torch.cat(rolled, dim=2))
+    candidates = crossed / crossed.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+    along = zip(candidates[:, :, :, None].unbind(-1), away[:, :, None].unbind(-1), strict=True)
+    height = sum(one * other for one, other in along).abs()  # (B, N, pairs, neighbours)
+    _, best = _most_on_plane(candidates, height, LocalPlane.EXACT)
+    noise = _noise(height, best)
+    within = (LocalPlane.WITHIN * noise).clamp(min=LocalPlane.EXACT)
+    fit, best = _most_on_plane(candidates, height, within[..., None])
+    candidate = candidates.gather(2, best[..., None].expand(-1, -1, -1, 3))[:, :, 0]
+    normal, shift = _refined(around, candidate, within)
+    none, curved = fit <= LocalPlane.FEWEST, fit < LocalPlane.FEW
+    normal = torch.where(curved, _least_squares(away)[0], normal)
+    normal = torch.where(none, candidate, normal)
+    shift = torch.where(curved, 0.0, shift)
+    upwards = sum(axis * part for axis, part in zip(normal.split(1, dim=-1), LocalPlane.UPWARDS, strict=True))
+    return torch.where(upwards < 0, -normal, normal), fit, unit * shift, unit * noise
+
+
+def _most_on_plane(
+    candidates: Float[Tensor, "b n pairs 3"], height: Float[Tensor, "b n pairs k"], within: Tensor | float
+) -> tuple[Float[Tensor, "b n 1"], Int[Tensor, "b n 1"]]:
+    """Share of the neighbours on the plane that contains the most; and which one it is."""
+    on_plane = (1 / (1 + (height / within).square())).mean(-1) * candidates.square().sum(-1)
+    return on_plane.max(-1, keepdim=True)
+
+
+def _noise(height: Float[Tensor, "b n pairs k"], best: Int[Tensor, "b n 1"]) -> Float[Tensor, "b 1 1"]:
+    """Standard deviation of a cloud's noise: 0 where half of the points have exact planes.
+
+    A plane is spanned by two neighbours. How far off the next ones are is sorted for each point, and the
+    median over the cloud is taken.
+    """
+    of_best = height.gather(2, best[..., None].expand(-1, -1, -1, height.shape[-1]))[:, :, 0]
+    return _deviation(of_best.sort(dim=-1).values[..., LocalPlane.NOISE_RANK])
+
+
+def _deviation(next_ones: Float[Tensor, "b n"]) -> Float[Tensor, "b 1 1"]:
+    """What :func:`_noise` returns, of how far off the next neighbours are."""
+    middle = next_ones.shape[1] // 2
+    return LocalPlane.NOISE_OF_RANK * next_ones.sort(dim=1).values.narrow(1, middle, 1)[..., None]
+
+
+def _refined(
+    around: Float[Tensor, "b n k 3"], normal: Float[Tensor, "b n 3"], within: Float[Tensor, "b 1 1"]
+) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"]]:
+    """Move planes to where squared distances of the neighbours on them are least.
+
+    Returns
+    -------
+    normals, shifts : (B, N, 3) float tensors
+        The shift leads from the point onto the plane.
+    """
+    centre = torch.zeros_like(normal)
+    for _ in range(LocalPlane.REFINED):
+        away = (around - centre[:, :, None]).unbind(-1)
+        height = sum(one * other for one, other in zip(away, normal[:, :, None].unbind(-1), strict=True))
+        weights = (1 / (1 + (height / within).square())).square()[..., None]
+        normal, centre = _least_squares(around, weights)
+    off = (centre * normal).sum(-1, keepdim=True)
+    farthest = LocalPlane.FARTHEST * within
+    return normal, torch.maximum(torch.minimum(off, farthest), -farthest) * normal
+
+
+def _least_squares(
+    away: Float[Tensor, "b n k 3"], weights: Float[Tensor, "b n k 1"] | float = 1.0
+) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"]]:
+    """Unit normals of the planes that are nearest to points, and the points' means."""
+    weights = torch.ones_like(away[..., :1]) * weights
+    mean = (weights * away).sum(2) / weights.sum(2)
+    centred = away - mean[:, :, None]
+    return least_axis((weights * centred).mT @ centred), mean
+
+
+def least_axis(
+    moments: Float[Tensor, "b n 3 3"], squared: int = LocalPlane.SQUARED
+) -> Float[Tensor, "b n 3"]:
+    """Unit eigenvectors of the least eigenvalues of second moments; 1e-6 is added to all of these.
+
+    They are columns of a high power of the inverse, here of the adjugate, which is squared so many times.
+    torch's own function waits for the device.
+    """
+    x, y, z = (moments + 1e-6 * torch.eye(3, dtype=moments.dtype, device=moments.device)).unbind(-2)
+    cross = torch.linalg.cross
+    power = torch.stack([cross(y, z), cross(z, x), cross(x, y)], dim=-2)
+    for _ in range(squared):
+        power = power / power.abs().amax((-2, -1), keepdim=True).clamp(min=1e-20)
+        power = power @ power
+    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    column = power.gather(-2, largest[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
+    return column / column.norm(dim=-1, keepdim=True).clamp(min=1e-20)
+
+
+@wp.func
+def closeness(distance: float, within: float):
+    """How much counts what lies so far off a plane: 1 at 0, a half at ``within``."""
+    off = distance / within
+    return 1.0 / (1.0 + off * off)
+
+
+@kernel
+def most_kernel(
+    around: wp.array3d(dtype=wp.vec3),
+    scale: float,
+    within: wp.array(dtype=wp.float32),
+    planes: wp.array2d(dtype=wp.vec3),
+    fit: wp.array2d(dtype=wp.float32),
+):
+    """One thread a point, launched over (B, N): of the planes of all pairs, the one with most neighbours."""
+    cloud, row = wp.tid()
+    best = wp.vec3()
+    most = float(-1.0)
+    for turn in range(1, LocalPlane.PAIRED // 2 + 1):
+        for first in range(LocalPlane.PAIRED):
+            one = around[cloud, row, first] * scale
+            other = around[cloud, row, (first + LocalPlane.PAIRED - turn) % LocalPlane.PAIRED] * scale
+            across = wp.cross(one, other)
+            normal = across / wp.max(wp.length(across), 1.0e-6)
+            total = float(0.0)
+            for place in range(LocalPlane.COUNTED):
+                total += closeness(wp.dot(normal, around[cloud, row, place] * scale), within[cloud])
+            share = total / float(LocalPlane.COUNTED) * wp.dot(normal, normal)
+            if share > most:
+                most = share
+                best = normal
+    planes[cloud, row] = best
+    fit[cloud, row] = wp.max(most, 0.0)
+
+
+@kernel
+def rank_kernel(
+    around: wp.array3d(dtype=wp.vec3),
+    scale: float,
+    planes: wp.array2d(dtype=wp.vec3),
+    next_ones: wp.array2d(dtype=wp.float32),
+):
+    """One thread a point, launched over (B, N): height of the neighbour that tells the noise."""
+    cloud, row = wp.tid()
+    normal = planes[cloud, row]
+    result = float(wp.NAN)
+    for place in range(LocalPlane.COUNTED):
+        height = wp.abs(wp.dot(normal, around[cloud, row, place] * scale))
+        nearer = int(0)
+        for number in range(LocalPlane.COUNTED):
+            other = wp.abs(wp.dot(normal, around[cloud, row, number] * scale))
+            if other < height or (other == height and number < place):
+                nearer += 1
+        if nearer == LocalPlane.NOISE_RANK:
+            result = height
+    next_ones[cloud, row] = result
+
+
+@wp.func
+def least_squares(
+    around: wp.array3d(dtype=wp.vec3),
+    scale: float,
+    cloud: int,
+    row: int,
+    first: int,
+    last: int,
+    normal: wp.vec3,
+    centre: wp.vec3,
+    within: float,
+):
+    """Normal and place of the plane nearest to neighbours, by their distances from a plane; -1 is the point.
+
+    Where ``within`` is 0, all neighbours count the same.
+    """
+    total = float(0.0)
+    mean = wp.vec3()
+    for place in range(first, last):
+        away = wp.vec3()
+        if place >= 0:
+            away = around[cloud, row, place] * scale
+        weight = float(1.0)
+        if within > 0.0:
+            weight = closeness(wp.dot(away - centre, normal), within)
+            weight = weight * weight
+        total += weight
+        mean += weight * away
+    mean = mean / total
+    x = wp.vec3(1.0e-6, 0.0, 0.0)
+    y = wp.vec3(0.0, 1.0e-6, 0.0)
+    z = wp.vec3(0.0, 0.0, 1.0e-6)
+    for place in range(first, last):
+        away = wp.vec3()
+        if place >= 0:
+            away = around[cloud, row, place] * scale
+        weight = float(1.0)
+        if within > 0.0:
+            weight = closeness(wp.dot(away - centre, normal), within)
+            weight = weight * weight
+        away = away - mean
+        x += weight * away[0] * away
+        y += weight * away[1] * away
+        z += weight * away[2] * away
+    power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
+    for _ in range(LocalPlane.SQUARED):
+        power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-20)
+        power = power * power
+    column = wp.vec3(power[0, 0], power[1, 0], power[2, 0])
+    largest = power[0, 0]
+    if power[1, 1] > largest:
+        largest = power[1, 1]
+        column = wp.vec3(power[0, 1], power[1, 1], power[2, 1])
+    if power[2, 2] > largest:
+        column = wp.vec3(power[0, 2], power[1, 2], power[2, 2])
+    return column / wp.max(wp.length(column), 1.0e-20), mean
+
+
+@kernel
+def refined_kernel(
+    around: wp.array3d(dtype=wp.vec3),
+    scale: float,
+    within: wp.array(dtype=wp.float32),
+    planes: wp.array2d(dtype=wp.vec3),
+    fit: wp.array2d(dtype=wp.float32),
+    normals: wp.array2d(dtype=wp.vec3),
+    shift: wp.array2d(dtype=wp.vec3),
+):
+    """One thread a point, launched over (B, N): its plane where it fits best, and the way to it."""
+    cloud, row = wp.tid()
+    normal = planes[cloud, row]
+    way = wp.vec3()
+    if fit[cloud, row] >= LocalPlane.FEW:
+        centre = wp.vec3()
+        for _ in range(LocalPlane.REFINED):
+            normal, centre = least_squares(
+                around, scale, cloud, row, -1, around.shape[2], normal, centre, within[cloud]
+            )
+        farthest = LocalPlane.FARTHEST * within[cloud]
+        way = wp.clamp(wp.dot(centre, normal), -farthest, farthest) / scale * normal
+    elif fit[cloud, row] > LocalPlane.FEWEST:
+        normal, _mean = least_squares(around, scale, cloud, row, 0, LocalPlane.COUNTED, normal, way, 0.0)
+    if wp.dot(normal, LocalPlane.UPWARDS) < 0.0:
+        normal = -normal
+    normals[cloud, row] = normal
+    shift[cloud, row] = way
+
+
+@warp_op(
+    "pointproj::local_planes",
+    outputs=lambda points, rows, unit: {
+        "normals": (points.shape, points.dtype),
+        "fit": ((*points.shape[:2], 1), points.dtype),
+        "shift": (points.shape, points.dtype),
+        "noise": ((len(points), 1, 1), points.dtype),
+    },
+)
+def _search(
+    launch,
+    points: Tensor,
+    rows: Tensor,
+    unit: float,
+    normals: Tensor,
+    fit: Tensor,
+    shift: Tensor,
+    noise: Tensor,
+) -> None:
+    if points.dtype != torch.float32:
+        plain = plain_local_planes(points, rows, unit)
+        for result, values in zip((normals, fit, shift, noise), plain, strict=True):
+            result.copy_(values)
+        return
+    around, scale = displacements(launch, points, rows), 1 / unit
+    planes, shares = torch.empty_like(points), fit.squeeze(-1)
+    within = points.new_full((len(points),), LocalPlane.EXACT)
+    shape = points.shape[:2]
+    launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)
+    next_ones = torch.empty_like(shares)
+    launch(rank_kernel, shape, around, scale, planes, next_ones, block_dim=64)
+    deviation = _deviation(next_ones)
+    noise.copy_(unit * deviation)
+    within = (LocalPlane.WITHIN * deviation).clamp(min=LocalPlane.EXACT).flatten()
+    launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)
+    launch(refined_kernel, shape, around, scale, within, planes, shares, normals, shift, block_dim=64)

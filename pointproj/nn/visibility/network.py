@@ -1,0 +1,260 @@
+"""A network for reconstruction, by what a point and the sides of the samples see of the outside."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.nn.context import aggregate_with_context
+from pointproj.nn.mlp import MLP
+from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.nn.visibility.attention import SideAttention, full_precision
+from pointproj.nn.visibility.constants import Cloud, Disk, Ray, SightLine
+from pointproj.nn.visibility.rays import DiskGrid, soft_visibility
+from pointproj.nn.visibility.sight_lines import nearest_sight_lines
+from pointproj.nn.visibility.surface import NEIGHBORS, find_surface
+from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
+
+LINES = 2  # how close lines of sight pass by: any, and such as have come far
+SEEN = 2 * Ray.FEATURES  # with their square roots, which tell few rays from none
+
+
+class VisibilityEncoding(NamedTuple):
+    """Result of :meth:`VisibilityNetwork.encode`; any number of queries can be decoded from it."""
+
+    points: Float[Tensor, "b n 3"]
+    places: Float[Tensor, "b n p"]  # see :class:`pointproj.nn.visibility.attention.SideAttention`
+    sides: Float[Tensor, "b n 2 channels"]
+    grid: DiskGrid
+    index: Index
+    batched: bool
+
+
+class VisibilityNetwork(nn.Module):
+    """Tell inside from outside by what a point and the sides of its neighbours see of the outside.
+
+    1. Each reference point gets the plane of its face, and a disk in it that covers the holes between samples
+       and ends at edges; in a cloud with noise the point is moved onto the plane
+       (:func:`pointproj.nn.visibility.surface.find_surface`).
+    2. From both sides of each disk, and from each query point, rays escape or are stopped by disks
+       (:func:`pointproj.nn.visibility.rays.soft_visibility`). This is where a network learns of what is far
+       away; all else is local, so it learns from few shapes and has no opinion on classes of them.
+    3. The sides of each reference point attend to those of its neighbours, a given number of times.
+    4. A query point attends to the sides of the nearest reference points, in which its own visibility takes
+       part. An MLP gives the result.
+
+    All lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
+    Where a scanner tells from which direction each point was seen, the network can be told too: then it knows
+    which side of a point is outside, and how close to any point lines of sight pass, which go through free
+    space (:func:`pointproj.nn.visibility.sight_lines.nearest_sight_lines`). One set of weights serves clouds
+    with and without, if it was trained so.
+
+    Under autocast the inner layers of attention run in low precision; positions and visibility do not.
+
+    Parameters
+    ----------
+    hidden_channels : int
+        Width of everything, a multiple of 8.
+    neighbors : int
+        Reference points that a point attends to, at least 13; a reference point itself is the first of its
+        own. Clouds need 33 points or as many as these.
+    rounds : int
+        How often the sides of reference points attend to each other.
+    in_channels : int
+        Channels of ``features`` beside the points, 0 for none.
+    sensors : bool
+        Three more channels of ``features``, the last, are unit vectors from the points towards the sensors
+        that saw them; 0 for a point of which this is not known.
+    out_channels : int
+        Channels of the result.
+    predicts : {"value", "distance", "signed_distance"}
+        As for :class:`pointproj.Projector`.
+    backend : str
+        Of the searches, see :func:`pointproj.backends`. Visibility is always by Warp.
+
+    Raises
+    ------
+    ValueError
+        For a width that is not a multiple of 8, too few neighbours, or another ``predicts``.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_channels: int = 16,
+        neighbors: int = 13,
+        rounds: int = 1,
+        in_channels: int = 0,
+        sensors: bool = False,
+        out_channels: int = 1,
+        predicts: str = "value",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if neighbors <= Disk.HOLE_NEIGHBOR:
+            raise ValueError(f"expected at least {Disk.HOLE_NEIGHBOR + 1} neighbours, got {neighbors}")
+        if predicts not in PREDICTED_CHANNELS:
+            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
+        self.neighbors = neighbors
+        self.predicts = predicts
+        self.backend = backend
+        self.sensors = sensors
+        width = hidden_channels
+        lines = LINES * sensors
+        self.side = nn.Linear(2 * SEEN + 3 + in_channels + 2 * sensors + lines, width)
+        among = partial(SideAttention, width, width, width, own_normals=True, sensors=sensors)
+        self.rounds = nn.ModuleList(among() for _ in range(rounds))
+        self.near = SideAttention(SEEN + lines, width, width, sensors=sensors)
+        self.query_mlp = MLP(width + SEEN + lines, 2 * width, out_channels * PREDICTED_CHANNELS[predicts])
+        if predicts != "value":
+            self.log_sigma = nn.Parameter(torch.tensor(Cloud.UNIT / 4).log())
+            begin_at_soft_distance(self.query_mlp)
+
+    def encode(
+        self,
+        reference_points: Float[Tensor, "*batch n 3"],
+        features: Float[Tensor, "*batch n c"] | None = None,
+        *,
+        index: Index | None = None,
+    ) -> VisibilityEncoding:
+        """Do once what all queries share: everything but the last step.
+
+        Parameters
+        ----------
+        reference_points : (N, 3) or (B, N, 3) float tensor
+            The cloud, or a batch of clouds.
+        features : (N, C) or (B, N, C) float tensor, optional
+            What else is known of the points. A network of ``sensors`` takes none for 0.
+        index : Index, optional
+            Result of :func:`pointproj.build_index` on these reference points; built here without.
+
+        Returns
+        -------
+        VisibilityEncoding
+            For :meth:`decode`.
+        """
+        if reference_points.dtype != (dtype := self.side.weight.dtype):
+            raise TypeError(
+                f"expected reference_points in the network's dtype {dtype}, got {reference_points.dtype}; "
+                f"for half precision keep both in float32 and call the network under torch.autocast"
+            )
+        batched = reference_points.dim() == 3
+        if not batched:
+            reference_points = reference_points[None]
+            features = None if features is None else features[None]
+            index = None  # one of a single cloud does not fit a batch of one
+        if index is None:
+            index = build_index(reference_points, backend=self.backend)
+        features, sensors = self._split(reference_points, features)
+        with full_precision(reference_points):
+            k = max(self.neighbors, NEIGHBORS)
+            distances, rows = self._nearest(reference_points, reference_points, index, k)
+            surface = find_surface(reference_points.detach(), distances, rows, sensors)
+            on_planes = reference_points + surface.shift
+            places = torch.cat([on_planes, surface.normals, surface.holes, sensors], dim=-1)
+            outwards = torch.stack([surface.normals, -surface.normals], dim=2)
+            beside = on_planes[:, :, None] + (Disk.BESIDE + surface.noise[..., None]) * outwards
+            seen = _seen_from(beside.flatten(1, 2), surface.grid).unflatten(1, (-1, 2))
+            noise = (surface.noise / surface.holes).clamp(max=1)
+            known = torch.cat([surface.fit, surface.exact_fit, noise, features], dim=-1)
+            known = [seen, seen.flip(2), known[:, :, None].expand(-1, -1, 2, -1)]
+            if self.sensors:
+                facing = (outwards * sensors[:, :, None]).sum(-1, keepdim=True)
+                is_known = sensors.square().sum(-1, keepdim=True)
+                passing = _passing(beside.flatten(1, 2), places).unflatten(1, (-1, 2))
+                known += [facing, is_known[:, :, None].expand_as(facing), passing]
+            sides = self.side(torch.cat(known, dim=-1))
+        twice = rows[..., : self.neighbors].repeat_interleave(2, dim=1)
+        among = beside.flatten(1, 2), places, twice, outwards.flatten(1, 2)
+        for attend in self.rounds:
+            sides = sides + attend(sides.flatten(1, 2), sides, *among).unflatten(1, (-1, 2))
+        return VisibilityEncoding(reference_points, places, sides, surface.grid, index, batched)
+
+    def decode(
+        self, query_points: Float[Tensor, "*batch q 3"], encoding: VisibilityEncoding
+    ) -> Float[Tensor, "*batch q out"]:
+        """Evaluate the network at query points; a large set may be given in parts.
+
+        Parameters
+        ----------
+        query_points : (Q, 3) or (B, Q, 3) float tensor
+            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
+        encoding : VisibilityEncoding
+            From :meth:`encode`.
+
+        Returns
+        -------
+        (Q, out) or (B, Q, out) float tensor
+        """
+        reference_points, places, sides, grid, index, batched = encoding
+        if query_points.dim() == 2:
+            query_points = query_points.expand(places.shape[0], -1, -1)
+        with full_precision(query_points):
+            _, rows = self._nearest(query_points, reference_points, index, self.neighbors)
+            seen = _seen_from(query_points, grid)
+            if self.sensors:
+                seen = torch.cat([seen, _passing(query_points, places)], dim=-1)
+        near = self.near(seen, sides, query_points, places, rows)
+        predicted = self.query_mlp(torch.cat([near, seen], dim=-1))
+        if self.predicts != "value":
+            soft_distance = self._soft_distance(query_points, reference_points, rows, index)
+            predicted = as_predicted(predicted, soft_distance, self.predicts)
+        return predicted if batched else predicted[0]
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        index: Index | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
+        return self.decode(query_points, self.encode(reference_points, features, index=index))
+
+    def _split(
+        self, reference_points: Tensor, features: Tensor | None
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n s"]]:
+        """What else is known of the points; and the directions of the sensors, without channels if unused."""
+        nothing = reference_points[..., :0]
+        if not self.sensors:
+            return nothing if features is None else features, nothing
+        if features is None:
+            return nothing, torch.zeros_like(reference_points)
+        return features[..., :-3], features[..., -3:]
+
+    def _nearest(
+        self, query_points: Tensor, reference_points: Tensor, index: Index, k: int
+    ) -> tuple[Float[Tensor, "b q k"], Tensor]:
+        """Distances and rows of the nearest reference points; which these are has no gradient."""
+        where = query_points.detach(), reference_points.detach()
+        return knn(*where, k, index=index, backend=self.backend)
+
+    def _soft_distance(
+        self, query_points: Tensor, reference_points: Tensor, rows: Tensor, index: Index
+    ) -> Float[Tensor, "b q 1"]:
+        """Distance to the weighted mean of the nearest reference points."""
+        where = query_points, reference_points
+        with full_precision(query_points):
+            shared = {"sigma": self.log_sigma.exp(), "index": index, "backend": self.backend}
+            aggregate = partial(knn_aggregate, *where, k=self.neighbors, neighbor_indices=rows, **shared)
+            return aggregate_with_context(aggregate, *where, reference_points[..., :0])[2]
+
+    def extra_repr(self) -> str:
+        """The network's arguments, for ``print(model)``."""
+        return f"neighbors={self.neighbors}, predicts={self.predicts}, backend={self.backend}"
+
+
+def _seen_from(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 8"]:
+    seen = soft_visibility(points, grid)
+    return torch.cat([seen, seen.sqrt()], dim=-1)
+
+
+def _passing(points: Float[Tensor, "b q 3"], places: Float[Tensor, "b n 10"]) -> Float[Tensor, "b q 2"]:
+    """How close lines of sight pass by: 1 for a line through a point, 0 where none is near."""
+    samples, _, holes, sensors = places.tensor_split((3, 6, 7), dim=-1)
+    hole = holes.mean((1, 2))
+    near = nearest_sight_lines(points, samples, sensors, hole * sensors.flatten(1).any(1))
+    return torch.exp(-near / (SightLine.NEARLY * hole[:, None, None]))

@@ -1,0 +1,90 @@
+"""Lines of sight: what lies between a sample and the sensor that saw it is outside. Warp kernels."""
+
+import torch
+import warp as wp
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj.nn.visibility.constants import SightLine
+from pointproj.nn.visibility.kernels import kernel
+from pointproj.ops.bridge.warp_op import warp_op
+
+
+def nearest_sight_lines(
+    points: Float[Tensor, "b q 3"],
+    samples: Float[Tensor, "b n 3"],
+    sensors: Float[Tensor, "b n 3"],
+    beyond: Float[Tensor, " b"],
+) -> Float[Tensor, "b q 2"]:
+    """Find how close to points lines of sight pass by.
+
+    Parameters
+    ----------
+    points : (B, Q, 3) float tensor
+    samples : (B, N, 3) float tensor
+        Where lines begin.
+    sensors : (B, N, 3) float tensor
+        Unit vectors along the lines; 0 for a sample that has none.
+    beyond : (B,) float tensor
+        A length for each cloud; 0 for a cloud without lines, which takes no time then.
+
+    Returns
+    -------
+    (B, Q, 2) float tensor
+        Distance of the nearest line that begins before it passes the point; and of the nearest one that has
+        come as far as ``beyond`` by then. 1000 where there is none; NaN for a point that is not finite. It
+        has no gradients.
+    """
+    inputs = (tensor.detach().float().contiguous() for tensor in (points, samples, sensors, beyond))
+    return _nearest(*inputs).to(points.dtype)
+
+
+def plain_nearest_sight_lines(points: Tensor, samples: Tensor, sensors: Tensor, beyond: Tensor) -> Tensor:
+    """The same as operators of torch, which hold every pair: what the kernel is held to."""
+    away = points[:, :, None] - samples[:, None]
+    ahead = (away * sensors[:, None]).sum(-1)
+    squared = (away.square().sum(-1) - ahead.square()).clamp(min=0)
+    begun = ahead > 0, ahead > beyond[:, None, None]
+    known = beyond[:, None, None] > 0
+    nearest = [torch.where(one & known, squared, SightLine.NONE**2).amin(-1).sqrt() for one in begun]
+    return torch.where(points.isfinite().all(-1, keepdim=True), torch.stack(nearest, dim=-1), torch.nan)
+
+
+@kernel
+def nearest_kernel(
+    points: wp.array2d(dtype=wp.vec3),
+    samples: wp.array2d(dtype=wp.vec3),
+    sensors: wp.array2d(dtype=wp.vec3),
+    beyond: wp.array(dtype=wp.float32),
+    nearest: wp.array2d(dtype=wp.vec2),
+):
+    """One thread a point; launched over (B, Q). Every line is tried."""
+    cloud, number = wp.tid()
+    point = points[cloud, number]
+    least = beyond[cloud]
+    near = float(SightLine.NONE * SightLine.NONE)
+    far = float(SightLine.NONE * SightLine.NONE)
+    if least > 0.0:
+        for row in range(samples.shape[1]):
+            way = sensors[cloud, row]
+            away = point - samples[cloud, row]
+            ahead = wp.dot(away, way)
+            if ahead > 0.0:
+                squared = wp.max(wp.dot(away, away) - ahead * ahead, 0.0)
+                near = wp.min(near, squared)
+                if ahead > least:
+                    far = wp.min(far, squared)
+    if not wp.isfinite(point):
+        near = wp.NAN
+        far = wp.NAN
+    nearest[cloud, number] = wp.vec2(wp.sqrt(near), wp.sqrt(far))
+
+
+@warp_op(
+    "pointproj::nearest_sight_lines",
+    outputs=lambda points, **_: {"nearest": ((*points.shape[:2], 2), torch.float32)},
+)
+def _nearest(
+    launch, points: Tensor, samples: Tensor, sensors: Tensor, beyond: Tensor, *, nearest: Tensor
+) -> None:
+    launch(nearest_kernel, points.shape[:2], points, samples, sensors, beyond, nearest)

@@ -1,0 +1,92 @@
+"""The stage of the visibility network that has no gradients: the surface that a cloud was sampled from.
+
+Samples become disks: each lies in the plane of its sample, covers the holes between samples, and ends at
+edges.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.nn.visibility.constants import Cloud, Disk, ExactPlane
+from pointproj.nn.visibility.disk_grid import DiskGrid
+from pointproj.nn.visibility.edges import nearest_edges
+from pointproj.nn.visibility.exact_planes import exact_planes
+from pointproj.nn.visibility.face_planes import spread_planes
+from pointproj.nn.visibility.local_planes import local_planes
+from pointproj.nn.visibility.rays import disk_grid
+
+PLANE_ROWS = 1 + Cloud.PLANE_NEIGHBORS  # each point is its own nearest
+NEIGHBORS = max(PLANE_ROWS, 1 + ExactPlane.COUNTED)
+"""Nearest points that :func:`find_surface` needs of each."""
+
+
+class Surface(NamedTuple):
+    """Of the samples of clouds; nothing here has gradients."""
+
+    normals: Float[Tensor, "b n 3"]  # of the planes, of either sign; 0 where a sample has none
+    shift: Float[Tensor, "b n 3"]  # from a sample onto its plane; 0 in clouds without noise
+    fit: Float[Tensor, "b n 1"]  # share of the neighbours on the plane
+    exact_fit: Float[Tensor, "b n 1"]  # the same up to rounding; 0 where the plane is not exact
+    noise: Float[Tensor, "b 1 1"]  # standard deviation, estimated; 0 where most planes are exact
+    holes: Float[Tensor, "b n 1"]  # width of the holes between samples
+    grid: DiskGrid  # the disks
+
+
+def find_surface(
+    points: Float[Tensor, "b n 3"],
+    distances: Float[Tensor, "b n k"],
+    rows: Int[Tensor, "b n k"],
+    sensors: Float[Tensor, "b n s"],
+) -> Surface:
+    """Find planes, noise and disks of clouds.
+
+    A plane is exact where samples lie on one up to rounding
+    (:func:`~pointproj.nn.visibility.exact_planes.exact_planes`), else that of most neighbours
+    (:func:`~pointproj.nn.visibility.local_planes.local_planes`). In clouds with noise it is spread over its
+    face (:func:`~pointproj.nn.visibility.face_planes.spread_planes`).
+
+    Parameters
+    ----------
+    points : (B, N, 3) float tensor
+        In the cube [-1, 1]^3, without gradients.
+    distances, rows : (B, N, k) tensors
+        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. At least ``NEIGHBORS``.
+    sensors : (B, N, 3) or (B, N, 0) float tensor
+        Unit vectors to the sensors that saw the points, 0 where not known; no channels where none is.
+
+    Returns
+    -------
+    Surface
+    """
+    near = rows[..., :PLANE_ROWS]
+    local, exact = local_planes(points, near, Cloud.UNIT), exact_planes(points, rows)
+    is_exact = exact.support > 0
+    noise = torch.where(is_exact.float().mean(1, keepdim=True) > Cloud.EXACT_SHARE, 0.0, local.noise)
+    normals = torch.where(is_exact, exact.normals.to(points.dtype), local.normals)
+    normals, shift = spread_planes(points, near, normals, noise, sensors if sensors.shape[-1] else None)
+    exact_fit = exact.support.to(points.dtype)
+    holes = distances[..., Disk.HOLE_NEIGHBOR]
+    holes = torch.minimum(holes, Disk.LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
+    radii = _radii(holes, distances[..., ExactPlane.COUNTED : ExactPlane.COUNTED + 1], exact_fit)
+    edges = nearest_edges(points, rows, torch.where(is_exact, normals, 0.0), radii)
+    grid = disk_grid(points + shift, normals, radii, edges)
+    return Surface(normals, shift, local.fit, exact_fit, noise, holes, grid)
+
+
+def _radii(
+    holes: Float[Tensor, "b n 1"], farthest: Float[Tensor, "b n 1"], exact_fit: Float[Tensor, "b n 1"]
+) -> Float[Tensor, "b n"]:
+    """Of the disks: as wide as holes among the samples of the same plane, where that is exact.
+
+    About a board half of the nearest samples are on its other face, about a narrow side nearly all of them.
+    """
+    on_plane = ExactPlane.COUNTED * exact_fit.clamp(min=1 / ExactPlane.COUNTED)
+    own = (
+        farthest * (Disk.HOLE_NEIGHBOR / on_plane).sqrt()
+    )  # if these fill a circle that reaches the farthest
+    largest = Disk.LARGEST_ON_PLANE * holes.mean(1, keepdim=True)
+    own = torch.minimum(torch.maximum(own, holes), largest)
+    return torch.where(exact_fit > 0, own, holes)[..., 0]

@@ -1,0 +1,146 @@
+"""Attention over neighbour lists: each query's softmax over its own neighbours alone.
+
+For a head h of query i, over the neighbours j of its list,
+
+    w_ij = softmax_j(scale * <query_ih, key_jh> + bias_ijh)          out_ih = sum_j w_ij value_jh
+
+(Vaswani et al., Attention is all you need, 2017, restricted to neighbours). No tensor of all pairs and
+channels is made.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pointproj.ops import arguments
+from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.clouds import dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.list_sums import pairs_of
+from pointproj.ops.neighbor_lists import NeighborList, Neighbors
+from pointproj.ops.registry import choose, modules
+from pointproj.ops.weighted_sums import pair_products
+
+DIFFERENTIABLE = ("queries", "keys", "values", "bias")
+
+
+def attend(
+    queries: Float[Tensor, "*batch q channels"],
+    keys: Float[Tensor, "*batch n channels"],
+    values: Float[Tensor, "*batch n channels"],
+    neighbors: Neighbors | NeighborList,
+    *,
+    heads: int = 1,
+    bias: Float[Tensor, "*pairs heads"] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*batch q channels"]:
+    """Attend from each query row to the rows of its neighbours.
+
+    Parameters
+    ----------
+    queries : (Q, H * D) or (B, Q, H * D) float tensor
+        One row for each query point, its heads one after another. float16, bfloat16, float32 or float64; sums
+        run in float32 or wider.
+    keys, values : (N, H * D) or (B, N, H * D) float tensor
+        One row for each reference point, in the queries' dtype.
+    neighbors : Neighbors or NeighborList
+        From :func:`pointproj.radius_neighbors`, or ``Neighbors(indices, distances)`` with what
+        :func:`pointproj.knn` gives, the other way round.
+    heads : int
+        H.
+    bias : (..., H) float tensor, optional
+        Added to the logits: for each pair, in the shape of ``neighbors.indices``, one number for each head.
+        What depends on relative positions goes in here.
+    scale : float, optional
+        Multiplies the products; 1 / sqrt(D) by default.
+    backend : str
+        As for :func:`pointproj.knn`. Backends without attention of their own take that of ``torch``.
+
+    Returns
+    -------
+    (Q, H * D) or (B, Q, H * D) float tensor
+        In the queries' dtype; 0 for a query without neighbours. Differentiable twice in queries, keys, values
+        and bias.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device.
+    BackendUnavailable
+        If ``backend`` names one that cannot run here.
+    """
+    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), keys)
+    arguments.check_attention(queries, keys, values, neighbors, heads, bias, scale)
+    module = modules[choose(backend, queries.device.type, "knn")]
+    splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
+    rows = _packed_rows(neighbors, splits, queries, keys)
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    packed = (x.reshape(-1, x.shape[-1]).to(dtype).contiguous() for x in (queries, keys, values))
+    if bias is None:
+        bias = queries.new_empty(0, heads, dtype=dtype)
+    bias = bias.flatten(0, -2).to(dtype).contiguous()
+    scale = 1 / math.sqrt(keys.shape[-1] // heads) if scale is None else float(scale)
+    result = getattr(module, "attend", plain_attend)(*packed, bias, rows, splits, heads, scale)
+    return result.view(queries.shape).to(queries.dtype)
+
+
+def _packed_rows(
+    neighbors: Neighbors | NeighborList, splits: Tensor | None, queries: Tensor, keys: Tensor
+) -> Tensor:
+    """Rows of the packed keys, int64, (Q, K) or (M,); no row of theirs where there is no neighbour."""
+    rows = neighbors.indices.long()
+    if splits is None:
+        clouds = dense_clouds(keys)
+        rows = rows if clouds is None else rows_in_packed(rows, keys.shape[-2], clouds)
+        return rows.flatten(0, -2).contiguous()
+    if keys.ndim == 3:
+        clouds = queries_of(splits, len(rows)) // max(1, queries.shape[-2])
+        rows = rows_in_packed(rows, keys.shape[-2], clouds)
+    return rows.contiguous()
+
+
+def plain_attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
+    heads: int,
+    scale: float,
+) -> Tensor:
+    """The specification, for packed tensors of one dtype: (Q, H * D), (N, H * D) twice, (pairs or 0, H)."""
+    pairs = pairs_of(rows, row_splits, keys)
+    of_heads = (x.unflatten(-1, (heads, -1)).unbind(1) for x in (queries, keys, values))
+    results = []
+    for head, (query, key, value) in enumerate(zip(*of_heads, strict=True)):
+        logits = (
+            scale * pair_products(query.contiguous(), key.contiguous(), pairs.rows, row_splits)[..., None]
+        )
+        if len(bias):
+            logits = logits + bias[:, head].view(logits.shape)
+        known = torch.where(pairs.exists, logits.detach(), -torch.inf)
+        largest = pairs.of_pairs((-pairs.least(-known[..., 0])).nan_to_num(nan=torch.nan, neginf=0.0))
+        weights = torch.where(pairs.exists, logits, largest).sub(largest).exp()
+        weights = torch.where(pairs.exists, weights, 0.0)
+        total = pairs.summed(weights)
+        summed = pairs.weighted(value.contiguous(), weights)
+        results.append(torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0))
+    return torch.cat(results, dim=-1)
+
+
+def attend_second_backward(
+    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
+) -> tuple[Tensor, ...]:
+    """Of the sum of directions times first gradients: for the upstream gradient, then ``DIFFERENTIABLE``."""
+    inputs = {name: value for name, value in saved.inputs.items() if name != "deterministic"}
+    with torch.enable_grad():
+        leaves = {name: inputs[name].detach().requires_grad_() for name in DIFFERENTIABLE}
+        grad = grads[0].detach().requires_grad_()
+        result = plain_attend(**(inputs | leaves))
+        settings = {"create_graph": True, "materialize_grads": True}
+        firsts = torch.autograd.grad(result, [*leaves.values()], grad, **settings)
+        total = sum((first * along).sum() for first, along in zip(firsts, directions, strict=True))
+        return torch.autograd.grad(total, [grad, *leaves.values()], materialize_grads=True)

@@ -1,0 +1,95 @@
+"""What "distance <= radius" means to the last bit, and the roots that distances are.
+
+A distance is the correctly rounded root of a squared distance, and a point is within a radius if its distance
+is no larger. No backend takes the root to find that out: a point is within the radius if its squared distance
+is at most the largest number whose rounded root is at most the radius. On a CPU, torch takes roots from a
+vector library that is wrong in the last bit, and would lose points at exactly the radius.
+"""
+
+import functools
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LOW_BITS = 27  # of the 52 that a double stores: products of what is left of it are exact
+FAR, NEAR = 2.0**500, 2.0**-500  # squares beyond are scaled, so that no product overflows or vanishes
+
+
+def rounded_root(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The square root, correctly rounded on every device; it has no gradient.
+
+    Parameters
+    ----------
+    squared : float32 or float64 tensor
+
+    Returns
+    -------
+    tensor of that shape and dtype
+    """
+    if squared.dtype == torch.float32:
+        # No such root is so near the middle of two floats that a double could be on the wrong side of it.
+        return squared.double().sqrt().float()
+    scale = torch.ones_like(squared).masked_fill(squared > FAR, 2.0**-300)
+    scale = scale.masked_fill(squared < NEAR, 2.0**300)
+    scaled = squared * scale * scale
+    root = scaled.sqrt()
+    # The root is off by one unit at most: the rest says to which side. High and low parts have 26 bits, so
+    # every product and difference is exact, whether or not a compiler fuses them.
+    high = ((root.view(torch.int64) + (1 << LOW_BITS - 1)) >> LOW_BITS << LOW_BITS).view(root.dtype)
+    low = root - high
+    rest = ((scaled - high * high) - 2 * high * low) - low * low
+    up = torch.nextafter(root, torch.full_like(root, torch.inf)) - root
+    down = root - torch.nextafter(root, torch.zeros_like(root))
+    nudge = torch.where(rest > root * up, up, torch.where(rest <= -root * down, -down, 0.0))
+    return (root + nudge) / scale
+
+
+def radius_in_range(radius: float, dtype: torch.dtype) -> float:
+    """A positive, finite radius among the normal numbers of the points' dtype, which changes no neighbour.
+
+    Two points whose distance overflows are no neighbours. Distances are roots of squares: none is between 0
+    and the root of the least number.
+    """
+    limits = torch.finfo(dtype)
+    return float(min(max(radius, limits.tiny), limits.max))
+
+
+@functools.cache
+def largest_square_within(radius: float, dtype: torch.dtype) -> float:
+    """The largest squared distance within a radius: the largest number whose rounded root is at most that.
+
+    Parameters
+    ----------
+    radius : float
+        Positive; rounded to ``dtype``.
+    dtype : torch.dtype
+        Of the points: torch.float32 or torch.float64.
+
+    Returns
+    -------
+    float
+        A number of that dtype.
+    """
+    real = np.float32 if dtype == torch.float32 else np.float64
+    with np.errstate(over="ignore"):
+        limit = real(radius_in_range(radius, dtype))
+        square = min(limit * limit, np.finfo(real).max)
+        while np.sqrt(square) > limit:
+            square = np.nextafter(square, real(0))
+        while np.sqrt(following := np.nextafter(square, real(np.inf))) <= limit:
+            square = following
+    return float(square)
+
+
+def largest_squares_within(radii: Float[Tensor, " q"]) -> Float[Tensor, " q"]:
+    """:func:`largest_square_within` of each radius; -1, which nothing is within, of a negative one or NaN."""
+    limits = torch.zeros_like(radii), torch.full_like(radii, torch.inf)
+    square = (radii * radii).clamp(max=torch.finfo(radii.dtype).max)
+    # The root of a rounded square is the number itself, unless that underflows; two more may have this root.
+    square = torch.where(rounded_root(square) > radii, torch.nextafter(square, limits[0]), square)
+    for _ in range(2):
+        following = torch.nextafter(square, limits[1])
+        square = torch.where(rounded_root(following) <= radii, following, square)
+    return torch.where(radii >= 0, square, -1.0)

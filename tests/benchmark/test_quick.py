@@ -1,0 +1,55 @@
+"""Ours beside what is installed: a table and a picture of few rows."""
+
+from pathlib import Path
+
+import pytest
+
+from pointproj.benchmark import quick
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.results import SKIPPED, Row
+from tests.benchmark.rows import row
+
+ROWS = [
+    row(contender="scipy cKDTree", kind="peer", mode="knn", execution="eager", p50_ms=43.4),
+    row(contender="native", mode="knn", execution="eager", p50_ms=9.5),
+    row(contender="native", mode="knn", execution="captured", p50_ms=8.8),
+    row(contender="native", mode="step", status=SKIPPED, p50_ms=None, note="would take about 9 s a call"),
+    row(contender="native", workload="w2", mode="forward", p50_ms=1.0),
+]
+
+
+def test_the_fastest_execution_of_each_contender_is_shown():
+    best = quick.best_times(ROWS)
+    first, _, step, *_ = quick.TASKS
+    assert {name: found.p50_ms for name, found in best[first].items()} == {
+        "native": 8.8,
+        "scipy cKDTree": 43.4,
+    }
+    assert best[step]["native"].status == SKIPPED
+    columns = [[*column.cells] for column in quick.table(ROWS).columns]
+    assert [column[0] for column in columns] == [first, "8.8", "43.4"]
+    assert [column[2] for column in columns] == [step, "too slow", ""]
+
+
+def test_the_command_measures_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    asked = []
+
+    def measured(config: BenchConfig) -> list[Row]:
+        asked.append(config)
+        return ROWS
+
+    monkeypatch.setattr(quick, "run", measured)
+    assert quick.main(["--device", "cpu", "--output", str(tmp_path), "--minutes", "3"]) == 0
+    (config,) = asked
+    assert (config.execution, config.minutes) == (["eager"], 3.0)
+    assert "scipy cKDTree" in config.peers
+    assert not {"cuML", "no such library"} & {*config.peers}
+    assert "native" in config.backends
+    assert "triton" not in config.backends
+    shown = capsys.readouterr().out
+    assert "All results agree with the reference: the largest error is 1.5e-07" in shown
+    assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setattr(quick, "run", lambda config: ROWS[3:4])
+    assert quick.main(["--device", "cpu", "--output", str(tmp_path)]) == 1

@@ -1,0 +1,100 @@
+"""Farthest-point sampling: the rows of every backend are those of comparing all points."""
+
+import numpy as np
+import pytest
+import torch
+
+from pointproj import farthest_points
+from pointproj.ops.registry import backends
+
+ABLE = [name for name in ("torch", "native") if backends()[name] is None]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytestmark = [pytest.mark.parametrize("device", DEVICES), pytest.mark.parametrize("backend", ABLE)]
+
+
+def by_hand(points, count, start=0):
+    """Rows of one cloud, with numpy in the points' own dtype."""
+    points = points.cpu().numpy()
+    nearest = np.where(np.isfinite(points).all(-1), np.inf, -1).astype(points.dtype)
+    rows = [start]
+    with np.errstate(all="ignore"):
+        while len(rows) < count:
+            delta = points - points[rows[-1]]
+            squared = (delta[:, 0] ** 2 + delta[:, 1] ** 2) + delta[:, 2] ** 2
+            nearest = np.where(squared < nearest, squared, nearest)
+            rows.append(int(nearest.argmax()))
+    return torch.tensor(rows[:count])
+
+
+def points_of(kind, size, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(size, 3, generator=generator, dtype=torch.float64)
+    if kind == "grid":  # many are equally far
+        points = points.mul(2).round()
+    if kind == "sphere":
+        points = torch.nn.functional.normalize(points, dim=-1)
+    if kind == "clusters":
+        points = 1e-3 * points + torch.arange(size).remainder(3)[:, None]
+    return points.to(dtype)
+
+
+@pytest.mark.parametrize("kind", ["normal", "grid", "sphere", "clusters"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (7, 7), (33, 20), (1000, 300), (2500, 40)])
+def test_rows_are_those_of_comparing_all(kind, dtype, size, count, backend, device):
+    points = points_of(kind, size, dtype)
+    got = farthest_points(points.to(device), count, start=size // 2, backend=backend)
+    assert torch.equal(got.cpu(), by_hand(points, count, size // 2))
+
+
+def test_clouds_of_a_batch_are_on_their_own(backend, device):
+    points = torch.stack([points_of("normal", 90, seed=i) for i in range(3)])
+    start = torch.tensor([5, 0, 89])
+    got = farthest_points(points.to(device), 31, start=start.to(device), backend=backend)
+    expected = [by_hand(own, 31, int(row)) for own, row in zip(points, start, strict=True)]
+    assert torch.equal(got.cpu(), torch.stack(expected))
+
+
+def test_ragged_clouds_have_counts_of_their_own(backend, device):
+    sizes, counts = [40, 0, 3, 77], [9, 2, 5, 77]
+    points = points_of("normal", sum(sizes))
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    got = farthest_points(points.to(device), counts, offsets=offsets.to(device), backend=backend).cpu()
+    parts = got.split(counts)
+    for own, first, part, size, count in zip(
+        points.split(sizes), offsets, parts, sizes, counts, strict=False
+    ):
+        if size == 0:
+            assert (part == -1).all()
+        else:
+            assert torch.equal(part - first, by_hand(own, count))
+
+
+def test_points_that_are_not_finite_come_last(backend, device):
+    points = points_of("normal", 60)
+    points[::7, 1] = torch.nan
+    points[3, 0] = torch.inf
+    got = farthest_points(points.to(device), 60, start=1, backend=backend).cpu()
+    finite = points.isfinite().all(-1)
+    assert finite[got[: int(finite.sum())]].all()
+    assert torch.equal(got[: int(finite.sum())].sort().values, finite.nonzero()[:, 0])
+
+
+def test_points_in_the_plane_and_a_compiled_call(backend, device):
+    points = points_of("normal", 50)[:, :2].to(device)
+    torch._dynamo.reset()
+    got = torch.compile(lambda p: farthest_points(p, 8, backend=backend), fullgraph=True)(points)
+    assert torch.equal(got.cpu(), by_hand(torch.nn.functional.pad(points.cpu(), (0, 1)), 8))
+
+
+def test_wrong_arguments_are_named(backend, device):
+    points = points_of("normal", 5).to(device)
+    with pytest.raises(ValueError, match=r"at most the 5 points.*got 6"):
+        farthest_points(points, 6, backend=backend)
+    with pytest.raises(ValueError, match="must be an integer"):
+        farthest_points(points, [2, 3], backend=backend)
+    with pytest.raises(ValueError, match="must not be negative"):
+        farthest_points(points, -1, backend=backend)
+    with pytest.raises(ValueError, match="start must be a row of 5 points; got 5"):
+        farthest_points(points, 2, start=5, backend=backend)
+    assert farthest_points(points, 0, backend=backend).shape == (0,)
