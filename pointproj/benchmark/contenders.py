@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 import pointproj
-from pointproj.benchmark import peers
+from pointproj.benchmark import libraries, peers
 from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig, unknown
 from pointproj.benchmark.peers import Nearest, Pairs, Peer, gather_aggregate, padded_pairs
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
@@ -104,7 +104,7 @@ def _has(backend: str, operator: str) -> bool:
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
     """The peers to measure; parameters and errors as those of :func:`backend_names`."""
-    known = tuple(dict.fromkeys(peer.library.name for peer in peers.PEERS))
+    known = tuple(dict.fromkeys(peer.library.name for peer in libraries.PEERS))
     return _chosen("peers", asked_for, known)
 
 
@@ -176,7 +176,7 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
     for name in chosen:
         yield backend_contender(name, workload, missing_backend(name, device_type, workload.operator))
     known = peer_names(config.peers)
-    for peer in peers.PEERS:
+    for peer in libraries.PEERS:
         wanted = peer.operator == workload.operator and device_type in peer.library.devices
         takes_it = workload.peers == "all" or (workload.peers == "batched" and peer.batched)
         if peer.library.name in known and wanted and takes_it and _modes(peer, workload):
