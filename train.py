@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from pointproj.config import ConfigError, register_schema
 from pointproj.runtime import distributed, overrides, sweep
+from pointproj.runtime.errors import print_any_text
 from pointproj.runtime.run_folder import RunError, run_name
 from pointproj.runtime.signals import Stopped
 
@@ -23,7 +24,7 @@ register_schema()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-def train(composed: DictConfig) -> None:
+def run(composed: DictConfig) -> None:
     """Run one job; in a sweep each process calls this once a job."""
     from pointproj.training.job import run_job
 
@@ -32,6 +33,7 @@ def train(composed: DictConfig) -> None:
 
 def main() -> None:
     """Check the command line, run the job or all jobs; exit with 1 if one failed, 128 + N after signal N."""
+    print_any_text()
     try:
         overrides.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
         overrides.check_output(sys.argv[1:])
@@ -42,7 +44,7 @@ def main() -> None:
     # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        train()
+        run()
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped()
         print(stopped, file=sys.stderr)

@@ -137,8 +137,9 @@ def main(arguments: Arguments | None = None) -> int:
     if reason is not None:
         print(f"{given.command} is a command of the application: {reason}", file=sys.stderr)
         return 1
-    from pointproj.runtime.errors import exit_on_user_error
+    from pointproj.runtime.errors import exit_on_user_error, print_any_text
 
+    print_any_text()
     with exit_on_user_error():
         return APPLICATION[given.command].run(given.arguments) or 0
 

@@ -27,6 +27,10 @@ APPLICATION_PACKAGES = (
     "rich",
     "scipy",
     "manifold3d",
+    "trimesh",
+    "lxml",
+    "pooch",
+    "safetensors",
 )
 VARIANTS = {  # one for each CUDA
     "cuml": ("cuml-cu12", "cuml-cu13"),
@@ -96,6 +100,8 @@ def describe() -> Iterator[str]:
     for name in names():
         for device in ("cpu", "cuda"):
             yield f"  {name:8s} {device:5s} {_usable(name, device)}"
+    yield "library of the backend native"
+    yield from _native_library()
     yield "application"
     reason = missing_application()
     if reason is not None:
@@ -169,6 +175,30 @@ def _devices() -> Iterator[str]:
         memory = facts.total_memory / 2**30
         sm = f"sm_{facts.major}{facts.minor}"
         yield f"  {f'cuda:{number}':8s} {facts.name}, {sm}, {memory:.0f} GiB, driver {driver_version()}"
+
+
+def _native_library() -> Iterator[str]:
+    """Which file it is, what it holds, and whether it works; nothing is compiled for this."""
+    from pointproj.ops.backends.native.build import BUILD_AHEAD, IN_THE_WHEEL, architectures_here, find_build
+    from pointproj.ops.backends.native.compiler import LIBRARY
+
+    folder = find_build(architectures_here())
+    if folder is None:
+        packed = [f"that of the wheel is for {_held(found.name)}" for found in IN_THE_WHEEL.glob("*-*")]
+        why = "; ".join(packed) or "there is none in the package"
+        yield f"  none for this machine ({why}): it is built on first use, or by {BUILD_AHEAD}"
+        return
+    origin = "from the wheel" if folder.parent == IN_THE_WHEEL else "built here"
+    yield f"  {folder / LIBRARY}"
+    yield f"  {origin}, for {_held(folder.name)}"
+    for device in ("cpu",) if missing_gpu() else ("cpu", "cuda"):
+        yield f"  {_try_backend('native', device)}"
+
+
+def _held(folder: str) -> str:
+    from pointproj.ops.backends.native.compiler import held
+
+    return ", ".join(["the CPU", *(f"sm_{code}" for code in held(folder))])
 
 
 def _usable(name: str, device_type: str) -> str:

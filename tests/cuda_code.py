@@ -61,10 +61,10 @@ class Toolkit:
 
     def native(self, source: Path, architecture: int, into: Path) -> str:
         """Assembly of one of ``native``'s sources, with the flags of its build."""
-        from pointproj.ops.backends.native.build import HEADERS, _cuda_flags
+        from pointproj.ops.backends.native.compiler import HEADERS, cuda_flags
 
         made = into / f"{source.stem}-{architecture}.ptx"
-        flags = [*HEADERS, *_cuda_flags(()), f"-arch=compute_{architecture}"]
+        flags = [*HEADERS, *cuda_flags(()), f"-arch=compute_{architecture}"]
         subprocess.run([self.nvcc, *flags, "-ptx", "-o", made, source], check=True)
         return made.read_text(encoding="utf-8")
 
@@ -114,7 +114,7 @@ def _threads(name: str, assembly: str) -> int:
 
 def native(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
     """The kernels of all tasks, one name for all forms of a task."""
-    from pointproj.ops.backends.native.build import SOURCES
+    from pointproj.ops.backends.native.compiler import SOURCES
 
     def of(source: Path) -> list[Used]:
         return list(toolkit.used(toolkit.native(source, architecture, into), into))

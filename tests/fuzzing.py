@@ -16,21 +16,22 @@ import struct
 import tempfile
 import time
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 
 from pointproj.geometry.files import parse_mesh
 from pointproj.geometry.files.points import read_cloud
 from pointproj.geometry.meshes import MeshError
-from pointproj.runtime import memory
+from pointproj.runtime import memory, tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
-from tests.geometry.test_files import OTHER_FORMATS, READABLE, STL_FILES
+from tests.geometry.test_files import BOX_GLB, BOX_SCENE, BOX_TEXT, OTHER_FORMATS, READABLE, STL_FILES
 
 SECONDS = 5  # that one input may take
 MEGABYTES = 1024  # of address space that a process of this may add to what it has
@@ -87,6 +88,7 @@ def as_bytes(content: str | bytes) -> bytes:
 
 def mesh_reader(suffix: str) -> Reader:
     named = {f"{name}.off": text for name, text in READABLE.items()} | OTHER_FORMATS | STL_FILES
+    named |= {"box.glb": BOX_GLB, "box.gltf": BOX_TEXT, "box.3mf": BOX_SCENE.export(file_type="3mf")}
     seeds = [as_bytes(content) for name, content in named.items() if name.lower().endswith(suffix)]
 
     def read(content: bytes) -> None:
@@ -100,6 +102,12 @@ def mesh_reader(suffix: str) -> Reader:
 def array_file(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def archived(*arrays: np.ndarray, **named: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, *arrays, **named)
     return buffer.getvalue()
 
 
@@ -118,6 +126,7 @@ def cloud_reader(suffix: str, folder: Path) -> Reader:
             array_file(corners[:, :3].astype("f4")),
             array_file(np.ones((5, 3), int)),
         ],
+        ".npz": [archived(points=corners[:, :3], normals=corners[:, 3:]), archived(corners)],
         ".ply": [ply + "end_header\n" + text[3]],
         ".obj": ["".join(f"v {line}\n" for line in text[3].splitlines())],
     }
@@ -132,58 +141,59 @@ def cloud_reader(suffix: str, folder: Path) -> Reader:
     return Reader([as_bytes(content) for content in seeds[suffix]], read, MeshError)
 
 
-def checkpoint_content() -> bytes:
-    """A checkpoint, as bytes."""
+def checkpoint_content() -> dict[str, object]:
+    """What a checkpoint holds."""
     model = torch.nn.Linear(3, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    state = {
+    return {
+        "format": checkpoint.FORMAT,
+        "config": {"seed": 0, "data": {"root": None}},
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "position": {"losses": [[1, 0.5]]},
     }
-    buffer = io.BytesIO()
-    torch.save({"format": checkpoint.FORMAT, "config": {"seed": 0, "data": {"root": None}}, **state}, buffer)
-    return buffer.getvalue()
-
-
-def pickle_of(content: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return archive.read("archive/data.pkl")
 
 
 def checkpoint_reader(folder: Path, *, inside: bool) -> Reader:
-    """Of whole files, or with ``inside`` of files whose pickle is changed and whose checksums are right."""
-    whole = checkpoint_content()
+    """Of whole files, or with ``inside`` of files whose plain values are changed and whose sums are right."""
     path = folder / "last.pt"
+    tensor_file.save(path, checkpoint_content())
+    whole = path.read_bytes()
+    with safetensors.safe_open(path, framework="pt") as file:
+        text = file.metadata()["content"]
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
         loaded = checkpoint.load(path)
         assert isinstance(loaded["config"], dict)
 
-    def with_pickle(pickled: bytes) -> bytes:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(buffer, "w") as new:
-            for name in old.namelist():
-                new.writestr(name, pickled if name.endswith(".pkl") else old.read(name))
-        return buffer.getvalue()
+    def with_text(changed_text: bytes) -> bytes:
+        told = changed_text.decode(errors="replace")
+        total = tensor_file._check_sum(told, tensors)
+        return safetensors.torch.save(tensors, {"content": told, "crc32": str(total)})
 
     if inside:
-        return Reader([pickle_of(whole)], read, CheckpointError, with_pickle)
+        return Reader([text.encode()], read, CheckpointError, with_text)
     return Reader([whole], read, CheckpointError)
 
 
 def readers(folder: Path) -> dict[str, Reader]:
     """All readers by name; ``folder`` is theirs."""
-    meshes = {suffix: mesh_reader(suffix) for suffix in (".off", ".obj", ".ply", ".stl")}
-    clouds = {f"{suffix}, cloud": cloud_reader(suffix, folder) for suffix in (".xyz", ".npy", ".ply", ".obj")}
+    meshes = {
+        suffix: mesh_reader(suffix) for suffix in (".off", ".obj", ".ply", ".stl", ".glb", ".gltf", ".3mf")
+    }
+    clouds = {
+        f"{suffix}, cloud": cloud_reader(suffix, folder)
+        for suffix in (".xyz", ".npy", ".npz", ".ply", ".obj")
+    }
     return {
         **meshes,
         **clouds,
         ".pt": checkpoint_reader(folder, inside=False),
-        ".pt, pickle": checkpoint_reader(folder, inside=True),
+        ".pt, inside": checkpoint_reader(folder, inside=True),
     }
 
 

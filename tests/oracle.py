@@ -56,7 +56,9 @@ def probe(problem: Problem, sigma: float, seed: int = 1) -> Probe:
 def run(operator: str, problem: Problem, neighborhood: float, sigma: float | Tensor, **options) -> Tensor:
     """The public operator on a problem."""
     aggregate = pointproj.knn_aggregate if operator == "knn" else pointproj.radius_aggregate
-    return aggregate(*problem[:3], neighborhood, sigma=sigma, **problem.offsets, **options)
+    # Not by the property ``offsets``: torch.compile of torch 2.10 takes none of a named tuple.
+    options |= {"query_offsets": problem.query_offsets, "reference_offsets": problem.reference_offsets}
+    return aggregate(*problem[:3], neighborhood, sigma=sigma, **options)
 
 
 def specified(
@@ -130,8 +132,7 @@ def neighbors(operator: str, problem: Problem, neighborhood: float) -> Tensor:
         if operator == "knn":
             block.scatter_(1, reference.knn_search(mine, theirs, neighborhood), True)
         else:
-            distances = reference.squared_distances(mine, theirs).sqrt()
-            block.copy_(distances <= torch.tensor(neighborhood, dtype=distances.dtype))
+            block.copy_(reference.within(mine, theirs, neighborhood))
     return is_neighbor
 
 

@@ -9,7 +9,8 @@ import torch
 
 from pointproj import doctor
 from pointproj.ops.backends import torch as torch_backend
-from pointproj.ops.registry import names
+from pointproj.ops.backends.native import build, compiler
+from pointproj.ops.registry import load, names
 
 PROJECT = Path(__file__).resolve().parents[1]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
@@ -30,6 +31,47 @@ def test_report_names_every_backend_and_version(capsys: pytest.CaptureFixture):
     assert "  torch    cpu   yes: knn, radius" in text
     assert "  cuml     cpu   no: does not run on cpu; it runs on cuda" in text
     assert "\n  rmm      " in text
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("wheel", "words"),
+    [
+        (True, "from the wheel, for the CPU, sm_80, sm_90+PTX"),
+        (False, "built here, for the CPU"),
+    ],
+    ids=["wheel", "cache"],
+)
+def test_report_says_where_native_came_from_and_tries_it(
+    wheel: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    if load("native").unavailable():
+        pytest.skip(load("native").unavailable())
+    library = build.find_or_make(()) / compiler.LIBRARY
+    root, held = (tmp_path, ("80", "90+PTX")) if wheel else (tmp_path / "pointproj_native", ())
+    folder = root / compiler.folder_name(held)
+    folder.mkdir(parents=True)
+    (folder / compiler.LIBRARY).symlink_to(library)
+    monkeypatch.setattr(build, "IN_THE_WHEEL", tmp_path if wheel else tmp_path / "wheel")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lines = asked(capsys)[1].splitlines()
+    start = lines.index("library of the backend native")
+    assert lines[start + 1 : start + 4] == [
+        f"  {folder / compiler.LIBRARY}",
+        f"  {words}",
+        "  backend=native device=cpu, on cpu: works",
+    ]
+
+
+@without_gpu
+def test_report_says_that_native_has_yet_to_be_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr(build, "IN_THE_WHEEL", tmp_path / "wheel")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    text = asked(capsys)[1]
+    assert "  none for this machine (there is none in the package): it is built on first use, or by" in text
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("backend", ["torch", "warp", "auto"])

@@ -1,6 +1,7 @@
 """What is published: a wheel of the library alone, whose modules need nothing that it does not bring."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -74,15 +75,38 @@ def test_every_folder_belongs_to_the_library_or_to_the_application():
 
 
 def test_the_wheel_holds_the_library_and_the_sources_of_native_and_no_more(tmp_path: Path):
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tmp_path)
     shutil.copytree(PROJECT / "pointproj", tmp_path / "pointproj")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(tmp_path)]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    environment = os.environ | {"CXX": "no-such-compiler"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert (
+        "pointproj: native is not compiled into this wheel, all else is as usual: the C++ compiler "
+        "no-such-compiler is missing; install one with: apt-get install g++\n" in done.stdout
+    )
     (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
     contents = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    wanted = [*_wheel_modules().values(), *NATIVE_SOURCES]
+    wanted = [*_wheel_modules().values(), *NATIVE_SOURCES, PROJECT / "pointproj/py.typed"]
     assert contents == {file.relative_to(PROJECT).as_posix() for file in wanted}
+
+
+def test_a_wheel_with_the_library_is_of_one_platform_and_any_python(tmp_path: Path):
+    """With a compiler that writes empty files: the real one takes long, and runs in ``.ci/run``."""
+    shutil.copytree(PROJECT / "pointproj/ops/backends", tmp_path / "pointproj/ops/backends")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "pointproj/__init__.py"):
+        shutil.copy(PROJECT / name, tmp_path / name)
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; : > "$2"\n')
+    compiler.chmod(0o755)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(tmp_path)]
+    environment = os.environ | {"CXX": str(compiler), "CUDA_HOME": str(tmp_path)}
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)
+    (library,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert re.search(r"native/built/[0-9a-f]{16}-cpu/pointproj_native\.so$", library)
 
 
 def test_the_version_has_an_entry_in_the_changelog():
@@ -98,6 +122,16 @@ def test_constraints_name_a_version_of_every_dependency():
     # triton comes with torch, RAPIDS from an index of its own for each CUDA.
     needed = {name.replace("_", "-") for name in _names(requirements)} - rapids - {"pointproj", "triton"}
     assert not needed - pinned
+
+
+def test_the_set_for_cuda_12_is_what_the_extras_take():
+    text = (PROJECT / "constraints-cuda12.txt").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", text, flags=re.MULTILINE))
+    for requirement in [*CONFIG["project"]["dependencies"], *EXTRAS["train"], *EXTRAS["rapids-cu12"]]:
+        name, least = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
+        if name in pinned:
+            assert tuple(map(int, pinned[name].split("."))) >= tuple(map(int, least.split("."))), name
+    assert {"torch", "warp-lang", "numpy", "cuml-cu12", "rmm-cu12"} <= pinned.keys()
 
 
 def test_the_doctor_knows_the_packages_of_the_application():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
 from pointproj.compat.pair_sums import Inputs, Network, sum_all_pairs, sum_pairs
-from pointproj.ops.neighbor_lists import radius_neighbors
+from pointproj.compat.pairs import coordinates, number_or_tensor, squared_lengths, within
 
 SMALLEST_DISTANCE = 1e-7  # what the library takes a distance of 0 for
 TRANSFORMS = ("linear_kernelonly", "linear", "nonlinear_kernelonly", "nonlinear")
@@ -38,16 +38,16 @@ class NeighborSearch(nn.Module):
         self.return_norm = return_norm
 
     def forward(self, data: Tensor, queries: Tensor, radius: float) -> dict[str, Tensor]:
-        """Find the neighbours; this waits for the device, because their number is the size of the result.
+        """Find the neighbours, for which the host waits: their number is the size of the result.
 
         Parameters
         ----------
         data : (n, d) float tensor
-            The points to find, d = 2 or 3, float32 or float64.
+            The points to find. With d above 3 all pairs are compared, in chunks.
         queries : (m, d) float tensor
-            Of the same dtype.
+            Where to search from.
         radius : float
-            In the units of the points, positive.
+            In the units of the points, 0 or more.
 
         Returns
         -------
@@ -59,14 +59,15 @@ class NeighborSearch(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            As :func:`pointproj.radius_neighbors`.
+            For points that do not go together, and for a negative radius.
         """
-        points = (queries, data) if self.return_norm else (queries.detach(), data.detach())
-        found = radius_neighbors(*points, radius, capacity=None)
-        result = {"neighbors_index": found.indices, "neighbors_row_splits": found.row_splits}
+        queries, data = coordinates(queries=queries, data=data)
+        reach = number_or_tensor("radius", radius, (), data)
+        found = within(queries.detach(), data.detach(), reach)
+        result = {"neighbors_index": found.rows, "neighbors_row_splits": found.row_splits}
         if self.return_norm:
-            distances = found.distances
-            result["weights"] = torch.where(distances == 0, SMALLEST_DISTANCE, distances) ** 2
+            squared = squared_lengths(queries[found.queries] - data[found.rows])
+            result["weights"] = torch.where(squared == 0, SMALLEST_DISTANCE**2, squared)
         return result
 
 

@@ -1,98 +1,286 @@
-"""What several drop-ins share: points as other libraries take them, and pairs by their squared distance."""
+"""What the drop-ins share: points as other libraries take them, and two searches for any of these points.
+
+:func:`nearest` and :func:`within` take any number of coordinates, clouds without points, more neighbours than
+there are points, and every radius.
+"""
+
+import functools
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pointproj.ops import brute_force
+from pointproj.ops.clouds import Clouds, checked_clouds, queries_of
+from pointproj.ops.distances import with_gradient
+from pointproj.ops.functional import build_index, knn
 from pointproj.ops.neighbor_lists import radius_neighbors
 
+Radius = float | Float[Tensor, "*batch q"]
 
-def coordinates(name: str, points: Tensor) -> Float[Tensor, "*points 2|3"]:
-    """Points in the dtypes and shapes that the operators take, with the same distances.
+
+class Pairs(NamedTuple):
+    """Pairs of a query and a reference point, by query, then by reference point.
+
+    Attributes
+    ----------
+    row_splits : (Q + 1,) int64 tensor
+        The pairs of query i are ``row_splits[i]:row_splits[i + 1]``.
+    queries, rows : (pairs,) int64 tensors
+        Rows of the packed points.
+    distances : (pairs,) float tensor
+        Differentiable twice in both sets of points.
+    """
+
+    row_splits: Int[Tensor, " q+1"]
+    queries: Int[Tensor, " pairs"]
+    rows: Int[Tensor, " pairs"]
+    distances: Float[Tensor, " pairs"]
+
+
+def array(name: str, values: object) -> Tensor:
+    """A tensor; arrays and lists of numbers become one, on the CPU."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}"
+        ) from error
+
+
+def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
+    """Points in the dtypes and shapes that the operators take, with the same distances, all in one dtype.
 
     Half precision becomes float32 and integers float64, so no distance is rounded more than its points were.
     Points on a line get a second coordinate, which is 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        By the names that are given here, for what is no tensor of real numbers, and for sets of points with
+        different numbers of coordinates, or on different devices.
     """
-    if points.dtype in (torch.float16, torch.bfloat16):
-        points = points.float()
-    elif not points.is_floating_point():
-        points = points.double()
-    if points.shape[-1] == 1:
-        points = torch.nn.functional.pad(points, (0, 1))
-    if points.shape[-1] not in (2, 3):
-        raise ValueError(
-            f"{name} must have 1 to 3 coordinates; got {points.shape[-1]}, shape {tuple(points.shape)}: "
-            "spaces of features need a search that compares all pairs, as the library replaced here has"
+    widened = {name: _widened(name, values) for name, values in points.items()}
+    (first, like), *others = widened.items()
+    for name, values in others:
+        if values.shape[-1] != like.shape[-1]:
+            raise ValueError(
+                f"{first} and {name} must have equally many coordinates; got shapes {tuple(like.shape)} and "
+                f"{tuple(values.shape)}"
+            )
+        if values.device != like.device:
+            raise ValueError(f"{first} is on {like.device} and {name} on {values.device}: move one of them")
+    dtype = functools.reduce(torch.promote_types, (values.dtype for values in widened.values()))
+    on_a_line = like.shape[-1] == 1
+    return tuple(
+        torch.nn.functional.pad(values.to(dtype), (0, 1)) if on_a_line else values.to(dtype)
+        for values in widened.values()
+    )
+
+
+def _widened(name: str, points: Tensor) -> Tensor:
+    if not isinstance(points, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(points).__name__}")
+    if points.is_complex():
+        raise TypeError(
+            f"{name} must be real; got {points.dtype}: torch.view_as_real makes coordinates of it"
         )
-    return points
+    if points.ndim == 0 or points.shape[-1] == 0:
+        raise ValueError(f"{name} must have shape (..., coordinates); got {tuple(points.shape)}")
+    if points.dtype in (torch.float16, torch.bfloat16):
+        return points.float()
+    return points if points.is_floating_point() else points.double()
 
 
-def squared_lengths(displacements: Float[Tensor, "*pairs 2|3"]) -> Float[Tensor, "*pairs"]:
-    """dx dx + dy dy (+ dz dz), rounded after every operation in this order, as all these libraries do it."""
+def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Tensor) -> Radius:
+    """A radius as users of arrays give it: one number, or one for each of ``shape``.
+
+    Raises
+    ------
+    ValueError
+        For a negative number, NaN, or another shape.
+    """
+    if not isinstance(radius, float | int):
+        radius = array(name, radius)
+        if radius.ndim == 0:
+            radius = radius.item()
+    if isinstance(radius, Tensor):
+        try:
+            return radius.detach().to(like).expand(shape)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{name} must be a number, or have shape {shape}; got {tuple(radius.shape)}"
+            ) from error
+    if not radius >= 0:
+        raise ValueError(f"{name} must not be negative; got {radius}")
+    return float(radius)
+
+
+def squared_lengths(displacements: Float[Tensor, "*pairs d"]) -> Float[Tensor, "*pairs"]:
+    """dx dx + dy dy + ..., rounded after every operation in this order, as all these libraries do it."""
     first, *rest = (axis * axis for axis in displacements.unbind(-1))
     return sum(rest, first)
 
 
-def boundary(radius: float | Tensor, points: Tensor) -> tuple[float | Tensor, float | Tensor]:
+def nearest(
+    query_points: Float[Tensor, "*batch q d"],
+    reference_points: Float[Tensor, "*batch n d"],
+    k: int,
+    **search: object,
+) -> tuple[Float[Tensor, "*batch q k"], Int[Tensor, "*batch q k"]]:
+    """:func:`pointproj.knn`, where neighbours beyond the last point have the distance inf and row -1."""
+    found = min(k, reference_points.shape[-2])
+    if found:
+        distances, rows = knn(query_points, reference_points, found, **search)
+    else:
+        rows = torch.empty(*query_points.shape[:-1], 0, dtype=torch.int64, device=query_points.device)
+        distances = rows.to(query_points.dtype)
+    if found == k:
+        return distances, rows
+    pad = torch.nn.functional.pad
+    return pad(distances, (0, k - found), value=torch.inf), pad(rows, (0, k - found), value=-1)
+
+
+def within(
+    query_points: Float[Tensor, "*batch q d"],
+    reference_points: Float[Tensor, "*batch n d"],
+    radius: Radius,
+    query_offsets: Int[Tensor, " clouds+1"] | None = None,
+    reference_offsets: Int[Tensor, " clouds+1"] | None = None,
+) -> Pairs:
+    """All pairs with ``distance <= radius``, which compiles; waits for the device.
+
+    A radius of 0 finds coincident points, one beyond the largest number all that are not infinitely far.
+    """
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets, in_space=False)
+    number, radii = (0.0, radius.reshape(-1)) if isinstance(radius, Tensor) else (radius, None)
+    row_splits, rows, distances = _within(*clouds.detached(), number, radii)
+    distances = with_gradient(distances, rows, clouds, row_splits)
+    return Pairs(row_splits, queries_of(row_splits, rows.shape[0]), rows, distances)
+
+
+@torch.library.custom_op("pointproj::pairs_within", mutates_args=())
+def _within(
+    query_points: Tensor,
+    query_offsets: Tensor | None,
+    reference_points: Tensor,
+    reference_offsets: Tensor | None,
+    clouds: int,
+    radius: float,
+    radii: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Row splits, rows and distances for a radius, or the radius of each query if these are given."""
+    limits = torch.finfo(query_points.dtype)
+    if radii is not None:
+        reach = radii.detach().clamp(limits.tiny, limits.max)
+    else:
+        reach = min(max(radius, limits.tiny), limits.max)
+    packed = Clouds(
+        query_points.detach(), query_offsets, reference_points.detach(), reference_offsets, clouds
+    )
+    if query_points.shape[1] > 3:
+        every = query_points.new_full((len(query_points),), reach) if radii is None else reach
+        return brute_force.radius_list(packed, every)
+    if not (len(query_points) and len(reference_points)):
+        splits = torch.zeros(len(query_points) + 1, dtype=torch.int64, device=query_points.device)
+        return splits, splits.new_empty(0), query_points.new_empty(0)
+    offsets = query_offsets, reference_offsets
+    if clouds > 1 and query_offsets is None:
+        numbers = torch.arange(clouds + 1, device=query_points.device)
+        offsets = tuple(numbers * (len(p) // clouds) for p in (query_points, reference_points))
+    found = radius_neighbors(
+        packed.query_points,
+        packed.reference_points,
+        reach,
+        capacity=None,
+        query_offsets=offsets[0],
+        reference_offsets=offsets[1],
+    )
+    return found.row_splits, found.indices, found.distances
+
+
+@_within.register_fake
+def _(query_points: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
+    pairs = torch.library.get_ctx().new_dynamic_size()
+    row_splits = query_points.new_empty(query_points.shape[0] + 1, dtype=torch.int64)
+    return row_splits, row_splits.new_empty(pairs), query_points.new_empty(pairs)
+
+
+def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     """Radius to search with and its square, for libraries that compare squares.
 
     They take a pair by comparing its squared distance with radius * radius. Rounded square roots do not
     decide that, but they never change the order: a search up to the root of the rounded square finds every
-    pair with a smaller square or the same, and the squares choose among those. A radius of 0 is one: the
-    search goes as little beyond as it can.
+    pair with a smaller square or the same, and the squares choose among those. With more coordinates than
+    three the search is in float64, and goes farther by what their squares may be off.
     """
-    least = torch.finfo(points.dtype).tiny
+    farther = 1 + (points.shape[-1] > 3) * points.shape[-1] * torch.finfo(points.dtype).eps
     if isinstance(radius, Tensor):
         squared = radius.to(points).square()
-        return squared.sqrt().clamp(min=least), squared
+        return squared.sqrt() * farther, squared
     squared = torch.tensor(radius * radius, dtype=points.dtype)  # of Python's own precision, then rounded
-    return max(squared.sqrt().item(), least), squared.item()
+    return squared.sqrt().item() * farther, squared.item()
 
 
 def pairs_within(
-    query_points: Float[Tensor, "*batch q 2|3"],
-    reference_points: Float[Tensor, "*batch n 2|3"],
-    radius: float | Float[Tensor, "*batch q"],
+    query_points: Float[Tensor, "*batch q d"],
+    reference_points: Float[Tensor, "*batch n d"],
+    radius: Radius,
     *,
     inclusive: bool,
-    **search: object,
+    box: tuple[float, ...] | None = None,
+    **offsets: Int[Tensor, " clouds+1"] | None,
 ) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"], Float[Tensor, " pairs"]]:
     """All pairs within the radius, by query, then by reference point; waits for the device twice.
 
     Parameters
     ----------
-    query_points, reference_points : (..., 2) or (..., 3) float tensors
+    query_points, reference_points : (..., d) float tensors
         From :func:`coordinates`; one cloud or a dense batch.
     radius : float or tensor, one for each query
     inclusive : bool
         Whether pairs belong to it whose squared distance is exactly radius * radius.
-    **search
-        Of :func:`pointproj.radius_neighbors`.
+    box : tuple of float, optional
+        Of :func:`pointproj.radius_neighbors`, for 2 or 3 coordinates.
+    **offsets
+        Of :func:`within`.
 
     Returns
     -------
     queries : (pairs,) int64 tensor
         Rows of the queries, of dense batches packed.
-    indices : (pairs,) int64 tensor
+    rows : (pairs,) int64 tensor
         Rows of the reference points, of dense batches within the cloud.
     squared : (pairs,) float tensor
         Squared distances, differentiable twice in both sets of points.
     """
     reach, squared_radius = boundary(radius, query_points)
-    found = radius_neighbors(
-        query_points, reference_points, reach, capacity=None, displacements=True, **search
-    )
-    queries = found.query_indices
-    squared = squared_lengths(found.displacements)
+    if box is None:
+        found = within(query_points, reference_points, reach, **offsets)
+        queries, rows = found.queries, found.rows
+        delta = query_points.flatten(0, -2)[queries] - reference_points.flatten(0, -2)[rows]
+    else:
+        least = torch.finfo(query_points.dtype).tiny
+        reach = reach.clamp(min=least) if isinstance(reach, Tensor) else max(reach, least)
+        found = radius_neighbors(
+            query_points, reference_points, reach, capacity=None, displacements=True, box=box
+        )
+        queries, rows, delta = found.query_indices, found.indices, found.displacements
+    squared = squared_lengths(delta)
     limit = squared_radius.flatten()[queries] if isinstance(squared_radius, Tensor) else squared_radius
-    inside = squared <= limit if inclusive else squared < limit
-    chosen = inside.nonzero()[:, 0]
-    return queries[chosen], found.indices[chosen], squared[chosen]
+    chosen = (squared <= limit if inclusive else squared < limit).nonzero()[:, 0]
+    queries, rows = queries[chosen], rows[chosen]
+    if query_points.ndim == 3:
+        rows = rows - queries // query_points.shape[1] * reference_points.shape[1]
+    return queries, rows, squared[chosen]
 
 
 def first_within(
-    query_points: Float[Tensor, "b q 2|3"], reference_points: Float[Tensor, "b n 2|3"], radius: float, k: int
+    query_points: Float[Tensor, "b q d"], reference_points: Float[Tensor, "b n d"], radius: float, k: int
 ) -> tuple[Float[Tensor, "b q k"], Int[Tensor, "b q k"]]:
     """The first k reference points, by their index, that are nearer than the radius.
 
@@ -115,6 +303,33 @@ def first_within(
     indices = found.new_full((rows * k + 1,), -1).scatter(0, slots, found)
     squares = squared.new_zeros(rows * k + 1).scatter(0, slots, squared)
     return squares[:-1].view(shape), indices[:-1].view(shape)
+
+
+class SearchedPoints:
+    """Points that several calls search, and their index where that is of use."""
+
+    def __init__(self, **points: Tensor) -> None:
+        """Take one set of points, by the name that errors tell."""
+        self.given = points
+        (searched,) = coordinates(**points)
+        with_index = searched.shape[0] > 0 and searched.shape[1] <= 3
+        self._index = build_index(searched.detach()) if with_index else None
+
+    def beside(self, **query: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and these points as :func:`coordinates` gives them."""
+        return coordinates(**query, **self.given)
+
+    def nearest(self, k: int, box: tuple[float, ...] | None = None, **query: Tensor) -> tuple[Tensor, Tensor]:
+        """:func:`nearest` of queries."""
+        query_points, points = self.beside(**query)
+        usable = self._index is not None and self._index.dtype == points.dtype
+        return nearest(query_points, points, k, box=box, index=self._index if usable else None)
+
+
+def by_distance(queries: Int[Tensor, " pairs"], squared: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
+    """The order of pairs by query, then by distance, ties as they were."""
+    nearest_first = squared.argsort(stable=True)
+    return nearest_first[queries[nearest_first].argsort(stable=True)]
 
 
 def split(values: Tensor, counts: Int[Tensor, " rows"]) -> np.ndarray:

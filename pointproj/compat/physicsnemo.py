@@ -21,10 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from pointproj.ops import functional
-from pointproj.ops.arguments import checked_radius
+from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
 from pointproj.ops.clouds import as_dtype
-from pointproj.ops.neighbor_lists import radius_neighbors
 from pointproj.ops.scalars import scalar
 
 NAME = "pointproj"  # of the implementations
@@ -41,6 +39,7 @@ def radius_search(
     max_points: int | None = None,
     return_dists: bool = False,
     return_points: bool = False,
+    implementation: str | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Points within a radius of each query: the nearest ``max_points``, or all.
 
@@ -49,14 +48,16 @@ def radius_search(
     points : (N, 3) or (B, N, 3) float tensor
         The points to find. float16 and bfloat16 are searched in float32.
     queries : (Q, 3) or (B, Q, 3) float tensor
-        Of the same rank and dtype.
+        Of the same rank. Where the dtypes differ, both are searched in the wider one.
     radius : float
-        In the units of the points, positive; a point at this distance is within.
+        In the units of the points, 0 or more; a point at this distance is within.
     max_points : int, optional
-        Slots of each query: fixed shapes, which compile and never wait for the device. None finds all
-        neighbours and waits once.
+        Slots of each query: fixed shapes, which never wait for the device. None finds all neighbours and
+        waits twice.
     return_dists, return_points : bool
         Whether to return the distances and the points, in the dtype of ``points``.
+    implementation : str, optional
+        Not read: it chooses among the library's own.
 
     Returns
     -------
@@ -73,19 +74,18 @@ def radius_search(
     ValueError
         If the ranks or batches differ, as in the library.
     TypeError, ValueError
-        As :func:`pointproj.radius_neighbors`.
+        For a negative radius, and for points that are not real numbers or not on one device.
     RuntimeError
         If there are more pairs than int32 counts, as in the library.
     """
     _check_ranks(points, queries)
     dtype = points.dtype
-    points, queries = _wide(points), _wide(queries)
+    points, queries = coordinates(points=points, queries=queries)
+    radius = number_or_tensor("radius", radius, (), points)
     if not return_dists:
         queries = queries.detach()
-    if max_points is None:
-        indices, neighbors, distances = _all_within(points, queries, radius)
-    else:
-        indices, neighbors, distances = _nearest_within(points, queries, radius, max_points)
+    search = _all_within if max_points is None else _nearest_within
+    indices, neighbors, distances = search(points, queries, radius, max_points)
     found = [as_dtype(indices, torch.int32)]
     if return_points:
         found.append(as_dtype(neighbors(), dtype))
@@ -94,37 +94,41 @@ def radius_search(
     return tuple(found) if len(found) > 1 else found[0]
 
 
-def knn(points: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def knn(points: Tensor, queries: Tensor, k: int, implementation: str | None = None) -> tuple[Tensor, Tensor]:
     """The k nearest points of each query.
 
     Parameters
     ----------
     points : (N, D) float tensor
-        The points to find, D = 2 or 3. float16 and bfloat16 are searched in float32.
+        The points to find. float16 and bfloat16 are searched in float32. With more than 3 coordinates all
+        pairs are compared, in chunks, and the host waits for the device.
     queries : (Q, D) float tensor
         Of the same dtype, on the same device.
     k : int
-        1 to N.
+        How many.
+    implementation : str, optional
+        Not read: it chooses among the library's own.
 
     Returns
     -------
     indices : (Q, k) int64 tensor
-        Nearest first, equal distances by the lower index.
+        Nearest first, equal distances by the lower index. N beyond the N-th, as in its scipy implementation.
     distances : (Q, k) tensor
-        In the dtype of the points. Differentiable in both sets of points, as in the library's torch
-        implementation; those of scipy and cuML, which it prefers, have no gradient.
+        In the dtype of the points, inf beyond the N-th. Differentiable in both sets of points, as in the
+        library's torch implementation; those of scipy and cuML, which it prefers, have no gradient.
 
     Raises
     ------
     ValueError
-        If devices or dtypes differ, as in the library, or k > N.
+        If devices or dtypes differ, as in the library, or k is below 1.
     """
     for what in ("device", "dtype"):
         one, other = getattr(points, what), getattr(queries, what)
         if one != other:
             raise ValueError(f"points and queries must have the same {what}, got {one} and {other}")
-    distances, indices = functional.knn(_wide(queries), _wide(points), k)
-    return indices, distances.to(points.dtype)
+    reference_points, query_points = coordinates(points=points, queries=queries)
+    distances, indices = nearest(query_points, reference_points, k)
+    return torch.where(indices < 0, len(points), indices), distances.to(points.dtype)
 
 
 class BQWarp(nn.Module):
@@ -182,9 +186,8 @@ def install() -> None:
     """Let the library choose these functions, in its models too; a second call changes nothing.
 
     They join its function specs as the implementation "pointproj", which is the default from here on. The
-    others stay: ``radius_search(..., implementation="warp")``. Points that :func:`knn` does not take, of
-    other than 2 or 3 coordinates, go where they went before. Sharded tensors have an implementation in Warp
-    alone: name it for them.
+    others stay: ``radius_search(..., implementation="warp")``. Sharded tensors have an implementation in
+    Warp alone: name it for them.
 
     Raises
     ------
@@ -202,9 +205,7 @@ def install() -> None:
     theirs = KNN.dispatch  # it chooses by name and not by rank
 
     def dispatch(cls, points: Tensor, queries: Tensor, k: int, implementation: str | None = None):
-        if implementation is None and points.shape[-1] in (2, 3):
-            implementation = NAME
-        return theirs(points, queries, k, implementation)
+        return theirs(points, queries, k, implementation or NAME)
 
     KNN.dispatch = classmethod(dispatch)
     _replaced.append(theirs)
@@ -228,10 +229,11 @@ def _nearest_within(
     shape, size = (*queries.shape[:-1], max_points), points.shape[-2]
     if points.ndim == 3 and len(points) == 1:
         points, queries = points[0], queries[0]
-    radius = checked_radius(radius, points.dtype)
     # A search of the nearest ends where it has them, one within a radius meets all that are within.
-    distances, rows = functional.knn(queries, points, min(max_points, size), index_dtype=torch.int32)
-    missing = (distances.detach() <= scalar(radius, points.dtype, points.device)).logical_not_()  # or NaN
+    distances, rows = nearest(queries, points, min(max_points, size), index_dtype=torch.int32)
+    limits = torch.finfo(points.dtype)
+    reach = scalar(min(max(radius, limits.tiny), limits.max), points.dtype, points.device)
+    missing = (distances.detach() <= reach).logical_not_()  # or NaN
 
     def filled(found: Tensor, *of_pair: int) -> Tensor:
         """0 in empty slots."""
@@ -245,26 +247,27 @@ def _nearest_within(
         at = rows.clamp(min=0)
         if points.ndim == 3:
             at = at + torch.arange(0, points.shape[:2].numel(), size, device=at.device)[:, None, None]
-        found = points.reshape(-1, 3).index_select(0, at.flatten())
-        return filled(found.view(*rows.shape, 3), 3)
+        found = points.flatten(0, -2).index_select(0, at.flatten())
+        return filled(found.view(*rows.shape, points.shape[-1]), points.shape[-1])
 
     return filled(rows.clone()), neighbors, lambda: filled(distances.clone())
 
 
 def _all_within(
-    points: Tensor, queries: Tensor, radius: float
+    points: Tensor, queries: Tensor, radius: float, _: None
 ) -> tuple[Tensor, Callable[[], Tensor], Callable[[], Tensor]]:
     """Indices (2 or 3, M), and functions that give the points there, and distances (M,)."""
-    found = radius_neighbors(queries, points, radius, capacity=None)
-    if len(found.indices) >= MOST_PAIRS:
+    found = within(queries, points, radius)
+    if not torch.compiler.is_compiling() and len(found.rows) >= MOST_PAIRS:
         raise RuntimeError(
-            f"found {len(found.indices)} neighbors, expected fewer than 2**31 - 1: set max_points"
+            f"found {len(found.rows)} neighbors, expected fewer than 2**31 - 1: set max_points"
         )
-    rows, pairs = found.indices, [found.query_indices, found.indices]
+    pairs = [found.queries, found.rows]
     if points.ndim == 3:
-        clouds = found.query_indices // queries.shape[1]
-        rows, pairs = rows + clouds * points.shape[1], [clouds, pairs[0] % queries.shape[1], pairs[1]]
-    return torch.stack(pairs), lambda: points.reshape(-1, 3).index_select(0, rows), lambda: found.distances
+        clouds = found.queries // queries.shape[1]
+        pairs = [clouds, found.queries % queries.shape[1], found.rows % points.shape[1]]
+    chosen = points.flatten(0, -2)
+    return torch.stack(pairs), lambda: chosen.index_select(0, found.rows), lambda: found.distances
 
 
 def _check_ranks(points: Tensor, queries: Tensor) -> None:
@@ -276,7 +279,3 @@ def _check_ranks(points: Tensor, queries: Tensor) -> None:
         raise ValueError(
             f"Batch dimensions must match: points has {points.shape[0]}, queries has {queries.shape[0]}"
         )
-
-
-def _wide(points: Tensor) -> Tensor:
-    return points.float() if points.dtype in (torch.float16, torch.bfloat16) else points

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from pointproj.compat.pairs import first_within
-from pointproj.ops.functional import knn
+from pointproj.compat.pairs import coordinates, first_within, nearest
 
 __all__ = ["ball_query", "three_interpolate", "three_nn"]
 
@@ -37,12 +36,11 @@ def three_nn(
     Raises
     ------
     TypeError, ValueError
-        As for :func:`pointproj.knn`.
+        For points that do not go together.
     """
-    k = min(3, known.shape[1])
-    dist, idx = knn(unknown, known, k)
-    dist = torch.nn.functional.pad(dist, (0, 3 - k), value=torch.inf)
-    return dist, torch.nn.functional.pad(idx.clamp(min=0), (0, 3 - k)).int()
+    _check(unknown=unknown, known=known)
+    dist, idx = nearest(*coordinates(unknown=unknown, known=known), 3)
+    return dist.to(unknown.dtype), idx.clamp(min=0).int()
 
 
 def three_interpolate(
@@ -106,7 +104,17 @@ def ball_query(
     Raises
     ------
     TypeError, ValueError
-        As for :func:`pointproj.radius_neighbors`.
+        As for :func:`three_nn`.
     """
-    _, idx = first_within(new_xyz.detach(), xyz.detach(), radius, nsample)
+    _check(new_xyz=new_xyz, xyz=xyz)
+    query_points, reference_points = coordinates(new_xyz=new_xyz.detach(), xyz=xyz.detach())
+    _, idx = first_within(query_points, reference_points, radius, nsample)
     return torch.where(idx < 0, idx[..., :1], idx).clamp(min=0).int()
+
+
+def _check(**clouds: Tensor) -> None:
+    """Dense batches of equally many clouds."""
+    shapes = {name: tuple(points.shape) for name, points in clouds.items()}
+    if any(len(shape) != 3 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        got = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"expected equally many clouds (B, points, 3), got {got}")

@@ -6,9 +6,9 @@ They take the boundaries of clouds instead of batch vectors, so nothing has to b
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.edges import Edges, directed, knn_edges, radius_edges
+from pointproj.compat.edges import Edges, knn_edges, nearest_rows, radius_edges
 
-__all__ = ["knn", "knn_graph", "radius", "radius_graph"]
+__all__ = ["knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
 Boundaries = Int[Tensor, " clouds+1"]
 
@@ -27,7 +27,7 @@ def knn(
     Parameters
     ----------
     x, y : (N, D) and (M, D) tensors
-        Points, with D = 1 to 3 coordinates.
+        Points. With more than 3 coordinates, all pairs are compared, in chunks.
     k : int
         Neighbours of each point.
     ptr_x, ptr_y : (B + 1,) integer tensors, optional
@@ -81,7 +81,7 @@ def knn_graph(
         As for :func:`knn`.
     """
     edges = knn_edges(x, x, k, ptr, ptr, cosine=cosine, skip_self=not loop)
-    return directed(edges, flow, neighbors_first="target_to_source")
+    return _directed(edges, flow)
 
 
 def radius(
@@ -150,4 +150,36 @@ def radius_graph(
         As for :func:`knn`.
     """
     edges = radius(x, x, r, ptr, ptr, max_num_neighbors, num_workers, ignore_same_index=not loop)
-    return directed(edges, flow, neighbors_first="target_to_source")
+    return _directed(edges, flow)
+
+
+def nearest(
+    x: Float[Tensor, "n d"],
+    y: Float[Tensor, "m d"],
+    ptr_x: Boundaries | None = None,
+    ptr_y: Boundaries | None = None,
+) -> Int[Tensor, " n"]:
+    """For each point of ``x`` the nearest point of ``y``: the other way round than :func:`knn`.
+
+    Parameters
+    ----------
+    x, y, ptr_x, ptr_y
+        As for :func:`knn`.
+
+    Returns
+    -------
+    (N,) int64 tensor
+        Rows of ``y``; -1 where there is none. Nothing waits for the device up to 3 coordinates.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for :func:`knn`.
+    """
+    return nearest_rows(x, y, ptr_x, ptr_y)
+
+
+def _directed(edges: Edges, flow: str) -> Edges:
+    if flow not in ("source_to_target", "target_to_source"):
+        raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got {flow!r}")
+    return edges.flip(0) if flow == "target_to_source" else edges

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import coordinates, first_within, squared_lengths
-from pointproj.ops.functional import knn
+from pointproj.compat.pairs import coordinates, first_within, nearest, squared_lengths
 
 __all__ = ["ball_query", "knn_gather", "knn_points"]
 
@@ -53,7 +52,8 @@ def knn_points(
     Parameters
     ----------
     p1 : (B, P1, D) float tensor
-        Points that are searched for, D = 1 to 3.
+        Points that are searched for. With D above 3 all pairs are compared, in chunks, and the host waits for
+        the device.
     p2 : (B, P2, D) float tensor
         Points that are found.
     lengths1, lengths2 : (B,) int64 tensors, optional
@@ -79,19 +79,17 @@ def knn_points(
     Raises
     ------
     ValueError
-        For clouds that do not go together, more than 3 coordinates, or a norm other than 2.
+        For clouds that do not go together, or a norm other than 2.
     """
     _check(p1, p2)
     if norm != 2:
         raise ValueError(f"Support for norm 2 alone, PyTorch3D has 1 as well; got {norm}")
-    query_points, reference_points = coordinates("p1", p1), coordinates("p2", p2)
-    k = min(K, p2.shape[1])
-    distances, idx = knn(query_points.detach(), _without_padding(reference_points.detach(), lengths2), k)
-    absent = distances.isinf() | _beyond(p1, lengths1)
+    query_points, reference_points = coordinates(p1=p1, p2=p2)
+    _, idx = nearest(query_points.detach(), _without_padding(reference_points.detach(), lengths2), K)
+    idx = idx.masked_fill(_beyond(p1, lengths1), -1)
     # Squared once more, distances would have no second derivative at 0.
-    dists = squared_lengths(query_points[:, :, None] - _gathered(reference_points, idx.clamp(min=0)))
-    dists, idx = dists.masked_fill(absent, 0.0), idx.masked_fill(absent, 0)
-    dists, idx = (torch.nn.functional.pad(found, (0, K - k)) for found in (dists, idx))
+    dists = squared_lengths(query_points[:, :, None] - _gathered(reference_points, idx))
+    dists, idx = dists.masked_fill(idx < 0, 0.0), idx.clamp(min=0)
     return KNN(dists, idx, knn_gather(p2, idx, lengths2) if return_nn else None)
 
 
@@ -112,7 +110,7 @@ def knn_gather(
     Returns
     -------
     (B, L, K, U) tensor
-        0 in column k of clouds with at most k rows. Nothing waits for the device.
+        0 in column k of clouds with at most k rows, and for the index -1. Nothing waits for the device.
 
     Raises
     ------
@@ -170,16 +168,21 @@ def ball_query(
         As for :func:`knn_points`.
     """
     _check(p1, p2)
-    query_points, reference_points = coordinates("p1", p1), coordinates("p2", p2)
+    query_points, reference_points = coordinates(p1=p1, p2=p2)
     dists, idx = first_within(query_points, _without_padding(reference_points, lengths2), radius, K)
     absent = (idx < 0) | _beyond(p1, lengths1)
     dists, idx = dists.masked_fill(absent, 0.0), idx.masked_fill(absent, -1)
     if not return_nn:
         return KNN(dists, idx, None)
-    return KNN(dists, idx, _gathered(p2, idx.clamp(min=0)).masked_fill(absent[..., None], 0.0))
+    return KNN(dists, idx, _gathered(p2, idx))
 
 
 def _check(p1: Tensor, p2: Tensor) -> None:
+    for name, points in (("p1", p1), ("p2", p2)):
+        if points.ndim != 3:
+            raise ValueError(
+                f"{name} must have shape (clouds, points, coordinates); got {tuple(points.shape)}"
+            )
     if p1.shape[0] != p2.shape[0]:
         raise ValueError(
             f"pts1 and pts2 must have the same batch dimension; got {tuple(p1.shape)} and {tuple(p2.shape)}"
@@ -204,5 +207,8 @@ def _beyond(points: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _gathered(x: Tensor, idx: Tensor) -> Tensor:
+    """Rows of x, 0 for row -1."""
+    if not x.shape[1]:
+        return x.new_zeros(*idx.shape, x.shape[2])
     batch = torch.arange(len(x), device=x.device)[:, None, None]
-    return x[batch, idx]
+    return x[batch, idx.clamp(min=0)].masked_fill(idx[..., None] < 0, 0.0)

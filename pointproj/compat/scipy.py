@@ -1,11 +1,13 @@
 """``scipy.spatial.cKDTree`` on tensors, by its names and signatures: the searches for single points.
 
+Arrays and lists are taken as tensors on the CPU; results are tensors.
+
 Distances get gradients, everything stays on the device of the points and in their dtype (scipy computes in
 float64), and nothing is a tree: the search structure is that of :func:`pointproj.build_index`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -13,8 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import coordinates, pairs_within, split
-from pointproj.ops.functional import build_index, knn
+from pointproj.compat.pairs import SearchedPoints, array, number_or_tensor, pairs_within, split
 
 __all__ = ["KDTree", "cKDTree"]
 
@@ -25,11 +26,12 @@ class cKDTree:  # noqa: N801 - its name there
     Parameters
     ----------
     data : (n, m) tensor
-        Points with m = 1 to 3 coordinates, finite: the host waits for the device to check that.
+        Points, finite: the host waits for the device to check that. With m above 3 all pairs are compared,
+        in chunks, and every search waits.
     leafsize, compact_nodes, copy_data, balanced_tree
         Not read.
     boxsize : float or sequence of m floats, optional
-        Lengths of a periodic box; 0: not periodic along that axis. Points must lie in it.
+        Lengths of a periodic box; 0: not periodic along that axis. Points must lie in it. For m up to 3.
 
     Attributes
     ----------
@@ -42,8 +44,8 @@ class cKDTree:  # noqa: N801 - its name there
 
     Raises
     ------
-    ValueError
-        For points that are not finite, outside of the box, or have more than 3 coordinates.
+    TypeError, ValueError
+        For points that are not finite, not real or outside of the box, and for a box of more than 3 lengths.
     """
 
     def __init__(
@@ -55,19 +57,21 @@ class cKDTree:  # noqa: N801 - its name there
         balanced_tree: bool = True,
         boxsize: float | Sequence[float] | None = None,
     ) -> None:
+        data = array("data", data)
         if data.ndim != 2:
             raise ValueError(f"data must be 2 dimensions; got shape {tuple(data.shape)}")
         self.data = data
         self.n, self.m = data.shape
-        self._points = coordinates("data", data)
+        self._searched = SearchedPoints(data=data)
         if not bool(data.isfinite().all()):
             raise ValueError("data must be finite, check for nan or inf values")
         self.boxsize = _lengths(boxsize, data)
-        self._index = build_index(self._points.detach())
         self._box = None
         if self.boxsize is not None:
+            if self.m > 3:
+                raise ValueError(f"boxsize is for up to 3 coordinates; data have {self.m}")
             box = [length or math.inf for length in self.boxsize]
-            self._box = (*box, *[math.inf] * (self._points.shape[1] - self.m))
+            self._box = (*box, *[math.inf] * (max(self.m, 2) - self.m))
 
     def query(
         self,
@@ -82,7 +86,7 @@ class cKDTree:  # noqa: N801 - its name there
 
         Parameters
         ----------
-        x : (..., m) tensor
+        x : (..., m) tensor, array or list
             Where to search from. A point that is not finite gets NaN and n, where scipy raises: to know of
             it the host would have to wait for the device.
         k : int or sequence of int
@@ -109,18 +113,14 @@ class cKDTree:  # noqa: N801 - its name there
         ValueError
             For a wrong number of coordinates, p other than 2, or k below 1.
         """
-        query_points = self._queries(x, p)
-        ranks = [k] if isinstance(k, Integral) else list(k)
-        if not ranks or min(ranks) < 1:
+        x = self._queries(x, p)
+        ranks = [k] if isinstance(k, Integral) else list(k) if isinstance(k, Iterable) else []
+        if not ranks or not all(isinstance(rank, Integral) and rank >= 1 for rank in ranks):
             raise ValueError(f"k must be an integer, or a sequence of integers, of at least 1; got {k}")
-        found = min(max(ranks), self.n)
-        distances, rows = knn(query_points, self._points, found, box=self._box, index=self._index)
+        distances, rows = self._searched.nearest(max(ranks), self._box, x=x.reshape(-1, self.m))
         absent = (rows < 0) | (distances >= distance_upper_bound)
         distances = torch.where(absent & ~distances.isnan(), torch.inf, distances)
         rows = torch.where(absent, self.n, rows)
-        fill = (0, max(ranks) - found)
-        distances = torch.nn.functional.pad(distances, fill, value=torch.inf)
-        rows = torch.nn.functional.pad(rows, fill, value=self.n)
         if isinstance(k, Integral):
             shape = x.shape[:-1] if k == 1 else (*x.shape[:-1], k)
             return distances.reshape(shape), rows.reshape(shape)
@@ -144,7 +144,7 @@ class cKDTree:  # noqa: N801 - its name there
         ----------
         x : (..., m) tensor
             Centres of the balls.
-        r : float or (...) tensor
+        r : float or (...) tensor, array or list
             Radius, or one for each centre; in a periodic box less than half of its lengths.
         p, eps, workers
             As for :meth:`query`.
@@ -163,30 +163,27 @@ class cKDTree:  # noqa: N801 - its name there
         Raises
         ------
         ValueError
-            For a wrong number of coordinates, p other than 2, or a radius that is negative or not finite.
+            For a wrong number of coordinates, p other than 2, or a negative radius.
         """
-        query_points = self._queries(x, p)
-        if isinstance(r, Tensor):
-            r = r.to(query_points).expand(x.shape[:-1]).reshape(-1)
-        elif r < 0:
-            raise ValueError(f"r must not be negative; got {r}")
-        # Without the index: its cells are of the first radius that it is asked for.
-        clouds = query_points.detach(), self._points.detach()
-        queries, rows, _ = pairs_within(*clouds, r, inclusive=True, box=self._box)
-        counts = torch.zeros(len(query_points), dtype=torch.int64, device=rows.device)
-        counts = counts.index_add(0, queries, torch.ones_like(queries))
+        x = self._queries(x, p)
+        query_points, points = self._searched.beside(x=x.detach().reshape(-1, self.m))
+        reach = number_or_tensor("r", r, x.shape[:-1], points)
+        reach = reach.reshape(-1) if isinstance(reach, Tensor) else reach
+        queries, rows, _ = pairs_within(query_points, points.detach(), reach, inclusive=True, box=self._box)
+        counts = torch.bincount(queries, minlength=len(query_points))
         if return_length:
             return counts.view(x.shape[:-1])
         if x.ndim == 1:
             return rows
         return split(rows, counts).reshape(x.shape[:-1])
 
-    def _queries(self, x: Tensor, p: float) -> Tensor:
+    def _queries(self, x: object, p: float) -> Tensor:
         if p != 2:
             raise ValueError(f"p must be 2, the Euclidean distance; got {p}")
-        if x.shape[-1] != self.m:
+        x = array("x", x)
+        if x.ndim == 0 or x.shape[-1] != self.m:
             raise ValueError(f"x must consist of vectors of length {self.m} but has shape {tuple(x.shape)}")
-        return coordinates("x", x).to(self._points.dtype).reshape(-1, self._points.shape[1])
+        return x
 
 
 KDTree = cKDTree

@@ -2,6 +2,9 @@
 
 Written against torch-geometric 2.8, whose own searches need pyg-lib. :mod:`pointproj.compat.torch_cluster`
 has the same functions under the name of the library that had them before. None of them needs either.
+
+Each search is one operator of torch, so that it compiles and can be scripted; for ``torch.jit.script`` its
+annotations say nothing of shapes.
 """
 
 import warnings
@@ -10,31 +13,42 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.edges import Edges, directed, knn_edges, radius_edges
+from pointproj.compat.edges import knn_edges, nearest_rows, radius_edges
 from pointproj.compat.pairs import coordinates
+from pointproj.compat.pairs import nearest as nearest_points
 from pointproj.ops.functional import knn_aggregate
 
-__all__ = ["knn", "knn_graph", "knn_interpolate", "radius", "radius_graph"]
+__all__ = ["install", "knn", "knn_graph", "knn_interpolate", "nearest", "radius", "radius_graph"]
 
 Batch = Int[Tensor, " n"]
+NEAREST = 1e-8  # a distance below is taken for this
+OPERATORS = {  # of pyg-lib, as PyTorch Geometric calls them
+    "knn": "Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y, int k, bool cosine, int num_workers",
+    "radius": "Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y, float r, int? max_num_neighbors, "
+    "int num_workers, bool ignore_same_index",
+    "nearest": "Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y",
+}
+
+_libraries: list[torch.library.Library] = []  # what is registered lives as long as this
 
 
 def knn(
-    x: Float[Tensor, "n f"],
-    y: Float[Tensor, "m f"],
+    x: Tensor,
+    y: Tensor,
     k: int,
-    batch_x: Batch | None = None,
-    batch_y: Batch | None = None,
+    batch_x: Tensor | None = None,
+    batch_y: Tensor | None = None,
     cosine: bool = False,
     num_workers: int = 1,
     batch_size: int | None = None,
-) -> Edges:
+) -> Tensor:
     """For each point of ``y`` the k nearest points of ``x``.
 
     Parameters
     ----------
     x : (N, F) or (N,) tensor
-        Points that are found, with F = 1 to 3 coordinates, of any real dtype.
+        Points that are found, of any real dtype. With more than 3 coordinates, all pairs are compared, in
+        chunks.
     y : (M, F) or (M,) tensor
         Points that are searched for.
     k : int
@@ -59,23 +73,22 @@ def knn(
     ------
     AssertionError
         For batch vectors of a wrong length, or one without the other.
-    ValueError
-        For more than 3 coordinates.
+    TypeError, ValueError
+        For points that do not go together, and for k below 1.
     """
-    ptr_x, ptr_y = _boundaries(x, y, batch_x, batch_y, batch_size)
-    return knn_edges(x, y, k, ptr_x, ptr_y, cosine=cosine)
+    return torch.ops.pointproj.batched_knn(x, y, k, batch_x, batch_y, cosine, batch_size, False)
 
 
 def knn_graph(
-    x: Float[Tensor, "n f"],
+    x: Tensor,
     k: int,
-    batch: Batch | None = None,
+    batch: Tensor | None = None,
     loop: bool = False,
     flow: str = "source_to_target",
     cosine: bool = False,
     num_workers: int = 1,
     batch_size: int | None = None,
-) -> Edges:
+) -> Tensor:
     """Edges between each point and its k nearest.
 
     Parameters
@@ -104,22 +117,20 @@ def knn_graph(
     AssertionError, ValueError
         As for :func:`knn`, and for an unknown ``flow``.
     """
-    batch = _on_device_of(x, batch, "knn_graph")
-    ptr, _ = _boundaries(x, x, batch, batch, batch_size)
-    edges = knn_edges(x, x, k, ptr, ptr, cosine=cosine, skip_self=not loop)
-    return directed(edges, flow, neighbors_first="source_to_target")
+    edges = torch.ops.pointproj.batched_knn(x, x, k, batch, batch, cosine, batch_size, not loop)
+    return _directed(edges, flow)
 
 
 def radius(
-    x: Float[Tensor, "n f"],
-    y: Float[Tensor, "m f"],
+    x: Tensor,
+    y: Tensor,
     r: float,
-    batch_x: Batch | None = None,
-    batch_y: Batch | None = None,
+    batch_x: Tensor | None = None,
+    batch_y: Tensor | None = None,
     max_num_neighbors: int | None = 32,
     num_workers: int = 1,
     batch_size: int | None = None,
-) -> Edges:
+) -> Tensor:
     """For each point of ``y`` the points of ``x`` that are nearer than ``r``.
 
     Parameters
@@ -148,20 +159,19 @@ def radius(
     AssertionError, ValueError
         As for :func:`knn`.
     """
-    ptr_x, ptr_y = _boundaries(x, y, batch_x, batch_y, batch_size)
-    return radius_edges(x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors)
+    return torch.ops.pointproj.batched_radius(x, y, r, batch_x, batch_y, max_num_neighbors, batch_size, False)
 
 
 def radius_graph(
-    x: Float[Tensor, "n f"],
+    x: Tensor,
     r: float,
-    batch: Batch | None = None,
+    batch: Tensor | None = None,
     loop: bool = False,
     max_num_neighbors: int | None = 32,
     flow: str = "source_to_target",
     num_workers: int = 1,
     batch_size: int | None = None,
-) -> Edges:
+) -> Tensor:
     """Edges between each point and those nearer than ``r``.
 
     Parameters
@@ -192,18 +202,56 @@ def radius_graph(
     AssertionError, ValueError
         As for :func:`knn_graph`.
     """
-    batch = _on_device_of(x, batch, "radius_graph")
-    ptr, _ = _boundaries(x, x, batch, batch, batch_size)
-    edges = radius_edges(x, x, r, ptr, ptr, max_num_neighbors=max_num_neighbors, skip_self=not loop)
-    return directed(edges, flow, neighbors_first="source_to_target")
+    edges = torch.ops.pointproj.batched_radius(x, x, r, batch, batch, max_num_neighbors, batch_size, not loop)
+    return _directed(edges, flow)
+
+
+def nearest(
+    x: Float[Tensor, "n f"],
+    y: Float[Tensor, "m f"],
+    batch_x: Batch | None = None,
+    batch_y: Batch | None = None,
+) -> Int[Tensor, " n"]:
+    """For each point of ``x`` the nearest point of ``y``: the other way round than :func:`knn`.
+
+    Parameters
+    ----------
+    x, y : (N, F) and (M, F) tensors
+        As for :func:`knn`.
+    batch_x, batch_y : (N,) and (M,) int64 tensors, optional
+        As for :func:`knn`; None: all of cloud 0.
+
+    Returns
+    -------
+    (N,) int64 tensor
+        Rows of ``y``; -1 for a point that is not finite, or if no point of ``y`` is.
+
+    Raises
+    ------
+    ValueError
+        For batch vectors that do not ascend, and for clouds of ``x`` without points of ``y``.
+    """
+    if batch_x is None and batch_y is None:
+        return nearest_rows(x, y)
+    batches = [
+        points.new_zeros(len(points), dtype=torch.int64) if batch is None else batch
+        for points, batch in ((x, batch_x), (y, batch_y))
+    ]
+    for name, batch in zip(("batch_x", "batch_y"), batches, strict=True):
+        if bool((batch.diff() < 0).any()):
+            raise ValueError(f"{name} must be in ascending order")
+    if not torch.equal(*(batch.unique_consecutive() for batch in batches)):
+        raise ValueError("batch_x and batch_y must name the same clouds")
+    ptr_x, ptr_y = _boundaries(x, y, *batches, None)
+    return nearest_rows(x, y, ptr_x, ptr_y)
 
 
 def knn_interpolate(
     x: Float[Tensor, "n c"],
     pos_x: Float[Tensor, "n d"],
     pos_y: Float[Tensor, "m d"],
-    batch_x: Batch | None = None,
-    batch_y: Batch | None = None,
+    batch_x: Tensor | None = None,
+    batch_y: Tensor | None = None,
     k: int = 3,
     num_workers: int = 1,
 ) -> Float[Tensor, "m c"]:
@@ -214,7 +262,7 @@ def knn_interpolate(
     x : (N, C) float tensor
         Features.
     pos_x : (N, D) tensor
-        Where they are, D = 1 to 3.
+        Where they are; as for :func:`knn`.
     pos_y : (M, D) tensor
         Where they are wanted.
     batch_x, batch_y : (N,) and (M,) int64 tensors, optional
@@ -238,24 +286,111 @@ def knn_interpolate(
         As for :func:`knn`.
     """
     ptr_x, ptr_y = _boundaries(pos_x, pos_y, batch_x, batch_y, None)
-    reference_points, query_points = coordinates("pos_x", pos_x), coordinates("pos_y", pos_y)
-    return knn_aggregate(
-        query_points,
-        reference_points,
-        x.to(torch.promote_types(x.dtype, reference_points.dtype)),
-        min(k, len(pos_x)),
-        kernel="inverse_distance",
-        power=2.0,
-        eps=1e-8,
-        query_offsets=ptr_y,
-        reference_offsets=ptr_x,
-    )
+    reference_points, query_points = coordinates(pos_x=pos_x, pos_y=pos_y)
+    features = x.to(torch.promote_types(x.dtype, reference_points.dtype))
+    offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
+    if len(pos_x) == 0 or pos_x.shape[-1] > 3:
+        values = _interpolated(query_points, reference_points, features, k, offsets)
+    else:
+        kernel = {"kernel": "inverse_distance", "power": 2.0, "eps": NEAREST}
+        k = min(k, len(pos_x))
+        values = knn_aggregate(query_points, reference_points, features, k, **kernel, **offsets)
+    narrow = pos_x.is_floating_point() and torch.promote_types(x.dtype, pos_x.dtype)
+    return values.to(narrow) if narrow else values
+
+
+def install() -> None:
+    """Let PyTorch Geometric search with these functions, also in its layers; a second call changes nothing.
+
+    Its searches, and layers such as ``DynamicEdgeConv``, ``XConv`` and ``GravNetConv``, call operators of
+    pyg-lib. Those that are not there are registered by the same names: ``torch.ops.pyg.knn``, ``radius`` and
+    ``nearest``. That cannot be undone in a process.
+
+    Raises
+    ------
+    ImportError
+        If the library is not installed.
+    """
+    from torch_geometric import typing
+
+    functions = {
+        "knn": lambda x, y, ptr_x, ptr_y, k, cosine, _: knn_edges(x, y, k, ptr_x, ptr_y, cosine=cosine),
+        "radius": lambda x, y, ptr_x, ptr_y, r, most, _, skip_self: radius_edges(
+            x, y, r, ptr_x, ptr_y, max_num_neighbors=most, skip_self=skip_self
+        ),
+        "nearest": nearest_rows,
+    }
+    library = torch.library.Library("pyg", "FRAGMENT")
+    for name, arguments in OPERATORS.items():
+        if not hasattr(torch.ops.pyg, name):
+            library.define(f"{name}({arguments}) -> Tensor")
+            library.impl(name, functions[name], "CompositeExplicitAutograd")
+        setattr(typing, f"WITH_{name.upper()}", True)
+    _libraries.append(library)
+
+
+@torch.library.custom_op("pointproj::batched_knn", mutates_args=())
+def _batched_knn(
+    x: Tensor,
+    y: Tensor,
+    k: int,
+    batch_x: Tensor | None,
+    batch_y: Tensor | None,
+    cosine: bool,
+    batch_size: int | None,
+    skip_self: bool,
+) -> Tensor:
+    ptr_x, ptr_y = _boundaries(x, y, batch_x, batch_y, batch_size)
+    return knn_edges(x, y, k, ptr_x, ptr_y, cosine=cosine, skip_self=skip_self)
+
+
+@torch.library.custom_op("pointproj::batched_radius", mutates_args=())
+def _batched_radius(
+    x: Tensor,
+    y: Tensor,
+    r: float,
+    batch_x: Tensor | None,
+    batch_y: Tensor | None,
+    max_num_neighbors: int | None,
+    batch_size: int | None,
+    skip_self: bool,
+) -> Tensor:
+    ptr_x, ptr_y = _boundaries(x, y, batch_x, batch_y, batch_size)
+    return radius_edges(x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors, skip_self=skip_self)
+
+
+@_batched_knn.register_fake
+@_batched_radius.register_fake
+def _edges_of_unknown_number(x: Tensor, *others: object) -> Tensor:
+    return x.new_empty(2, torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
+def _directed(edges: Tensor, flow: str) -> Tensor:
+    """Edges from queries to neighbours, as ``flow`` asks for; TorchScript reads this."""
+    if flow != "source_to_target" and flow != "target_to_source":
+        raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got '{flow}'")
+    return edges.flip(0) if flow == "source_to_target" else edges
+
+
+def _interpolated(
+    query_points: Tensor, reference_points: Tensor, features: Tensor, k: int, offsets: dict
+) -> Tensor:
+    """As ``knn_aggregate`` does it, without points or with more than three coordinates."""
+    k = min(k, len(reference_points))
+    distances, rows = nearest_points(query_points, reference_points, k, **offsets)
+    exists = rows >= 0
+    distances = torch.where(exists, distances, 1.0).clamp(min=NEAREST)
+    weights = torch.where(exists, 1 / distances.square(), 0.0)
+    total = weights.sum(1, keepdim=True)
+    weights = weights / torch.where(total > 0, total, 1.0)
+    return (weights[..., None] * features[rows.clamp(min=0)]).sum(1)
 
 
 def _boundaries(
     x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None, batch_size: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Offsets of the clouds, None if there is one."""
+    batch_x, batch_y = (_on_device_of(x, batch) for batch in (batch_x, batch_y))
     for name, points, batch in (("x", x, batch_x), ("y", y, batch_y)):
         if batch is not None and batch.numel() != len(points):
             raise AssertionError(
@@ -275,11 +410,11 @@ def _boundaries(
     return torch.searchsorted(batch_x.contiguous(), starts), torch.searchsorted(batch_y.contiguous(), starts)
 
 
-def _on_device_of(x: Tensor, batch: Tensor | None, name: str) -> Tensor | None:
+def _on_device_of(x: Tensor, batch: Tensor | None) -> Tensor | None:
     if batch is None or batch.device == x.device:
         return batch
     warnings.warn(
-        f"{name}: x is on {x.device} and batch on {batch.device}; it is copied, for which the host waits",
-        stacklevel=3,
+        f"x is on {x.device} and its batch vector on {batch.device}: copied, for which the host waits",
+        stacklevel=2,
     )
     return batch.to(x.device)

@@ -26,7 +26,7 @@ from pointproj.config.schema import (
     TargetConfig,
 )
 from pointproj.config.targets import TARGETS, Target
-from pointproj.config.values import nearest
+from pointproj.config.values import nearest, type_problem
 
 __all__ = [
     "NETWORKS",
@@ -51,6 +51,7 @@ __all__ = [
     "nearest",
     "register_schema",
     "to_config",
+    "type_problem",
 ]
 
 

@@ -72,7 +72,7 @@ def _data_problems(config: Config) -> Iterator[str]:
         if not data.resample:
             yield "data.mixture draws other points in every epoch: write data.resample=true, or leave it out"
     for name in ("varied", "defects"):
-        if getattr(data, name) and data.name in ("modelnet10", "gaussian"):
+        if getattr(data, name) and data.name in ("modelnet10", "meshes", "gaussian"):
             yield f"data.{name}=true is for data=furniture; data={data.name} is taken as it is: leave it out"
     if data.repeats > 1 and data.name != "mixed":
         yield f"data.repeats={data.repeats} is for data=mixed: write training.epochs instead"

@@ -1,7 +1,6 @@
 """The whole schema as a page of Markdown, so that defaults and meanings are written once."""
 
 import html
-import types
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
@@ -12,6 +11,7 @@ from omegaconf import MISSING, OmegaConf
 
 from pointproj.config.networks import NETWORKS
 from pointproj.config.schema import Config
+from pointproj.config.values import type_words
 
 
 def reference(conf: Path) -> str:
@@ -80,33 +80,9 @@ def _table(entries: typing.Iterable[Field], prefix: str, section: Any) -> str:
     for entry in entries:
         default = getattr(section, entry.name)
         written = "chosen by group" if default == MISSING else f"`{_written(default)}`"
-        cells = [f"`{prefix}{entry.name}`", _type(entry), written, entry.metadata["meaning"]]
+        cells = [f"`{prefix}{entry.name}`", type_words(entry), written, entry.metadata["meaning"]]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
-
-
-def _type(entry: Field) -> str:
-    """Return the words that a value may be, or its type with its bounds."""
-    allowed, null = entry.metadata, _type_name(entry.type).endswith("null")
-    if allowed["choices"]:
-        words = ", ".join(f"`{choice}`" for choice in allowed["choices"])
-        return words + (", `null`" if null else "")
-    signs = {"least": "≥", "above": ">", "most": "≤", "below": "<"}
-    bounds = ", ".join(f"{sign} {allowed[key]}" for key, sign in signs.items() if allowed[key] is not None)
-    return " ".join(filter(None, [_type_name(entry.type), bounds]))
-
-
-def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, types.UnionType):
-        return " or ".join(_type_name(part) for part in typing.get_args(annotation))
-    if annotation is type(None):
-        return "null"
-    if typing.get_origin(annotation) in (list, tuple):
-        listed = typing.get_args(annotation)[0]
-        if is_dataclass(listed):
-            return "list of {" + ", ".join(entry.name for entry in fields(listed)) + "}"
-        return "list of " + _type_name(listed)
-    return annotation.__name__
 
 
 def _written(value: Any) -> str:

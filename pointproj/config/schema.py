@@ -84,12 +84,26 @@ class MixtureConfig:
 class DataConfig:
     """Where shapes come from and how they are sampled."""
 
-    name: str = value(MISSING, "which shapes", choices=("furniture", "modelnet10", "mixed", "gaussian"))
-    root: str | None = value(None, "folder with `<class>/{train,test}/*.off`; null: `data/<name>`")
+    name: str = value(
+        MISSING, "which shapes", choices=("furniture", "modelnet10", "meshes", "mixed", "gaussian")
+    )
+    root: str | None = value(
+        None,
+        "folder with `<class>/{train,test}/*.off`, for `data=meshes` any folder of mesh files; "
+        "null: `data/<name>`",
+    )
     download: bool = value(False, "`data=modelnet10` only: fetch the official archive into `data.root`")
     strict: bool = value(False, "stop at the first unusable mesh instead of leaving it out")
     classes: list[str] | None = value(None, "class folders to read; null: all that are found")  # noqa: RUF009 - a field
     limit: int | None = value(None, "at most this many meshes of each class and split", least=1)
+    validation: float = value(
+        0.1,
+        "share of the training meshes held out, by which `best.pt` is chosen; 0: none",
+        least=0,
+        below=1,
+    )
+    test: float = value(0.1, "`data=meshes` only: share of the meshes that are test meshes", least=0, below=1)
+    split_seed: int = value(0, "another one chooses other meshes for these shares", least=0)
     train_meshes: int = value(
         6, "generated training meshes of each class, for `furniture` and `mixed`", least=1
     )
@@ -220,6 +234,9 @@ class TrainingConfig:
     """The loop."""
 
     epochs: int = value(40, "passes over the training shapes", least=1)
+    weights: str | None = value(
+        None, "checkpoint or run whose weights the network starts from, where shapes agree; null: random ones"
+    )
     batch_size: int = value(4, "shapes of each step, in each process", least=1)
     amp: bool = value(False, "run the network under bfloat16 autocast")
     validate_every: int = value(10, "epochs between validations", least=1)

@@ -3,8 +3,12 @@
 import dataclasses
 import difflib
 import math
+import types
+import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from omegaconf import OmegaConf, ValidationError
 
 LEAST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, at full precision
 
@@ -63,6 +67,51 @@ def value_problems(section: Any, prefix: str) -> Iterator[str]:
             expected = _expected(given, entry)
             if expected:
                 yield f"{key}={given}: expected {expected}"
+
+
+def type_problem(config: Any, key: str, given: Any) -> str | None:
+    """Say what was expected in place of a value of the wrong type; None if its type is right.
+
+    Parameters
+    ----------
+    config : dataclass instance
+        The schema.
+    key : str
+        Of a value or section in it: ``"training.epochs"``.
+    given : object
+        What was written, as Hydra parses it.
+    """
+    try:
+        OmegaConf.update(OmegaConf.structured(config), key, given)
+    except ValidationError:
+        *sections, name = key.split(".")
+        for section in sections:
+            config = getattr(config, section)
+        return type_words(next(entry for entry in dataclasses.fields(config) if entry.name == name))
+    return None
+
+
+def type_words(entry: dataclasses.Field) -> str:
+    """What a value may be, in words."""
+    kinds = typing.get_args(entry.type) if isinstance(entry.type, types.UnionType) else (entry.type,)
+    kind, allowed = kinds[0], entry.metadata
+    null = ", or null" if type(None) in kinds else ""
+    if allowed.get("choices"):
+        return f"one of {', '.join(allowed['choices'])}{null}"
+    if dataclasses.is_dataclass(kind):
+        return f"values of the section: {entry.name}.{dataclasses.fields(kind)[0].name}=... and so on"
+    if typing.get_origin(kind) in (list, tuple):
+        part = typing.get_args(kind)[0]
+        if dataclasses.is_dataclass(part):
+            names = ", ".join(part_entry.name for part_entry in dataclasses.fields(part))
+            return f"a list of {{{names}}}{null}"
+        return f"a list of {'words' if part is str else 'numbers'}{null}"
+    limits = {"least": "of at least", "above": "above", "most": "of at most", "below": "below"}
+    bounds = " and ".join(
+        f"{words} {allowed[bound]:,}" for bound, words in limits.items() if allowed.get(bound) is not None
+    )
+    named = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
+    return f"{named}{bounds and ' '}{bounds}{null}"
 
 
 def _fits(number: float) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from pointproj.geometry.files.writing import replacing
+from pointproj.runtime.run_folder import writing
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +76,12 @@ class Cache:
 
         Raises
         ------
-        OSError
-            If the folder cannot be written to.
+        RunError
+            If the file cannot be written, as on a full disk.
         """
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
         archive = buffer.getvalue()
-        with replacing(self.path(key)) as temporary:
+        path = self.path(key)
+        with writing(path, "data.cache=FOLDER"), replacing(path) as temporary:
             temporary.write_bytes(archive + hashlib.sha256(archive).digest())

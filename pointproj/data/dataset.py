@@ -131,6 +131,8 @@ class PreparedData:
     Attributes
     ----------
     train, test : ShapeDataset
+    validation : ShapeDataset or None
+        Training meshes held out, sampled as the test meshes are; None if there are none.
     left_out : list of tuple of str
         Meshes that could not be used: (file, reason).
     """
@@ -138,6 +140,7 @@ class PreparedData:
     train: ShapeDataset
     test: ShapeDataset
     left_out: list[tuple[str, str]]
+    validation: ShapeDataset | None = None
 
 
 def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -> PreparedData:
@@ -155,7 +158,7 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
     Returns
     -------
     PreparedData
-        ``data=gaussian`` has one cloud, and the test shapes are that same cloud: nothing unseen can be
+        ``data=gaussian`` has one cloud, and that is validated and tested on too: nothing unseen can be
         predicted about random values.
 
     Raises
@@ -183,8 +186,9 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
                 f"out{first}. Check data.root, data.classes and target={config.target.name}"
             )
     log.info(
-        "%d training and %d test meshes ready after %.1f s, %d left out",
+        "%d training, %d validation and %d test meshes ready after %.1f s, %d left out",
         len(entries["train"]),
+        len(entries["validation"]),
         len(entries["test"]),
         time.monotonic() - started,
         len(left_out),
@@ -193,21 +197,23 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
     data = config.data
     of_tests, *mixture = map(Sampling.of, data.clouds)
     of_training = {"seed": config.seed, "resample": data.resample, "queries": data.queries}
-    train, test = (StoredShapes(entries[split], Cache(Path(data.cache))) for split in SPLITS)
-    return PreparedData(
-        ShapeDataset(
-            train, grid, samplings=mixture or [of_tests], costs=_costs(train, processes), **of_training
-        ),
-        ShapeDataset(test, grid, samplings=[of_tests], seed=TEST_SEED, resample=False),
-        left_out,
-    )
+    shapes = {split: StoredShapes(some, Cache(Path(data.cache))) for split, some in entries.items()}
+    train = shapes.pop("train")
+    unseen = {
+        split: ShapeDataset(some, grid, samplings=[of_tests], seed=TEST_SEED, resample=False)
+        for split, some in shapes.items()
+        if some
+    }
+    samplings, costs = mixture or [of_tests], _costs(train, processes)
+    training = ShapeDataset(train, grid, samplings=samplings, costs=costs, **of_training)
+    return PreparedData(training, unseen["test"], left_out, unseen.get("validation"))
 
 
 def _entries(
     repeats: Mapping[MeshFile, int], prepared_meshes: Mapping[MeshFile, PreparedMesh]
 ) -> tuple[dict[str, list[Entry]], list[tuple[str, str]]]:
     """Return each split's entries and what was left out, in the order of the files."""
-    entries: dict[str, list[Entry]] = {split: [] for split in SPLITS}
+    entries: dict[str, list[Entry]] = {split: [] for split in (*SPLITS, "validation")}
     left_out = []
     for file in repeats:
         prepared = prepared_meshes[file]
@@ -264,4 +270,4 @@ def _gaussian(config: Config) -> PreparedData:
     grid = torch.from_numpy(query_grid(config.data.grid))
     samplings = [Sampling("area", config.data.points)]
     dataset = ShapeDataset([shape], grid, samplings=samplings, seed=config.seed, resample=False)
-    return PreparedData(dataset, dataset, [])
+    return PreparedData(dataset, dataset, [], dataset)

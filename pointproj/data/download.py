@@ -6,20 +6,19 @@ folder, which is moved to its destination when it is complete.
 
 import argparse
 import fcntl
-import hashlib
-import http.client
 import logging
 import os
 import shutil
 import stat
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import pooch
 
 from pointproj.data.modelnet import DataError, layout_root
 from pointproj.runtime.progress_bar import progress
@@ -39,6 +38,7 @@ _DAMAGE = (
     RuntimeError,
     FileExistsError,
     NotADirectoryError,
+    IsADirectoryError,
 )
 
 
@@ -132,51 +132,65 @@ def _fetch(archive: Archive, part: Path) -> None:
         have = 0
     if have == archive.size:
         return
-    request = urllib.request.Request(archive.url, headers={"Range": f"bytes={have}-"} if have else {})
     log.info("fetching %s into %s%s", archive.url, part, f", from byte {have:,} on" if have else "")
+    title = f"fetching {archive.folder}"
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            if response.status != http.client.PARTIAL_CONTENT:
-                have = 0  # the server sends all of it again
-            _check_announced(response, have, archive)
-            _append(response, part, have, archive)
-    except (OSError, http.client.HTTPException) as error:  # urllib's URLError is an OSError
-        raise DownloadError(
-            f"fetching {archive.url} failed: {_reason(error)}. {_by_hand(archive, part)}"
-        ) from error
-    have = part.stat().st_size
-    if have != archive.size:
-        raise DownloadError(
-            f"the connection ended after {have:,} of {archive.size:,} bytes. {_by_hand(archive, part)}"
-        )
+        with open(part, "ab") as file, progress(title, archive.size, done=have, unit="bytes") as advance:
+            download = _Download(file, archive, advance)
+            fetch = pooch.HTTPDownloader(
+                progressbar=download,
+                chunk_size=CHUNK_BYTES,
+                timeout=TIMEOUT_SECONDS,
+                headers={"Range": f"bytes={have}-"} if have else {},
+            )
+            fetch(archive.url, download, None)
+    except OSError as error:  # all errors of requests are
+        raise DownloadError(f"{_reason(error, archive, part)}. {_by_hand(archive, part)}") from error
+    finally:
+        if not part.stat().st_size:
+            part.unlink()
 
 
-def _check_announced(response: http.client.HTTPResponse, have: int, archive: Archive) -> None:
-    """Refuse another file before it is fetched."""
-    length = response.headers.get("Content-Length")
-    if length is not None and have + int(length) != archive.size:
-        raise DownloadError(
-            f"{archive.url} offers {have + int(length):,} bytes; expected {archive.size:,}: the file "
-            "at that address has changed, or is an error page"
-        )
+class _Download:
+    """The file that a download goes on in; also the progress bar of the library, which tells it the total."""
+
+    def __init__(self, file: BinaryIO, archive: Archive, advance: Callable[[int], None]) -> None:
+        self.file, self.archive, self.advance = file, archive, advance
+
+    @property
+    def total(self) -> int:
+        """Bytes that the server announces; another file is refused before it is fetched."""
+        return self.archive.size
+
+    @total.setter
+    def total(self, announced: int) -> None:
+        have = self.file.tell()
+        if have and announced == self.archive.size:  # the server sends all of it again
+            self.file.truncate(0)
+        elif announced and have + announced != self.archive.size:
+            raise DownloadError(
+                f"{self.archive.url} offers {have + announced:,} bytes; expected {self.archive.size:,}: the "
+                "file at that address has changed, or is an error page"
+            )
+
+    def write(self, chunk: bytes) -> None:
+        """Append what came."""
+        self.file.write(chunk)
+        self.advance(len(chunk))
+
+    def flush(self) -> None:
+        """Leave that to the file."""
+
+    update = reset = close = lambda self, *_: None  # of a progress bar: :meth:`write` advances it
 
 
-def _append(response: http.client.HTTPResponse, part: Path, have: int, archive: Archive) -> None:
-    with (
-        open(part, "r+b" if have else "wb") as file,
-        progress(f"fetching {archive.folder}", archive.size, done=have, unit="bytes") as advance,
-    ):
-        file.seek(have)
-        # Never more than was announced, whatever the server sends.
-        while chunk := response.read(min(CHUNK_BYTES, archive.size - file.tell())):
-            file.write(chunk)
-            advance(len(chunk))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server answers {error.code} {error.reason}"
-    return str(getattr(error, "reason", None) or error or type(error).__name__)
+def _reason(error: OSError, archive: Archive, part: Path) -> str:
+    response = getattr(error, "response", None)
+    if response is not None:
+        error = OSError(f"the server answers {response.status_code} {response.reason}")
+    elif part.stat().st_size:
+        return f"the connection ended after {part.stat().st_size:,} of {archive.size:,} bytes ({error})"
+    return f"fetching {archive.url} failed: {error}"
 
 
 def _by_hand(archive: Archive, part: Path) -> str:
@@ -195,8 +209,7 @@ def _check(zip_file: Path, archive: Archive) -> None:
         raise DownloadError(
             f"{zip_file} has {size:,} bytes, expected {archive.size:,}: delete it and run the command again"
         )
-    with open(zip_file, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = pooch.file_hash(str(zip_file), alg="sha256")
     if digest != archive.sha256:
         log.warning(
             "%s has SHA-256 %s, expected %s; continuing, since its size is right",
@@ -234,8 +247,9 @@ def unpack(zip_file: Path, root: Path, folder: str) -> None:
             members = _wanted(archive, zip_file, folder)
             _check_space(members, zip_file, root)
             with progress(f"unpacking {folder}", len(members), unit="files") as advance:
-                for member, path in members:
-                    _write_member(archive, member, workspace / path)
+                for member in members:
+                    # no further than the size that the archive declares, which has been checked
+                    archive.extract(member, workspace)
                     advance(1)
         if layout_root(workspace / folder) is None:
             raise DownloadError(f"{zip_file} holds no {folder}/<class>/train folder: it is not {folder}")
@@ -248,10 +262,8 @@ def unpack(zip_file: Path, root: Path, folder: str) -> None:
         shutil.rmtree(workspace, ignore_errors=True)
 
 
-def _wanted(
-    archive: zipfile.ZipFile, zip_file: Path, folder: str
-) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:
-    """Files of the archive that belong to the data, with safe relative paths."""
+def _wanted(archive: zipfile.ZipFile, zip_file: Path, folder: str) -> list[zipfile.ZipInfo]:
+    """Files of the archive that belong to the data."""
     members = []
     for member in archive.infolist():
         path = PurePosixPath(member.filename.replace("\\", "/"))
@@ -266,7 +278,7 @@ def _wanted(
         resource_fork = path.parts[0] == "__MACOSX" or path.name.startswith("._") or path.name == ".DS_Store"
         if not member.is_dir() and not resource_fork and path.parts[0] == folder:
             _check_header(member)
-            members.append((member, path))
+            members.append(member)
     return members
 
 
@@ -278,8 +290,8 @@ def _check_header(member: zipfile.ZipInfo) -> None:
         raise zipfile.BadZipFile(f"{member.filename!r} is compressed by method {member.compress_type}")
 
 
-def _check_space(members: list[tuple[zipfile.ZipInfo, PurePosixPath]], zip_file: Path, root: Path) -> None:
-    needed = sum(member.file_size for member, _ in members)
+def _check_space(members: list[zipfile.ZipInfo], zip_file: Path, root: Path) -> None:
+    needed = sum(member.file_size for member in members)
     if needed > LARGEST_UNPACKED_BYTES:
         raise DownloadError(
             f"{zip_file} would unpack to {needed:,} bytes; "
@@ -290,13 +302,6 @@ def _check_space(members: list[tuple[zipfile.ZipInfo, PurePosixPath]], zip_file:
         raise DownloadError(
             f"{root} has {free:,} bytes left and {zip_file.name} unpacks to {needed:,}: make room"
         )
-
-
-def _write_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # zipfile reads no further than the size that the archive declares, which has been checked.
-    with archive.open(member) as source, open(path, "xb") as target:
-        shutil.copyfileobj(source, target, CHUNK_BYTES)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -11,7 +11,9 @@ SPLITS = ("train", "test")
 # Folders that the official archives unpack to, looked for below the root.
 ARCHIVE_FOLDERS = ("ModelNet10", "ModelNet40")
 
-EXPECTED_LAYOUT = "FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off (or .obj, .ply, .stl)"
+EXPECTED_LAYOUT = (
+    f"FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off (or {', '.join(MESH_SUFFIXES[1:])})"
+)
 
 
 class DataError(ValueError):
@@ -24,7 +26,7 @@ class MeshFile:
 
     path: Path
     class_name: str
-    split: str  # train | test
+    split: str  # train | validation | test
 
     @property
     def name(self) -> str:
@@ -42,6 +44,20 @@ def layout_root(root: Path | str) -> Path | None:
         if _class_folders(folder):
             return folder
     return None
+
+
+def layout_problem(root: Path | str) -> str:
+    """Say what a folder without class folders holds instead."""
+    root = Path(root)
+    if not root.is_dir():
+        return f"{root} {'is no folder' if root.exists() else 'does not exist'}"
+    own = len(_files_of(root))
+    if own:
+        return f"{root} itself holds {own} mesh files, and no class folders"
+    flat = sorted(folder.name for folder in root.iterdir() if _files_of(folder))
+    if flat:
+        return f"{_listed(flat)} in {root} hold mesh files themselves, not in train/ and test/"
+    return f"{root} holds no class folders"
 
 
 def find_meshes(
@@ -71,9 +87,10 @@ def find_meshes(
     """
     folder = layout_root(root)
     if folder is None:
-        state = "holds none" if Path(root).is_dir() else "does not exist"
         archives = " or ".join(ARCHIVE_FOLDERS)
-        raise DataError(f"expected {EXPECTED_LAYOUT} with FOLDER={root} or its {archives}; {root} {state}")
+        raise DataError(
+            f"expected {EXPECTED_LAYOUT} with FOLDER={root} or its {archives}; {layout_problem(root)}"
+        )
     found = _class_folders(folder)
     missing = [name for name in classes or () if name not in found]
     if missing:

@@ -29,7 +29,7 @@ from pointproj.geometry import (
 )
 from pointproj.geometry import files as formats
 from pointproj.geometry.fields import target_field
-from pointproj.geometry.files import obj, off, parse_mesh, ply, read_content, stl, text
+from pointproj.geometry.files import checks, library, off, parse_mesh, ply, read_content, text
 from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
 from pointproj.geometry.warp_meshes import usable_device
@@ -40,16 +40,16 @@ log = logging.getLogger(__name__)
 
 # With this one, the modules that decide what a prepared mesh holds: other code makes another entry.
 _MAKERS = (
+    checks,
     distances,
     fields,
     formats,
     interior,
+    library,
     meshes,
-    obj,
     off,
     ply,
     sampling,
-    stl,
     text,
     visibility,
     visibility_cells,

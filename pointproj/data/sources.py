@@ -3,12 +3,21 @@
 from pathlib import Path
 
 from pointproj.config import DataConfig
-from pointproj.data.modelnet import EXPECTED_LAYOUT, DataError, MeshFile, find_meshes, layout_root
+from pointproj.data.modelnet import (
+    EXPECTED_LAYOUT,
+    SPLITS,
+    DataError,
+    MeshFile,
+    find_meshes,
+    layout_problem,
+    layout_root,
+)
+from pointproj.data.splits import folder_meshes, held_out
 from pointproj.runtime.helpers import HelperProcesses
 
 
 def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list[MeshFile]:
-    """List the meshes of both splits. Missing ones are generated, or downloaded if the config says so.
+    """List the meshes of all splits. Missing ones are generated, or downloaded if the config says so.
 
     Parameters
     ----------
@@ -19,7 +28,8 @@ def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list
     Returns
     -------
     list of MeshFile
-        A mesh that an epoch holds several times is listed as often.
+        A mesh that an epoch holds several times is listed as often. ``data.validation`` of the training
+        meshes are held out; nothing that is made from them is for training.
 
     Raises
     ------
@@ -27,10 +37,13 @@ def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list
         If there are none; says both ways forward.
     """
     if data.name == "furniture":
-        return _furniture_files(data, data.root, data.test_meshes, helpers)
-    if data.name == "mixed":
-        return _mixed_files(data, helpers)
-    return _real_files(data)
+        files = _furniture_files(data, data.root, data.test_meshes, helpers)
+    elif data.name == "meshes":
+        files = folder_meshes(data)
+    else:
+        files = _real_files(data)
+    files = held_out(files, data.validation, data.split_seed)
+    return files + _further_files(data, files, helpers) if data.name == "mixed" else files
 
 
 def _real_files(data: DataConfig) -> list[MeshFile]:
@@ -41,23 +54,28 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
         root = download_modelnet10(root)
     if layout_root(root) is None:
         raise DataError(
-            f"no meshes in {root}. Two ways forward: write data.download=true to fetch ModelNet10 into it "
-            f"(473 MB), or data.root=FOLDER to read what you have, laid out as {EXPECTED_LAYOUT}. "
-            "data=furniture needs neither."
+            f"no meshes: {layout_problem(root)}. Two ways forward: write data.download=true to fetch "
+            "ModelNet10 into it (473 MB), or data.root=FOLDER to read what you have, laid out as "
+            f"{EXPECTED_LAYOUT}; in another layout by data=meshes. data=furniture needs none of these."
         )
-    return find_meshes(root, data.classes, data.limit)
+    files = find_meshes(root, data.classes, data.limit)
+    for split in SPLITS:
+        if all(file.split != split for file in files):
+            raise DataError(
+                f"{root} holds {len(files)} meshes, but none in <class>/{split}/: expected both splits"
+            )
+    return files
 
 
-def _mixed_files(data: DataConfig, helpers: HelperProcesses | None) -> list[MeshFile]:
-    """Real meshes of both splits; for training also repeats of these, furniture, and cutouts of both."""
+def _further_files(data: DataConfig, real: list[MeshFile], helpers: HelperProcesses | None) -> list[MeshFile]:
+    """For training beside real meshes: repeats of these, furniture, and cutouts of both."""
     from pointproj.data.cutouts import write_variants
 
-    real = _real_files(data)
     train = [file for file in real if file.split == "train"]
     made = _furniture_files(data, None, 0, helpers)
     variants = write_variants(train, "data/variants", data.variants, helpers)
     variants += write_variants(made, "data/variants", min(data.variants, 1), helpers)
-    return [*real, *train * (data.repeats - 1), *made, *variants]
+    return [*train * (data.repeats - 1), *made, *variants]
 
 
 def _furniture_files(

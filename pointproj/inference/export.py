@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError
 
-from pointproj.config import Config
+from pointproj.config import Config, nearest
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.visibility.edges import plain_nearest_edges
@@ -33,11 +33,11 @@ from pointproj.nn.visibility.local_planes import plain_local_planes
 from pointproj.nn.visibility.plain_face_planes import plain_spread_planes
 from pointproj.nn.visibility.rays import plain_list_disks, plain_soft_visibility
 from pointproj.nn.visibility.sight_lines import plain_nearest_sight_lines
-from pointproj.ops.registry import BackendUnavailable, exportable, resolve
+from pointproj.ops.registry import BackendUnavailable, exportable, names, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.run_folder import require_writable
-from pointproj.training.checkpoint import BEST, LAST, load
+from pointproj.training.checkpoint import load_best
 from pointproj.training.networks import features_of
 
 log = logging.getLogger(__name__)
@@ -116,8 +116,7 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
         If the backend cannot be exported, torch cannot compile the package, or what was exported computes
         something else.
     """
-    path = _file(checkpoint)
-    content = load(path)
+    path, content = load_best(checkpoint)
     config = saved_config(path, content)
     chosen = choose_device(device)
     backend = _exportable(backend, chosen.type, config.projector.OPERATOR)
@@ -215,14 +214,14 @@ def _in_its_own_process(package: str) -> Callable[..., Tensor]:
     return run
 
 
-def _file(checkpoint: Path) -> Path:
-    if not checkpoint.is_dir():
-        return checkpoint
-    return checkpoint / (BEST if (checkpoint / BEST).exists() else LAST)
-
-
 def _exportable(backend: str, device: str, operator: str) -> str:
     able = exportable(device)
+    known = ("auto", *names())
+    if backend not in known:
+        raise ExportError(
+            f"--backend {backend}: expected one of {', '.join(known)}{nearest(backend, known)}; of these "
+            f"{' and '.join(able)} can be exported for {device}"
+        )
     if backend == "auto":
         for name in able:
             try:
@@ -303,13 +302,12 @@ def _write(
 
 
 def _difference(function: Callable[..., Tensor], network: CloudField, device: torch.device) -> float:
-    worst = 0.0
+    apart = []
     for sizes in SIZES:
         inputs = _example(network, sizes, device)
         expected = network(*inputs)
-        apart = (function(*inputs) - expected).abs().max() / expected.abs().max()
-        worst = max(worst, apart.item())
-    return worst
+        apart.append((function(*inputs) - expected).abs().max() / expected.abs().max())
+    return torch.stack(apart).max().item()  # NaN if any is
 
 
 def main(arguments: Sequence[str]) -> None:

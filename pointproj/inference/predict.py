@@ -1,45 +1,59 @@
-"""Reconstruct the solid behind any mesh or point file."""
+"""Reconstruct the solids behind mesh and point files."""
 
 import argparse
+import logging
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from trimesh import Trimesh
 
 from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.modelnet import DataError
-from pointproj.geometry.files import write_mesh
+from pointproj.geometry.files import WRITERS, write_mesh
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct
+from pointproj.geometry.meshes import LONGEST_SIDE, Mesh
 from pointproj.geometry.sampling import PointSource
 from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained
+from pointproj.runtime.errors import is_user_error
+from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
+log = logging.getLogger(__name__)
 
-def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int | None = None) -> list[Path]:
-    """Reconstruct a cloud and write mesh and picture.
+STRAY = 3.0  # times as far from the middle as 99% of the points
+
+
+def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: int | None = None) -> str:
+    """Reconstruct a cloud and write what is asked for.
 
     Parameters
     ----------
     trained : TrainedModel
     cloud : Cloud
         From :func:`pointproj.geometry.files.points.read_cloud`.
-    out : Path
-        Folder, made as needed.
+    files : sequence of Path
+        Meshes, in the coordinates of the cloud's file, and with the suffix ``.png`` a picture.
     side : int, optional
         Points a side of the grid that the surface is extracted from; by default that of the model's device.
 
     Returns
     -------
-    list of Path
-        ``NAME-reconstruction.ply`` and ``.off``, in the coordinates of the cloud's file, and ``.png``.
+    str
+        What was made of what, in one line.
 
     Raises
     ------
     DataError
-        If the model needs normals that the cloud has not, or finds nothing inside; nothing is written then.
+        If the cloud has too few points or not the normals that the model needs, or the model finds nothing
+        inside; nothing is written then.
     """
+    _warn_of_strays(cloud)
+    started = time.perf_counter()
     field = trained.field(cloud.points, cloud.normals, cloud.sensors)
     side = side or trained.default_side
     mesh = reconstruct(field, cloud.name, side, cloud=cloud.points, device=str(trained.device)).mesh
@@ -47,36 +61,83 @@ def predict(trained: TrainedModel, cloud: Cloud, out: Path, side: int | None = N
         raise DataError(
             f"{cloud.name}: the model finds nothing inside; give it more points, or a model trained longer"
         )
-    files = [out / f"{cloud.name}-reconstruction{suffix}" for suffix in (".ply", ".off", ".png")]
-    for file in files[:2]:
-        write_mesh(cloud.placement.to_file(mesh), file)
-    panels = [
-        cloud_panel(f"{len(cloud.points):,} points", cloud.points),
-        surface_panel("reconstruction", mesh),
-    ]
-    draw_rows(files[2], [(cloud.name, panels)])
-    return files
+    seconds = time.perf_counter() - started
+    placed = cloud.placement.to_file(mesh)
+    for file in files:
+        if file.suffix == ".png":
+            points = cloud_panel(f"{len(cloud.points):,} points", cloud.points)
+            draw_rows(file, [(cloud.name, [points, surface_panel("reconstruction", mesh)])])
+        else:
+            write_mesh(placed, file)
+    return f"{len(cloud.points):,} points, grid {side}^3: {_described(placed)}, {seconds:.1f} s"
+
+
+def _described(mesh: Mesh) -> str:
+    solid = Trimesh(mesh.vertices, mesh.faces, process=False)
+    closed = "watertight" if solid.is_watertight else "not watertight"
+    return f"{len(mesh.vertices):,} vertices, {len(mesh.faces):,} faces, volume {solid.volume:.4g}, {closed}"
+
+
+def _warn_of_strays(cloud: Cloud) -> None:
+    """Warn where a few points far away make the shape small in the query cube, and so the grid too coarse."""
+    distances = np.abs(cloud.points - np.median(cloud.points, axis=0)).max(axis=1)
+    most = np.quantile(distances, 0.99)
+    if STRAY * 2 * most < LONGEST_SIDE:
+        placement = cloud.placement
+        farthest = cloud.points[distances.argmax()] * placement.scale + placement.centre
+        farthest[np.abs(farthest) < 1e-5 * placement.scale] = 0  # what float32 leaves of it
+        log.warning(
+            "%s: 99%% of its points fill %.2g of the box around all, whose farthest is (%s). Remove the "
+            "strays (%d), or the shape is too small for the grid",
+            cloud.name,
+            2 * most / LONGEST_SIDE,
+            ", ".join(f"{coordinate:.4g}" for coordinate in farthest),
+            (distances > STRAY * most).sum(),
+        )
+
+
+def _outputs(given: argparse.Namespace) -> dict[Path, list[Path]]:
+    """Return what is made of each file."""
+    out = given.out
+    if out.suffix.lower() in (*WRITERS, *SUFFIXES):
+        if out.suffix.lower() not in WRITERS:
+            raise DataError(f"--out {out}: expected a folder, or a file of {', '.join(WRITERS)}")
+        if len(given.files) > 1:
+            raise DataError(f"--out {out} is one file for {len(given.files)} meshes: name a folder")
+        require_writable(out.parent)
+        return {given.files[0]: [out, out.with_suffix(".png")]}
+    same = [name for name, count in Counter(path.stem for path in given.files).items() if count > 1]
+    if same:
+        raise DataError(
+            f"several files are called {', '.join(same)}: give them to calls with their own --out"
+        )
+    require_writable(out)
+    return {
+        path: [out / f"{path.stem}-reconstruction{suffix}" for suffix in (".ply", ".off", ".png")]
+        for path in given.files
+    }
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pointproj predict",
-        description="Reconstruct the solid behind a mesh or a cloud of points; z points up.",
+        description="Reconstruct the solids behind meshes or clouds of points; z points up.",
     )
     add_arguments(parser)
-    parser.add_argument("file", type=Path, help=f"what to reconstruct: {', '.join(SUFFIXES)}")
+    parser.add_argument("files", type=Path, nargs="+", help=f"what to reconstruct: {', '.join(SUFFIXES)}")
     help_sensors = (
         "points from where the cloud's points were seen, in its coordinates: one for each, or one for all"
     )
     parser.add_argument("--sensors", type=Path, help=help_sensors)
-    parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help="folder of the results")
+    help_out = f"folder of the results; or the file of the one result: {', '.join(WRITERS)}"
+    parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help=help_out)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Reconstruct the file that the arguments name."""
+    """Reconstruct the files that the arguments name; one that cannot be used does not keep others waiting."""
     given = _parsed(arguments)
-    require_writable(given.out)
+    outputs = _outputs(given)
     trained = load_trained(given.checkpoint, given.device)
     data = trained.config.data
     sampling = Sampling.for_prediction(data)
@@ -87,6 +148,17 @@ def main(arguments: Sequence[str]) -> None:
         return sample_cloud(source, sampling, generator)[:2]
 
     chosen = {"most": data.most_points, "sample": sample, "thin": sampling.thin}
-    cloud = read_cloud(given.file, data.points, sensors=given.sensors, **chosen)
-    for file in predict(trained, cloud, given.out, given.side):
-        print(file)
+    failed = 0
+    with progress("reconstructing", len(outputs), unit="files") as advance:
+        for path, files in outputs.items():
+            try:
+                cloud = read_cloud(path, data.points, sensors=given.sensors, **chosen)
+                print(f"{path}: {predict(trained, cloud, files, given.side)}", *files, sep="\n")
+            except Exception as error:
+                if len(outputs) == 1 or not is_user_error(error):
+                    raise
+                failed += 1
+                log.error("%s: %s", type(error).__name__, error)
+            advance(1)
+    if failed:
+        raise DataError(f"{failed} of {len(outputs)} files could not be reconstructed")

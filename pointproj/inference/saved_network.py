@@ -27,8 +27,9 @@ def saved_config(path: Path, content: dict[str, Any]) -> Config:
     CheckpointError
         If another version of this program wrote it.
     """
-    given = {**content["config"], "resume": None}  # what that run continued from is of no interest
-    try:
+    try:  # what that run began with is of no interest
+        training = {**content["config"]["training"], "weights": None}
+        given = {**content["config"], "training": training, "resume": None}
         return from_saved(given)
     except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
         raise checkpoint.CheckpointError(_other_version(path, error)) from error
@@ -50,7 +51,7 @@ def saved_network(path: Path, content: dict[str, Any], config: Config, backend: 
     Raises
     ------
     CheckpointError
-        If another version of this program wrote it.
+        If another version of this program wrote it, or its weights are not finite.
     """
     try:
         with torch.device("meta"):  # sizes alone: the config may ask for more than the file has weights for
@@ -59,6 +60,12 @@ def saved_network(path: Path, content: dict[str, Any], config: Config, backend: 
         network.load_state_dict(content["model"])
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise checkpoint.CheckpointError(_other_version(path, error)) from error
+    odd = [name for name, values in network.state_dict().items() if not values.isfinite().all()]
+    if odd:
+        raise checkpoint.CheckpointError(
+            f"{path} holds NaN or infinity in {', '.join(odd)}: take a checkpoint from before its training "
+            "diverged, or train again with a lower optimizer.lr"
+        )
     return network
 
 

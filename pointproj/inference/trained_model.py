@@ -14,6 +14,7 @@ from pointproj.config import TARGETS, Config
 from pointproj.data.modelnet import DataError
 from pointproj.geometry.grids import Field
 from pointproj.geometry.isosurfaces import DEFAULT_SIDE, GPU_SIDE
+from pointproj.geometry.warp_meshes import usable_device
 from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device
@@ -81,9 +82,13 @@ class TrainedModel:
         Raises
         ------
         DataError
-            If the model needs normals and there are none.
+            If there are fewer points than the model needs, or it needs normals and there are none.
         """
         settings = self.config.projector
+        if len(points) < settings.fewest_points:
+            raise DataError(
+                f"the cloud has {len(points)} points, and this model needs at least {settings.fewest_points}"
+            )
         if settings.normals and normals is None:
             raise DataError(
                 "the cloud has no normals, and this model was trained with them: give a mesh, or points "
@@ -128,8 +133,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
     DeviceError, BackendUnavailable
         If the device or the backend cannot be used here.
     """
-    path = path / checkpoint.BEST if path.is_dir() else path
-    content = checkpoint.load(path)
+    path, content = checkpoint.load_best(path)
     config = saved_config(path, content)
     target = config.target.name
     if target not in SOLID_TARGETS:
@@ -138,6 +142,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
             f"with target={' or target='.join(SOLID_TARGETS)}"
         )
     chosen = choose_device(device)
+    usable_device(device)  # initialises Warp without its line on a missing driver, before an operator does
     backend, _ = resolve(backend, chosen.type, config.projector.OPERATOR)
     model = saved_network(path, content, config, backend)
     return TrainedModel(config, model.to(chosen).eval(), chosen, backend)

@@ -57,9 +57,10 @@ def checked_clouds(
     reference_points: Tensor,
     query_offsets: Tensor | None,
     reference_offsets: Tensor | None,
+    in_space: bool = True,
 ) -> Clouds:
     """The packed points of a call, after its checks."""
-    arguments.check_points(query_points, reference_points)
+    arguments.check_points(query_points, reference_points, in_space)
     arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
     return pack(query_points, reference_points, query_offsets, reference_offsets)
 
@@ -69,7 +70,7 @@ def packed(points: Tensor) -> Tensor:
     if points.shape[-1] == 2:
         points = torch.nn.functional.pad(points, (0, 1))
     # A reshape that changes nothing is still a view with a gradient of its own.
-    return (points if points.ndim == 2 else points.reshape(-1, 3)).contiguous()
+    return (points if points.ndim == 2 else points.reshape(-1, points.shape[-1])).contiguous()
 
 
 def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import is_transforming
 from pointproj.ops.bridge.torch_op import Saved, torch_op
 from pointproj.ops.clouds import Clouds, queries_of
-from pointproj.ops.reference import nan_where_query_is_not_finite, rounded_length
+from pointproj.ops.reference import length, nan_where_query_is_not_finite, rounded_length
 
 VALUES_AT_ONCE = 2**26  # what the differences of a chunk of neighbours may take
 
@@ -30,6 +30,17 @@ def distances_of(clouds: Clouds, rows: Int[Tensor, "q k"]) -> Float[Tensor, "q k
     delta = clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)]
     distances = rounded_length(delta).masked_fill(rows < 0, torch.inf)
     return nan_where_query_is_not_finite(distances, clouds.query_points)
+
+
+def pair_distances(
+    delta: Float[Tensor, "*pairs 3"], is_neighbor: Bool[Tensor, "*pairs"]
+) -> Float[Tensor, "*pairs"]:
+    """Rounded lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
+    rounded = rounded_length(delta.detach())
+    if delta.requires_grad or is_transforming():
+        own = length(torch.where(is_neighbor[..., None], delta, 0.0))
+        rounded = own + (rounded - own).detach()  # exactly, since they differ by a bit
+    return torch.where(is_neighbor, rounded, torch.inf)
 
 
 def with_gradient(
@@ -68,7 +79,7 @@ class _Chunk(NamedTuple):
             into[0][self.at] = per_pair.sum(1)
         else:
             into[0].index_add_(0, self.queries, per_pair)
-        into[1].index_add_(0, self.indices.flatten(), per_pair.view(-1, 3), alpha=-1)
+        into[1].index_add_(0, self.indices.flatten(), per_pair.flatten(0, -2), alpha=-1)
 
 
 def _chunks(inputs: dict[str, Tensor]) -> Iterator[_Chunk]:
@@ -82,7 +93,7 @@ def _chunks(inputs: dict[str, Tensor]) -> Iterator[_Chunk]:
         queries, others = None, others[:, None]
     else:
         queries = torch.where(rows >= 0, queries_of(row_splits, len(rows)), numbers % len(query_points))
-    size = max(1, VALUES_AT_ONCE // (3 * max(1, rows[:1].numel())))
+    size = max(1, VALUES_AT_ONCE // max(1, query_points.shape[1] * rows[:1].numel()))
     for first in range(0, len(rows), size):
         at = slice(first, first + size)
         apart = (distances[at] > 0) & (distances[at] < torch.inf)

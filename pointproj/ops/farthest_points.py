@@ -16,9 +16,6 @@ from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import packed
 from pointproj.ops.registry import choose, modules
 
-BITS = 10
-"""Of each coordinate, for the order along a Morton curve."""
-
 
 def farthest_points(
     points: Float[Tensor, "*batch n 3"],
@@ -62,6 +59,8 @@ def farthest_points(
         arguments.check_cloud_offsets("offsets", offsets, points)
     clouds = len(offsets) - 1 if offsets is not None else points.shape[0] if points.ndim == 3 else 1
     counts = _checked_counts(count, clouds, points, offsets)
+    if isinstance(start, Integral) and offsets is None and not 0 <= start < max(1, points.shape[-2]):
+        raise ValueError(f"start must be a row of {points.shape[-2]} points; got {start}")
     module = modules[choose(backend, points.device.type, "knn")]
     positions = packed(points.detach())
     size = len(positions)
@@ -119,18 +118,6 @@ _by_comparing_all = torch_op(
     _compare_all,
     lambda points, cloud, starts, steps: (((starts.shape[0], steps), torch.int64),),
 )
-
-
-def order_along_curve(points: Float[Tensor, "n 3"], cloud: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Rows in the order of a Morton curve, cloud after cloud."""
-    finite = points.isfinite().all(-1, keepdim=True)
-    low = torch.where(finite, points, torch.inf).amin(0)
-    extent = (torch.where(finite, points, -torch.inf).amax(0) - low).amax()
-    cells = ((points - low) / extent * (2**BITS - 1)).nan_to_num(0.0, 0.0, 0.0).clamp(0, 2**BITS - 1).long()
-    for shift, mask in ((16, 0x030000FF), (8, 0x0300F00F), (4, 0x030C30C3), (2, 0x09249249)):
-        cells = (cells | cells << shift) & mask  # two free bits after each
-    place = cells[:, 0] | cells[:, 1] << 1 | cells[:, 2] << 2
-    return (cloud << 3 * BITS | place).argsort()
 
 
 def _checked_counts(

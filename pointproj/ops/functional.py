@@ -6,16 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops import arguments
+from pointproj.ops import arguments, brute_force
 from pointproj.ops.clouds import Clouds, as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
-from pointproj.ops.distances import distances_of, with_gradient
+from pointproj.ops.distances import distances_of, pair_distances, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.reference import (
     Weighting,
     counted_features,
     nan_where_query_is_not_finite,
-    pair_distances,
     rounded_length,
     sigma_in_range,
 )
@@ -45,7 +44,9 @@ def knn(
     Parameters
     ----------
     query_points : (Q, 3) or (B, Q, 3) float tensor
-        float32 or float64. Points in the plane have 2 coordinates instead of 3, here and everywhere.
+        float32 or float64. Points in the plane have 2 coordinates instead of 3, here and everywhere. Here
+        alone they may have more than 3, where all pairs are compared, in chunks: without an index, a box or
+        a backend by name, and the host waits for the device once.
     reference_points : (N, 3) or (B, N, 3) float tensor
         Of the same dtype as ``query_points``.
     k : int
@@ -88,14 +89,18 @@ def knn(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
+    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets, in_space=False)
     arguments.check_k(k, reference_points)
     if max_radius is not None:
         max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
     arguments.check_box(box, max_radius, reference_points, inside=index is not None)
     periodic = periodic_box(box)
     arguments.check_index_dtype(index_dtype)
-    module, tables = choose_backend(backend, None, index, reference_points, clouds)
+    if query_points.shape[-1] > 3:
+        brute_force.check_backend(backend, index=index, box=box)
+        module, tables = brute_force, None
+    else:
+        module, tables = choose_backend(backend, None, index, reference_points, clouds)
     if periodic is None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), index_dtype)
         distances = with_gradient(distances, rows, clouds)
@@ -343,7 +348,7 @@ def _aggregated(
     values = values * weights
     if weighting.reduce == "sum":
         return as_dtype(aggregate(values, sigma, weighting), features.dtype)
-    summed = aggregate(torch.cat([values, weights], 1), sigma, weighting._replace(reduce="relative"))
+    summed = aggregate(torch.cat([values, weights], 1), sigma, weighting._replace(reduce="counted"))
     summed, total = summed.split([values.shape[1], 1], dim=1)
     # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
     divides = (total != 0) & ~total.isnan()

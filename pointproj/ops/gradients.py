@@ -17,9 +17,9 @@ The second backward differentiates <those four, (U, u, v, t)>. That scalar is th
     d h_ij = s_ij
 
 and l and h pass theirs on to p, q and sigma. For ``reduce="sum"`` the weights are a_ij = K(d_ij), and every
-sum over k above, which comes from the division by the total weight, is 0. ``"relative"`` weights are those
-divided by the K of one neighbour, a constant: their sums are divided by one another, and it cancels.
-Neighbour sets are constants.
+sum over k above, which comes from the division by the total weight, is 0. For ``"counted"`` that total, and
+with it H_i, is of the neighbours that count. Of the others f_j is 0, and what the division brings is left
+out. Neighbour sets are constants.
 The same formulas serve neighbour lists (kNN) and dense blocks with a mask (radius): only how features are
 found differs.
 """
@@ -149,22 +149,24 @@ class Block:
         delta = torch.where(is_neighbor[..., None], delta, 0.0).to(sigma.dtype)
         self.distances = delta.square().sum(-1).sqrt()
         self.units = delta / torch.where(self.distances > 0, self.distances, 1.0)[..., None]
-        self.nearest = None
+        self.counts = is_neighbor
+        if weighting.reduce == "counted":
+            self.counts = is_neighbor & (neighbors.rows_of(features[:, -1:]) != 0)[..., 0]
+        self.nearest = None if weighting.reduce == "sum" else nearest_of(self.distances, self.counts)
+        self.weights = kernel_weights(self.distances, is_neighbor, self.nearest, sigma, weighting)
         if weighting.reduce != "sum":
-            counts = is_neighbor
-            if weighting.reduce == "relative":
-                counts = is_neighbor & (neighbors.rows_of(features[:, -1:]) != 0)[..., 0]
-            self.nearest = nearest_of(self.distances, counts)
-        weights = kernel_weights(self.distances, is_neighbor, self.nearest, sigma, weighting)
-        self.weights = normalized(weights) if weighting.reduce == "mean" else weights
+            self.weights = normalized(self.weights, self.counts)
 
     def slopes(self) -> Slopes:
-        nearest = self.nearest if self.weighting.reduce == "mean" else 0.0
+        nearest = 0.0 if self.nearest is None else self.nearest
         return log_kernel_slopes(self.distances, self.sigma, self.weighting, nearest)
 
-    def mean_over_row(self, per_pair: Tensor) -> Tensor | float:
-        """What the division by the total weight takes away; a sum is not divided."""
-        return (self.weights * per_pair).sum(-1, keepdim=True) if self.weighting.reduce == "mean" else 0.0
+    def centred(self, per_pair: Tensor) -> Tensor:
+        """Less the mean of the row, which the division by the total weight brings; a sum is not divided."""
+        if self.weighting.reduce == "sum":
+            return per_pair
+        mean = (self.weights * per_pair).sum(-1, keepdim=True)
+        return torch.where(self.counts, per_pair - mean, per_pair)
 
     def of_neighbors(self, per_pair: Tensor) -> Tensor:
         """0 for all other pairs, also where the row's own neighbours have made them NaN."""
@@ -176,7 +178,7 @@ class Block:
     def backward(self, grad: Tensor, features: Tensor, into: Gradients) -> Tensor:
         """Add this block's share to ``into`` (all but the query points); return the queries' own rows."""
         products = self.neighbors.dot(grad, features)
-        grad_logits = self.of_neighbors(self.weights * (products - self.mean_over_row(products)))
+        grad_logits = self.of_neighbors(self.weights * self.centred(products))
         slopes = self.slopes()
         along = _share(grad_logits, slopes.by_d)[..., None] * self.units
         self.neighbors.scatter(into.features, self.weights, grad)
@@ -193,17 +195,17 @@ class Block:
         relative = torch.where(self.neighbors.is_neighbor[..., None], relative, 0.0)
         radial = (relative * units).sum(-1)
         h = slopes.by_d * radial + direction.sigma * slopes.by_sigma
-        h_centred = h - self.mean_over_row(h)
+        if self.weighting.reduce != "sum":
+            h = h - (torch.where(self.counts, self.weights, 0.0) * h).sum(-1, keepdim=True)
 
         grad_rows = self.neighbors.mean(weights, direction.features)
-        grad_rows = grad_rows + self.neighbors.mean(weights * h_centred, features)
-        self.neighbors.scatter(into.features, weights * h_centred, grad)
+        grad_rows = grad_rows + self.neighbors.mean(weights * h, features)
+        self.neighbors.scatter(into.features, weights * h, grad)
 
-        products = self.neighbors.dot(grad, features)
-        mean_products = self.mean_over_row(products)
-        t = self.neighbors.dot(grad, direction.features) + (products - mean_products) * h_centred
-        grad_logits = self.of_neighbors(weights * (t - self.mean_over_row(t)))
-        grad_h = self.of_neighbors(weights * (products - mean_products))
+        products = self.centred(self.neighbors.dot(grad, features))
+        t = self.neighbors.dot(grad, direction.features) + products * h
+        grad_logits = self.of_neighbors(weights * self.centred(t))
+        grad_h = self.of_neighbors(weights * products)
 
         inverse = torch.where(distances > 0, 1.0 / torch.where(distances > 0, distances, 1.0), 0.0)
         across = (relative - radial[..., None] * units) * inverse[..., None]

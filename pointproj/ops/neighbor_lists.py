@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, queries_of, rows_in_cloud
-from pointproj.ops.distances import with_gradient
+from pointproj.ops.distances import pair_distances, with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.reference import nan_where_query_is_not_finite, pair_distances
+from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Backend, Tables
 from pointproj.ops.rounding import radius_in_range
 
@@ -167,7 +167,7 @@ def radius_neighbors(
 def _selected(points: Tensor, rows: Tensor) -> Tensor:
     """The points of rows (...), as (..., 3)."""
     if not points.shape[0]:  # then no pair exists, and any point will do
-        points = points.new_zeros(1, 3)
+        points = torch.nn.functional.pad(points, (0, 0, 0, 1))
     return points.index_select(0, rows.flatten()).view(*rows.shape, 3)
 
 

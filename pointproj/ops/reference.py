@@ -35,10 +35,10 @@ class Weighting(NamedTuple):
     ----------
     kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
         exp(-d / sigma), exp(-d^2 / (2 sigma^2)), 1 / max(d, eps)^power, 1, or (1 - (d / support)^2)^2.
-    reduce : {"mean", "sum", "relative"}
+    reduce : {"mean", "sum", "counted"}
         Whether the sum is divided by the sum of the weights. Where there are reference weights, backends are
-        asked for ``"relative"``: the sum, with weights relative to that of the nearest neighbour whose last
-        feature, which is its reference weight, is not 0.
+        asked for ``"counted"``: the mean of neighbours that count, whose last feature, which is their
+        reference weight, is not 0. Weights are relative to the nearest of these, and divided by their sum.
     power, eps : float
         Of the inverse distance.
     support : float
@@ -143,7 +143,7 @@ def within(
     :mod:`pointproj.ops.rounding` says what that means to the last bit.
     """
     if isinstance(radius, Tensor):
-        limit = largest_squares_within(radius)[:, None]
+        limit = largest_squares_within(radius).reshape(-1, 1)
     else:
         limit = largest_square_within(radius, query_points.dtype)
     return squared_distances(query_points, reference_points) <= limit
@@ -173,15 +173,6 @@ def rounded_length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     """The root of :func:`squared_distances`, to the last bit, of differences that are known."""
     x, y, z = delta.square().unbind(-1)
     return rounded_root(x + y + z)
-
-
-def pair_distances(
-    delta: Float[Tensor, "*pairs dims"], is_neighbor: Bool[Tensor, "*pairs"]
-) -> Float[Tensor, "*pairs"]:
-    """Lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
-    if not delta.requires_grad:  # the same in fewer passes
-        return rounded_length(delta).masked_fill(~is_neighbor, torch.inf)
-    return torch.where(is_neighbor, length(torch.where(is_neighbor[..., None], delta, 0.0)), torch.inf)
 
 
 def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -224,24 +215,6 @@ def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
     return hardtanh(sigma, *sigma_range(sigma.dtype))  # as clamp, whose backward takes five kernels
 
 
-def relative_log_kernel(
-    distances: Float[Tensor, "*pairs"],
-    nearest: Float[Tensor, "*rows"],
-    sigma: float | Tensor,
-    weighting: Weighting,
-) -> Float[Tensor, "*pairs"]:
-    """:func:`log_kernel` relative to that of the row's nearest distance: not all weights can vanish."""
-    largest = log_kernel(nearest, sigma, weighting).detach()
-    logits = log_kernel(distances, sigma, weighting) - largest.clamp(min=torch.finfo(largest.dtype).min)
-    # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
-    logits = logits.clamp(max=math.log(torch.finfo(largest.dtype).max) - 8)
-    if weighting.kernel != "gaussian":
-        return logits
-    # Where squares of all distances overflow in units of sigma, the nearest alone are left.
-    alone = torch.where(distances > nearest, -torch.inf, 0.0)
-    return torch.where(largest == -torch.inf, alone, logits)
-
-
 def nearest_of(
     distances: Float[Tensor, "*rows k"], counts: Bool[Tensor, "*rows k"]
 ) -> Float[Tensor, "*rows 1"]:
@@ -263,14 +236,22 @@ class Slopes(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A row of the table: ``log(d, sigma, weighting)``, and its ``slopes(d, beyond, 1 / sigma, weighting)``.
+    """A row of the table: the logarithm of a kernel, and derivatives of that.
 
-    ``beyond`` is how much farther a distance is than the nearest of its row. Powers of sigma are taken factor
-    by factor, since they leave the range of the numbers where what they are multiplied by does not.
+    ``log(d, sigma, weighting)`` is the whole, ``relative(d, nearest, sigma, weighting)`` less that of the
+    nearest of its row (but of the compact kernel), ``slopes(d, beyond, 1 / sigma, weighting)`` has
+    derivatives, along sigma less that of the nearest, too, which the distance is ``beyond``. Powers of sigma
+    are taken factor by factor: they leave the range of the numbers where what they multiply does not.
     """
 
     log: Callable[[Tensor, float | Tensor, Weighting], Tensor]
+    relative: Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor]
     slopes: Callable[[Tensor, Tensor, Tensor, Weighting], Slopes]
+
+
+def _relative_gaussian(d: Tensor, nearest: Tensor, sigma: float | Tensor, _: Weighting) -> Tensor:
+    total = ((nearest + d) / sigma).clamp(max=torch.finfo(d.dtype).max)  # of the nearest itself, 0 times inf
+    return (nearest - d) / sigma * total / 2
 
 
 def _gaussian_slopes(d: Tensor, beyond: Tensor, per_sigma: Tensor, _: Weighting) -> Slopes:
@@ -283,6 +264,10 @@ def _gaussian_slopes(d: Tensor, beyond: Tensor, per_sigma: Tensor, _: Weighting)
         2 * scaled * per_sigma * per_sigma,
         -3 * squares * per_sigma * per_sigma,
     )
+
+
+def _relative_inverse_distance(d: Tensor, nearest: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
+    return weighting.power * (nearest.clamp(min=weighting.eps) / d.clamp(min=weighting.eps)).log()
 
 
 def _inverse_distance_slopes(d: Tensor, _: Tensor, per_sigma: Tensor, weighting: Weighting) -> Slopes:
@@ -311,6 +296,7 @@ def _compact_rest(d: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
 TABLE = {
     "exponential": Kernel(
         lambda d, sigma, _: -d / sigma,
+        lambda d, nearest, sigma, _: (nearest - d) / sigma,
         lambda d, beyond, per_sigma, _: Slopes(
             -per_sigma,
             beyond * per_sigma * per_sigma,
@@ -321,14 +307,18 @@ TABLE = {
     ),
     "gaussian": Kernel(
         lambda d, sigma, _: -(d / sigma).square() / 2,
+        _relative_gaussian,
         _gaussian_slopes,
     ),
     "inverse_distance": Kernel(
         lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
+        _relative_inverse_distance,
         _inverse_distance_slopes,
     ),
-    "uniform": Kernel(lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)),
-    "compact": Kernel(_compact_log, _compact_slopes),
+    "uniform": Kernel(
+        lambda d, *_: torch.zeros_like(d), lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)
+    ),
+    "compact": Kernel(_compact_log, lambda d, _, *rest: _compact_log(d, *rest), _compact_slopes),
 }
 KERNELS = tuple(TABLE)
 
@@ -367,7 +357,9 @@ def kernel_weights(
     if nearest is None:
         logits = log_kernel(distances, sigma, weighting)
     else:
-        logits = relative_log_kernel(distances, nearest, sigma, weighting)
+        logits = TABLE[weighting.kernel].relative(distances, nearest, sigma, weighting)
+        # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
+        logits = logits.clamp(max=math.log(torch.finfo(logits.dtype).max) - 8)
     return torch.where(is_neighbor, logits, -torch.inf).exp()
 
 
@@ -384,12 +376,14 @@ def weights_of(
     weights = kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
     if reference_weights is not None:
         weights = weights * reference_weights.to(weights.dtype)
-    return normalized(weights) if weighting.reduce == "mean" else weights
+    return normalized(weights, is_neighbor) if weighting.reduce == "mean" else weights
 
 
-def normalized(weights: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows k"]:
-    """Weights divided by the sum of their row, 0 where that is 0."""
-    total = weights.sum(-1, keepdim=True)
+def normalized(
+    weights: Float[Tensor, "*rows k"], counts: Bool[Tensor, "*rows k"]
+) -> Float[Tensor, "*rows k"]:
+    """Weights divided by the sum of those in their row that count, 0 where that is 0."""
+    total = torch.where(counts, weights, 0.0).sum(-1, keepdim=True)
     return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 0.0)
 
 

@@ -121,9 +121,9 @@ class Backend(Protocol):
     ) -> Float[Tensor, "q c"]:
         """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
 
-        The order of the rows is any, but the first is the neighbour that weights are relative to. If
-        ``weighting.reduce`` is ``"relative"``, there may be nearer ones, whose last feature is 0: their
-        weights, above 1, must stay finite, and derivatives take what weights are relative to as constant.
+        The order of the rows is any, but the first is the neighbour that weights are relative to: the
+        nearest, or for ``"counted"`` the nearest that counts. Those that do not count may be nearer: their
+        weights, above 1, must stay finite.
         Differentiable twice in both sets of points, features and sigma.
         """
 
@@ -151,8 +151,7 @@ class Backend(Protocol):
     ) -> Float[Tensor, "q c"]:
         """The same over all points within ``radius``; ``tables`` as for ``search``.
 
-        Here the backend finds what weights are relative to: the nearest neighbour, of ``"relative"`` weights
-        the nearest whose last feature is not 0.
+        Here the backend finds what weights are relative to: the nearest neighbour, or that which counts.
         """
 
     def radius_search(

@@ -1,5 +1,6 @@
 """User-facing errors: those that pointproj raises itself, whose message needs no traceback."""
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,13 @@ def exit_on_user_error() -> Iterator[None]:
         if is_user_error(error):
             sys.exit(f"{type(error).__name__}: {error}")
         raise
+
+
+def print_any_text() -> None:
+    """Let standard output and error take letters that their encoding lacks, written as ``\\xe9``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -82,7 +83,8 @@ class HelperProcesses:
         try:
             if self._pool is None:
                 # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
-                self._pool = ProcessPoolExecutor(self.count, mp_context=multiprocessing.get_context("spawn"))
+                context = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(self.count, context, initializer=_end_with_parent)
             futures = {self._pool.submit(job): key for key, job in jobs.items()}
             meanwhile, self._meanwhile = self._meanwhile, None
             if meanwhile is not None:
@@ -101,3 +103,13 @@ class HelperProcesses:
 def _one_by_one(jobs: Mapping[Key, Callable[[], Result]]) -> Iterator[tuple[Key, Result]]:
     for key, job in jobs.items():
         yield key, job()
+
+
+def _end_with_parent() -> None:
+    """In a helper: end as soon as its parent has, even by SIGKILL. The pool's own pipes do not tell."""
+
+    def wait() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -5,7 +5,6 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from pointproj.config import Config, flat
 
@@ -16,8 +15,8 @@ class LoggerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailab
     """The logger asked for is not installed; the message holds the command that installs it."""
 
 
-class MetricLogger(Protocol):
-    """Interface of the loggers."""
+class MetricLogger:
+    """Interface of the loggers. This one does nothing: the run's own files are all there is."""
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record numbers of one step."""
@@ -51,7 +50,7 @@ def open_logger(config: Config, folder: Path) -> MetricLogger:
     """
     name = config.logger.name
     if name == "none":
-        return NoLogger()
+        return MetricLogger()
     missing = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
     if missing:
         raise LoggerUnavailable(
@@ -60,20 +59,7 @@ def open_logger(config: Config, folder: Path) -> MetricLogger:
     return {"tensorboard": TensorBoardLogger, "mlflow": MLflowLogger}[name](config, folder)
 
 
-class NoLogger:
-    """A logger that does nothing: the run's own files are all there is."""
-
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Do nothing."""
-
-    def picture(self, path: Path, step: int) -> None:
-        """Do nothing."""
-
-    def close(self, *, failed: bool = False) -> None:
-        """Do nothing."""
-
-
-class TensorBoardLogger:
+class TensorBoardLogger(MetricLogger):
     """Event files for ``tensorboard --logdir outputs``."""
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -99,7 +85,7 @@ class TensorBoardLogger:
         self._writer.close()
 
 
-class MLflowLogger:
+class MLflowLogger(MetricLogger):
     """One MLflow run in the experiment ``pointproj``."""
 
     def __init__(self, config: Config, folder: Path) -> None:

@@ -8,14 +8,15 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Sweep
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
-from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, nearest
+from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, nearest, type_problem
 from pointproj.runtime.run_folder import require_writable
+
+MULTIRUN = {"-m", "--multirun"}
 
 
 def check_arguments(
@@ -39,16 +40,10 @@ def check_arguments(
     ConfigError
         With what was given, what exists and what is nearest.
     """
-    parsed = get_args_parser().parse_args(arguments)
-    if parsed.shell_completion or parsed.config_dir or parsed.config_path or parsed.config_name:
-        return
-    try:
-        overrides = OverridesParser.create().parse_overrides(parsed.overrides)
-    except OverrideParseException as error:
-        raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
+    overrides = _overrides(arguments)
     groups = {} if conf is None else _groups(conf)
     schemas = [Config(projector=network()) for network in NETWORKS.values()] if schema is None else [schema]
-    keys = [*dict.fromkeys(key for each in schemas for key in _keys(each))]
+    keys = {key: each for each in schemas for key in _keys(each)}
     problems = [problem for override in overrides for problem in _problems(override, groups, keys, program)]
     if schema is None:
         networks = _networks(overrides, conf)
@@ -70,14 +65,26 @@ def check_output(arguments: list[str]) -> None:
     RunError
         From :func:`pointproj.runtime.run_folder.require_writable`.
     """
-    parsed = get_args_parser().parse_args(arguments)
-    if any(getattr(parsed, option) for option in ("help", "hydra_help", "cfg", "info", "shell_completion")):
+    if not _runs(arguments):
         return
-    kind = "hydra.sweep.dir" if parsed.multirun else "hydra.run.dir"
-    overrides = OverridesParser.create().parse_overrides(parsed.overrides)
-    named = [override.value() for override in overrides if override.key_or_group == kind]
+    kind = "hydra.run.dir" if MULTIRUN.isdisjoint(arguments) else "hydra.sweep.dir"
+    named = [override.value() for override in _overrides(arguments) if override.key_or_group == kind]
     folder = str(named[-1]) if named else "outputs"
     require_writable(Path(folder.partition("${")[0]))  # what comes after is made up when the run begins
+
+
+def _runs(arguments: list[str]) -> bool:
+    """Whether there is no option of Hydra's that prints something instead, or reads another config."""
+    return all(word in MULTIRUN or not word.startswith("-") for word in arguments)
+
+
+def _overrides(arguments: list[str]) -> list[Override]:
+    """Parse overrides; none beside options of Hydra's, whose words may look like overrides."""
+    words = [word for word in arguments if word not in MULTIRUN] if _runs(arguments) else []
+    try:
+        return OverridesParser.create().parse_overrides(words)
+    except OverrideParseException as error:
+        raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
 
 
 def _groups(conf: Path) -> dict[str, list[str]]:
@@ -133,7 +140,7 @@ def _not_read(override: Override, networks: list[str]) -> Iterator[str]:
 
 
 def _problems(
-    override: Override, groups: dict[str, list[str]], keys: list[str], program: str
+    override: Override, groups: dict[str, list[str]], keys: dict[str, Any], program: str
 ) -> Iterator[str]:
     key = override.key_or_group
     if key == "hydra" or key.startswith(("hydra.", "hydra/")):
@@ -147,8 +154,14 @@ def _problems(
         known = [*groups, *keys]
         hint = nearest(key, known) or _same_ending(key, known)
         yield f"{override.input_line}: there is no {key}{hint} ('python {program} --help' lists all)"
-    elif key == "data.mixture":
-        yield from _mixture_problems(override)
+    elif key == "data.mixture" and (misspelt := [*_mixture_problems(override)]):
+        yield from misspelt
+    elif not override.is_delete():
+        expected = next(
+            filter(None, (type_problem(keys[key], key, value) for value in _plain(override))), None
+        )
+        if expected:
+            yield f"{override.input_line}: expected {expected}"
 
 
 def _mixture_problems(override: Override) -> Iterator[str]:
@@ -160,6 +173,15 @@ def _mixture_problems(override: Override) -> Iterator[str]:
             if key not in known:
                 options = ", ".join(known)
                 yield f"{override.input_line}: there is no {key}, only {options}{nearest(key, known)}"
+
+
+def _plain(override: Override) -> Iterator[Any]:
+    """Yield the value of an override, or those of a sweep whose type is plain to see."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        yield from (item for item in value.list if isinstance(item, int | float | str))
+    elif not isinstance(value, Sweep):
+        yield value
 
 
 def _choices(override: Override) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Progress of long work: a live bar with the time left on a terminal, plain log lines elsewhere."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +24,10 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def progress(title: str, total: int, *, done: int = 0, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """Show how far a loop has come.
+def progress(
+    title: str, total: int, *, done: int = 0, unit: str = "", lines: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """Show how far a loop has come; what is logged or printed meanwhile stands above a bar.
 
     Parameters
     ----------
@@ -36,6 +39,8 @@ def progress(title: str, total: int, *, done: int = 0, unit: str = "") -> Iterat
         Steps that were done before.
     unit : str
         Name of the steps in log lines.
+    lines : bool
+        Whether to log lines where there is no terminal.
 
     Yields
     ------
@@ -46,11 +51,31 @@ def progress(title: str, total: int, *, done: int = 0, unit: str = "") -> Iterat
     if console.is_terminal:
         counts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
         columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
-        with Progress(*columns, console=console, transient=True) as bar:
+        # Standard output may be a file.
+        bar = Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+        with _below_the_log(bar):
             task = bar.add_task(title, total=total, completed=done)
             yield lambda steps: bar.advance(task, steps)
     else:
-        yield _LineProgress(title, total, done, unit)
+        yield _LineProgress(title, total, done, unit) if lines else lambda steps: None
+
+
+@contextmanager
+def _below_the_log(bar: Progress) -> Iterator[None]:
+    """Show a bar. It replaces the standard streams, to print above itself; log handlers have the old ones."""
+    before = sys.stdout, sys.stderr
+    with bar:
+        replaced = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
+        handlers = [
+            each for each in logging.getLogger().handlers if getattr(each, "stream", None) in replaced
+        ]
+        previous = [handler.setStream(replaced[handler.stream]) for handler in handlers]
+        try:
+            yield
+        finally:
+            for handler, stream in zip(handlers, previous, strict=True):
+                if stream is not None:  # else it was the same
+                    handler.setStream(stream)
 
 
 class _LineProgress:

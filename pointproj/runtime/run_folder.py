@@ -1,19 +1,27 @@
 """One run, one folder: config, environment, metrics, pictures and log of a run below ``outputs/``."""
 
+import fcntl
 import json
+import logging
 import math
 import os
 import re
 import shlex
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
 
 MIN_FREE_BYTES = 16 << 20
 """What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks."""
+
+
+LOCK = ".lock"
 
 
 class RunError(RuntimeError):
@@ -21,7 +29,7 @@ class RunError(RuntimeError):
 
 
 class RunFolder:
-    """The folder that holds everything a run leaves behind.
+    """The folder that holds everything a run leaves behind; as a context, it is released at the end.
 
     Parameters
     ----------
@@ -29,19 +37,31 @@ class RunFolder:
         The folder; made when it is missing.
     writes : bool
         False drops what is to be written: several processes have one folder, and one of them fills it.
+    named : bool
+        Whether the user named it: ``resume=auto`` then continues what this folder holds, and no other run.
     """
 
-    def __init__(self, path: Path | str, *, writes: bool = True) -> None:
+    def __init__(self, path: Path | str, *, writes: bool = True, named: bool = False) -> None:
         self.path = Path(path)
+        self.named = named
         self._writes = writes
-        with _writing(self.path):
+        self._lock: int | None = None
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
     def claim(self, config_text: str, *, continues: bool = False) -> None:
-        """Make the folder this run's own, by writing ``config.yaml`` into it.
+        """Make the folder this run's own until :meth:`release`: lock it, and write ``config.yaml`` into it.
+
+        What a start left that failed before its first checkpoint is written over.
 
         Parameters
         ----------
@@ -53,24 +73,31 @@ class RunFolder:
         Raises
         ------
         RunError
-            If the folder holds a run and this one does not continue it. Nothing is changed then.
+            If another process works in the folder, or it holds a run and this one does not continue it.
+            Nothing is changed then.
         """
         if not self._writes:
             return
-        target = self.path / "config.yaml"
-        if continues:
-            _replace(target, config_text)
-            return
-        with _writing(target):
-            try:
-                with target.open("x", encoding="utf-8") as file:
-                    file.write(config_text)
-            except FileExistsError:
-                raise RunError(
-                    f"{self.path} holds a run already and nothing in it was touched. Name another folder "
-                    "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with "
-                    f"resume={self.path}"
-                ) from None
+        self._lock = _locked(self.path)
+        if not continues and self.holds_a_run():
+            self.release()
+            raise RunError(
+                f"{self.path} holds a run already and nothing in it was touched. Name another folder "
+                "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with "
+                f"resume={self.path}"
+            )
+        _replace(self.path / "config.yaml", config_text)
+
+    def release(self) -> None:
+        """Let other processes work in the folder."""
+        if self._lock is not None:
+            _locks.discard(self._lock)
+            os.close(self._lock)
+            self._lock = None
+
+    def holds_a_run(self) -> bool:
+        """Whether a run got here as far as its first checkpoint or its report."""
+        return any(self.path.glob("*.pt")) or (self.path / "metrics.json").exists()
 
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``; numbers that are not finite become null.
@@ -83,24 +110,25 @@ class RunFolder:
         if not self._writes:
             return
         path = self.path / "metrics.jsonl"
-        with _writing(path), path.open("a", encoding="utf-8") as file:
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
 
-    def truncate_metrics(self, step: int) -> None:
-        """Remove the lines of ``metrics.jsonl`` that a killed run wrote after its checkpoint.
+    def take_metrics(self, step: int, source: Path | None = None) -> None:
+        """Begin ``metrics.jsonl`` with the lines of the run that is continued, up to its checkpoint.
 
         Parameters
         ----------
         step : int
-            Of the checkpoint; lines of later steps are removed, and an incomplete last line too.
+            Of the checkpoint; lines of later steps are left out, and an incomplete last line too.
+        source : Path, optional
+            Folder of that run; this folder by default.
         """
-        path = self.path / "metrics.jsonl"
+        target = self.path / "metrics.jsonl"
+        path = target if source is None else source / target.name
         if not self._writes or not path.exists():
             return
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if _is_until(step, line)]
-        if len(kept) < len(lines):
-            _replace(path, "".join(kept))
+        _replace(target, "".join(line for line in lines if _is_until(step, line)))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write ``content`` as the JSON file ``name``, whole or not at all, and return its path."""
@@ -189,7 +217,7 @@ def _is_until(step: int, line: str) -> bool:
 def _replace(target: Path, text: str) -> None:
     """Write through a temporary name, so that a reader sees the old file or the new one."""
     temporary = target.with_name(f".{target.name}.{run_token()}")
-    with _writing(target):
+    with writing(target):
         try:
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, target)
@@ -198,16 +226,66 @@ def _replace(target: Path, text: str) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Raise RunError, with what to do, when ``path`` cannot be written."""
+def writing(
+    path: Path, setting: str = "hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep)"
+) -> Iterator[None]:
+    """Raise RunError when ``path`` cannot be written in the block; ``setting`` names its folder."""
     try:
         yield
     except OSError as error:
         raise RunError(
             f"{path} cannot be written ({error.strerror or error}): make room there, or name another folder "
-            "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep). A checkpoint that is there "
-            "already is whole, and resume=FOLDER continues it"
+            f"with {setting}. A checkpoint that is there already is whole, and resume=FOLDER continues it"
         ) from error
+
+
+_locks: set[int] = set()  # descriptors of the locks that this process holds
+
+
+def _close_locks() -> None:
+    """In a forked process: else it would keep the lock of its parent, which may be killed."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_close_locks)
+
+
+def require_idle(folder: Path) -> None:
+    """Refuse a folder that another process works in.
+
+    Raises
+    ------
+    RunError
+        Names that process.
+    """
+    if os.access(folder / LOCK, os.W_OK):
+        lock = _locked(folder)
+        _locks.discard(lock)
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Return the descriptor of a lock on the folder; the system releases it when this process ends."""
+    path = folder / LOCK
+    with writing(path):
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        user = os.pread(lock, 1000, 0).decode(errors="replace")
+        os.close(lock)
+        raise RunError(
+            f"{folder} is in use by {user or 'another process'}: wait until that has ended, stop it, or name "
+            "another folder with hydra.run.dir=FOLDER"
+        ) from None
+    except OSError as error:
+        log.warning("%s cannot be locked (%s): see that no other process works in it", folder, error.strerror)
+    _locks.add(lock)
+    os.ftruncate(lock, 0)
+    user = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
+    os.pwrite(lock, user.encode(), 0)
+    return lock
 
 
 def resume_argument(path: Path) -> str:

@@ -18,6 +18,8 @@ from omegaconf import DictConfig
 
 from pointproj.runtime.run_folder import run_token
 
+MARK = "multirun.yaml"  # which Hydra leaves in the folder of a sweep
+
 COLUMNS = (
     "job",
     "status",
@@ -158,6 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("folder", type=Path, help="of the sweep: outputs/sweeps/DATE/TIME-TOKEN")
     folder = parser.parse_args(arguments).folder
-    if not folder.is_dir():
-        parser.error(f"there is no folder {folder}")
+    if not (folder / MARK).exists():
+        state = f"it has no {MARK}" if folder.is_dir() else "it does not exist"
+        parser.error(f"{folder} is no folder of a sweep ({state}): expected outputs/sweeps/DATE/TIME-TOKEN")
     return 0 if report(folder) else 1

@@ -1,35 +1,23 @@
 """Tensors and plain values in one file: written whole or not at all, and read safely whoever made it.
 
-The file is torch's own zip archive. ``weights_only=True`` alone runs no code of a stranger, but it believes
-the sizes in the file and lets it call constructors that allocate. What does not add up is refused before
-torch opens the file, and what comes out is looked through: tensors and plain values, of bounded number and
-size.
+The file is in the format of safetensors, which holds numbers and runs no code: tensors by name, and in its
+metadata a JSON text of all other values, with a check sum of both.
 """
 
-import io
+import json
 import os
-import pickletools
 import shutil
-import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
+from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-MAX_PICKLE_BYTES = 16 << 20
-"""Most that the description of all values may take; tensors' numbers lie beside it."""
-
-_MAX_USES = 4  # of the same numbers, by tensors that share them
-_MAX_DEPTH, _MAX_VALUES = 16, 4_000_000
-
-# What torch.save names for tensors and plain values; anything else is refused before it is called.
-_NAMES = frozenset(
-    {"collections OrderedDict", "torch._utils _rebuild_tensor_v2"}
-    | {f"torch {kind}Storage" for kind in ("Bool", "Byte", "Char", "Short", "Int", "Long")}
-    | {f"torch {kind}Storage" for kind in ("Half", "BFloat16", "Float", "Double")}
-)
+_TENSOR = "$tensor"  # key of what stands for a tensor in the JSON text; its value is the tensor's name
 
 
 class DamagedFile(ValueError):  # noqa: N818 - says what is true of the file
@@ -44,7 +32,7 @@ def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) ->
     path : Path
         Its folder exists. Whatever interrupts the write leaves the old file as it was.
     content : mapping
-        Tensors, numbers, strings, None, and lists and mappings of them.
+        Tensors, numbers, strings, None, and lists and mappings of them; keys become strings.
     keep : Path, optional
         Where the file that was at ``path`` goes. At every moment one of the two is whole.
 
@@ -53,13 +41,13 @@ def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) ->
     OSError
         If it cannot be written: no space, no permission.
     """
-    # In memory first: on a full disk torch's writer says only that it lost its place.
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_separated(content, "", tensors))
+    blob = tensor_bytes(tensors, {"content": text, "crc32": str(_check_sum(text, tensors))})
     temporary, spare = (path.with_name(f".{path.name}.{part}") for part in ("new", "old"))
     try:
         with temporary.open("wb") as file:
-            file.write(buffer.getbuffer())
+            file.write(blob)
             file.flush()
             os.fsync(file.fileno())
         if keep is not None and path.exists():
@@ -84,7 +72,7 @@ def load(path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        The content; tensors on the CPU.
+        The content; tensors on the CPU, tuples as lists, and all keys strings.
 
     Raises
     ------
@@ -96,15 +84,22 @@ def load(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe could be waited for for ever
         raise DamagedFile("expected a file")
     with path.open("rb") as file:
-        _check_archive(file)
+        if file.read(2) == b"PK":
+            raise DamagedFile("torch.save wrote it, and files of that kind may run code")
     try:
-        # Mapped, since torch otherwise believes the number of elements that the pickle gives for a record.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever torch says about foreign bytes, the file is the cause
-        raise DamagedFile(f"torch cannot load it: {type(error).__name__}") from error
+        with safetensors.safe_open(path, framework="pt") as file:
+            told = file.metadata() or {}
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        if int(told["crc32"]) != _check_sum(told["content"], tensors):
+            raise DamagedFile("it was altered: its check sum is another")
+        content = _joined(json.loads(told["content"]), tensors)
+    except DamagedFile:
+        raise
+    except Exception as error:  # whatever is said about foreign bytes, the file is the cause
+        raise DamagedFile(f"it is no whole file of tensors ({type(error).__name__}: {error})") from error
     if not isinstance(content, dict):
         raise DamagedFile(f"expected a mapping, got {type(content).__name__}")
-    return _Copy(_MAX_USES * path.stat().st_size).of(content)
+    return content
 
 
 def _link(path: Path, other: Path) -> None:
@@ -115,60 +110,30 @@ def _link(path: Path, other: Path) -> None:
         shutil.copyfile(path, other)
 
 
-def _check_archive(file: io.BufferedReader) -> None:
-    """Refuse an archive that is incomplete, altered, compressed, or calls what tensors do not need."""
-    size = os.fstat(file.fileno()).st_size
-    try:
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                raise DamagedFile("expected an archive without compression")
-            if sum(member.file_size for member in members) > size:
-                raise DamagedFile("its parts are larger than the file")
-            if (altered := archive.testzip()) is not None:
-                raise DamagedFile(f"its part {altered} was altered")
-            pickles = [member for member in members if member.filename.lower().endswith(".pkl")]
-            if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE_BYTES:
-                raise DamagedFile(f"expected one description of at most {MAX_PICKLE_BYTES:,} bytes")
-            _check_names(archive.read(pickles[0]))
-    except DamagedFile:
-        raise
-    except Exception as error:  # zipfile and pickletools raise a dozen kinds, all for the same cause
-        raise DamagedFile(f"it is no whole archive ({type(error).__name__})") from error
+def _separated(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Values for a JSON text; the tensors among them go to ``tensors``."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().contiguous().clone()  # no two may share their numbers
+        return {_TENSOR: name}
+    if isinstance(value, Mapping):
+        return {str(key): _separated(item, f"{name}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_separated(item, f"{name}/{place}", tensors) for place, item in enumerate(value)]
+    return value
 
 
-def _check_names(pickle: bytes) -> None:
-    for operation, argument, _ in pickletools.genops(pickle):
-        if operation.name == "GLOBAL" and argument not in _NAMES:
-            raise DamagedFile(f"it asks for {argument!r}, which tensors and plain values do not need")
+def _joined(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo :func:`_separated`."""
+    if isinstance(value, dict):
+        if value.keys() == {_TENSOR}:
+            return tensors[value[_TENSOR]]
+        return {key: _joined(item, tensors) for key, item in value.items()}
+    return [_joined(item, tensors) for item in value] if isinstance(value, list) else value
 
 
-class _Copy:
-    """Copies a loaded tree off its file; refuses other types, cycles, and trees that unfold without end."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._left = _MAX_VALUES
-        self._bytes_left = most_bytes
-
-    def of(self, value: Any, depth: int = 0) -> Any:
-        self._left -= 1
-        if depth > _MAX_DEPTH or self._left < 0:
-            raise DamagedFile(f"it holds more than {_MAX_VALUES:,} values, or more than {_MAX_DEPTH} levels")
-        if value is None or type(value) in (bool, int, float, str):
-            return value
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if isinstance(value, dict):
-            if not all(type(key) in (int, str) for key in value):
-                raise DamagedFile("it has keys that are neither strings nor integers")
-            return {key: self.of(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.of(item, depth + 1) for item in value)
-        raise DamagedFile(f"it holds a {type(value).__name__}, which is neither tensor nor plain value")
-
-    def _tensor(self, tensor: Tensor) -> Tensor:
-        size = tensor.numel() * tensor.element_size()
-        self._bytes_left -= size
-        if size > tensor.untyped_storage().nbytes() or self._bytes_left < 0:
-            raise DamagedFile("its tensors have more elements than it holds numbers")
-        return tensor.detach().clone()
+def _check_sum(text: str, tensors: Mapping[str, Tensor]) -> int:
+    total = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        numbers = tensors[name].reshape(-1).view(torch.uint8).numpy()
+        total = zlib.crc32(numbers, zlib.crc32(name.encode(), total))
+    return total

@@ -1,15 +1,17 @@
 """Checkpoints: all of the training loop's state in one file, and the file before it.
 
 PhysicsNeMo's ``save_checkpoint`` writes model and optimizer as separate numbered files and not atomically;
-``last.pt`` and ``best.pt`` have to be replaced in one move, so torch's own format is used, through
-:mod:`pointproj.runtime.tensor_file`. The ``last.pt`` before the present one stays as ``previous.pt``.
+``last.pt`` and ``best.pt`` have to be replaced in one move, so :mod:`pointproj.runtime.tensor_file` writes
+them. The ``last.pt`` before the present one stays as ``previous.pt``.
 """
 
 import dataclasses
 import logging
+import math
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ import torch
 
 from pointproj.config import Config, flat
 from pointproj.runtime import tensor_file
+from pointproj.runtime.distributed import Processes
+from pointproj.runtime.run_folder import RunFolder, require_idle, resume_argument
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 LAST = "last.pt"
 PREVIOUS = "previous.pt"  # what last.pt was before; taken if that cannot be read
 BEST = "best.pt"
@@ -46,11 +50,27 @@ FREE_KEYS = (
     "training.pictures",
     "training.time_steps",
     "training.validate_every",
+    "training.weights",
 )
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be continued from; the message says which, why, and what to do."""
+
+
+@dataclass
+class Position:
+    """Where a run stands and what it has measured so far; part of every checkpoint."""
+
+    epoch: int = 0  # finished epochs
+    step_in_epoch: int = 0
+    step: int = 0
+    best: float = math.inf  # lowest error on the test meshes
+    losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the entry before]
+    errors: list[list[float]] = field(default_factory=list)  # [step, error on the test meshes]
+
+
+Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 
 
 def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
@@ -74,10 +94,13 @@ def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
     try:
         tensor_file.save(path, content, keep=path.with_name(PREVIOUS) if path.name == LAST else None)
     except OSError as error:
-        older = f"the one before is whole: continue from it with resume={path}" if path.exists() else ""
+        whole = next((name for name in (LAST, PREVIOUS, BEST) if path.with_name(name).exists()), None)
+        onwards = "there is no checkpoint yet"
+        if whole is not None:
+            onwards = f"{whole} is whole: continue with {resume_argument(path.with_name(whole))}"
         raise CheckpointError(
             f"{path} cannot be written ({error.strerror or error}): make room there or name another folder "
-            f"with hydra.run.dir=FOLDER; {older or 'there is none before it'}"
+            f"with hydra.run.dir=FOLDER; {onwards}"
         ) from error
 
 
@@ -153,35 +176,87 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-def find_newest(root: Path, config: Config) -> Path | None:
-    """Return the newest ``last.pt`` below ``root`` whose config is as good as equal, or None.
+def load_best(path: Path) -> Continued:
+    """Read a checkpoint of any config; of a run's folder its best one, or the last if there is no best."""
+    if path.is_dir():
+        path /= BEST if (path / BEST).exists() else LAST
+    return path, load(path)
+
+
+def find(config: Config, run: RunFolder, processes: Processes) -> Continued | None:
+    """Find and read the checkpoint that ``resume`` names.
 
     Parameters
     ----------
-    root : Path
-        Folder of runs.
     config : Config
-        Of the run that wants to continue.
+    run : RunFolder
+        Of the run that continues; ``resume=auto`` looks into it, and at its neighbours unless it was named.
+    processes : Processes
+        Who will train.
+
+    Returns
+    -------
+    (Path, dict) or None
+        The file and what :func:`read` returned for it; None to begin anew.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such checkpoint, it does not fit the config, or as many processes as are here would
+        take other batches than those that wrote it.
+    RunError
+        If the run that ``resume=auto`` found goes on in another process.
     """
-    found = [(path.stat().st_mtime_ns, path) for path in root.rglob(LAST)]
+    if config.resume is None:
+        return None
+    if config.resume == "auto":
+        path = _newest(config, run)
+        if path is None:
+            return None
+    else:
+        path = Path(config.resume)
+        path = path / LAST if path.is_dir() else path
+    content = read(path, config)
+    wrote = content.get("processes", 1)
+    if wrote != processes.count:
+        raise CheckpointError(
+            f"{path} was written by {wrote} process(es), and {processes.count} would continue it with "
+            f"batches of another size: start {wrote}, or start anew without resume"
+        )
+    if path.parent.resolve() != run.path.resolve():
+        log.info("resume    from %s, in the new folder %s", path, run.path)
+    return path, content
+
+
+def _newest(config: Config, run: RunFolder) -> Path | None:
+    """Return the newest ``last.pt`` whose config is as good as equal, or None."""
+    folder = run.path
+    if not run.named:
+        folder = next((parent for parent in run.path.parents if parent.name == "outputs"), run.path.parent)
+    found = [(path.stat().st_mtime_ns, path) for path in folder.rglob(LAST)]
     for _, path in sorted(found, reverse=True):
         try:
             read(path, config)
         except CheckpointError as error:
             log.debug("not resumed: %s", error)
-        else:
-            return path
+            continue
+        if path.parent.resolve() != run.path.resolve():
+            require_idle(path.parent)
+        return path
+    log.info("resume=auto: no checkpoint of this config in %s; training from the beginning", folder)
     return None
 
 
 def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Name each value that differs and changes what is learned, as ``key: checkpoint A, this run B``.
 
-    The number of epochs may differ where no learning rate depends on it.
+    The number of epochs may be raised, and lowered where no learning rate depends on it.
     """
     saved, wanted = _comparable(saved), _comparable(wanted)
     free = FREE_KEYS
-    if wanted.get("optimizer.schedule") == "constant" and not wanted.get("optimizer.warmup"):
+    epochs = [values.get("training.epochs") for values in (saved, wanted)]
+    raised = all(isinstance(number, int) for number in epochs) and epochs[0] < epochs[1]
+    if raised or not rate_depends_on_epochs(wanted):
         free = (*free, "training.epochs")
     return [
         f"{key}: checkpoint {saved.get(key)}, this run {wanted.get(key)}"
@@ -189,6 +264,12 @@ def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
         if not any(key == name or key.startswith(name + ".") for name in free)
         and saved.get(key) != wanted.get(key)
     ]
+
+
+def rate_depends_on_epochs(config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a step follows from the number of all steps."""
+    config = flat(config)
+    return config.get("optimizer.schedule") != "constant" or bool(config.get("optimizer.warmup"))
 
 
 @contextmanager
@@ -247,9 +328,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
     The settings of the checkpoint would carry over how that run was executed (captured, on which device).
     """
-    optimizer.load_state_dict(
-        {"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+    moments = {int(number): moment for number, moment in state["state"].items()}
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,14 @@
-"""What a run shows while it trains: a line at regular intervals, and a live bar on a terminal."""
+"""The pace of a training, and the line that shows it at regular intervals."""
 
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from pointproj.config import Config
+from pointproj.training.checkpoint import Position
 
 log = logging.getLogger(__name__)
 
@@ -79,81 +77,31 @@ class Pace:
             self._running_since = now
 
 
-class ProgressDisplay:
-    """Progress lines in the log, and on a terminal a live bar below them.
+def log_progress(
+    config: Config, position: Position, total_steps: int, loss: float, lr: float, pace: Interval, memory: int
+) -> None:
+    """Log one progress line.
 
     Parameters
     ----------
+    config : Config
+    position : Position
+        Where the run stands.
     total_steps : int
-        Steps of the whole run.
-    steps_taken : int
-        How many of them were taken before, where a run is continued.
-    console : rich.console.Console, optional
-        Where the bar goes; standard output by default.
+        Of the whole run.
+    loss, lr : float
+    pace : Interval
+    memory : int
+        Most bytes in use so far.
     """
-
-    def __init__(self, total_steps: int, steps_taken: int = 0, console: Console | None = None) -> None:
-        self._total = total_steps
-        console = console or Console()
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("training", total=total_steps, completed=steps_taken)
-        self._redirected: list[tuple[logging.StreamHandler, object]] = []
-
-    def __enter__(self) -> "ProgressDisplay":
-        before = (sys.stdout, sys.stderr)
-        self._bar.start()
-        # The bar has replaced the streams, to print above itself; log handlers still have the old ones.
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream in before:
-                previous = handler.setStream(sys.stdout)
-                if previous is not None:
-                    self._redirected.append((handler, previous))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handler, stream in self._redirected:
-            handler.setStream(stream)
-        self._bar.stop()
-
-    def advance(self, step: int) -> None:
-        """Move the bar to this step."""
-        self._bar.update(self._task, completed=step)
-
-    def line(
-        self, epoch: int, epochs: int, step: int, loss: float, lr: float, pace: Interval, memory_bytes: int
-    ) -> None:
-        """Write one progress line to the log.
-
-        Parameters
-        ----------
-        epoch, epochs : int
-            The epoch under way, counted from 1, of how many.
-        step : int
-            Steps taken since the run began.
-        loss, lr : float
-        pace : Interval
-        memory_bytes : int
-            Most memory in use so far.
-        """
-        expected_ms = pace.ms_per_step if pace.expected_ms is None else pace.expected_ms
-        left = (self._total - step) * expected_ms / 1e3
-        log.info(
-            f"epoch {epoch:{len(str(epochs))}}/{epochs} {step / self._total:4.0%}  loss {loss:.5f}  "
-            f"lr {lr:.1e}  {pace.ms_per_step:.4g} ms/step  {pace.samples_per_second:.4g} samples/s  "
-            f"{memory_bytes / 2**20:.0f} MiB  ETA {duration(left)}"
-        )
+    epochs, step = config.training.epochs, position.step
+    expected_ms = pace.ms_per_step if pace.expected_ms is None else pace.expected_ms
+    left = (total_steps - step) * expected_ms / 1e3
+    log.info(
+        f"epoch {position.epoch + 1:{len(str(epochs))}}/{epochs} {step / total_steps:4.0%}  loss {loss:.5f}  "
+        f"lr {lr:.1e}  {pace.ms_per_step:.4g} ms/step  {pace.samples_per_second:.4g} samples/s  "
+        f"{memory / 2**20:.0f} MiB  ETA {duration(left)}"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -45,14 +45,17 @@ def run_job(composed: DictConfig) -> None:
     if not processes.is_first:
         distributed.log_errors_only(processes.rank)
     hydra_config = HydraConfig.get()
+    in_sweep = hydra_config.mode == RunMode.MULTIRUN
     folder = Path(hydra_config.runtime.output_dir)
+    setting = "hydra.sweep.dir=" if in_sweep else "hydra.run.dir="
+    named = any(override.startswith(setting) for override in hydra_config.overrides.hydra)
     facts = {"job": hydra_config.job.get("num"), "overrides": list(hydra_config.overrides.task)}
     try:
         with StopAtOnce(), ending_together(folder, processes):
-            if hydra_config.mode == RunMode.MULTIRUN:
-                _run_in_sweep(composed, folder, facts)
+            if in_sweep:
+                _run_in_sweep(composed, folder, named, facts)
             else:
-                _run_alone(composed, folder, facts)
+                _run_alone(composed, folder, named, facts)
         gc.collect()  # a captured step holds on to the connection that is closed now
         distributed.leave()
     except Exception as error:
@@ -61,35 +64,34 @@ def run_job(composed: DictConfig) -> None:
         raise
 
 
-def _run_alone(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> None:
+def _run_alone(composed: DictConfig, folder: Path, named: bool, facts: dict[str, Any]) -> None:
     try:
         config = to_config(composed)
     except ConfigError:
         if folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
         raise
-    run = _claimed(composed, folder)
-    with _recorded_status(run, facts):
-        _train(config, run)
+    with _claimed(composed, folder, named) as run, _recorded_status(run, facts):
+        _run(config, run)
 
 
-def _run_in_sweep(composed: DictConfig, folder: Path, facts: dict[str, Any]) -> None:
+def _run_in_sweep(composed: DictConfig, folder: Path, named: bool, facts: dict[str, Any]) -> None:
     _forget_last_job()
-    run = _claimed(composed, folder)
-    try:
-        with _recorded_status(run, facts):
-            _train(to_config(composed), run, beside_others=True)
-    except (Exception, SystemExit) as error:
-        if not distributed.join().alone:  # the others wait for this process, unless it ends
-            raise
-        if is_user_error(error):
-            log.error("job failed: %s: %s", type(error).__name__, error)
-        else:
-            log.exception("job failed")
+    with _claimed(composed, folder, named) as run:
+        try:
+            with _recorded_status(run, facts):
+                _run(to_config(composed), run, beside_others=True)
+        except (Exception, SystemExit) as error:
+            if not distributed.join().alone:  # the others wait for this process, unless it ends
+                raise
+            if is_user_error(error):
+                log.error("job failed: %s: %s", type(error).__name__, error)
+            else:
+                log.exception("job failed")
 
 
-def _claimed(composed: DictConfig, folder: Path) -> RunFolder:
-    run = RunFolder(folder, writes=distributed.join().is_first)
+def _claimed(composed: DictConfig, folder: Path, named: bool) -> RunFolder:
+    run = RunFolder(folder, writes=distributed.join().is_first, named=named)
     run.claim(OmegaConf.to_yaml(composed), continues=_is_continued(composed, folder))
     return run
 
@@ -127,7 +129,7 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
     note("ok")
 
 
-def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> None:
+def _run(config: Config, run: RunFolder, *, beside_others: bool = False) -> None:
     """Do the work: everything that takes seconds to import is imported here.
 
     ``beside_others``: other jobs may run on this machine at the same time, and want GPUs too.
@@ -137,7 +139,7 @@ def _train(config: Config, run: RunFolder, *, beside_others: bool = False) -> No
     from pointproj.runtime.devices import own_gpu
     from pointproj.runtime.memory import configure_allocator
     from pointproj.runtime.profiling import require_profiler
-    from pointproj.training.loop import train
+    from pointproj.training.start import train
 
     for folder in _folders_to_fill(config):
         require_writable(folder)
@@ -155,7 +157,7 @@ def _folders_to_fill(config: Config) -> list[Path]:
     data = config.data
     if data.name == "gaussian":
         return []
-    makes_meshes = data.name != "modelnet10" or data.download
+    makes_meshes = data.name not in ("modelnet10", "meshes") or data.download
     return [Path(data.cache), *([Path(data.root or "data")] if makes_meshes else [])]
 
 

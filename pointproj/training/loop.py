@@ -1,7 +1,6 @@
-"""The training of a network: device and backend, the loop, the report."""
+"""The training of a network: steps, validations and checkpoints, then the report."""
 
 import dataclasses
-import io
 import itertools
 import logging
 import math
@@ -15,107 +14,52 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from pointproj.config import Config, ConfigError, nearest
-from pointproj.data.dataset import PreparedData, prepare
-from pointproj.machine import environment
+from pointproj.config import Config
+from pointproj.data.dataset import PreparedData
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
-from pointproj.ops.registry import names as backend_names
-from pointproj.ops.registry import resolve, use_options
-from pointproj.runtime import distributed
-from pointproj.runtime.compiler import choose_compilers
-from pointproj.runtime.devices import choose_device, device_text, seed_everything
-from pointproj.runtime.distributed import Processes, StopTogether
-from pointproj.runtime.failures import explained_dead_worker
-from pointproj.runtime.loggers import MetricLogger, NoLogger, open_logger
-from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak
+from pointproj.runtime.distributed import ALONE, Processes, StopTogether
+from pointproj.runtime.loggers import MetricLogger
+from pointproj.runtime.memory import peak_bytes, statistics
 from pointproj.runtime.profiling import StepProfiler
+from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
-from pointproj.training.capture import capture_obstacle
-from pointproj.training.display import Pace, ProgressDisplay
+from pointproj.training.checkpoint import Continued, Position
+from pointproj.training.display import Pace, log_progress
 from pointproj.training.divergence import DivergenceCheck
-from pointproj.training.finish import finish
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
-from pointproj.training.networks import build_model
+from pointproj.training.networks import build_model, take_weights
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.resume import Continued, Position, checkpoint_to_continue
 from pointproj.training.step import Batch, TrainingStep
+from pointproj.training.timing import time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, run: RunFolder) -> dict[str, Any]:
-    """Train as the config says, and leave everything in the run's folder.
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """On what a run is executed, and how.
 
-    Where a launcher started several processes, each calls this, and they train one model together.
-
-    Parameters
+    Attributes
     ----------
-    config : Config
-        Checked, from :func:`pointproj.config.to_config`.
-    run : RunFolder
-        Where metrics, checkpoints, pictures and the report go.
-
-    Returns
-    -------
-    dict
-        The content of ``metrics.json``.
-
-    Raises
-    ------
-    BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
-        Before any data is read, if the config cannot be run as it is.
-    DataError, MeshError
-        From the preparation of the data.
-    TrainingDiverged
-        If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
-    OutOfMemory
-        If the device has not enough memory; says what to lower.
-    WorkerDied
-        If a process that samples batches has died.
-    Stopped
-        After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
+    device : torch.device
+    backend : str
+        Of the operators, resolved.
+    capture : bool
+        Whether the step is to be captured in a CUDA graph.
+    processes : Processes
+        Those that train together; only the first one writes to the run's folder.
     """
-    processes = distributed.join()
-    device = choose_device(config.device)
-    _check_backend_name(config.backend.name)
-    backend, why = resolve(config.backend.name, device.type, config.projector.OPERATOR)
-    log.info("device    %s", device_text(device))
-    log.info("backend   %s: %s", backend, why)
-    use_options(config.backend.name, config.backend.algorithm)
-    obstacle = capture_obstacle(backend) if config.compile and device.type == "cuda" else None
-    if config.compile and device.type == "cuda":
-        choose_compilers(few_kernels=config.projector.name != "visibility")
-    if obstacle:
-        log.warning("compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle)
-    run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
-    continued = checkpoint_to_continue(config, run, processes)
-    logger = open_logger(config, run.path) if processes.is_first else NoLogger()
-    try:
-        seed_everything(config.seed)
-        reset_peak(device)
-        data = prepare(config, processes, str(device))
-        last = run.path / checkpoint.LAST
-        with explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
-            metrics = Training(config, run, data, device, backend, logger, processes).run(continued)
-    except BaseException:
-        logger.close(failed=True)
-        raise
-    logger.close()
-    return metrics
 
-
-def _check_backend_name(name: str) -> None:
-    known = ("auto", *backend_names())
-    if name not in known:
-        listed = ", ".join(known)
-        raise ConfigError(f"backend.name={name}: expected one of {listed}{nearest(name, known)}")
+    device: torch.device
+    backend: str
+    capture: bool = False
+    processes: Processes = ALONE
 
 
 class Training:
@@ -126,34 +70,24 @@ class Training:
     config : Config
     run : RunFolder
     data : PreparedData
-    device : torch.device
-    backend : str
-        Of the operators, resolved.
+    execution : Execution
     logger : MetricLogger
-    processes : Processes
-        The processes that train together; only the first one writes to ``run`` and ``logger``.
     """
 
     def __init__(
-        self,
-        config: Config,
-        run: RunFolder,
-        data: PreparedData,
-        device: torch.device,
-        backend: str,
-        logger: MetricLogger,
-        processes: Processes,
+        self, config: Config, run: RunFolder, data: PreparedData, execution: Execution, logger: MetricLogger
     ) -> None:
         self.config = config
         self.run_folder = run
         self.data = data
-        self.device = device
-        self.backend = backend
+        self.execution = execution
+        self.device = device = execution.device
+        self.processes = processes = execution.processes
         self.logger = logger
-        self.processes = processes
-        self.model = build_model(config, backend).to(device)
-        capture = config.compile and device.type == "cuda" and capture_obstacle(backend) is None
-        self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=capture)
+        self.model = build_model(config, execution.backend).to(device)
+        self.optimizer = build_optimizer(
+            config.optimizer, self.model.parameters(), capturable=execution.capture
+        )
         self.step = TrainingStep(
             self.model,
             self.optimizer,
@@ -162,27 +96,31 @@ class Training:
             amp=config.training.amp,
             eikonal=config.target.eikonal,
             compile=config.compile,
-            capture=capture,
+            capture=execution.capture,
             processes=processes,
         )
-        self.loader = BatchLoader(config, data, device, processes, backend)
+        self.loader = BatchLoader(config, data, device, processes, execution.backend)
         self.total_steps = self.loader.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.divergence = DivergenceCheck(config, run.path)
         self.pace = Pace()
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
         self.pending: Callable[[], None] | None = None  # acts on the status that was requested
-        untrained = untrained_predictor(config.target.name, backend, normals=bool(config.projector.normals))
-        self.baseline = self.evaluate(untrained)
+        normals = bool(config.projector.normals)
+        self.baseline = self.evaluate(
+            untrained_predictor(config.target.name, execution.backend, normals=normals)
+        )
         self.evaluation: Evaluation | None = None  # of the model as it is now
 
-    def run(self, continued: Continued | None = None) -> dict[str, Any]:
+    def run(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
         """Train from the beginning or from a checkpoint, then report.
 
         Parameters
         ----------
         continued : (Path, dict), optional
-            A checkpoint and what :func:`pointproj.training.checkpoint.read` returned for it.
+            A checkpoint to continue from, and its content.
+        weights : (Path, dict), optional
+            A checkpoint whose weights a new run begins with, and its content.
 
         Returns
         -------
@@ -190,16 +128,18 @@ class Training:
             The content of ``metrics.json``.
         """
         self._log_header()
-        if continued is None:
-            self.run_folder.truncate_metrics(-1)  # of a run that was killed here before its first checkpoint
-            self._validate()
-        else:
+        if continued is not None:
             with checkpoint.fits(continued[0]):
                 self._restore(*continued)
+        else:
+            self.run_folder.take_metrics(-1)  # none of a run that was killed here before its first checkpoint
+            if weights is not None:
+                log.info("weights   %s", take_weights(self.model, *weights))
+            self._validate()
         self._loop()
         if self.evaluation is None:
             self.evaluation = self.evaluate(self.predict)
-        return finish(self)
+        return self._write_report()
 
     def _loop(self) -> None:
         config, position = self.config, self.position
@@ -208,7 +148,8 @@ class Training:
             stack.callback(profiler.close)
             stop = stack.enter_context(StopRequest())
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
-            display = stack.enter_context(self._display())
+            bar = progress("training", self.total_steps, done=position.step, lines=False)
+            advance = stack.enter_context(bar)
             # One stream of batches for all epochs: its workers go on sampling during validation.
             stream = stack.enter_context(closing(self.loader.training(position)))
             profiler.start()
@@ -216,7 +157,9 @@ class Training:
                 batches_left = itertools.islice(stream, self.loader.steps_per_epoch - position.step_in_epoch)
                 with self.pace.running():
                     for batch in batches_left:
-                        self._train_step(batch, display, profiler)
+                        self._train_step(batch)
+                        profiler.step()
+                        advance(1)
                         if stop_together(stop.made is not None):
                             self._stop(stop)
                     self._read_status()
@@ -243,7 +186,7 @@ class Training:
             radius_aggregate,
         ]
 
-    def _train_step(self, batch: dict[str, Any], display: ProgressDisplay, profiler: StepProfiler) -> None:
+    def _train_step(self, batch: dict[str, Any]) -> None:
         config, position = self.config, self.position
         lr = learning_rate(config.optimizer, position.step, self.total_steps)
         set_learning_rate(self.optimizer, lr)
@@ -252,22 +195,16 @@ class Training:
             self._wait_for_device()
             self.first_step_ended = time.time()
         self._read_status()  # of an earlier step: the device runs this one meanwhile
-        profiler.step()
         self.pace.count(self.loader.shapes_of_step(position.step_in_epoch))
         position.step += 1
         position.step_in_epoch += 1
-        display.advance(position.step)
         check_is_due = self.divergence.add(position.step, batch)
         ends_interval = position.step % config.training.log_every == 0 or position.step == self.total_steps
         if check_is_due or ends_interval:
             self.step.request_status(ends_interval=ends_interval)
-            self.pending = partial(self._act_on_status, display if ends_interval else None, lr)
+            self.pending = partial(self._act_on_status, lr, ends_interval=ends_interval)
             if self.device.type != "cuda":
                 self._read_status()
-
-    def _display(self) -> ProgressDisplay:
-        console = None if self.processes.is_first else Console(file=io.StringIO())
-        return ProgressDisplay(self.total_steps, self.position.step, console)
 
     def _read_status(self) -> None:
         """Act on the status that was requested after an earlier step, if that was not done yet."""
@@ -275,18 +212,16 @@ class Training:
         if act is not None:
             act()
 
-    def _act_on_status(self, display: ProgressDisplay | None, lr: float) -> None:
+    def _act_on_status(self, lr: float, *, ends_interval: bool) -> None:
         loss, not_finite = self.step.read_status()
         self.divergence.check(not_finite)
-        if display is not None:
-            self._log_step(display, lr, loss)
-
-    def _log_step(self, display: ProgressDisplay, lr: float, loss: float) -> None:
-        position, training = self.position, self.config.training
+        if not ends_interval:
+            return
+        position = self.position
         if math.isfinite(loss):  # it is not if all these steps were skipped
             position.losses.append([position.step, loss])
         pace, memory = self.pace.read(), peak_bytes(self.device)
-        display.line(position.epoch + 1, training.epochs, position.step, loss, lr, pace, memory)
+        log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
         measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
         self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
 
@@ -343,13 +278,23 @@ class Training:
         checkpoint.restore_random_states(content["random"])
         self.step.load_state_dict(content["step"])
         self.position = position = Position(**content["position"])
-        self.run_folder.truncate_metrics(position.step)
+        self.run_folder.take_metrics(position.step, path.parent)
         best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
         if self.processes.is_first and best.exists() and best.resolve() != own.resolve():
             shutil.copyfile(best, own)
         drew = content.get("sampler", self.loader.sampler)
         if drew != self.loader.sampler:
             log.warning("so far the %s drew the points; from here on other points are drawn", drew)
+        epochs = content["config"]["training"]["epochs"]
+        if epochs != self.config.training.epochs and checkpoint.rate_depends_on_epochs(content["config"]):
+            rate = learning_rate(self.config.optimizer, position.step, self.total_steps)
+            log.warning(
+                "training.epochs was %d and is %d: the learning rate goes on at %.2g, as if it had been so "
+                "from the beginning",
+                epochs,
+                self.config.training.epochs,
+                rate,
+            )
         nothing_left = ": nothing is left to train" if position.epoch >= self.config.training.epochs else ""
         log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
 
@@ -359,6 +304,57 @@ class Training:
         onwards = resume_argument(self.run_folder.path / checkpoint.LAST)
         log.warning("stopped after step %d; continue with %s", self.position.step, onwards)
         raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
+
+    def _write_report(self) -> dict[str, Any]:
+        """Compare with the baseline, draw, time the step, and write ``metrics.json``, which is returned."""
+        config, position, step = self.config, self.position, self.step
+        compared = report.comparison(self.evaluation, self.baseline, position.errors[0][1])
+        test = (
+            "the training cloud" if config.data.name == "gaussian" else f"{len(self.data.test)} unseen meshes"
+        )
+        log.info("\n%s", report.text(compared, config.target.name, test, bool(config.projector.normals)))
+        if self.processes.is_first and config.training.pictures:
+            for path in self._pictures():
+                self.logger.picture(path, position.step)
+        timed = {}
+        if config.training.time_steps:
+            timed = time_step(step, next(self.loader.plain()), config.training.time_steps)
+            log.info("backend %s, %s, on %s:", self.execution.backend, step.mode, self.device)
+            log.info("  forward       %10.3f ms", timed["forward_ms"])
+            log.info("  training step %10.3f ms", timed["step_ms"])
+        metrics = {
+            "status": "ok",
+            "backend": self.execution.backend,
+            "device": str(self.device),
+            "mode": step.mode,
+            "neighbors": "kept" if config.projector.kept_neighbors else "searched in each step",
+            "processes": self.processes.count,
+            "loss": position.losses[-1][1] if position.losses else None,
+            **compared,
+            "best": position.best,
+            "ms_per_step": self.pace.ms_per_step,
+            "first_step_ended": self.first_step_ended,
+            **timed,
+            "peak_memory_bytes": peak_bytes(self.device),
+            "memory": statistics(self.device),
+            "steps": position.step,
+            "left_out": self.data.left_out,
+        }
+        self.run_folder.write_json("metrics.json", metrics)
+        log.info("report, pictures and checkpoints are in %s", self.run_folder.path)
+        return metrics
+
+    def _pictures(self) -> list[Path]:
+        position = self.position
+        return report.draw(
+            self.run_folder,
+            self.config,
+            losses=position.losses,
+            errors=position.errors,
+            baseline=self.baseline,
+            test=self.data.test,
+            predict=lambda batch: self.predict(self.loader.on_device(batch)),
+        )
 
     def _log_header(self) -> None:
         config = self.config

@@ -1,6 +1,8 @@
 """The network that a config describes, and its inputs."""
 
 import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.config import TARGETS, Config, ProjectorConfig
+from pointproj.training.checkpoint import CheckpointError
 
 
 def build_model(config: Config, backend: str) -> nn.Module:
@@ -34,6 +37,48 @@ def build_model(config: Config, backend: str) -> nn.Module:
     # A name, because the config, which knows its network, is read without loading torch.
     network = pkgutil.resolve_name(settings.NETWORK)
     return network(**arguments, predicts=predicts, backend=backend)
+
+
+def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:
+    """Start from the weights of a checkpoint, part by part where names and shapes agree.
+
+    Parameters
+    ----------
+    model : Module
+        Its other parts stay as they are.
+    path : Path
+        Of the checkpoint.
+    content : mapping
+        From :func:`pointproj.training.checkpoint.load`.
+
+    Returns
+    -------
+    str
+        Which parts fitted, for the log.
+
+    Raises
+    ------
+    CheckpointError
+        If none fits, or one is not finite.
+    """
+    saved, own = content.get("model", {}), model.state_dict()
+    fitting = {
+        name: saved[name]
+        for name, values in own.items()
+        if isinstance(saved.get(name), Tensor) and saved[name].shape == values.shape
+    }
+    if not fitting:
+        raise CheckpointError(
+            f"training.weights={path}: none of its {len(saved)} parts fits a {type(model).__name__} with the "
+            "values of projector; take those that it was trained with"
+        )
+    odd = [name for name, values in fitting.items() if not values.isfinite().all()]
+    if odd:
+        raise CheckpointError(f"training.weights={path}: {', '.join(odd)} holds NaN or infinity")
+    model.load_state_dict(fitting, strict=False)
+    others = [f"{name} {tuple(values.shape)}" for name, values in own.items() if name not in fitting]
+    random = f"; as the seed gives them: {', '.join(others)}" if others else ""
+    return f"of {path}: {len(fitting)} of {len(own)} parts fit{random}"
 
 
 def with_features(batch: dict[str, Any], settings: ProjectorConfig) -> dict[str, Any]:

@@ -1,12 +1,20 @@
-"""The report of a run: the trained model beside what needs no training, on the console and as JSON."""
+"""The report of a run: the trained model beside what needs no training, on the console, as JSON and drawn."""
 
 import io
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
-from pointproj.config import TARGETS
+from pointproj.config import TARGETS, Config
+from pointproj.data.batches import collate
+from pointproj.data.dataset import ShapeDataset
+from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.validation import Evaluation, baseline_name
 
 
@@ -65,7 +73,7 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     str
         Several lines, for a console and for the log.
     """
-    table = Table()
+    table = Table(box=box.ASCII)  # whatever the encoding of the terminal
     table.add_column("class")
     for column in ("meshes", "model", "baseline", "model / baseline"):
         table.add_column(column, justify="right")
@@ -95,6 +103,64 @@ def one_line(trained: Evaluation, baseline: Evaluation) -> str:
     line += f", baseline {baseline.error:.5f}" + ("" if ratio is None else f" (ratio {ratio:.2f})")
     others = {name: value for name, value in trained.means().items() if name != trained.metric}
     return "; ".join([line, *(f"{_title(name)} {value:.3f}" for name, value in others.items())])
+
+
+@torch.no_grad()
+def draw(
+    run: RunFolder,
+    config: Config,
+    *,
+    losses: list[list[float]],
+    errors: list[list[float]],
+    baseline: Evaluation,
+    test: ShapeDataset,
+    predict: Callable[[dict[str, Any]], Tensor],
+) -> list[Path]:
+    """Draw the losses, and ``training.pictures`` test shapes from the first to the last.
+
+    Parameters
+    ----------
+    run : RunFolder
+        Where the pictures go.
+    config : Config
+    losses, errors : list of [step, value]
+        On the training batches and on the test meshes.
+    baseline : Evaluation
+        Of what needs no training, on the test meshes.
+    test : ShapeDataset
+    predict : callable
+        A batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
+
+    Returns
+    -------
+    list of Path
+        The files, losses first.
+    """
+    from pointproj.viz import plots  # matplotlib takes seconds to import
+
+    paths = [run.picture_path("losses")]
+    plots.draw_losses(
+        paths[0],
+        loss_name=f"{config.target.name} loss",
+        losses=losses,
+        metric_name=baseline.metric.replace("_", " "),
+        errors=errors,
+        baseline=baseline.error,
+    )
+    count = min(config.training.pictures, len(test))
+    for place in range(count):
+        sample = test[place * len(test) // count]
+        batch = {**collate([sample]), "query_points": test.query_points}
+        paths.append(run.picture_path(sample["name"]))
+        plots.draw_shape(
+            paths[-1],
+            name=sample["name"],
+            target_name=config.target.name,
+            reference_points=sample["reference_points"].numpy(),
+            target=sample["target"].numpy(),
+            prediction=predict(batch)[0].cpu().numpy(),
+        )
+    return paths
 
 
 def _title(name: str) -> str:

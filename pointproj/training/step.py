@@ -111,7 +111,7 @@ class TrainingStep:
         self._calls = self._calls_received = 0
         self._loss_sum = torch.zeros((), device=self.device)
         self._steps_since_read = 0
-        self._replays: dict[tuple, CapturedCall] = {}
+        self._captured_calls: dict[tuple, CapturedCall] = {}
         self._steps_taken: Counter[tuple] = Counter()
         self._side_stream = torch.cuda.Stream(self.device) if self.captured else None
         self._pool = torch.cuda.graph_pool_handle() if self.captured else None  # of all sizes of batches
@@ -136,7 +136,7 @@ class TrainingStep:
         """
         inputs = {name: batch[name] for name in INPUTS if name in batch}
         if self.captured:
-            self._replay(inputs)
+            self._run_captured(inputs)
         else:
             self._run(inputs)
         self._calls += 1
@@ -286,14 +286,14 @@ class TrainingStep:
         torch._foreach_copy_(gradients, [total.view_as(gradient) for total, gradient in pairs])
         return loss.view(())
 
-    def _replay(self, inputs: Batch) -> None:
+    def _run_captured(self, inputs: Batch) -> None:
         """Replay the step for inputs of a known shape; take real steps first, then capture it."""
         shapes = tuple(tuple(tensor.shape) for tensor in inputs.values())
-        if shapes in self._replays:
-            self._replays[shapes](inputs)
+        if shapes in self._captured_calls:
+            self._captured_calls[shapes](inputs)
             return
         if self._steps_taken[shapes] >= STEPS_BEFORE_CAPTURE and self._capture(shapes, inputs):
-            self._replays[shapes](inputs)
+            self._captured_calls[shapes](inputs)
             return
         with on_stream(self._side_stream):
             self._run(inputs)
@@ -303,7 +303,7 @@ class TrainingStep:
         # Gradients made outside the graph would be added to, and they are not the graph's to keep.
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            self._replays[shapes] = CapturedCall(self._run, inputs, self._side_stream, self._pool)
+            self._captured_calls[shapes] = CapturedCall(self._run, inputs, self._side_stream, self._pool)
         except Exception as error:
             self.captured = False
             self.optimizer.zero_grad(set_to_none=True)

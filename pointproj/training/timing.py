@@ -47,8 +47,8 @@ def _captured_forward(step: TrainingStep, batch: Batch) -> Callable[[], object]:
     stream = torch.cuda.Stream(step.device)
     with on_stream(stream):
         step.forward(inputs)
-    replay = CapturedCall(lambda kept: step.forward(kept).detach(), inputs, stream)
-    return lambda: replay(inputs)
+    captured = CapturedCall(lambda kept: step.forward(kept).detach(), inputs, stream)
+    return lambda: captured(inputs)
 
 
 def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: int) -> float:

@@ -140,8 +140,13 @@ def test_errors():
         torch_geometric.radius(x, x, 0.2, batch)
     with pytest.raises(AssertionError, match="flow must be"):
         torch_geometric.knn_graph(x, 2, flow="sideways")
-    with pytest.raises(ValueError, match="x must have 1 to 3 coordinates; got 8"):
-        torch_geometric.knn_graph(torch.rand(6, 8), 2)
+    for search in (torch_geometric.knn, lambda *points: torch_geometric.radius(*points[:2], 1.0)):
+        with pytest.raises(ValueError, match="x and y must have equally many coordinates"):
+            search(x[:, :1], x[:, :2], 2)
+        with pytest.raises(TypeError, match=r"y must be real; got torch.complex64"):
+            search(x, x + 1j, 2)
+    with pytest.raises(ValueError, match="neighbours k must be at least 1; got 0"):
+        torch_geometric.knn(x, x, 0)
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["one-cloud", "clouds"])

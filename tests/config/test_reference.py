@@ -26,10 +26,10 @@ def test_every_value_has_a_row_with_type_default_and_meaning():
 
 def test_rows_say_what_the_schema_says():
     page = reference(CONF)
-    assert "| `projector.k` | int ≥ 1 | `7` | neighbours of each query point |" in page
-    assert "| `optimizer.schedule` | `constant`, `cosine` | `constant` |" in page
-    assert "| `data.limit` | int or null ≥ 1 | `null` |" in page
-    assert "| `target.name` | `udf`, `sdf`, `occupancy`, `random` | chosen by group |" in page
+    assert "| `projector.k` | a whole number of at least 1 | `7` | neighbours of each query point |" in page
+    assert "| `optimizer.schedule` | one of constant, cosine | `constant` |" in page
+    assert "| `data.limit` | a whole number of at least 1, or null | `null` |" in page
+    assert "| `target.name` | one of udf, sdf, occupancy, random | chosen by group |" in page
 
 
 def test_networks_and_choices_are_told_by_the_files_of_the_groups():

@@ -19,7 +19,7 @@ def furniture(tmp_path_factory):
 def config(furniture, tmp_path):
     def make(target="udf", **data):
         chosen = {"name": "modelnet10", "root": str(furniture), "cache": str(tmp_path / "cache"), "grid": 6}
-        section = DataConfig(**(chosen | {"points": 64} | data))
+        section = DataConfig(**(chosen | {"points": 64, "validation": 0.0} | data))
         return Config(data=section, target=TargetConfig(name=target), seed=5)
 
     return make

@@ -1,11 +1,15 @@
 """The cache: equal keys give equal arrays, whatever happened to the bytes in between."""
 
+import errno
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointproj.data.cache import Cache, entry_key
+from pointproj.runtime.run_folder import RunError
 
 ARRAYS = {
     "vertices": np.arange(12, dtype=np.float64).reshape(4, 3),
@@ -82,7 +86,19 @@ def test_a_failed_write_leaves_the_old_entry_and_no_litter(tmp_path, monkeypatch
         raise OSError("disk full")
 
     monkeypatch.setattr("pointproj.geometry.files.writing.os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunError, match="disk full"):
         cache.store(key, {"vertices": np.zeros(3)})
     assert_stored(cache.load(key))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [cache.path(key)]
+
+
+def test_a_full_disk_is_an_error_with_the_name_of_the_file(tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = Cache(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    words = rf"{cache.path('abc')} cannot be written \(No space left on device\).*data\.cache=FOLDER"
+    with pytest.raises(RunError, match=words):
+        cache.store("abc", {"numbers": np.arange(3)})
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -93,7 +93,7 @@ def root(tmp_path_factory):
 
 def prepared(root, **data):
     chosen = {"name": "modelnet10", "root": str(root), "cache": str(root / "cache"), "grid": 6, "points": 50}
-    section = DataConfig(**(chosen | {"queries": 9, "pool": 60} | data))
+    section = DataConfig(**(chosen | {"queries": 9, "pool": 60, "validation": 0.0} | data))
     return prepare(Config(data=section, target=TargetConfig(name="udf"), seed=5))
 
 

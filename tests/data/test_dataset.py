@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from pointproj.config import DataConfig
 from pointproj.data.batches import batches
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import Draw, prepare
 from pointproj.data.modelnet import DataError, find_meshes
+from pointproj.data.sources import mesh_files
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.meshes import LONGEST_SIDE, MeshError, normalize
 from tests.data.samples import SHEET, all_batches, assert_equal_batches, forbid_making, names
@@ -223,3 +225,24 @@ def test_real_meshes_are_prepared_and_sampled(config):
         # The query cube leaves a margin around the shape, so its corners are away from the surface.
         assert batch["target"][:, 0].min() > 0.17
         assert batch["target"].min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (None, "root does not exist"),
+        ((), "root holds no class folders"),
+        (("a.off", "b.ply"), "root itself holds 2 mesh files, and no class folders"),
+        (("bed/a.off", "sofa/b.off"), r"\[bed,sofa\] in .*root hold mesh files themselves, not in train/"),
+        (("bed/train/a.off",), r"root holds 1 meshes, but none in <class>/test/"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_of_meshes_is_said(tmp_path, files, words):
+    root = tmp_path / "root"
+    for name in files or ():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    if files is not None:
+        root.mkdir(exist_ok=True)
+    with pytest.raises(DataError, match=words):
+        mesh_files(DataConfig(name="modelnet10", root=str(root)))

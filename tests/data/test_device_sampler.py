@@ -143,7 +143,7 @@ def prepared(furniture, tmp_path_factory):
     def make(seed=5, **data):
         cache = str(tmp_path_factory.getbasetemp() / "device-cache")
         chosen = {"name": "modelnet10", "root": str(furniture), "cache": cache, "grid": 6, "points": 65}
-        section = DataConfig(**(chosen | {"queries": 33, "pool": 100} | data))
+        section = DataConfig(**(chosen | {"queries": 33, "pool": 100, "validation": 0.0} | data))
         return prepare(Config(data=section, target=TargetConfig(name="udf"), seed=seed))
 
     return make

@@ -100,7 +100,8 @@ def test_the_data_arrive_without_resource_forks(tmp_path, server):
     assert server.requested == [None]
 
 
-def test_a_broken_connection_is_continued(tmp_path, server):
+def test_a_broken_connection_is_continued(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(download, "CHUNK_BYTES", 50)  # what came of a chunk is lost
     server.break_after = 100
     with pytest.raises(DownloadError, match=r"ended after 100 of .*Run the same command again.*by hand"):
         download_modelnet10(tmp_path, server.archive)

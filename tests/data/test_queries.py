@@ -26,7 +26,7 @@ def config(furniture, tmp_path_factory):
     def make(target, **data):
         cache = str(tmp_path_factory.getbasetemp() / "queries-cache")
         chosen = {"name": "modelnet10", "root": str(furniture), "cache": cache, "grid": 6, "points": 32}
-        section = DataConfig(**(chosen | {"queries": 40, "pool": 500} | data))
+        section = DataConfig(**(chosen | {"queries": 40, "pool": 500, "validation": 0.0} | data))
         return Config(data=section, target=TargetConfig(name=target), seed=5)
 
     return make

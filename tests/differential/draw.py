@@ -33,8 +33,8 @@ class Call:
         Of queries and reference points of a ragged batch.
     form : {"nearest", "padded", "csr"}
         Of the neighbours: the k nearest, the k nearest within the radius, or all within the radius.
-    rows : Tensor or None
-        Neighbours that are given, (Q, k) packed rows, -1 for none.
+    rows : {"all", "holes", "shuffled"} or None
+        Neighbours that are given: nearest first, without some, or without some in any order.
     index_radius : float, None or ...
         What the index is built with; ...: none is given.
     """
@@ -236,17 +236,31 @@ class _Drawing:
         # A list in a box is cut before it is sorted: which pairs of its last query remain is not said.
         call.capacity = self.one_of(("none", "exact", "more", *(() if self.periodic else ("fewer",))))
         if self.operator == "knn_aggregate" and self.chance(0.25):
-            call.rows = self.one_of(("all", "holes"))
+            call.rows = self.one_of(("all", "holes", "shuffled"))
             call.rows_dtype = self.one_of((torch.int32, torch.int64))
         if self.chance(0.3) and (inside or not self.periodic):
             call.index_radius = self.one_of((None, self.radius(call)))
 
     def radius(self, call: Call) -> float:
-        """Much less than distances are, much more, or about as they are."""
+        """Much less than distances are, much more, about as they are, or exactly one of them."""
+        if not call.box and self.chance(0.4) and (distance := self.distance(call)):
+            return distance
         radius = self.scale * self.one_of((0.25, 0.5, self.between(-2, 1), self.between(-2, 1), 1e-4, 1e4))
         if call.box:
             radius = min(radius, 0.499 * min(call.box))
         return float(np.float32(min(max(radius, SMALLEST), LARGEST)))
+
+    def distance(self, call: Call) -> float | None:
+        """Of a query and a reference point, rounded as their dtype is; None if it is no radius."""
+        clouds = (call.leaves[n].reshape(-1, self.dims).numpy() for n in NAMES)
+        query, point = (cloud[self.rng.integers(len(cloud))] if len(cloud) else None for cloud in clouds)
+        if query is None or point is None:
+            return None
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares = np.square(query - point)
+            squared = squares[0] + squares[1] if self.dims == 2 else squares[0] + squares[1] + squares[2]
+            distance = float(np.sqrt(squared))
+        return distance if SMALLEST <= distance <= LARGEST else None
 
     def weighting(self, call: Call, dense: bool) -> None:
         """Features, kernel, reduction, and weights that are given."""
@@ -268,8 +282,15 @@ class _Drawing:
         if self.chance(0.7):
             call.leaves["sigma"] = torch.tensor(call.sigma, dtype=self.positions)
         if self.chance(0.25):
-            weights = torch.from_numpy(self.rng.uniform(0.1, 2, points.shape[:-1]))
-            call.leaves["reference_weights"] = self.laid_out(weights.to(self.positions))
+            weights = self.rng.uniform(0.1, 2, points.shape[:-1])
+            counts = self.rng.random(weights.shape) < self.one_of((1.0, 1.0, 0.8, 0.3))
+            if call.reduce == "sum" and self.chance(0.3):  # of a mean they could cancel
+                weights *= self.rng.choice([-1.0, 1.0], weights.shape)
+            weights = self.laid_out(torch.from_numpy(weights * counts).to(self.positions))
+            call.leaves["reference_weights"] = weights
+            if self.chance(0.5):
+                features = call.leaves["features"]
+                call.leaves["features"] = features.masked_fill((weights == 0)[..., None], torch.nan)
 
     def eps(self) -> float:
         return float(np.float32(min(max(self.scale * self.one_of((1e-6, 0.1, 1.0)), SMALLEST), LARGEST)))

@@ -5,6 +5,7 @@ neighbour, comes from the package.
 """
 
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,8 @@ def find_pairs(call: Call) -> Pairs:
     within = torch.ones_like(squared, dtype=torch.bool)
     if call.radius is not None:
         radii = torch.as_tensor(call.radius, dtype=squared.dtype).reshape(-1, 1)
-        within = squared.sqrt() <= radii
+        distances = torch.from_numpy(np.sqrt(squared.numpy()))  # torch's root may be off by a bit
+        within = distances <= radii
     within &= squared.isfinite()
     counts = within.sum(1)
     if call.form == "csr":
@@ -44,9 +46,11 @@ def find_pairs(call: Call) -> Pairs:
     squared, order = squared.masked_fill(~within, torch.inf).sort(dim=1, stable=True)
     order = torch.where(squared.isfinite(), order, -1)[:, : call.k]
     lists = torch.nn.functional.pad(order, (0, call.k - order.shape[1]), value=-1)
-    if call.rows == "holes":
-        holes = torch.from_numpy(np.random.default_rng([call.seed, call.number, 2]).random(lists.shape) < 0.3)
-        lists = torch.where(holes, -1, lists)
+    if call.rows in ("holes", "shuffled"):
+        rng = np.random.default_rng([call.seed, call.number, 2])
+        lists = torch.where(torch.from_numpy(rng.random(lists.shape) < 0.3), -1, lists)
+        if call.rows == "shuffled":
+            lists = lists.gather(1, torch.from_numpy(rng.random(lists.shape)).argsort(1))
     query, column = (lists >= 0).nonzero(as_tuple=True)
     return Pairs(query, lists[query, column], query * call.k + column, lists, counts)
 
@@ -101,7 +105,9 @@ class Formula:
     def rounded(self, values: Tensor) -> Tensor:
         if self.noise is None:
             return values
-        errors = torch.rand(values.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
+        # Of each number, or as many have the same one if they are the same: those add up.
+        shape = values.shape if self.noise[0] % 2 == 0 else ()
+        errors = torch.rand(shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         return values * (1 + self.noise[1] * errors)
 
     def __call__(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -134,21 +140,25 @@ class Formula:
 
     def aggregated(self, delta: Tensor, leaves: dict[str, Tensor]) -> Tensor:
         features = leaves["features"].reshape(-1, leaves["features"].shape[-1])
+        own = leaves.get("reference_weights")
+        if own is not None:  # what has the weight 0 has no influence
+            features = features.masked_fill((own.reshape(-1, 1) == 0) & ~features.isfinite(), 0.0)
         plain = self.call.reduce == "max"  # no kernel unless there are weights
         dtype = torch.promote_types(features.dtype, torch.float32)
         if not plain:
             dtype = torch.promote_types(dtype, delta.dtype)
         values = features[self.pairs.reference].to(dtype)
-        own = leaves.get("reference_weights")
         own = values.new_ones(1, 1) if own is None else own.reshape(-1, 1)[self.pairs.reference].to(dtype)
         if plain:
-            return self.largest(values * own)
+            return self.largest(self.rounded(values * own))
         sigma = leaves.get("sigma", self.call.sigma)
         sigma = sigma.to(dtype) if isinstance(sigma, Tensor) else sigma
         logits = self.log_kernel(self.length(delta.to(dtype)), sigma)[:, None]
         if self.call.reduce == "sum":
             return self.summed(self.rounded(self.weights(logits, own) * values))
-        logits = logits - self.most(logits.detach())[self.pairs.query]
+        counting = torch.where(own != 0, logits.detach(), -torch.inf)
+        logits = logits - self.most(counting)[self.pairs.query]
+        logits = logits.clamp(max=math.log(torch.finfo(dtype).max) - 8)  # of those that do not count
         summed = self.summed(self.rounded(self.weights(logits, own) * values))
         total = self.summed(self.weights(logits, own))
         return torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0)
@@ -156,7 +166,8 @@ class Formula:
     def weights(self, logits: Tensor, own: Tensor) -> Tensor:
         """Errors are in the logarithms: those of factors would cancel in a mean."""
         if self.noise is not None:
-            own = own ** self.rounded(torch.ones_like(logits))
+            size = torch.where(own == 0, 1.0, own.abs())
+            own = own * size ** (self.rounded(torch.ones_like(logits)) - 1)
         return self.rounded(logits).exp() * own
 
     def log_kernel(self, distances: Tensor, sigma: float | Tensor) -> Tensor:

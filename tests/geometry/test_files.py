@@ -1,8 +1,13 @@
 """Mesh files: what is understood in each format, what is refused and why, and OFF files written."""
 
+import io
+import json
 import os
 import struct
+import subprocess
+import sys
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointproj.geometry import files
-from pointproj.geometry.files import read_mesh, write_mesh
+from pointproj.geometry.files import checks, read_mesh, write_mesh
 from pointproj.geometry.meshes import LONGEST_SIDE, SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
 
 QUIRKS = Path(__file__).parents[3] / "shared" / "modelnet10" / "quirks"
@@ -164,7 +169,8 @@ def test_other_formats_read_as_the_plain_file(tmp_path, name):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     mesh = read_mesh(path)
     np.testing.assert_array_equal(mesh.vertices, SQUARE)
-    np.testing.assert_array_equal(mesh.faces, TWICE)
+    first = mesh.faces.argmin(axis=1)[:, None]  # the library begins some triangles at another corner
+    np.testing.assert_array_equal(np.take_along_axis(mesh.faces, (first + np.arange(3)) % 3, axis=1), TWICE)
 
 
 STL_FILES = {
@@ -185,7 +191,7 @@ def test_stl_triangles_have_their_own_corners(tmp_path, name):
     np.testing.assert_array_equal(mesh.faces, [[0, 1, 2], [3, 4, 5]])
 
 
-@pytest.mark.parametrize("suffix", ["off", "obj", "ply", "stl"])
+@pytest.mark.parametrize("suffix", ["off", "obj", "ply", "stl", "glb", "3mf"])
 def test_files_of_another_program_hold_the_same_triangles(tmp_path, suffix):
     made = trimesh.creation.icosphere(subdivisions=2)
     made.export(tmp_path / f"sphere.{suffix}")
@@ -209,12 +215,15 @@ REFUSED = {
         TEXT_PLY.replace("float x", "float a"),
         "element vertex must have the property x, got 'a, y, z'",
     ),
-    "points alone.ply": (PLY_HEAD.format("ascii 1.0") + "end_header\n" + VERTICES, "one element face"),
+    "points alone.ply": (
+        PLY_HEAD.format("ascii 1.0") + "end_header\n" + VERTICES,
+        "no face with three vertices",
+    ),
     "vertices twice.ply": (TEXT_PLY.replace("element face", "element vertex"), "one element vertex"),
     "fractions.ply": (TEXT_PLY.replace("uchar int", "uchar float"), "whole numbers"),
     "cut.ply": (TEXT_PLY[:-8], "declares 2 of element face, but only 1 lines follow"),
     "cut in a line.ply": (TEXT_PLY[:-2], "face 1 must list as many values"),
-    "a word.ply": (TEXT_PLY.replace("4 3 0", "4 b 0"), "vertex 2 must have 3 coordinates, got '4 b 0'"),
+    "a word.ply": (TEXT_PLY.replace("4 3 0", "4 b 0"), "a word where a number must be"),
     "counts beyond the file.ply": (
         BINARY_PLY.replace(b"vertex 4", b"vertex 400000000"),
         "declares 400000000 of element vertex, but only 48 bytes follow",
@@ -226,7 +235,7 @@ REFUSED = {
     "before the first.obj": (OBJ.replace("1 3 4", "1 3 -5"), "face 1 names a vertex before the first"),
     "from 0.obj": (OBJ.replace("1 3 4", "0 1 2"), "face 1 names a vertex before the first, got '0 1 2'"),
     "beyond the last.obj": (OBJ.replace("1 3 4", "1 3 5"), "names a vertex outside 0 to 3"),
-    "beyond all counts.obj": (OBJ.replace("1 3 4", "1 3 " + "9" * 30), "index that is too large"),
+    "beyond all counts.obj": (OBJ.replace("1 3 4", "1 3 " + "9" * 30), "names a vertex outside 0 to 3"),
     "a word.obj": (OBJ.replace("f 1 3 4", "f 1 three 4"), "face 1 must list whole numbers, got '1 three 4'"),
     "cut.stl": (TEXT_STL, "is cut short: expected endsolid after facet 1"),
     "two corners.stl": (
@@ -235,7 +244,9 @@ REFUSED = {
     ),
     "no facet.stl": ("solid\nendsolid\n", "no face with three vertices"),
     "binary and cut.stl": (BINARY_STL[:-1], "2 triangles in 184 bytes; got 183 bytes"),
-    "another.glb": (OBJ, "is no mesh file: expected .off, .obj, .ply, .stl, got '.glb'"),
+    "another.glb": (OBJ, "is not a GLB file: expected it to begin with glTF, got 'v 0 0 0"),
+    "another.3mf": (OBJ, "is no whole 3MF file (BadZipFile"),
+    "another.fbx": (OBJ, "is no mesh file: expected .off, .obj, .ply, .stl, .glb, .gltf, .3mf, got '.fbx'"),
 }
 
 
@@ -246,6 +257,105 @@ def test_unusable_files_of_other_formats_are_refused_with_the_reason(tmp_path, n
     with pytest.raises(MeshError) as caught:
         read_mesh(tmp_path / name)
     assert reason in caught.value.reason
+
+
+def scene_text(scene, **changes):
+    """A glTF file with its numbers in it, or as ``changes`` have it."""
+    made = trimesh.exchange.gltf.export_gltf(scene, embed_buffers=True)["model.gltf"]
+    return json.dumps({**json.loads(made), **changes})
+
+
+def test_parts_of_a_scene_are_where_the_scene_has_them(tmp_path):
+    box, ball = trimesh.creation.box(), trimesh.creation.icosphere(subdivisions=1)
+    scene = trimesh.Scene([box, ball])
+    scene.add_geometry(box, transform=trimesh.transformations.translation_matrix([5, 0, 0]))
+    (tmp_path / "scene.gltf").write_text(scene_text(scene))
+    (tmp_path / "scene.glb").write_bytes(scene.export(file_type="glb"))
+    for name in ("scene.gltf", "scene.glb"):
+        mesh = read_mesh(tmp_path / name)
+        assert len(mesh.faces) == 2 * len(box.faces) + len(ball.faces)
+        np.testing.assert_allclose(mesh.vertices.max(axis=0), [5.5, 1, 1], atol=0.06)
+        found = trimesh.Trimesh(mesh.vertices, mesh.faces)
+        assert found.volume == pytest.approx(2 + ball.volume, rel=1e-5)
+
+
+BOX_SCENE = trimesh.Scene(trimesh.creation.box())
+BOX_TEXT = scene_text(BOX_SCENE)
+BOX_GLB = BOX_SCENE.export(file_type="glb")
+ACCESSORS = json.loads(BOX_TEXT)["accessors"]
+MESHES = json.loads(BOX_TEXT)["meshes"]
+
+REFUSED_SCENES = {
+    "another file.gltf": (
+        scene_text(BOX_SCENE, buffers=[{"uri": "../../etc/passwd", "byteLength": 9}]),
+        "names another file, '../../etc/passwd', which is not opened",
+    ),
+    "a decoder.gltf": (scene_text(BOX_SCENE, extensionsRequired=["KHR_draco"]), "needs KHR_draco, which"),
+    "fans.gltf": (
+        scene_text(BOX_SCENE, meshes=[{"primitives": [{**MESHES[0]["primitives"][0], "mode": 6}]}]),
+        "needs triangle fans",
+    ),
+    "numbers without bytes.gltf": (
+        scene_text(
+            BOX_SCENE,
+            accessors=[{"componentType": 5126, "type": "VEC3", "count": 10**9} for _ in ACCESSORS],
+        ),
+        "declares 2,000,000,000 values",
+    ),
+    "beyond its bytes.gltf": (
+        scene_text(BOX_SCENE, accessors=[{**entry, "count": 3 * entry["count"]} for entry in ACCESSORS]),
+        "is no whole GLTF file",
+    ),
+    "no scene.gltf": ("[]", "is no whole GLTF file"),
+    "cut.glb": (BOX_GLB[:-40], f"declares {len(BOX_GLB)} bytes, but holds {len(BOX_GLB) - 40}"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_SCENES)
+def test_scenes_that_are_not_whole_are_refused_with_the_reason(tmp_path, name):
+    content, reason = REFUSED_SCENES[name]
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(MeshError) as caught:
+        read_mesh(tmp_path / name)
+    assert reason in caught.value.reason
+
+
+def archive_of(model):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("3D/3dmodel.model", model)
+    return buffer.getvalue()
+
+
+def test_packed_files_do_not_unfold_without_end(tmp_path, monkeypatch):
+    levels = "".join(
+        f'<object id="{n}"><components><component objectid="{n - 1}"/><component objectid="{n - 1}"/>'
+        "</components></object>"
+        for n in range(2, 41)
+    )
+    mesh = '<mesh><vertices><vertex x="0" y="0" z="0"/></vertices><triangles/></mesh>'
+    build = '<build><item objectid="40"/></build>'
+    model = f'<model><resources><object id="1">{mesh}</object>{levels}</resources>{build}</model>'
+    path = tmp_path / "repeated.3mf"
+    path.write_bytes(archive_of(model))
+    with pytest.raises(MeshError, match="repeats its objects more than"):
+        read_mesh(path)
+    path.write_bytes(archive_of(model.replace('objectid="1"', 'objectid="2"')))
+    with pytest.raises(MeshError, match="is no whole 3MF file"):  # an object in itself
+        read_mesh(path)
+    monkeypatch.setattr(checks, "LARGEST_CONTENT", len(model) - 1)
+    with pytest.raises(MeshError, match=f"unfolds to {len(model):,} bytes"):
+        read_mesh(path)
+
+
+def test_reading_off_files_imports_no_mesh_library(tmp_path):
+    (tmp_path / "plain.off").write_text(PLAIN)
+    code = (
+        "import sys; from pointproj import knn; from pointproj.geometry.files import read_mesh\n"
+        f"read_mesh({str(tmp_path / 'plain.off')!r}); print('trimesh' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
 
 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
@@ -334,6 +444,24 @@ def test_writing_then_reading_gives_the_same_bits(tmp_path_factory, vertices, da
         return
     np.testing.assert_array_equal(read.vertices, written.vertices)
     np.testing.assert_array_equal(read.faces, written.faces)
+
+
+@pytest.mark.parametrize("suffix", [".off", ".ply", ".obj", ".stl", ".glb"])
+def test_each_format_written_reads_back(tmp_path, suffix):
+    made = trimesh.creation.icosphere(subdivisions=2)
+    written = Mesh(1e3 * made.vertices + [4e5, 5e6, 7], made.faces, "ball")
+    write_mesh(written, tmp_path / f"ball{suffix}")
+    read = read_mesh(tmp_path / f"ball{suffix}")
+    digits = {".off": 0, ".ply": 0, ".obj": 1e-11}.get(suffix, 0.5)
+    assert len(read.faces) == len(made.faces)
+    np.testing.assert_allclose(
+        read.vertices[read.faces], written.vertices[written.faces], rtol=0, atol=digits
+    )
+
+
+def test_other_suffixes_are_not_written(tmp_path):
+    with pytest.raises(MeshError, match=r"expected \.off, \.ply, \.obj, \.stl, \.glb, got '\.vtk'"):
+        write_mesh(Mesh(SQUARE, TWICE, "a"), tmp_path / "a.vtk")
 
 
 def test_declared_counts_reserve_no_memory(tmp_path):

@@ -25,8 +25,14 @@ def saved(path, points):
     """Write points, or points with normals, in the kind that the suffix says."""
     if path.suffix == ".npy":
         np.save(path, points)
-    elif path.suffix == ".xyz":
+    elif path.suffix == ".npz":
+        arrays = {"points": points[:, :3]} | ({"normals": points[:, 3:]} if points.shape[1] == 6 else {})
+        np.savez(path, **arrays)
+    elif path.suffix in (".xyz", ".txt"):
         path.write_text("# a scan\n\n" + rows(points))
+    elif path.suffix == ".csv":
+        names = ",".join(["x", "y", "z", "nx", "ny", "nz"][: points.shape[1]])
+        path.write_text(f"{names}\n" + rows(points).replace(" ", ", "))
     elif path.suffix == ".obj":
         path.write_text("".join(f"v {row}" for row in rows(points).splitlines(keepends=True)))
     else:
@@ -55,7 +61,7 @@ def test_meshes_are_sampled(box, tmp_path, suffix):
     assert on_face.all()
 
 
-@pytest.mark.parametrize("suffix", [".xyz", ".npy", ".ply", ".obj"])
+@pytest.mark.parametrize("suffix", [".xyz", ".txt", ".csv", ".npy", ".npz", ".ply", ".obj"])
 def test_points_are_taken_as_they_are_and_moved_back(tmp_path, suffix):
     points = SHIFT + SCALE * np.random.default_rng(0).uniform(-1, 1, (200, 3))
     cloud = read_cloud(saved(tmp_path / f"scan{suffix}", points), 300)
@@ -65,7 +71,7 @@ def test_points_are_taken_as_they_are_and_moved_back(tmp_path, suffix):
     assert np.allclose(back, points, atol=1e-4)
 
 
-@pytest.mark.parametrize("suffix", [".xyz", ".npy", ".ply"])
+@pytest.mark.parametrize("suffix", [".xyz", ".csv", ".npy", ".npz", ".ply"])
 def test_normals_come_along_with_unit_length(tmp_path, suffix):
     directions = np.random.default_rng(0).standard_normal((50, 3))
     cloud = read_cloud(saved(tmp_path / f"scan{suffix}", np.hstack([directions, 3 * directions])), 50)
@@ -164,12 +170,14 @@ def test_clouds_without_an_inside_are_refused(tmp_path, points, reason):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.txt", b"0 0 0", "is of no known kind: expected .off.*got '.txt'"),
+        ("a.doc", b"0 0 0", "is of no known kind: expected .off.*got '.doc'"),
         ("a.xyz", b"", "is empty"),
         ("a.xyz", b"0 0 0\n1 1\n", "must have x y z"),
-        ("a.xyz", b"0 0 0\n1 1 one\n", "must hold numbers"),
+        ("a.xyz", b"0 0 0\n1 1 one\n", "must have x y z.*'one'"),
         ("a.npy", b"no array", "no NPY file"),
         ("a.npy", b"", "no NPY file"),
+        ("a.npz", b"no archive", "no whole NPZ file"),
+        ("a.csv", b"x,y,z\n0,0,0,0\n", r"must have shape \(n, 3\)"),
         ("a.off", b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "is empty"),
         ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nend_header\n", "must have the property x"),
     ],
@@ -179,7 +187,7 @@ def test_files_that_hold_no_cloud_are_named(tmp_path, name, content, reason):
     with pytest.raises(MeshError, match=reason):
         read_cloud(tmp_path / name, 100)
     with pytest.raises(MeshError, match="cannot be read"):
-        read_cloud(tmp_path / f"missing-{name}".replace(".txt", ".off"), 100)
+        read_cloud(tmp_path / f"missing-{name}".replace(".doc", ".off"), 100)
 
 
 def test_a_flat_mesh_is_refused(tmp_path):

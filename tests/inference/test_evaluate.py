@@ -1,5 +1,6 @@
 """From a checkpoint to reconstructions: the two command lines, what they leave, and what they refuse."""
 
+import contextlib
 import csv
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def test_meshes_evaluated_side_by_side_have_the_results_of_one_after_the_other(
 def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_path, capsys):
     source = furniture / "chair" / "test" / "chair_5001.off"
     call("predict", trained, source, "--out", tmp_path, "--side", 24)
-    files = [Path(line) for line in capsys.readouterr().out.split()]
+    said, *files = capsys.readouterr().out.splitlines()
+    files = [*map(Path, files)]
     assert [file.name for file in files] == [
         f"chair_5001-reconstruction{s}" for s in (".ply", ".off", ".png")
     ]
@@ -123,6 +125,49 @@ def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_pa
     scale = np.ptp(true.vertices, axis=0).max() / 1.8
     assert np.allclose(made.vertices.min(axis=0), true.vertices.min(axis=0), atol=0.25 * scale)
     assert np.allclose(made.vertices.max(axis=0), true.vertices.max(axis=0), atol=0.25 * scale)
+    a, b, c = np.moveaxis(made.vertices[made.faces], 1, 0)
+    volume = (np.cross(a, b) * c).sum() / 6
+    facts = f"{len(made.vertices):,} vertices, {len(made.faces):,} faces, volume {volume:.4g}, watertight, "
+    assert said.startswith(f"{source}: 256 points, grid 24^3: {facts}")
+    assert said.endswith(" s")
+
+
+def test_predict_takes_several_files_and_goes_on_after_one_that_it_cannot_use(
+    trained, furniture, tmp_path, capsys, caplog
+):
+    chair, table = (furniture / name / "test" / f"{name}_5001.off" for name in ("chair", "table"))
+    broken = tmp_path / "broken.off"
+    broken.write_text("OFF\n")
+    with pytest.raises(SystemExit, match="1 of 3 files could not be reconstructed"):
+        call("predict", trained, chair, broken, table, "--out", tmp_path / "out", "--side", 16)
+    assert "MeshError: " in caplog.text
+    assert len(list((tmp_path / "out").iterdir())) == 6
+    for wrong in ((chair, chair), (chair, table, "--out", tmp_path / "one.stl")):
+        with pytest.raises(SystemExit, match=r"called chair_5001|one\.stl is one file for 2 meshes"):
+            call("predict", trained, *wrong)
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".off", ".obj", ".stl", ".glb"])
+def test_predict_writes_the_kind_of_file_that_out_names(trained, furniture, tmp_path, suffix):
+    chair = furniture / "chair" / "test" / "chair_5001.off"
+    call("predict", trained, chair, "--out", tmp_path / f"solid{suffix}", "--side", 16)
+    assert {path.name for path in tmp_path.iterdir()} == {f"solid{suffix}", "solid.png"}
+    assert len(read_mesh(tmp_path / f"solid{suffix}").faces) > 100
+    with pytest.raises(SystemExit, match=r"expected a folder, or a file of \.off"):
+        call("predict", trained, chair, "--out", tmp_path / "solid.npy")
+
+
+def test_predict_warns_of_a_stray_point(tmp_path, caplog):
+    path = write_checkpoint(tmp_path / "best.pt", "target=sdf", "projector.normals=false")
+    sphere = np.random.default_rng(0).standard_normal((300, 3))
+    sphere /= np.linalg.norm(sphere, axis=1, keepdims=True)
+    for stray, warned in (((1, 0, 0), False), ((1000, 0, 0), True)):
+        np.save(tmp_path / "scan.npy", np.vstack([sphere, stray]))
+        caplog.clear()
+        with contextlib.suppress(SystemExit):  # the sphere beside the stray may be too small to be found
+            call("predict", path, tmp_path / "scan.npy", "--out", tmp_path, "--side", 16)
+        words = "farthest is (1000, 0, 0). Remove the strays (1)"
+        assert any(words in text for text in caplog.messages) == warned
 
 
 def test_sensors_change_what_a_network_makes_of_a_scan(furniture, tmp_path, trained):
@@ -165,6 +210,9 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
     scan, plane, out = tmp_path / "scan.xyz", tmp_path / "plane.xyz", tmp_path / "out"
     scan.write_text("".join(f"{x} {y} {z}\n" for x, y, z in np.random.default_rng(0).random((300, 3))))
     plane.write_text("0 0 0\n1 0 0\n0 1 0\n1 1 0\n")
+    few, diverged = tmp_path / "few.npy", tmp_path / "diverged" / "best.pt"
+    np.save(few, np.random.default_rng(0).random((5, 3)))
+    write_checkpoint(diverged, "target=sdf", shift=float("nan"))
     unsigned = write_checkpoint(tmp_path / "unsigned" / "best.pt", "target=udf")
     empty = write_checkpoint(
         tmp_path / "empty" / "best.pt", "target=occupancy", "projector.normals=false", shift=-9.0
@@ -174,6 +222,8 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
         (unsigned, chair, "trained with target=udf.*train with target=sdf or target=occupancy"),
         (trained, plane, "lie in a plane"),
         (trained, scan, "has no normals"),
+        (empty, few, "the cloud has 5 points, and this model needs at least 7"),
+        (diverged, chair, r"holds NaN or infinity in query_mlp.*take a checkpoint from before"),
         (trained, tmp_path / "missing.off", "cannot be read"),
         (empty, scan, "finds nothing inside"),
     ]:

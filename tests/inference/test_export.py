@@ -1,6 +1,7 @@
 """Exported networks, loaded where this package cannot be imported."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pointproj.inference.export import (
     CloudField,
     ExportError,
     PackageCrashError,
+    _difference,
     export,
     plain_program,
 )
@@ -147,6 +149,10 @@ def test_a_backend_that_cannot_be_exported_is_refused_with_those_that_can(tmp_pa
     _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
     with pytest.raises(ExportError, match=r"'warp' cannot be exported for cpu.*--backend torch"):
         export(tmp_path / "best.pt", tmp_path / "out", device="cpu", backend="warp")
+    with pytest.raises(
+        ExportError, match=r"--backend wrap: expected one of auto, .*did you mean warp\?; of these"
+    ):
+        export(tmp_path / "best.pt", tmp_path / "out", device="cpu", backend="wrap")
     assert not (tmp_path / "out").exists()
 
 
@@ -158,6 +164,13 @@ def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: p
         export(tmp_path / "best.pt", tmp_path, device="cpu")
     assert (tmp_path / PROGRAM).read_text() == "the program before"
     assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
+
+
+def test_values_that_are_not_numbers_do_not_pass_for_equal():
+    network = torch.nn.Module()
+    network.inputs = 2
+    network.forward = lambda queries, points: queries
+    assert math.isnan(_difference(lambda queries, points: queries * math.nan, network, torch.device("cpu")))
 
 
 def test_the_command_line_says_what_is_missing(tmp_path: Path):

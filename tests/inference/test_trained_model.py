@@ -1,6 +1,9 @@
 """Models of checkpoints: as they were trained; a config must fit the weights that it comes with."""
 
 import copy
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -78,3 +81,22 @@ def test_a_config_that_does_not_fit_the_weights_is_refused_before_memory_is_take
     with pytest.raises(CheckpointError, match=r"best\.pt "):
         load_trained(path, "cpu", "torch")
     assert time.monotonic() - began < 20
+
+
+def test_without_a_gpu_nothing_is_said_of_its_driver(saved):
+    """By a process of its own: Warp says it when it is initialised."""
+    lines = (
+        "import sys; from pathlib import Path; import numpy as np",
+        "from pointproj.inference.trained_model import load_trained",
+        "points = np.random.default_rng(0).random((64, 3)).astype(np.float32)",
+        "load_trained(Path(sys.argv[1]), 'cpu', 'warp').field(points)(points[:9])",
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines), saved[0]],
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "driver" not in ended.stdout + ended.stderr

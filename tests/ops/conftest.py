@@ -16,6 +16,8 @@ def lists(where: Where) -> Iterator[Callable]:
     where.skip_unless("radius")
 
     def search(problem: Problem, radius: float | Tensor, **options) -> Neighbors | NeighborList:
-        return radius_neighbors(*problem[:2], radius, backend=where.backend, **problem.offsets, **options)
+        # Not by the property ``offsets``: torch.compile of torch 2.10 takes none of a named tuple.
+        options |= {"query_offsets": problem.query_offsets, "reference_offsets": problem.reference_offsets}
+        return radius_neighbors(*problem[:2], radius, backend=where.backend, **options)
 
     return search

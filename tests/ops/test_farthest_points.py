@@ -95,4 +95,6 @@ def test_wrong_arguments_are_named(backend, device):
         farthest_points(points, [2, 3], backend=backend)
     with pytest.raises(ValueError, match="must not be negative"):
         farthest_points(points, -1, backend=backend)
+    with pytest.raises(ValueError, match="start must be a row of 5 points; got 5"):
+        farthest_points(points, 2, start=5, backend=backend)
     assert farthest_points(points, 0, backend=backend).shape == (0,)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops import registry
-from pointproj.ops.backends.native import build
+from pointproj.ops.backends.native import build, compiler
 from pointproj.ops.reference import DEFAULT
 from pointproj.ops.registry import BackendUnavailable, load
 from tests.oracle import INPUTS
@@ -27,8 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and no GPU."""
+    """A cache of its own, a clone, and no GPU."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "IN_THE_WHEEL", tmp_path / "wheel")
     monkeypatch.setattr(build, "architectures_here", lambda: ())
     return tmp_path
 
@@ -51,15 +52,20 @@ def test_without_a_compiler(nothing_built: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("release 11.8, V11.8.89", "is 11.8, but this torch needs CUDA 13; install it with: apt-get install"),
-        ("nonsense", "is of unknown version, but this torch needs CUDA 13"),
+        (
+            "release 11.8, V11.8.89",
+            "is 11.8, but this torch needs CUDA 12 or 13; install it with: apt-get install",
+        ),
+        ("release 14.0, V14.0.1", "is 14.0, but this torch needs CUDA 12 or 13"),
+        ("nonsense", "is of unknown version, but this torch needs CUDA 12 or 13"),
         (
             None,
             r"the CUDA toolkit 13.0 \(nvcc\) is missing; install it with: apt-get install cuda-toolkit-13-0",
         ),
         ("release 13.2, V13.2.1", None),
+        ("release 12.4, V12.4.131", None),
     ],
-    ids=["other-version", "no-version", "missing", "suitable"],
+    ids=["too-old", "newer-than-torch", "no-version", "missing", "suitable", "older-than-torch"],
 )
 def test_cuda_toolkit(
     said: str | None,
@@ -70,7 +76,7 @@ def test_cuda_toolkit(
 ):
     monkeypatch.setattr(build, "architectures_here", lambda: ("90",))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(build.shutil, "which", _which(tmp_path / "bin"))
+    monkeypatch.setattr(compiler.shutil, "which", _which(tmp_path / "bin"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     if said is not None:
         _tool(tmp_path / "bin", "nvcc", f"echo {said}")
@@ -98,7 +104,7 @@ def test_compiler_that_fails(nothing_built: Path, tmp_path: Path, monkeypatch: p
         BackendUnavailable, match="does not compile; for all that the compiler says run: python"
     ):
         build.make_build(())
-    assert build.find_build() is None
+    assert build.find_build(()) is None
 
 
 def test_build_that_was_interrupted_is_begun_again(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
@@ -114,8 +120,8 @@ def test_build_that_was_interrupted_is_begun_again(nothing_built: Path, monkeypa
     monkeypatch.setattr(build, "_compile", interrupted)
     with pytest.raises(KeyboardInterrupt):
         build.make_build(())
-    assert build.find_build() is None
-    assert build.make_build(()) == build.find_build() == begun[1]
+    assert build.find_build(()) is None
+    assert build.make_build(()) == build.find_build(()) == begun[1]
     build.make_build(())
     assert len(begun) == 2
 
@@ -136,7 +142,7 @@ def _build_slowly(folder: str) -> None:
         return _library(made, architectures)
 
     build._compile = slow
-    assert build.make_build(()) == build.find_build()
+    assert build.make_build(()) == build.find_build(())
 
 
 def test_several_processes_build_once(nothing_built: Path):
@@ -152,12 +158,26 @@ def test_several_processes_build_once(nothing_built: Path):
 
 def test_a_build_serves_the_architectures_it_holds(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(build, "_compile", _library)
-    monkeypatch.setattr(build, "obstacle", lambda: None)
-    monkeypatch.setattr(build, "_toolkit_obstacle", lambda: None)
+    monkeypatch.setattr(build, "toolkit_obstacle", lambda: None)
     both = build.make_build(("80", "90"))
-    for here, expected in (((), both), (("80",), both), (("80", "90"), both), (("100",), None)):
-        monkeypatch.setattr(build, "architectures_here", lambda here=here: here)
-        assert build.find_build() == expected
+    for here in ((), ("80",), ("86",), ("80", "90")):
+        assert build.find_build(here) == both
+    for here in (("75",), ("100",), ("90", "100")):
+        assert build.find_build(here) is None
+    packed = nothing_built / "wheel" / compiler.folder_name(("80", "90+PTX"))
+    packed.mkdir(parents=True)
+    assert build.find_build(("100",)) is None
+    (packed / compiler.LIBRARY).touch()
+    for here in ((), ("80",), ("89",), ("90",), ("100", "121")):
+        assert build.find_build(here) == packed
+    assert build.find_build(("75",)) is None
+
+
+def test_a_build_of_other_sources_is_not_taken(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "_compile", _library)
+    built = build.make_build(())
+    built.rename(built.with_name("0" * 16 + "-cpu"))
+    assert build.find_build(()) is None
 
 
 def test_auto_does_not_begin_a_build_but_says_how(nothing_built: Path, monkeypatch: pytest.MonkeyPatch):
@@ -200,7 +220,7 @@ def test_command_line_names_what_is_there():
     command = [sys.executable, "-m", "pointproj", "build-native"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert (Path(done.stdout.strip()) / build.LIBRARY).exists()
+    assert (Path(done.stdout.strip()) / compiler.LIBRARY).exists()
     done = subprocess.run([*command, "--arch", "hopper"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
     assert "expected an architecture such as 9.0; got 'hopper'" in done.stderr
@@ -208,17 +228,17 @@ def test_command_line_names_what_is_there():
 
 @pytest.mark.slow
 def test_kernels_compile_for_ampere_and_hopper(tmp_path: Path):
-    nvcc = build.find_nvcc()
+    nvcc = compiler.find_nvcc()
     if nvcc is None:
         pytest.skip("no nvcc here")
-    flags = [*build.HEADERS, "-O1", "-Xptxas", "-O0", *build._cuda_flags(("80", "90"))[1:]]
+    flags = [*compiler.HEADERS, "-O1", "-Xptxas", "-O0", *compiler.cuda_flags(("80", "90"))[1:]]
     started = {
         source.name: subprocess.Popen(
             [nvcc, *flags, "-c", str(source), "-o", str(tmp_path / f"{source.stem}.o")],
             stderr=subprocess.PIPE,
             text=True,
         )
-        for source in sorted(build.SOURCES.glob("*.cu"))
+        for source in sorted(compiler.SOURCES.glob("*.cu"))
     }
     assert started
     for name, process in started.items():
@@ -230,7 +250,7 @@ def test_kernels_compile_for_ampere_and_hopper(tmp_path: Path):
 def test_any_torch_and_python_can_load_it():
     """It needs C functions of torch alone, and nothing of Python's or of CUDA's runtime."""
     _operators()
-    library = build.find_build() / build.LIBRARY
+    library = build.find_build(()) / compiler.LIBRARY
     said = subprocess.run(["readelf", "-dW", library], capture_output=True, text=True, check=True).stdout
     needed = {name.split(".so")[0] for name in re.findall(r"NEEDED.*\[(.*)\]", said)}
     assert "libtorch" in needed

@@ -20,7 +20,7 @@ from pointproj.data.clouds import Sampling
 from pointproj.data.costs import search_cost
 from pointproj.data.dataset import ShapeDataset, prepare
 from pointproj.geometry.sampling import FixedCloud
-from pointproj.runtime import distributed
+from pointproj.runtime import distributed, tensor_file
 from pointproj.runtime.devices import own_gpu
 from pointproj.runtime.distributed import (
     ALONE,
@@ -32,7 +32,7 @@ from pointproj.runtime.distributed import (
 )
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.checkpoint import CheckpointError
-from pointproj.training.loop import train
+from pointproj.training.start import train
 from tests.processes import PROJECT, environment, free_port, run_together
 
 
@@ -97,9 +97,7 @@ def test_two_processes_train_what_one_does_on_batches_twice_as_large(arguments, 
     assert "batches of 2 x 2 in 2 processes" in printed[0]
     assert "epoch" not in printed[1]
     assert (together / "train.log").read_text().count("epoch 2/2 100%") == 1
-    weights = [
-        torch.load(folder / "last.pt", weights_only=True)["model"] for folder in (alone.path, together)
-    ]
+    weights = [tensor_file.load(folder / "last.pt")["model"] for folder in (alone.path, together)]
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-5, msg=name)
 

@@ -1,6 +1,8 @@
 """Log lines about the progress of long work."""
 
+import io
 import logging
+import sys
 
 import pytest
 
@@ -30,3 +32,29 @@ def test_the_time_left_is_estimated_without_the_start(clock, caplog):
         "preparing: 7 of 50 meshes (14%), 86 s left",
         "preparing: 10 of 50 meshes (20%), 80 s left",
     ]
+
+
+def test_logs_stand_above_a_bar_and_a_file_gets_what_is_printed(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal, file = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", file)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    handler = logging.StreamHandler()
+    logging.getLogger().addHandler(handler)
+    try:
+        with progress_bar.progress("preparing", 5) as advance:
+            assert handler.stream is sys.stderr is not terminal
+            logging.getLogger().error("left out")
+            print("result")
+            advance(5)
+        assert handler.stream is terminal is sys.stderr
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert file.getvalue() == "result\n"
+    assert "left out" in terminal.getvalue()
+    assert "preparing" in terminal.getvalue()

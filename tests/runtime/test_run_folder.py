@@ -2,9 +2,12 @@
 
 import errno
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,25 +54,73 @@ def test_pictures_have_a_folder(tmp_path):
 
 
 def test_a_folder_is_claimed_once(tmp_path):
-    run = RunFolder(tmp_path)
-    run.claim("seed: 1\n")
+    with RunFolder(tmp_path) as run:
+        run.claim("seed: 1\n")
+        (tmp_path / "last.pt").touch()
     with pytest.raises(RunError, match=r"holds a run already.*hydra\.run\.dir=FOLDER.*resume="):
         RunFolder(tmp_path).claim("seed: 2\n")
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
-    RunFolder(tmp_path).claim("seed: 3\n", continues=True)
+    with RunFolder(tmp_path) as run:
+        run.claim("seed: 3\n", continues=True)
     assert (tmp_path / "config.yaml").read_text() == "seed: 3\n"
 
 
+def test_a_folder_that_a_failed_start_left_is_used_again(tmp_path):
+    with RunFolder(tmp_path) as run:
+        run.claim("seed: 1\n")
+        run.write_json("status.json", {"status": "failed"})
+    with RunFolder(tmp_path) as run:
+        run.claim("seed: 2\n")
+    assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
+
+
+def claims_and_waits(folder, forks):
+    """Lock a folder, perhaps start a process that outlives this one, and wait to be killed."""
+    run = RunFolder(folder)
+    run.claim("seed: 1\n")
+    if forks and os.fork() == 0:
+        (folder / "forked").write_text(str(os.getpid()))
+        time.sleep(60)
+        os._exit(0)
+    (folder / "claimed").touch()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_folder_in_use_is_refused_with_its_user_and_a_killed_one_leaves_no_lock(tmp_path, forks):
+    process = multiprocessing.get_context("spawn").Process(target=claims_and_waits, args=(tmp_path, forks))
+    process.start()
+    awaited = tmp_path / "claimed", *([tmp_path / "forked"] if forks else [])
+    while process.is_alive() and not all(path.exists() for path in awaited):
+        time.sleep(0.01)
+    words = rf"in use by process {process.pid} on .*, since 20.*hydra\.run\.dir=FOLDER"
+    with pytest.raises(RunError, match=words):
+        RunFolder(tmp_path).claim("seed: 1\n", continues=True)
+    with pytest.raises(RunError, match=words):
+        run_folder.require_idle(tmp_path)
+    process.kill()
+    process.join()
+    run_folder.require_idle(tmp_path)
+    with RunFolder(tmp_path) as run:
+        run.claim("seed: 2\n")
+    if forks:
+        os.kill(int((tmp_path / "forked").read_text()), signal.SIGKILL)
+
+
 def test_of_many_that_claim_at_once_one_succeeds(tmp_path):
+    runs = [RunFolder(tmp_path) for _ in range(64)]
+
     def claimed(number):
         try:
-            RunFolder(tmp_path).claim(f"seed: {number}\n")
+            runs[number].claim(f"seed: {number}\n")
         except RunError:
             return False
         return True
 
     with ThreadPoolExecutor(16) as pool:
         assert sum(pool.map(claimed, range(64))) == 1
+    for run in runs:
+        run.release()
 
 
 def test_tokens_of_processes_started_together_differ():
@@ -93,12 +144,12 @@ def test_environment_names_versions_commit_and_device():
 
 def test_metrics_after_a_checkpoint_are_forgotten_and_a_line_cut_short_too(tmp_path):
     run = RunFolder(tmp_path)
-    run.truncate_metrics(3)
+    run.take_metrics(3)
     for step in (1, 2, 3, 4):
         run.log_metrics({"step": step})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": ')
-    run.truncate_metrics(3)
+    run.take_metrics(3)
     run.log_metrics({"step": 4, "again": True})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": n} for n in (1, 2, 3)] + [

@@ -22,7 +22,7 @@ import logging, os, signal, sys, types
 def train(config, run):
     from pointproj.config import ConfigError
 
-    logging.getLogger("pointproj.training.loop").info("training with seed %d", config.seed)
+    logging.getLogger("pointproj.training.start").info("training with seed %d", config.seed)
     if config.seed == 1:
         raise ConfigError("seed 1 cannot be")
     if config.seed == 2:
@@ -34,8 +34,8 @@ def train(config, run):
     metrics = {"backend": config.backend.name, "device": "cpu", "loss": 0.5 + config.seed, "metric": "mae"}
     run.write_json("metrics.json", metrics | {"metric_value": 0.25, "ms_per_step": 2.0})
 
-sys.modules["pointproj.training.loop"] = types.ModuleType("pointproj.training.loop")
-sys.modules["pointproj.training.loop"].train = train
+sys.modules["pointproj.training.start"] = types.ModuleType("pointproj.training.start")
+sys.modules["pointproj.training.start"].train = train
 """
 
 
@@ -168,6 +168,12 @@ def test_a_sweep_without_any_record_has_failed(tmp_path, capsys):
 
 def test_the_table_is_made_again_from_the_folder(tmp_path, capsys):
     job(tmp_path, 0, status="ok")
+    for folder, reason in ((tmp_path, "it has no multirun.yaml"), (tmp_path / "none", "it does not exist")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["sweep", str(folder)])
+        assert f"{folder} is no folder of a sweep ({reason})" in capsys.readouterr().err
+    assert not (tmp_path / "summary.csv").exists()
+    (tmp_path / sweep.MARK).touch()
     assert main(["sweep", str(tmp_path)]) == 0
     assert "1 jobs, 0 failed" in capsys.readouterr().out
     assert (tmp_path / "summary.csv").read_text().startswith("job,status,overrides,backend,device,loss")

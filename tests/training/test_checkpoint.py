@@ -11,7 +11,9 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pointproj.config import Config, KnnConfig
-from pointproj.runtime.run_folder import resume_argument
+from pointproj.runtime import tensor_file
+from pointproj.runtime.distributed import ALONE
+from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
 
@@ -108,11 +110,12 @@ def test_another_config_is_refused_by_name_of_the_difference(tmp_path, config, v
         checkpoint.read(tmp_path / "last.pt", changed(config, **values))
 
 
-def test_epochs_may_not_differ_under_a_schedule_that_ends_with_them(tmp_path, config):
+def test_epochs_may_be_raised_but_not_lowered_under_a_schedule_that_ends_with_them(tmp_path, config):
     config = changed(config, optimizer__schedule="cosine")
     checkpoint.save(tmp_path / "last.pt", {}, config)
-    with pytest.raises(CheckpointError, match=r"training\.epochs: checkpoint 40, this run 41"):
-        checkpoint.read(tmp_path / "last.pt", changed(config, training__epochs=41))
+    with pytest.raises(CheckpointError, match=r"training\.epochs: checkpoint 40, this run 39"):
+        checkpoint.read(tmp_path / "last.pt", changed(config, training__epochs=39))
+    checkpoint.read(tmp_path / "last.pt", changed(config, training__epochs=41))
 
 
 def test_missing_damaged_and_foreign_files_are_refused(tmp_path, config):
@@ -124,6 +127,9 @@ def test_missing_damaged_and_foreign_files_are_refused(tmp_path, config):
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.read(path, config)
     torch.save({"weight": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match=r"torch\.save wrote it"):
+        checkpoint.read(path, config)
+    tensor_file.save(path, {"weight": torch.zeros(2)})
     with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
         checkpoint.read(path, config)
 
@@ -140,7 +146,8 @@ def test_of_a_checkpoint_cut_short_the_one_before_is_taken_with_a_warning(tmp_pa
         assert checkpoint.read(named, config)["step"] == 2
     assert "last.pt cannot be read" in caplog.messages[0]
     assert "taking previous.pt" in caplog.messages[0]
-    assert checkpoint.find_newest(tmp_path, config) == path
+    run = RunFolder(tmp_path, named=True)
+    assert checkpoint.find(changed(config, resume="auto"), run, ALONE)[0] == path
 
 
 def test_no_other_file_is_taken_for_one_asked_for_by_name(tmp_path, config):
@@ -159,8 +166,14 @@ def test_what_cannot_be_written_says_so_and_that_the_one_before_is_whole(tmp_pat
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(CheckpointError, match=r"No space left.*make room.*resume=.*last\.pt"):
         checkpoint.save(tmp_path / "last.pt", {"step": 2}, config)
-    with pytest.raises(CheckpointError, match="there is none before it"):
-        checkpoint.save(tmp_path / "other.pt", {"step": 2}, config)
+    with pytest.raises(
+        CheckpointError, match=r"best\.pt cannot be written.*; last\.pt is whole.*resume=.*last\.pt"
+    ):
+        checkpoint.save(tmp_path / "best.pt", {"step": 2}, config)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(CheckpointError, match="there is no checkpoint yet"):
+        checkpoint.save(tmp_path / "new" / "last.pt", {"step": 2}, config)
+    (tmp_path / "new").rmdir()
     assert checkpoint.read(tmp_path, config)["step"] == 1
     assert os.listdir(tmp_path) == ["last.pt"]
 
@@ -181,8 +194,10 @@ def test_newest_of_equal_config_is_found(tmp_path, config):
         checkpoint.save(folder / "last.pt", {}, owner)
         os.utime(folder / "last.pt", (1000 - age, 1000 - age))
     (tmp_path / "last.pt").write_bytes(b"newest, and damaged")
-    assert checkpoint.find_newest(tmp_path, config) == tmp_path / "day" / "b" / "last.pt"
-    assert checkpoint.find_newest(tmp_path, changed(config, seed=5)) is None
+    run = RunFolder(tmp_path / "new")
+    wanted = changed(config, resume="auto")
+    assert checkpoint.find(wanted, run, ALONE)[0] == tmp_path / "day" / "b" / "last.pt"
+    assert checkpoint.find(changed(config, resume="auto", seed=5), run, ALONE) is None
 
 
 def test_optimizer_takes_moments_but_keeps_its_settings():

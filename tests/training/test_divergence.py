@@ -10,8 +10,8 @@ from pointproj.data.dataset import PreparedData
 from pointproj.runtime import tensor_file
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.divergence import CHECK_EVERY, FiniteGuard, TrainingDiverged
-from pointproj.training.loop import train
 from pointproj.training.optimizers import build_optimizer
+from pointproj.training.start import train
 from tests.training.test_loop import losses, small_config, spheres, weights
 from tests.training.test_step import batches, make_step
 
@@ -85,7 +85,7 @@ def with_a_bad_shape(place=2, value=float("nan")):
 
 @pytest.mark.parametrize("log_every", [1, 7])
 def test_a_run_stops_at_a_batch_that_is_not_finite_and_keeps_it(config, tmp_path, monkeypatch, log_every):
-    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: with_a_bad_shape())
+    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: with_a_bad_shape())
     config.training.log_every = log_every
     run = RunFolder(tmp_path)
     words = r"step \d: .*sphere_2.* holds NaN or infinity in target, saved in .*on_nan=skip"
@@ -99,7 +99,7 @@ def test_a_run_stops_at_a_batch_that_is_not_finite_and_keeps_it(config, tmp_path
 
 
 def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: with_a_bad_shape())
+    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: with_a_bad_shape())
     config.training.on_nan = "skip"
     config.training.epochs = 7
     run = RunFolder(tmp_path)
@@ -115,7 +115,7 @@ def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, 
 def test_a_run_that_skips_every_step_ends(config, tmp_path, monkeypatch):
     data = with_a_bad_shape()
     data.train.shapes[:] = [data.train.shapes[2]]
-    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: data)
+    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: data)
     config.training.on_nan, config.training.epochs = "skip", 10 * CHECK_EVERY
     config.training.validate_every = 1000
     with pytest.raises(TrainingDiverged, match=rf"none of the last {CHECK_EVERY} steps was finite"):
@@ -125,7 +125,7 @@ def test_a_run_that_skips_every_step_ends(config, tmp_path, monkeypatch):
 def test_unknown_losses_are_null_in_the_metrics_and_the_report(config, tmp_path, monkeypatch):
     data = with_a_bad_shape()
     data.train.shapes[:] = [data.train.shapes[2]]
-    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: data)
+    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: data)
     config.training.on_nan = "skip"
     run = RunFolder(tmp_path)
     assert train(config, run)["loss"] is None

@@ -19,14 +19,16 @@ def composed(**values):
 @pytest.fixture
 def earlier(tmp_path):
     """The folder of a run with seed 1."""
-    _claimed(composed(seed=1), tmp_path / "earlier")
+    with _claimed(composed(seed=1), tmp_path / "earlier", named=False):
+        pass
     (tmp_path / "earlier" / "last.pt").touch()
     return tmp_path / "earlier"
 
 
 @pytest.mark.parametrize("resume", ["auto", "{}", "{}/last.pt"])
 def test_a_run_goes_on_in_its_own_folder(earlier, resume):
-    _claimed(composed(seed=1, resume=resume.format(earlier), device="cpu"), earlier)
+    with _claimed(composed(seed=1, resume=resume.format(earlier), device="cpu"), earlier, named=True):
+        pass
     assert "device: cpu" in (earlier / "config.yaml").read_text()
 
 
@@ -36,5 +38,5 @@ def test_a_run_goes_on_in_its_own_folder(earlier, resume):
 def test_another_run_does_not_take_a_folder_over(earlier, values):
     before = (earlier / "config.yaml").read_text()
     with pytest.raises(RunError, match="holds a run already"):
-        _claimed(composed(**values), earlier)
+        _claimed(composed(**values), earlier, named=True)
     assert (earlier / "config.yaml").read_text() == before

@@ -2,6 +2,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import signal
 
 import numpy as np
@@ -15,12 +16,13 @@ from pointproj.geometry.meshes import query_grid
 from pointproj.ops.registry import BackendUnavailable
 from pointproj.runtime.devices import DeviceError
 from pointproj.runtime.loggers import LoggerUnavailable
-from pointproj.runtime.run_folder import RunFolder
+from pointproj.runtime.progress_bar import progress
+from pointproj.runtime.run_folder import RunError, RunFolder
 from pointproj.runtime.signals import StopRequest
-from pointproj.training import checkpoint, loop
-from pointproj.training.display import Pace, ProgressDisplay, duration
+from pointproj.training import checkpoint, loop, start
+from pointproj.training.display import Interval, Pace, duration, log_progress
 from pointproj.training.divergence import TrainingDiverged
-from pointproj.training.loop import train
+from pointproj.training.start import train
 
 GRID = 6
 
@@ -70,7 +72,7 @@ def config():
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
     made = PreparedData(spheres(5), spheres(3, resample=False), [("broken.off", "no faces")])
-    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(start, "prepare", lambda config, processes, device: made)
     return made
 
 
@@ -151,9 +153,9 @@ def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monk
     config.resume = "auto"
     metrics = train(config, second)
 
-    assert min(losses(second)) > stop_after
-    assert {**losses(first), **losses(second)} == losses(whole)
-    expected = torch.load(whole.path / "kept", weights_only=True)["model"]
+    assert losses(second) == losses(whole)  # those of the first run are taken over
+    assert max(losses(first), default=0) <= stop_after
+    expected = checkpoint.load(whole.path / "kept")["model"]
     assert all(torch.equal(weights(second)[name], expected[name]) for name in expected)
     assert metrics["metric_value"] == whole.read_json("metrics.json")["metric_value"]
     assert metrics["before_training"] == whole.read_json("metrics.json")["before_training"]
@@ -166,7 +168,11 @@ def test_a_finished_run_resumed_has_nothing_left_to_train(config, tmp_path, capl
     with caplog.at_level(logging.INFO):
         metrics = train(config, second)
     assert any("nothing is left to train" in record.message for record in caplog.records)
-    assert not (second.path / "metrics.jsonl").exists()
+    assert any(
+        f"resume    from {first.path / 'last.pt'}, in the new folder {second.path}" in m
+        for m in caplog.messages
+    )
+    assert losses(second) == losses(first)
     assert metrics["metric_value"] == expected["metric_value"]
     assert (second.path / "best.pt").read_bytes() == (first.path / "best.pt").read_bytes()
 
@@ -176,6 +182,75 @@ def test_resume_auto_without_a_checkpoint_begins_anew(config, tmp_path):
     run = RunFolder(tmp_path / "outputs" / "run")
     train(config, run)
     assert sorted(losses(run)) == list(range(1, 13))
+
+
+def test_resume_auto_in_a_named_folder_leaves_other_runs_alone(config, tmp_path, data):
+    other, named = RunFolder(tmp_path / "outputs" / "other"), tmp_path / "outputs" / "named"
+    train(config, other)
+    config.resume = "auto"
+    train(config, RunFolder(named, named=True))
+    assert sorted(losses(RunFolder(named))) == list(range(1, 13))
+    (named / "metrics.json").unlink()
+    train(config, RunFolder(named, named=True))  # now it holds a run, which is continued
+    assert (named / "metrics.json").exists()
+    assert sorted(losses(RunFolder(named))) == list(range(1, 13))
+
+
+def test_resume_auto_refuses_a_run_that_still_goes_on(config, tmp_path, data):
+    first = RunFolder(tmp_path / "outputs" / "first")
+    train(config, first)
+    config.resume = "auto"
+    with first:
+        first.claim("", continues=True)
+        with pytest.raises(RunError, match=rf"first is in use by process {os.getpid()}"):
+            train(config, RunFolder(tmp_path / "outputs" / "second"))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_epochs_are_raised_on_resuming(config, tmp_path, data, caplog, schedule):
+    config.optimizer.schedule, config.optimizer.warmup = schedule, 0.0
+    run = RunFolder(tmp_path)
+    train(config, run)
+    config.training.epochs, config.resume = 6, str(tmp_path)
+    metrics = train(config, run)
+    assert metrics["steps"] == 18
+    assert sorted(losses(run)) == list(range(1, 19))
+    warned = any("training.epochs was 4 and is 6: the learning rate goes on" in m for m in caplog.messages)
+    assert warned == (schedule == "cosine")
+
+
+def test_training_starts_from_the_weights_of_another_run(config, tmp_path, data, caplog):
+    first = RunFolder(tmp_path / "first")
+    expected = train(config, first)
+    config.training.weights = str(first.path)
+    with caplog.at_level(logging.INFO):
+        metrics = train(config, RunFolder(tmp_path / "second"))
+    assert metrics["before_training"] == pytest.approx(expected["best"])
+    assert any(re.search(r"best\.pt: (\d+) of \1 parts fit$", text) for text in caplog.messages)
+
+
+def test_weights_that_do_not_fit_are_named_or_refused(config, tmp_path, data, caplog):
+    first = RunFolder(tmp_path / "first")
+    train(config, first)
+    config.training.weights = str(first.path / "last.pt")
+    config.projector.context = not config.projector.context
+    with caplog.at_level(logging.INFO):
+        train(config, RunFolder(tmp_path / "second"))
+    assert any(
+        re.search(r"of \d+ parts fit; as the seed gives them: \S+ \(", text) for text in caplog.messages
+    )
+
+    content = checkpoint.load(first.path / "last.pt")
+    name = next(iter(content["model"]))
+    content["model"][name] = content["model"][name] * float("nan")
+    checkpoint.save(first.path / "odd.pt", content, config)
+    config.training.weights = str(first.path / "odd.pt")
+    with pytest.raises(checkpoint.CheckpointError, match=rf"{re.escape(name)} holds NaN"):
+        train(config, RunFolder(tmp_path / "third"))
+    content["model"] = {"other": torch.zeros(3)}
+    checkpoint.save(first.path / "odd.pt", content, config)
+    with pytest.raises(checkpoint.CheckpointError, match="none of its 1 parts fits"):
+        train(config, RunFolder(tmp_path / "fourth"))
 
 
 def refuses_to_prepare(config, processes, device):
@@ -192,7 +267,7 @@ def refuses_to_prepare(config, processes, device):
     ],
 )
 def test_what_cannot_run_fails_before_data_is_read(config, tmp_path, monkeypatch, values, error, words):
-    monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(start, "prepare", refuses_to_prepare)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name, value in values.items():
@@ -208,8 +283,8 @@ def test_an_unusable_backend_fails_before_data_is_read(config, tmp_path, monkeyp
     def unusable(*arguments):
         raise BackendUnavailable("not here")
 
-    monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
-    monkeypatch.setattr(loop, "resolve", unusable)
+    monkeypatch.setattr(start, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(start, "resolve", unusable)
     with pytest.raises(BackendUnavailable, match="not here"):
         train(config, RunFolder(tmp_path))
 
@@ -241,7 +316,7 @@ def test_other_targets_train_and_report_their_measures(config, tmp_path, data, t
 
 def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
     made = PreparedData(spheres(5, resample=False), spheres(3, resample=False), [])
-    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(start, "prepare", lambda config, processes, device: made)
     runs = [RunFolder(tmp_path / name) for name in ("searched", "kept")]
     assert train(config, runs[0])["neighbors"] == "searched in each step"
     config.data.resample, config.projector.keep_neighbors, config.training.time_steps = False, True, 1
@@ -299,23 +374,22 @@ def test_the_first_step_which_may_compile_does_not_count_for_the_time_left(monke
             pace.count(2)
         interval = pace.read()
     assert (round(interval.ms_per_step), interval.expected_ms) == (10667, 1000.0)
-    with caplog.at_level(logging.INFO), ProgressDisplay(20) as display:
-        display.line(1, 4, 3, 0.125, 1e-3, interval, 2**20)
+    with caplog.at_level(logging.INFO):
+        log_progress(Config(), checkpoint.Position(step=3), 20, 0.125, 1e-3, interval, 2**20)
     assert caplog.messages[0].endswith("ETA 17 s")
 
 
 def test_progress_line_holds_everything_and_no_bar_without_a_terminal(caplog, capsys):
-    pace = Pace()
-    with caplog.at_level(logging.INFO), ProgressDisplay(20) as display:
-        with pace.running():
-            pace.count(2)
-        interval = pace.read()
-        display.advance(5)
-        display.line(3, 10, 5, 0.125, 1e-3, type(interval)(2000.0, 8.0), 3 * 2**20)
+    config = Config()
+    config.training.epochs = 10
+    with caplog.at_level(logging.INFO), progress("training", 20, done=4, lines=False) as advance:
+        advance(1)
+        position = checkpoint.Position(epoch=2, step=5)
+        log_progress(config, position, 20, 0.125, 1e-3, Interval(2000.0, 8.0), 3 * 2**20)
     assert [record.message for record in caplog.records] == [
         "epoch  3/10  25%  loss 0.12500  lr 1.0e-03  2000 ms/step  8 samples/s  3 MiB  ETA 30 s"
     ]
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 import pointproj
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import by_id
-from pointproj.training.neighbor_cache import NeighborCache
+from pointproj.training.loader import NeighborCache
 from tests.conftest import Where
 from tests.oracle import assert_close, derivatives, probe, run
 
@@ -83,13 +83,13 @@ def test_wrong_neighbors_are_refused():
 def test_each_shape_is_searched_once(monkeypatch):
     clouds, query_points = torch.rand(5, 30, 3), torch.rand(11, 3)
     searches = []
-    search = pointproj.training.neighbor_cache.knn
+    search = pointproj.training.loader.knn
 
     def counted(query_points, reference_points, *others, **named):
         searches.append(len(reference_points))
         return search(query_points, reference_points, *others, **named)
 
-    monkeypatch.setattr(pointproj.training.neighbor_cache, "knn", counted)
+    monkeypatch.setattr(pointproj.training.loader, "knn", counted)
     kept = NeighborCache(4, "torch")
     for shapes in ([0, 1, 2], [2, 0, 1], [3, 4], [4, 0, 2, 1, 3]):
         batch = {"query_points": query_points, "reference_points": clouds[shapes], "identity": shapes}

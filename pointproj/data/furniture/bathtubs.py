@@ -5,8 +5,13 @@ from jaxtyping import Float
 from manifold3d import Manifold
 from numpy import ndarray
 
-from pointproj.data.furniture.parts import chance, pick
+from pointproj.data.furniture.parts import Rng, chance, either, pick
 from pointproj.data.furniture.solids import (
+    CORNERS,
+    SIDES,
+    Parts,
+    bar,
+    beside,
     box,
     ellipsoid,
     loft,
@@ -20,68 +25,51 @@ from pointproj.data.furniture.solids import (
 from pointproj.data.furniture.supports import support
 
 
-def bathtub(rng: np.random.Generator) -> list[Manifold]:
+def bathtub(rng: Rng) -> Parts:
     """Open tub: built into a block, free-standing, or on claw feet; taps are an option."""
     half_x, half_y = rng.uniform(0.7, 0.95), rng.uniform(0.34, 0.46)
     height = rng.uniform(0.45, 0.62)
     kind = pick(rng, "built_in", "built_in", "free", "claw")
-    wall = rng.uniform(0.06, 0.09)
-    parts = []
+    wall, lift = rng.uniform(0.06, 0.09), 0.0
     if kind == "built_in":
-        tub = _built_in_tub(rng, half_x, half_y, height, wall)
+        parts = [_built_in_tub(rng, half_x, half_y, height, wall)]
     else:
         lift = rng.uniform(0.1, 0.16) if kind == "claw" else 0.0
-        tub = _free_tub(rng, half_x, half_y, height, wall, slipper=chance(rng, 0.5)).translate([0, 0, lift])
-        if kind == "claw":
-            parts += _claw_feet(half_x, half_y, lift)
-        height += lift
-    if chance(rng, 0.5):
-        parts += _tap(-half_x + 0.5 * wall, height)
-    return [tub, *parts]
+        tub = _free_tub(rng, half_x, half_y, height, wall, slipper=chance(rng, 0.5))
+        parts = [tub.translate([0, 0, lift]), *(_claw_feet(half_x, half_y, lift) if lift else [])]
+    return parts + _tap(-half_x + 0.5 * wall, height + lift) if chance(rng, 0.5) else parts
 
 
-def _built_in_tub(
-    rng: np.random.Generator, half_x: float, half_y: float, height: float, wall: float
-) -> Manifold:
+def _built_in_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: float) -> Manifold:
     rounding = rng.uniform(0.0, 0.3) if chance(rng, 0.6) else 0.0
-    block = slab(rectangle((-half_x, half_x), (-half_y, half_y), rounding), (0.0, height))
+    block = slab(rectangle(half_x, half_y, rounding), (0.0, height))
     if chance(rng, 0.5):
-        lip = slab(
-            rectangle((-half_x - 0.03, half_x + 0.03), (-half_y - 0.03, half_y + 0.03), rounding + 0.03),
-            (height - 0.05, height),
-        )
-        block = block + lip
-    exponent = rng.uniform(2.4, 5.0)
-    scales, levels = (
-        [0.72, 0.86, 0.93, 1.0, 1.03],
-        [wall, wall + 0.05, 0.5 * height, height - 0.02, height + 0.02],
-    )
-    end = rng.uniform(0.0, 0.08)
-    rings = [
-        superellipse(scale * (half_x - wall - end), scale * (half_y - wall), exponent) for scale in scales
-    ]
+        lip = rectangle(half_x + 0.03, half_y + 0.03, rounding + 0.03)
+        block = block + slab(lip, (height - 0.05, height))
+    exponent, end = rng.uniform(2.4, 5.0), rng.uniform(0.0, 0.08)
+    x, y = half_x - wall - end, half_y - wall
+    rings = [superellipse(scale * x, scale * y, exponent) for scale in (0.72, 0.86, 0.93, 1.0, 1.03)]
+    levels = [wall, wall + 0.05, 0.5 * height, height - 0.02, height + 0.02]
     # A basin set off centre leaves a deck for the taps.
     return block - loft(stack_rings(rings, levels)).translate([end, 0.0, 0.0])
 
 
 def _free_tub(
-    rng: np.random.Generator, half_x: float, half_y: float, height: float, wall: float, *, slipper: bool
+    rng: Rng, half_x: float, half_y: float, height: float, wall: float, *, slipper: bool
 ) -> Manifold:
-    exponent = rng.uniform(2.1, 3.2)
-    base = rng.uniform(0.62, 0.8)
+    exponent, base = rng.uniform(2.1, 3.2), rng.uniform(0.62, 0.8)
     rise = rng.uniform(0.12, 0.25) if slipper else rng.uniform(0.0, 0.05)
-    steps = np.linspace(0.0, 1.0, 8)
-    widths = base + (1 - base) * np.sin(0.5 * np.pi * steps) ** 0.8
-    outer = _flared(half_x, half_y, exponent, widths, height * steps, rise)
-    basin_steps = np.linspace(wall / height, 1.15, 8)
-    basin = base + (1 - base) * np.sin(0.5 * np.pi * np.minimum(basin_steps, 1.0)) ** 0.8
+    steps, basin_steps = np.linspace(0.0, 1.0, 8), np.linspace(wall / height, 1.15, 8)
+    widths, basin = (
+        base + (1 - base) * np.sin(0.5 * np.pi * np.minimum(each, 1.0)) ** 0.8
+        for each in (steps, basin_steps)
+    )
     basin[0] *= 0.82
+    outer = _flared(half_x, half_y, exponent, widths, height * steps, rise)
     inner = _flared(half_x - wall, half_y - wall, exponent, basin, height * basin_steps, rise)
     rim = superellipse(half_x + 0.012, half_y + 0.012, exponent)
-    ring = tube(
-        np.column_stack([rim, height - 0.02 + rise * (rim[:, 0] / half_x) ** 2])[np.r_[0:48, 0]], 0.024
-    )
-    return (loft(outer) - loft(inner)) + ring
+    line = np.column_stack([rim, height - 0.02 + rise * (rim[:, 0] / half_x) ** 2])
+    return (outer - inner) + tube(line[np.r_[0:48, 0]], 0.024)
 
 
 def _flared(
@@ -91,81 +79,58 @@ def _flared(
     widths: Float[ndarray, " m"],
     heights: Float[ndarray, " m"],
     rise: float,
-) -> Float[ndarray, "m n 3"]:
-    """Rings that widen upwards; the ends of the tub are ``rise`` metres higher than its middle."""
-    rings = stack_rings(
-        [superellipse(half_x * width, half_y * width, exponent) for width in widths], list(heights)
-    )
-    share = heights / heights.max()
+) -> Manifold:
+    """Loft that widens upwards; the ends of the tub are ``rise`` metres higher than its middle."""
+    outlines = [superellipse(half_x * width, half_y * width, exponent) for width in widths]
+    rings, share = stack_rings(outlines, list(heights)), heights / heights.max()
     rings[..., 2] += (share**2)[:, None] * rise * (rings[..., 0] / half_x) ** 2
-    return rings
+    return loft(rings)
 
 
-def _claw_feet(half_x: float, half_y: float, lift: float) -> list[Manifold]:
+def _claw_feet(half_x: float, half_y: float, lift: float) -> Parts:
     feet = []
-    for sx in (-1, 1):
-        for sy in (-1, 1):
-            x, y = sx * 0.5 * half_x, sy * 0.45 * half_y
-            feet.append(rod((1.12 * x, 1.2 * y, 0.04), (x, y, lift + 0.07), 0.035, 0.06, sides=12))
-            feet.append(ellipsoid((1.12 * x, 1.2 * y, 0.04), (0.055, 0.055, 0.04)))
+    for x, y in ((sx * 0.5 * half_x, sy * 0.45 * half_y) for sx, sy in CORNERS):
+        foot = (1.12 * x, 1.2 * y, 0.04)
+        feet += [rod(foot, (x, y, lift + 0.07), 0.035, 0.06, sides=12), ellipsoid(foot, (0.055, 0.055, 0.04))]
     return feet
 
 
-def _tap(x: float, height: float) -> list[Manifold]:
-    spout = np.array(
-        [
-            [x, 0, height - 0.05],
-            [x, 0, height + 0.16],
-            [x + 0.05, 0, height + 0.2],
-            [x + 0.15, 0, height + 0.17],
-        ]
-    )
-    parts = [tube(spout, 0.022)]
-    for side in (-1, 1):
-        parts.append(rod((x, side * 0.1, height - 0.05), (x, side * 0.1, height + 0.07), 0.018, sides=12))
-        parts.append(ellipsoid((x, side * 0.1, height + 0.07), (0.035, 0.035, 0.022)))
+def _tap(x: float, height: float) -> Parts:
+    spout = np.array([[x, 0, -0.05], [x, 0, 0.16], [x + 0.05, 0, 0.2], [x + 0.15, 0, 0.17]])
+    parts = [tube(spout + np.array([0, 0, height]), 0.022)]
+    for y in (side * 0.1 for side in SIDES):
+        parts.append(bar(x, y, (height - 0.05, height + 0.07), 0.018, 12))
+        parts.append(ellipsoid((x, y, height + 0.07), (0.035, 0.035, 0.022)))
     return parts
 
 
-def varied_bathtub(rng: np.random.Generator) -> list[Manifold]:
+def varied_bathtub(rng: Rng) -> Parts:
     """Tub of another build: thin shell, round, corner or box, with surround, bench or feet."""
     half_x = rng.uniform(0.5, 1.0)
     half_y = half_x * rng.uniform(0.35, 1.0)
     height, wall = rng.uniform(0.3, 0.8), rng.uniform(0.012, 0.09)
     exponent, taper = float(rng.choice([2.0, 2.5, 4.0, 12.0])), rng.uniform(0.55, 1.0)
     lift = rng.uniform(0.05, 0.2) if chance(rng, 0.3) else 0.0
-    steps = np.linspace(0.0, 1.0, 7)
+    steps, basin_steps = np.linspace(0.0, 1.0, 7), np.linspace(wall / height, 1.2, 7)
     widths = taper + (1 - taper) * steps ** rng.uniform(0.3, 1.5)
     rise = rng.uniform(0.0, 0.3) * half_x if chance(rng, 0.4) else 0.0
-    outer = _flared(half_x, half_y, exponent, widths, height * steps, rise)
-    floor = wall / height
-    basin_steps = np.linspace(floor, 1.2, 7)
+    block = _flared(half_x, half_y, exponent, widths, height * steps, rise)
     basin = taper + (1 - taper) * np.minimum(basin_steps, 1.0)
     basin[0] *= rng.uniform(0.7, 0.95)
-    inner = _flared(
-        half_x - wall,
-        half_y - wall,
-        float(rng.choice([exponent, 2.2])),
-        basin,
-        height * basin_steps,
-        1.2 * rise,
-    )
-    block = loft(outer)
+    hollow = float(rng.choice([exponent, 2.2]))
+    inner = _flared(half_x - wall, half_y - wall, hollow, basin, height * basin_steps, 1.2 * rise)
     if chance(rng, 0.3):  # set into a box
         size = rng.uniform(0.0, 0.25)
-        block = box((-half_x - size, half_x + size), (-half_y - size, half_y + size), (0.0, height))
-    parts = [(block - loft(inner)).translate([0.0, 0.0, lift])]
+        block = box(half_x + size, half_y + size, (0.0, height))
+    parts = [(block - inner).translate([0.0, 0.0, lift])]
     if lift:
         parts += support(rng, 0.7 * half_x, 0.7 * half_y, lift + 0.05, "legs", "plinth", "ring", "panels")
     if chance(rng, 0.25):  # walls around it
         tall, board = height + rng.uniform(0.3, 1.2), rng.uniform(0.01, 0.06)
-        parts.append(box((-half_x, half_x), (half_y - 0.01, half_y + board), (0.0, tall)))
+        parts.append(box(half_x, (half_y - 0.01, half_y + board), (0.0, tall)))
         if chance(rng, 0.6):
-            side = 1 if chance(rng, 0.5) else -1
-            x = sorted((side * (half_x - 0.01), side * (half_x + board)))
-            parts.append(box((x[0], x[1]), (-half_y, half_y + board), (0.0, tall)))
+            x = beside(either(rng), half_x - 0.01, half_x + board)
+            parts.append(box(x, (-half_y, half_y + board), (0.0, tall)))
     if chance(rng, 0.3):  # a step in front
-        parts.append(box((-0.8 * half_x, 0.8 * half_x), (-half_y - 0.3, -0.9 * half_y), (0.0, 0.4 * height)))
-    if chance(rng, 0.3):
-        parts += _tap(-half_x + 0.5 * wall, height + lift)
-    return parts
+        parts.append(box(0.8 * half_x, (-half_y - 0.3, -0.9 * half_y), (0.0, 0.4 * height)))
+    return parts + _tap(-half_x + 0.5 * wall, height + lift) if chance(rng, 0.3) else parts

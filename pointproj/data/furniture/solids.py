@@ -1,11 +1,12 @@
 """Solid building blocks: boxes, rods, lofts and their unions, watertight by construction.
 
-Lengths are metres, z points up, the floor is z = 0 and the front of a piece looks towards -y.
-Every block is a ``manifold3d.Manifold``; unions of them stay watertight however the blocks overlap.
+Lengths are metres, z points up, the floor is z = 0 and the front of a piece looks towards -y. An extent is
+two limits, or a number: half of a width about 0. Every block is a ``manifold3d.Manifold``; unions of them
+stay watertight however the blocks overlap.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from jaxtyping import Float
@@ -13,10 +14,30 @@ from manifold3d import CrossSection, Manifold, Mesh, OpType
 from numpy import ndarray
 
 Range = tuple[float, float]
+Extent = Range | float
 Point = Sequence[float]
 Outline = Float[ndarray, "n 2"]
+Parts = list[Manifold]
 
 ROUND_SEGMENTS = 24  # sides of a full circle
+SIDES = (-1, 1)
+CORNERS = tuple((x, y) for x in SIDES for y in SIDES)
+
+
+def limits(extent: Extent) -> Range:
+    """Both limits of an extent."""
+    return (-extent, extent) if isinstance(extent, int | float) else extent
+
+
+def about(middle: float, half: float) -> Range:
+    """Limits around a middle."""
+    return middle - half, middle + half
+
+
+def beside(side: int, inner: float, outer: float) -> Range:
+    """Limits between two distances from 0 on one side of it."""
+    low, high = sorted((side * inner, side * outer))
+    return low, high
 
 
 def union(parts: Sequence[Manifold]) -> Manifold:
@@ -24,25 +45,22 @@ def union(parts: Sequence[Manifold]) -> Manifold:
     return Manifold.batch_boolean(list(parts), OpType.Add)
 
 
-def box(x: Range, y: Range, z: Range) -> Manifold:
+def box(x: Extent, y: Extent, z: Extent) -> Manifold:
     """Axis-aligned box between the given limits."""
+    x, y, z = limits(x), limits(y), limits(z)
     size = [x[1] - x[0], y[1] - y[0], z[1] - z[0]]
     return Manifold.cube(size).translate([x[0], y[0], z[0]])
 
 
-def rounded_box(x: Range, y: Range, z: Range, radius: float) -> Manifold:
+def rounded_box(x: Extent, y: Extent, z: Extent, radius: float) -> Manifold:
     """Box with all edges rounded; the radius is cut to what the shortest side allows."""
-    limits = np.array([x, y, z], dtype=np.float64)
-    radius = min(radius, 0.49 * float(np.diff(limits, axis=1).min()))
-    low, high = limits[:, 0] + radius, limits[:, 1] - radius
+    bounds = np.array([limits(x), limits(y), limits(z)], dtype=np.float64)
+    radius = min(radius, 0.49 * float(np.diff(bounds, axis=1).min()))
+    low, high = bounds[:, 0] + radius, bounds[:, 1] - radius
     corner = Manifold.sphere(radius, 16)
-    corners = [
-        corner.translate([cx, cy, cz])
-        for cx in (low[0], high[0])
-        for cy in (low[1], high[1])
-        for cz in (low[2], high[2])
-    ]
-    return Manifold.batch_hull(corners)
+    return Manifold.batch_hull(
+        [corner.translate(list(place)) for place in product(*zip(low, high, strict=True))]
+    )
 
 
 def ellipsoid(centre: Point, radii: Point) -> Manifold:
@@ -71,6 +89,21 @@ def rod(
     return Manifold.hull_points(np.concatenate([start + radius * ring, end + end_radius * ring]))
 
 
+def bar(
+    x: Extent, y: Extent, z: Extent, radius: float, sides: int = ROUND_SEGMENTS, end: float | None = None
+) -> Manifold:
+    """Rod along axes: from the first to the second limit where there are two, a number being a place here."""
+    start, stop = zip(
+        *(place if isinstance(place, tuple) else (place, place) for place in (x, y, z)), strict=True
+    )
+    return rod(start, stop, radius, end, sides)
+
+
+def lean(part: Manifold, slope: float, y: float = 0.0, z: float = 0.0) -> Manifold:
+    """Shear a part by ``slope`` of y along z about its origin, then move it to (y, z)."""
+    return part.transform([[1, 0, 0, 0], [0, 1, slope, y], [0, 0, 1, z]])
+
+
 def tube(path: Float[ndarray, "n 3"], radius: float) -> Manifold:
     """Round bar that follows a polyline, with rounded bends and ends."""
     ball = Manifold.sphere(radius, 12)
@@ -78,17 +111,14 @@ def tube(path: Float[ndarray, "n 3"], radius: float) -> Manifold:
     return union([Manifold.batch_hull([one, other]) for one, other in pairwise(balls)])
 
 
-def rectangle(x: Range, y: Range, radius: float = 0.0, steps: int = 6) -> Outline:
+def rectangle(x: Extent, y: Extent, radius: float = 0.0, steps: int = 6) -> Outline:
     """Rectangle outline, counter-clockwise, with corners rounded by ``radius``."""
+    x, y = limits(x), limits(y)
     if radius <= 0:
         return np.array([[x[0], y[0]], [x[1], y[0]], [x[1], y[1]], [x[0], y[1]]])
     radius = min(radius, 0.49 * min(x[1] - x[0], y[1] - y[0]))
-    centres = [
-        (x[1] - radius, y[1] - radius),
-        (x[0] + radius, y[1] - radius),
-        (x[0] + radius, y[0] + radius),
-        (x[1] - radius, y[0] + radius),
-    ]
+    (left, right), (front, rear) = (x[0] + radius, x[1] - radius), (y[0] + radius, y[1] - radius)
+    centres = [(right, rear), (left, rear), (left, front), (right, front)]
     quarter = np.linspace(0.0, np.pi / 2, steps + 1)
     arcs = [
         np.array(centre) + radius * np.stack([np.cos(start + quarter), np.sin(start + quarter)], axis=1)
@@ -112,8 +142,9 @@ def slab(outline: Outline, z: Range) -> Manifold:
     return Manifold.extrude(section, z[1] - z[0]).translate([0.0, 0.0, z[0]])
 
 
-def profile(outline: Outline, x: Range) -> Manifold:
+def profile(outline: Outline, x: Extent) -> Manifold:
     """Prism along x whose section is an outline in (y, z)."""
+    x = limits(x)
     section = CrossSection([outline])
     # Extrusion runs along z; permuting the axes (x, y, z) -> (z, x, y) keeps the orientation.
     along_x = Manifold.extrude(section, x[1] - x[0]).transform([[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
@@ -148,9 +179,5 @@ def loft(rings: Float[ndarray, "m n 3"]) -> Manifold:
 
 def stack_rings(outlines: Sequence[Outline], heights: Sequence[float]) -> Float[ndarray, "m n 3"]:
     """Lift flat outlines to heights, for :func:`loft`."""
-    return np.stack(
-        [
-            np.column_stack([outline, np.full(len(outline), height)])
-            for outline, height in zip(outlines, heights, strict=True)
-        ]
-    )
+    lifted = zip(outlines, heights, strict=True)
+    return np.stack([np.column_stack([outline, np.full(len(outline), height)]) for outline, height in lifted])

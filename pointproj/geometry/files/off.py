@@ -5,16 +5,18 @@ Understood are counts glued to the header (``OFF3514 3546 0``), any line ends, c
 """
 
 import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, FormatError, Surface, coordinates, decode, fans, indices
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode
 
 _HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
 
 
-def parse(content: bytes) -> Surface:
+def parse(content: bytes) -> Content:
     """Vertices and triangles of an OFF file.
 
     Raises
@@ -38,10 +40,8 @@ def parse(content: bytes) -> Surface:
             f"declares {vertex_count} vertices and {face_count} faces, but only {found} lines follow"
         )
     faces = body[1 + vertex_count : 1 + vertex_count + face_count]
-    return (
-        coordinates(body[1 : 1 + vertex_count]),
-        fans(_corners(row, number) for number, row in enumerate(faces)),
-    )
+    corners = (_corners(row, number) for number, row in enumerate(faces))
+    return Content(_coordinates(body[1 : 1 + vertex_count]), _fans(corners))
 
 
 def _counts(line: str) -> tuple[int, int]:
@@ -64,7 +64,38 @@ def _corners(row: str, number: int) -> list[int]:
         count = -1
     if not 0 <= count <= len(words):
         raise FormatError(f"face {number} must list as many vertices as it declares, got {row[:SHOWN]!r}")
-    return indices(words[:count], number, row)
+    try:
+        return [int(word) for word in words[:count]]
+    except ValueError:
+        raise FormatError(f"face {number} must list whole numbers, got {row[:SHOWN]!r}") from None
+
+
+def _coordinates(rows: Sequence[str]) -> Float[np.ndarray, "V 3"]:
+    """Three numbers from the beginning of each row; what follows the third is dropped."""
+    try:
+        vertices = np.array([row.split(None, 3)[:3] for row in rows], dtype=np.float64)
+    except ValueError:
+        vertices = np.empty(0)
+    if vertices.shape != (len(rows), 3):
+        number = next(number for number, row in enumerate(rows) if not _holds_three_numbers(row))
+        raise FormatError(f"vertex {number} must have 3 coordinates, got {rows[number][:SHOWN]!r}")
+    return vertices
+
+
+def _holds_three_numbers(row: str) -> bool:
+    try:
+        return len([float(word) for word in row.split(None, 3)[:3]]) == 3
+    except ValueError:
+        return False
+
+
+def _fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
+    """Cut polygons into fans of triangles; points and edges give none."""
+    triangles = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
+    try:
+        return np.array(triangles, dtype=np.int64).reshape(-1, 3)
+    except OverflowError:
+        raise FormatError("has a face with a vertex index that is too large") from None
 
 
 def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:

@@ -1,10 +1,12 @@
 """Clouds from files of any kind: sampled from a mesh, or points as they are.
 
-Meshes: OFF, OBJ, PLY, STL. Points: PLY and OBJ without faces, XYZ (text, one point a line), NPY (an array).
+Meshes: what :mod:`pointproj.geometry.files` reads. Points: PLY and OBJ without faces; XYZ, TXT and CSV (text,
+one point a line); NPY and NPZ (arrays, in NPZ named ``points`` and ``normals``).
 """
 
 import io
 import logging
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files import MESH_SUFFIXES, parse_mesh, read_content
-from pointproj.geometry.files.obj import parse_points as obj_points
-from pointproj.geometry.files.ply import parse_points as ply_points
-from pointproj.geometry.files.text import FormatError, Points, decode
+from pointproj.geometry.files import MESH_SUFFIXES, parse, read_content, surface
+from pointproj.geometry.files.checks import LARGEST_CONTENT
+from pointproj.geometry.files.text import Content, FormatError
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
 from pointproj.geometry.sampling import SurfaceSampler
 
@@ -122,18 +123,17 @@ def read_cloud(
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise MeshError(path, f"is of no known kind: expected {', '.join(SUFFIXES)}, got {path.suffix!r}")
-    content = read_content(path)
     generator = np.random.default_rng(seed)
-    loose = _loose_points(content, path)
-    if loose is None:
+    held = _read(path)
+    if len(held.faces) or path.suffix.lower() not in POINT_SUFFIXES:
         if sensors is not None:
             raise MeshError(path, "is a mesh, which no sensor has seen: leave the sensors out")
-        mesh = parse_mesh(content, path)
+        mesh = surface(held, path)
         used = mesh.vertices[mesh.faces].reshape(-1, 3)
         placement = _checked_placement(used, path)
         sampler = SurfaceSampler(placement.to_cube(mesh.vertices), mesh.faces)
         return Cloud(path.stem, *sample(sampler, count, generator), placement)
-    points, normals = loose
+    points, normals = held.vertices, held.normals
     placement = _checked_placement(points, path)
     ways = None if sensors is None else _towards(points, Path(sensors))
     if normals is not None:
@@ -153,25 +153,25 @@ def read_cloud(
 
 def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, "n 3"]:
     """Unit vectors from points to the sensors of a file; 0 where a sensor is not finite: it is not known."""
-    if path.suffix.lower() not in _POINT_READERS:
-        raise MeshError(path, f"is of no known kind of points: expected {', '.join(_POINT_READERS)}")
-    loose = _loose_points(read_content(path), path)
-    if loose is None or len(loose[0]) not in (1, len(points)):
-        given = "a mesh" if loose is None else f"{len(loose[0])} points"
+    if path.suffix.lower() not in POINT_SUFFIXES:
+        raise MeshError(path, f"is of no known kind of points: expected {', '.join(POINT_SUFFIXES)}")
+    held = _read(path)
+    if len(held.faces) or len(held.vertices) not in (1, len(points)):
+        given = "a mesh" if len(held.faces) else f"{len(held.vertices)} points"
         raise MeshError(
             path, f"holds {given}: expected the sensor of each of {len(points)} points, or one of all"
         )
-    away = loose[0] - points
+    away = held.vertices - points
     length = np.linalg.norm(away, axis=1, keepdims=True)
     known = np.isfinite(length) & (length > 0)
     return np.where(known, away / np.where(known, length, 1), 0).astype(np.float32)
 
 
-def _loose_points(content: bytes, path: Path) -> Points | None:
-    """Points and normals of a file that holds no faces, else None."""
-    parse = _POINT_READERS.get(path.suffix.lower())
+def _read(path: Path) -> Content:
+    """Read what a file holds, of whichever kind its suffix says."""
+    content, read = read_content(path), _POINT_READERS.get(path.suffix.lower())
     try:
-        return None if parse is None else parse(content)
+        return parse(content, path) if read is None else read(content)
     except FormatError as error:
         raise MeshError(path, str(error)) from error
 
@@ -189,26 +189,37 @@ def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placemen
         raise MeshError(path, f"has no extent: all {len(points)} points lie in one place")
     placement = Placement(low + high, scale)
     inside = placement.to_cube(points)
-    extents = np.linalg.svd(inside - inside.mean(axis=0), compute_uv=False)
-    if len(extents) < 3 or extents[2] < FLATTEST * extents[0]:
-        shape = "on a line" if len(extents) < 2 or extents[1] < FLATTEST * extents[0] else "in a plane"
+    inside -= inside.mean(axis=0)
+    extents = np.sqrt(np.linalg.eigvalsh(inside.T @ inside).clip(0))[::-1]
+    if extents[2] < FLATTEST * extents[0]:
+        shape = "on a line" if extents[1] < FLATTEST * extents[0] else "in a plane"
         raise MeshError(path, f"has no inside: its points lie {shape}; expected points all around a solid")
     return placement
 
 
-def _xyz(content: bytes) -> Points:
-    rows = [line.split("#", 1)[0].replace(",", " ").split() for line in decode(content).splitlines()]
-    rows = [row for row in rows if row]
-    widths = {len(row) for row in rows}
-    if widths - {3} and widths - {6}:
-        raise FormatError("must have x y z, or x y z nx ny nz, on every line")
+def _text(content: bytes) -> Content:
+    """Read rows of numbers between blanks or commas, below a line of names or none."""
+    text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b",", b" ")
+    words = ((number, line.split(b"#", 1)[0].split()) for number, line in enumerate(io.BytesIO(text), 1))
+    number, first = next(((number, row[0]) for number, row in words if row), (0, b""))
+    if not first:
+        return _columns(np.empty((0, 3)))
     try:
-        return _columns(np.array(rows, dtype=np.float64))
+        numbers = np.loadtxt(io.BytesIO(text), skiprows=0 if _is_number(first) else number, ndmin=2)
     except ValueError as error:
-        raise FormatError(f"must hold numbers ({error})") from None
+        raise FormatError(f"must have x y z, or x y z nx ny nz, on every line ({error})") from None
+    return _columns(numbers)
 
 
-def _npy(content: bytes) -> Points:
+def _is_number(word: bytes) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _npy(content: bytes) -> Content:
     """Read an array as long as its header declares; numpy itself takes the memory before it looks."""
     file = io.BytesIO(content)
     try:
@@ -219,7 +230,7 @@ def _npy(content: bytes) -> Points:
         raise FormatError(f"is no NPY file of plain numbers ({type(error).__name__})") from None
     if dtype.kind not in "fiu":
         raise FormatError(f"must be one NPY array of real numbers, got {dtype.str}")
-    if len(shape) != 2 or shape[1] not in (3, 6):
+    if len(shape) != 2:
         raise FormatError(f"must have shape (n, 3), or (n, 6) with normals; got {shape}")
     left = len(content) - file.tell()
     if shape[0] * shape[1] * dtype.itemsize != left:
@@ -232,17 +243,47 @@ def _npy(content: bytes) -> Points:
     return _columns(numbers.astype(np.float64))
 
 
-def _columns(numbers: Float[np.ndarray, "n columns"]) -> Points:
-    if not len(numbers):
-        return np.empty((0, 3)), None
-    return numbers[:, :3], numbers[:, 3:] if numbers.shape[1] == 6 else None
+def _npz(content: bytes) -> Content:
+    """Read the arrays ``points`` and ``normals``, or the only array."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            unfolded = sum(member.file_size for member in archive.infolist())
+            if unfolded > LARGEST_CONTENT:
+                raise FormatError(f"unfolds to {unfolded:,} bytes: expected at most {LARGEST_CONTENT:,}")
+            arrays = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+    except FormatError:
+        raise
+    except Exception as error:  # of zipfile and zlib, as many as there are ways to be damaged
+        raise FormatError(f"is no whole NPZ file ({type(error).__name__}: {error})") from None
+    name = "points" if len(arrays) != 1 else next(iter(arrays))
+    if name not in arrays:
+        raise FormatError(
+            f"must hold the array points, and normals if it has them; got {', '.join(arrays)[:80]}"
+        )
+    points = _npy(arrays[name])
+    if "normals" not in arrays or name == "normals":
+        return points
+    normals = _npy(arrays["normals"]).vertices
+    if normals.shape != points.vertices.shape:
+        raise FormatError(f"must hold a normal of each of {len(points.vertices)} points, got {len(normals)}")
+    return Content(points.vertices, points.faces, normals)
 
 
-_POINT_READERS: dict[str, Callable[[bytes], Points | None]] = {
-    ".ply": ply_points,
-    ".obj": obj_points,
-    ".xyz": _xyz,
+def _columns(numbers: Float[np.ndarray, "n columns"]) -> Content:
+    if numbers.shape[1] not in (3, 6):
+        raise FormatError(f"must have shape (n, 3), or (n, 6) with normals; got {numbers.shape}")
+    normals = numbers[:, 3:] if numbers.shape[1] == 6 and len(numbers) else None
+    return Content(numbers[:, :3], np.empty((0, 3), np.int64), normals)
+
+
+_POINT_READERS: dict[str, Callable[[bytes], Content]] = {
+    ".xyz": _text,
+    ".txt": _text,
+    ".csv": _text,
     ".npy": _npy,
+    ".npz": _npz,
 }
 
-SUFFIXES = (*MESH_SUFFIXES, *(suffix for suffix in _POINT_READERS if suffix not in MESH_SUFFIXES))
+POINT_SUFFIXES = (".ply", ".obj", *_POINT_READERS)
+
+SUFFIXES = (*MESH_SUFFIXES, *_POINT_READERS)

@@ -1,4 +1,4 @@
-"""The engine: a library in C++ and CUDA, on all cores of a CPU and on CUDA; built on first use."""
+"""The engine, in C++ and CUDA, on all cores of a CPU: a library from the wheel, or built on first use."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ def unavailable() -> str | None:
 
 
 def unbuilt() -> str | None:
-    from pointproj.ops.backends.native.build import BUILD_AHEAD, find_build
+    from pointproj.ops.backends.native.build import BUILD_AHEAD, architectures_here, find_build
 
-    return None if find_build() else f"build it with: {BUILD_AHEAD}"
+    return None if find_build(architectures_here()) else f"build it with: {BUILD_AHEAD}"
 
 
 def build_index(
@@ -110,11 +110,7 @@ def attend(
 def farthest_points(
     points: Tensor, cloud: Tensor, offsets: Tensor | None, starts: Tensor, steps: int
 ) -> Tensor:
-    from pointproj.ops.farthest_points import order_along_curve
-
-    order = order_along_curve(points, cloud)
-    given = points, offsets, starts.shape[0], points[order], order, starts, steps
-    return _operators().farthest_points(*given)
+    return _operators().farthest_points(points, offsets, starts.shape[0], starts, steps)
 
 
 def _operators() -> Any:

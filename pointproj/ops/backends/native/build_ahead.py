@@ -10,7 +10,7 @@ from pointproj.ops.registry import BackendUnavailable
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build the extension unless it is built, and print its folder; return the exit code."""
+    """Build the extension unless there is one, and print its folder; return the exit code."""
     parser = argparse.ArgumentParser(
         prog=build.BUILD_AHEAD, description="Build the C++ and CUDA extension of the backend native."
     )
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        folder = build.make_build(given.arch or build.architectures_here())
+        folder = build.find_or_make(given.arch or build.architectures_here())
     except BackendUnavailable as reason:
         print(reason, file=sys.stderr)
         return 1

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.sums import Source, channel_block, cubes_of, neighbors_of, pair
+from pointproj.ops.backends.triton.sums import Source, channel_block, counted, cubes_of, neighbors_of, pair
 from pointproj.ops.backends.triton.traversal import load_queries
-from pointproj.ops.backends.triton.weights import MEAN, choices, parameters, weigh
+from pointproj.ops.backends.triton.weights import SUM, choices, parameters, weigh
 from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.gradients import DIFFERENTIABLE
 from pointproj.ops.pairs import weighting_of
@@ -72,7 +72,7 @@ def gradient_kernel(
     nearest = tl.load(softmax + 2 * query, mask=active, other=0.0)[:, None]
     inverse = tl.load(softmax + 2 * query + 1, mask=active, other=0.0)[:, None]
     mean = tl.zeros([TILE, 1], real)
-    if POSITIONS and REDUCE == MEAN:
+    if POSITIONS and REDUCE != SUM:
         mean = products_with(grad, query, aggregated, query[:, None], active[:, None], channels, BLOCK)
     sum_x, sum_y, sum_z = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
     sigma_sum = tl.zeros([TILE], real)
@@ -87,7 +87,7 @@ def gradient_kernel(
             place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, dx, dy, dz, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
-                weight, per_length, by_sigma = weigh(nearest, distance, shape, eps, KERNEL, REDUCE)
+                weight, per_length, by_sigma = weigh(nearest, distance, shape, eps, KERNEL)
                 weight = tl.where(hit, weight * inverse, 0.0)
                 if FEATURES:
                     for channel in range(0, channels, BLOCK):
@@ -101,8 +101,9 @@ def gradient_kernel(
                     of_logit = weight * (
                         products_with(grad, query, features, row, hit, channels, BLOCK) - mean
                     )
-                    if REDUCE == MEAN:
-                        of_logit = tl.where(weight < most, of_logit, 0.0)
+                    if REDUCE != SUM:
+                        counts = counted(features, row, hit, channels, REDUCE)
+                        of_logit = tl.where(counts & (weight < most), of_logit, 0.0)
                     has_gradient = hit & (of_logit != 0)
                     sigma_sum += tl.sum(tl.where(has_gradient, of_logit * by_sigma, 0.0), 1)
                     scale = tl.where(has_gradient, of_logit * per_length, 0.0)

@@ -20,8 +20,7 @@ from pointproj.ops.backends.triton.arithmetic import load_points, quotient, roun
 from pointproj.ops.backends.triton.cell_list import CellList, cloud_numbers
 from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
 from pointproj.ops.backends.triton.weights import (
-    MEAN,
-    RELATIVE,
+    COUNTED,
     SUM,
     anchor,
     anchor_of_one,
@@ -138,6 +137,15 @@ def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.cons
 
 
 @triton.jit
+def counted(features, row, hit, channels, REDUCE: tl.constexpr):
+    """Which neighbours' weights add up to the total."""
+    counts = hit
+    if REDUCE == COUNTED:
+        counts &= tl.load(features + row * channels + channels - 1, mask=hit, other=0.0) != 0
+    return counts
+
+
+@triton.jit
 def sum_kernel(
     query_points, clouds, points, rows, first, frame, limit, queries, side, k,
     LISTED: tl.constexpr, BATCHED: tl.constexpr,
@@ -163,25 +171,22 @@ def sum_kernel(
             place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, _, _, _, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
+                counts = counted(features, row, hit, channels, REDUCE)
                 if REDUCE != SUM:
-                    counts = hit
-                    if REDUCE == RELATIVE:
-                        last = tl.load(features + row * channels + channels - 1, mask=hit, other=0.0)
-                        counts &= last != 0
                     anchors = tl.where(counts, anchor(distance, eps, KERNEL), float("inf"))
                     nearer = tl.minimum(nearest, tl.min(anchors, 1))
-                    before, _, _ = weigh(nearer, nearest, shape, eps, KERNEL, REDUCE)
+                    before, _, _ = weigh(nearer, nearest, shape, eps, KERNEL)
                     before = tl.where((nearer < nearest) & (nearest < float("inf")), before, 1.0)
                     nearest = nearer
                     total *= before
                     sums *= before[:, None]
-                weight, _, _ = weigh(nearest[:, None], distance, shape, eps, KERNEL, REDUCE)
-                total += tl.sum(tl.where(hit, weight, 0.0), 1)
+                weight, _, _ = weigh(nearest[:, None], distance, shape, eps, KERNEL)
+                total += tl.sum(tl.where(counts, weight, 0.0), 1)
                 there = hit[:, :, None] & (channel < channels)
                 values = tl.load(features + row[:, :, None] * channels + channel, mask=there, other=0.0)
                 sums += tl.sum(tl.where(there, weight[:, :, None] * values, 0.0), 1)
     inverse = tl.full([TILE], 1.0, real)
-    if REDUCE == MEAN:
+    if REDUCE != SUM:
         has_neighbor = total > 0
         inverse = tl.where(has_neighbor, 1.0 / total, 0.0)
         sums = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])

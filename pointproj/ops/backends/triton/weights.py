@@ -16,10 +16,9 @@ EXPONENTIAL = tl.constexpr(KERNELS.index("exponential"))
 GAUSSIAN = tl.constexpr(KERNELS.index("gaussian"))
 INVERSE_DISTANCE = tl.constexpr(KERNELS.index("inverse_distance"))
 COMPACT = tl.constexpr(KERNELS.index("compact"))
-REDUCTIONS = ("mean", "sum", "relative")
-MEAN = tl.constexpr(REDUCTIONS.index("mean"))
+REDUCTIONS = ("mean", "sum", "counted")
 SUM = tl.constexpr(REDUCTIONS.index("sum"))
-RELATIVE = tl.constexpr(REDUCTIONS.index("relative"))
+COUNTED = tl.constexpr(REDUCTIONS.index("counted"))
 
 
 def parameters(weighting: Weighting, sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,25 +53,24 @@ def anchor_of_one(like, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def weigh(nearest, distance, shape, eps, KERNEL: tl.constexpr, REDUCE: tl.constexpr):
+def weigh(nearest, distance, shape, eps, KERNEL: tl.constexpr):
     """The weight relative to that at the anchor ``nearest``, and derivatives of its logarithm.
 
-    By distance, divided by the distance and 0 at 0; by sigma, for a mean also relative to ``nearest``. The
-    latter goes factor by factor: the inverse of a power of a small sigma may overflow. The weight of a
-    neighbour that does not count, and may be nearer than the anchor, is a number too.
+    By distance, divided by the distance and 0 at 0; by sigma, also relative to ``nearest``. The latter goes
+    factor by factor: the inverse of a power of a small sigma may overflow. The weight of a neighbour that
+    does not count, and may be nearer than the anchor, is a number too.
     """
     inverse = 1.0 / shape
     most: tl.constexpr = 2.0**1013 if distance.dtype == tl.float64 else 2.0**117
-    base = nearest if REDUCE == MEAN else tl.zeros_like(nearest)
     by_sigma = tl.zeros_like(distance)
     if KERNEL == EXPONENTIAL:
         weight = power((nearest - distance) * (inverse * LOG2E))
         per_length = tl.where(distance > 0, -inverse / distance, 0.0)
-        by_sigma = (distance - base) * inverse * inverse
+        by_sigma = (distance - nearest) * inverse * inverse
     elif KERNEL == GAUSSIAN:
         weight = power((nearest - distance) * inverse * ((nearest + distance) * inverse) * (0.5 * LOG2E))
         per_length = tl.where(distance > 0, -inverse * inverse, 0.0)
-        by_sigma = (distance - base) * inverse * ((distance + base) * inverse) * inverse
+        by_sigma = (distance - nearest) * inverse * ((distance + nearest) * inverse) * inverse
     elif KERNEL == INVERSE_DISTANCE:
         weight = power(tl.log2(nearest / tl.maximum(distance, eps)) * shape)
         per_length = tl.where(distance > eps, -shape / distance / distance, 0.0)

@@ -22,32 +22,38 @@ void run(const Device& device, const FarthestPoints<Real>& task, int clouds) {
 #endif
 }
 
-// Rows (clouds, steps) of packed points (N, 3). `order` (N,) sorts them along a curve, one cloud after another.
-Tensor farthest_points(const Tensor& points, const OptionalTensor& offsets, int64_t clouds, const Tensor& sorted,
-                       const Tensor& order, const Tensor& starts, int64_t steps) {
+// Rows (clouds, steps) of packed points (N, 3).
+Tensor farthest_points(const Tensor& points, const OptionalTensor& offsets, int64_t clouds, const Tensor& starts,
+                       int64_t steps) {
   const Cloud cloud("points", points, offsets, clouds);
   const int64_t size = points.size(0);
-  check_like("sorted", sorted, {size, 3}, points.scalar_type(), points);
-  check_like("order", order, {size}, ScalarType::Long, points);
   check_like("starts", starts, {clouds}, ScalarType::Long, points);
   POINTPROJ_CHECK(steps >= 0 && steps <= kLargestInt, "steps must not be negative; got ", steps);
   const Device device(points);
-  const Tensor rows = empty_longs({clouds, steps}, points), nearest = empty({size}, points);
-  if (steps == 0) return rows;
+  const Tensor rows = empty_longs({clouds, steps}, points);
+  if (steps == 0 || size == 0) return torch::stable::fill_(const_cast<Tensor&>(rows), -1);
+  const Tensor low = call("aten::amin", "", points, std::vector<int64_t>{0}, false);
+  const Tensor high = torch::stable::amax(points, 0), places = empty_longs({size}, points);
+  const Tensor sorted = empty({size + kReadAhead, 4}, points), nearest = empty({size}, points);
   for_positions(points, [&](auto real) {
     using Real = decltype(real);
+    const Real* const positions = data<const Real>(points);
+    const SortedPoints<Real> by_place{data<Real>(sorted), size + kReadAhead};
+    device.each(
+        PlaceOnCurve<Real>{positions, data<const Real>(low), data<const Real>(high), cloud.batch, data<int64_t>(places)},
+        size);
+    const Tensor order = call("aten::argsort", "", places, /*dim=*/int64_t(0), /*descending=*/false);
+    device.each(SortPoints<Real>{positions, data<const int64_t>(order), by_place}, size);
     run(device,
-        FarthestPoints<Real>{data<const Real>(points), data<const Real>(sorted), data<const int64_t>(order),
-                             data<Real>(nearest), cloud.batch, data<const int64_t>(starts), data<int64_t>(rows),
-                             static_cast<int>(steps)},
+        FarthestPoints<Real>{positions, by_place, data<Real>(nearest), cloud.batch, data<const int64_t>(starts), data<int64_t>(rows), static_cast<int>(steps)},
         static_cast<int>(clouds));
   });
   return rows;
 }
 
 const Operators registered(__FILE__, {{"native_farthest_points",
-                                       "(Tensor points, Tensor? offsets, SymInt clouds, Tensor sorted, Tensor order, "
-                                       "Tensor starts, SymInt steps) -> Tensor",
+                                       "(Tensor points, Tensor? offsets, SymInt clouds, Tensor starts, SymInt steps) -> "
+                                       "Tensor",
                                        TORCH_BOX(&farthest_points)}});
 
 }  // namespace

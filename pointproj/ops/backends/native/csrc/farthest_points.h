@@ -42,12 +42,55 @@ struct Bucket {
   }
 };
 
+constexpr int kCurveBits = 10;  // of each coordinate
+
+// Where points lie along a Morton curve, one cloud after another.
+template <class Real>
+struct PlaceOnCurve {
+  using Number = Real;
+  static constexpr int kLanes = 1, kBlocks = 8;
+
+  const Real *points, *low, *high;  // (N, 3), and the box of all (3,)
+  Batch batch;
+  int64_t* places;  // (N,)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes&, int64_t item) const {
+    const int row = static_cast<int>(item);
+    const Real extent = greater(greater(high[0] - low[0], high[1] - low[1]), high[2] - low[2]);
+    const Vec3<Real> position = load_position(points, row);
+    int64_t place = static_cast<int64_t>(batch.cloud_of(row)) << 3 * kCurveBits;
+    for (int axis = 0; axis < 3; ++axis) {
+      const Real part = (position[axis] - low[axis]) / extent;
+      const int cell = part > Real(0) && part <= Real(1) ? static_cast<int>(part * ((1 << kCurveBits) - 1)) : 0;
+      for (int bit = 0; bit < kCurveBits; ++bit) place |= static_cast<int64_t>(cell >> bit & 1) << (3 * bit + axis);
+    }
+    places[row] = place;
+  }
+};
+
+template <class Real>
+struct SortPoints {
+  using Number = Real;
+  static constexpr int kLanes = 1, kBlocks = 8;
+
+  const Real* points;    // (N, 3)
+  const int64_t* order;  // (N,)
+  SortedPoints<Real> sorted;
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes&, int64_t at) const {
+    const int row = static_cast<int>(order[at]);
+    sorted.store(static_cast<int>(at), load_position(points, row), row);
+  }
+};
+
 // The points of one cloud after another; `Team` is what works on a cloud: a GPU's block, or a thread of a CPU.
 template <class Real>
 struct FarthestPoints {
-  const Real *points, *sorted;  // (N, 3)
-  const int64_t* order;         // (N,): row of each sorted point
-  Real* nearest;                // (N,): squared distance of each sorted point from those chosen so far
+  const Real* points;  // (N, 3)
+  SortedPoints<Real> sorted;
+  Real* nearest;  // (N,): squared distance of each sorted point from those chosen so far
   Batch batch;
   const int64_t* starts;  // (clouds,): rows
   int64_t* rows;          // (clouds, steps)
@@ -91,7 +134,7 @@ struct FarthestPoints {
     Vec3<Real> low, high;  // the latter with the other sign
     for (int axis = 0; axis < 3; ++axis) low[axis] = high[axis] = kInfinity<Real>;
     for (int i = begin + lanes.lane(); i < end; i += Lanes::width) {
-      const Vec3<Real> position = load_position(sorted, i);
+      const Vec3<Real> position = sorted.load(i).position;
       const bool finite = is_finite(position);
       nearest[i] = finite ? kInfinity<Real> : Real(-1);
       for (int axis = 0; axis < 3 && finite; ++axis) {
@@ -108,10 +151,11 @@ struct FarthestPoints {
   POINTPROJ_FN Farthest<Real> update(Lanes& lanes, const Vec3<Real>& chosen, int begin, int end) const {
     Farthest<Real> farthest;
     for (int i = begin + lanes.lane(); i < end; i += Lanes::width) {
-      const Real squared = squared_distance<Real>(load_position(sorted, i), chosen), before = nearest[i];
+      const Point<Real> point = sorted.load(i);
+      const Real squared = squared_distance<Real>(point.position, chosen), before = nearest[i];
       Farthest<Real> own;
       own.distance = squared < before ? squared : before;
-      own.row = static_cast<int>(order[i]);
+      own.row = point.row;
       nearest[i] = own.distance;
       if (own.before(farthest)) farthest = own;
     }

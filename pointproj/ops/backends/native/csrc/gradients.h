@@ -95,6 +95,8 @@ struct PointGradient {
           product = products.with_neighbor(neighbors, first, size);
         }
         if (!(i < size)) continue;
+        const Sum* const features = of_queries ? other_values[other] : own_values[at];
+        if (!weighting.counts(features, aggregated.columns)) continue;
         const Sum grad_logit = weight * (product - mean);
         of_sigma += grad_logit * weighting.sigma_term(far);
         if (!(far > Sum(0))) continue;
@@ -209,7 +211,7 @@ struct GradientsByAtomics {
       const Sum weight = i < k ? weights[first + i] : Sum(0);
       const Sum product = multiply_rows(lanes, query, row, weight);
       Sum steps[3] = {0, 0, 0};
-      if (lanes.lane() < kAtOnce && row >= 0) {
+      if (lanes.lane() < kAtOnce && row >= 0 && weighting.counts(features[row], channels)) {
         const Vec3<Real> there = problem.other(row);
         const Sum far = sqrt(squared_distance<Sum>(p, there)), grad_logit = weight * (product - mean);
         of_sigma += grad_logit * weighting.sigma_term(far);

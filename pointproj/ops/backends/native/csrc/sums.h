@@ -63,11 +63,11 @@ struct NeighborSums {
         Sum weight = 0;
         if (exists) {
           weight = weighting.weight(distance(rows[i]), anchor);
+          if (weighting.counts(features[rows[i]], features.columns)) total += weight;
           neighbors[size + lanes.bits_before(existing)] = {weight, rows[i]};
         }
         size += lanes.bit_count(existing);
         if (writes && i < end) weights[first + i] = weight;
-        total += weight;
       }
       lanes.sync();
       sums.add(neighbors, size);
@@ -102,10 +102,13 @@ struct RadiusSums {
     Sum anchor = weighting.anchor(kInfinity<Sum>);  // the same in all lanes
     Sum total = 0;                                  // of this lane's weights
     typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
+    const auto counts = [&](const Neighbor<Sum>& neighbor) {
+      return weighting.counts(features[neighbor.at], aggregated.columns);
+    };
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       Sum least = kInfinity<Sum>;
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        if (weighting.counts(features[neighbors[i].at], aggregated.columns)) least = lesser(least, neighbors[i].value);
+        if (counts(neighbors[i])) least = lesser(least, neighbors[i].value);
       }
       const Sum now = lesser(weighting.anchor(sqrt(lanes.minimum(least))), anchor);
       if (lanes.any(now < anchor)) {
@@ -116,7 +119,7 @@ struct RadiusSums {
       }
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
         const Sum weight = weighting.weight(sqrt(neighbors[i].value), anchor);
-        total += weight;
+        if (counts(neighbors[i])) total += weight;
         neighbors[i].value = weight;
       }
       lanes.sync();

@@ -13,7 +13,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 enum class Kernel { kExponential, kGaussian, kInverseDistance, kUniform, kCompact };
-enum class Reduce { kMean, kSum, kRelative };
+enum class Reduce { kMean, kSum, kCounted };
 
 template <class Sum>
 constexpr Sum kMostWeight = kLargest<Sum> / 2048;
@@ -96,15 +96,14 @@ struct Weighting {
     return known;
   }
   // A mean is divided by the total of the weights.
-  POINTPROJ_FN bool divides() const { return kIsDefault || reduce == Reduce::kMean; }
-  // Whether weights are relative to that of a neighbour with this row of features.
+  POINTPROJ_FN bool divides() const { return kIsDefault || reduce != Reduce::kSum; }
+  // Whether a neighbour with this row of features is one of those whose weights add up to the total.
   POINTPROJ_FN bool counts(const Sum* features, int channels) const {
-    return kIsDefault || reduce != Reduce::kRelative || features[channels - 1] != Sum(0);
+    return kIsDefault || reduce != Reduce::kCounted || features[channels - 1] != Sum(0);
   }
   // Not relative are the weights of sums, which count as they are.
   POINTPROJ_FN Sum anchor(Sum nearest) const {
-    const bool relative = kIsDefault || reduce != Reduce::kSum;
-    return with([&](const auto& kernel) { return relative ? kernel.anchor(nearest) : kernel.kAbsolute; });
+    return with([&](const auto& kernel) { return divides() ? kernel.anchor(nearest) : kernel.kAbsolute; });
   }
   // A number also of one that does not count, which may be much nearer than the anchor.
   POINTPROJ_FN Sum weight(Sum distance, Sum anchor) const {

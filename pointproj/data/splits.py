@@ -1,0 +1,110 @@
+"""Which meshes are for training, validation and tests, where a data set does not say."""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pointproj.config import DataConfig
+from pointproj.data.modelnet import DataError, MeshFile, layout_root
+from pointproj.geometry.files import MESH_SUFFIXES
+
+log = logging.getLogger(__name__)
+
+
+def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "validation") -> list[MeshFile]:
+    """Move a share of the training meshes to another split.
+
+    Parameters
+    ----------
+    files : sequence of MeshFile
+    share : float
+        Of the training meshes; at least one is moved, and one is left.
+    seed : int
+        Equal arguments move the same meshes, wherever they lie: a class and a name decide.
+    split : str
+        Where they go.
+
+    Returns
+    -------
+    list of MeshFile
+        In the given order. Each class gives about its share.
+    """
+    training = [file for file in files if file.split == "train"]
+    count = min(max(1, round(share * len(training))), len(training) - 1) if share and training else 0
+
+    def chance(file: MeshFile) -> bytes:
+        return hashlib.sha256(f"{seed}/{split}/{file.class_name}/{file.name}".encode()).digest()
+
+    sizes, turns = Counter(file.class_name for file in training), Counter()
+    ranked = []
+    for file in sorted(training, key=chance):  # the class of which the smallest part was taken is next
+        turns[file.class_name] += 1
+        ranked.append(((turns[file.class_name] - 0.5) / sizes[file.class_name], chance(file), file))
+    chosen = {file for *_, file in sorted(ranked, key=lambda entry: entry[:2])[:count]}
+    return [replace(file, split=split) if file in chosen else file for file in files]
+
+
+def folder_meshes(data: DataConfig) -> list[MeshFile]:
+    """List the mesh files of any folder, and say which are for training, for validation and for tests.
+
+    Parameters
+    ----------
+    data : DataConfig
+        ``root`` is searched with all folders in it. The first folder below it is a mesh's class; those that
+        lie in ``root`` itself are of a class of its name.
+
+    Returns
+    -------
+    list of MeshFile
+        By class and path. The meshes of a class, and how many, are chosen by ``classes`` and ``limit``.
+
+    Raises
+    ------
+    DataError
+        If there are no mesh files, a class is not there, or the meshes are too few for three splits.
+    """
+    if data.root is None:
+        raise DataError("data=meshes reads any folder of mesh files: write data.root=FOLDER")
+    root = Path(data.root)
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in MESH_SUFFIXES)
+    below = [(path, path.relative_to(root).parts) for path in paths if path.is_file()]
+    below = [
+        (path, parts) for path, parts in below if not any(part.startswith((".", "__")) for part in parts)
+    ]
+    classes: dict[str, list[Path]] = {}
+    for path, parts in below:
+        classes.setdefault(parts[0] if len(parts) > 1 else root.resolve().name, []).append(path)
+    if not classes:
+        kinds = ", ".join(MESH_SUFFIXES)
+        raise DataError(f"no meshes in {root}: write data.root=FOLDER, a folder with files of {kinds}")
+    missing = [name for name in data.classes or () if name not in classes]
+    if missing:
+        raise DataError(
+            f"data.classes={missing}: {root} has no such class; it has {', '.join(sorted(classes))}"
+        )
+    files = [
+        MeshFile(path, name, "train")
+        for name in sorted(set(data.classes or classes))
+        for path in classes[name][: data.limit]
+    ]
+    if len(files) < 3:
+        raise DataError(f"expected 3 meshes or more, for training, validation and tests; got {len(files)}")
+    files = held_out(files, data.test, data.split_seed, "test")
+    counts = Counter(file.split for file in held_out(files, data.validation, data.split_seed))
+    log.info(
+        "%s: %d meshes of %d classes: %d for training, %d for validation, %d for tests, "
+        "by data.validation=%g, data.test=%g and data.split_seed=%d",
+        root,
+        len(files),
+        len({file.class_name for file in files}),
+        *(counts[split] for split in ("train", "validation", "test")),
+        data.validation,
+        data.test,
+        data.split_seed,
+    )
+    if layout_root(root) is not None:
+        log.warning("%s has train and test folders in its classes: data=modelnet10 keeps these", root)
+    return files

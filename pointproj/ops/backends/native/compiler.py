@@ -1,0 +1,181 @@
+"""Compiling ``csrc`` to one library; also for setup.py, so it imports torch and nothing of this package.
+
+The library is made from torch's stable ABI and holds CUDA's runtime: whatever torch from 2.10 on and whatever
+Python loads it, it need not be compiled again.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).parent / "csrc"
+LIBRARY = "pointproj_native.so"
+_TORCH = Path(torch.__file__).parent
+# The oldest torch that a library is for: 2.10.
+HEADERS = ["-std=c++20", "-isystem", str(_TORCH / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+OLDEST_CUDA = 12  # C++20
+# Of a wheel: A100 and what has its major version, H100 and H200, and Blackwell where the compiler knows it.
+WHEEL_GPUS = ("80", "90", "100", "120")
+PTX = "+PTX"  # an architecture whose assembly is kept, for every GPU from it on
+WHEEL_PTX = "90" + PTX
+
+
+def compile_library(architectures: Sequence[str], out: Path) -> None:
+    """Compile every file of ``csrc`` for the CPU, and again for GPUs, all at once.
+
+    Parameters
+    ----------
+    architectures : sequence of str
+        ``"90"`` is machine code for sm_90, ``"90+PTX"`` assembly for it and what is newer; if there are
+        none, the library is for the CPU alone.
+    out : Path
+        The library to write.
+
+    Raises
+    ------
+    RuntimeError
+        If the compiler fails; the message is what it says.
+    """
+    compilers = [[host_compiler(), *cpp_flags()]]
+    if architectures:
+        compilers.append([find_nvcc(), "-ccbin", host_compiler(), *cuda_flags(architectures)])
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects, running = [], []
+        for source in sorted(SOURCES.glob("*.cu")):
+            for number, compiler in enumerate(compilers):
+                objects.append(f"{folder}/{source.stem}{number}.o")
+                running.append(pool.submit(_run, [*compiler, *HEADERS, "-c", str(source), "-o", objects[-1]]))
+        for made in running:
+            made.result()
+        link = ["-shared", *objects, f"-L{_TORCH / 'lib'}", "-ltorch", "-o", str(out)]
+        # libtorch refers to all that there is of torch; the functions of CUDA's runtime stay our own.
+        hide = ["--no-as-needed", "--exclude-libs", "ALL"]
+        if architectures:
+            _run([find_nvcc(), "-cudart", "static", *(x for h in hide for x in ("-Xlinker", h)), *link])
+        else:
+            _run([host_compiler(), f"-Wl,{','.join(hide)}", *link])
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}")
+
+
+def cpp_flags() -> list[str]:
+    """Flags of the part for the CPU."""
+    # Distances are rounded after every operation, as those of the reference.
+    flags = ["-x", "c++", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC"]
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        flags.append("-march=x86-64-v3")
+    return flags
+
+
+def cuda_flags(architectures: Sequence[str]) -> list[str]:
+    """Flags of the part for GPUs."""
+    flags = ["-O3", "-fmad=false", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    for architecture in architectures:
+        number = architecture.removesuffix(PTX)
+        kind = "compute" if architecture.endswith(PTX) else "sm"
+        flags.append(f"-gencode=arch=compute_{number},code={kind}_{number}")
+    return flags
+
+
+def folder_name(architectures: Iterable[str]) -> str:
+    """Of a library: a hash of all that it depends on, and what it holds; see :func:`held`."""
+    return "-".join((_fingerprint(), *(architectures or ("cpu",))))
+
+
+def held(folder: str) -> tuple[str, ...]:
+    """Architectures in a folder's name, ``()`` if there is the CPU alone."""
+    return tuple(part for part in folder.split("-")[1:] if part != "cpu")
+
+
+def serves(folder: Path, architectures: Iterable[str]) -> bool:
+    """Whether the library in a folder is of today's sources and runs on all these GPUs.
+
+    Machine code runs on its GPU and on those of the same major version that are newer, assembly on all
+    that are newer.
+    """
+    if not folder.name.startswith(f"{_fingerprint()}-") or not (folder / LIBRARY).exists():
+        return False
+    return all(any(_runs(code, gpu) for code in held(folder.name)) for gpu in architectures)
+
+
+def _runs(code: str, gpu: str) -> bool:
+    number = code.removesuffix(PTX)
+    return int(number) <= int(gpu) and (code.endswith(PTX) or number[:-1] == gpu[:-1])
+
+
+@functools.cache
+def _fingerprint() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update("\n".join([sysconfig.get_platform(), *cpp_flags(), *cuda_flags(())]).encode())
+    return digest.hexdigest()[:16]
+
+
+def wheel_architectures() -> tuple[str, ...]:
+    """What a wheel holds: code for data-centre GPUs that the compiler here knows; ``()`` without one."""
+    if toolkit_version() is None:
+        return ()
+    said = subprocess.run([find_nvcc(), "--list-gpu-code"], capture_output=True, text=True, check=True).stdout
+    return (*(gpu for gpu in WHEEL_GPUS if f"sm_{gpu}" in said.split()), WHEEL_PTX)
+
+
+def host_compiler() -> str:
+    """The C++ compiler that a build takes."""
+    return os.environ.get("CXX", "c++")
+
+
+def compiler_obstacle() -> str | None:
+    """None if there is a C++ compiler, else a sentence."""
+    if shutil.which(host_compiler()):
+        return None
+    return f"the C++ compiler {host_compiler()} is missing; install one with: apt-get install g++"
+
+
+def find_nvcc() -> str | None:
+    """The CUDA compiler that a build takes: that of CUDA_HOME, in the path, or at its usual place."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        return shutil.which("nvcc", path=str(Path(home) / "bin"))
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def toolkit_version() -> tuple[int, int] | None:
+    """Version of that compiler, ``(0, 0)`` if it does not say; None without one."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return None
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"release (\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def toolkit_obstacle() -> str | None:
+    """None if there is a CUDA compiler whose code runs wherever this torch does, else a sentence."""
+    wanted = torch.version.cuda
+    if wanted is None:
+        return "this torch is built without CUDA; install one that is: https://pytorch.org/get-started"
+    newest, found = int(wanted.split(".")[0]), toolkit_version()
+    package = f"cuda-toolkit-{wanted.replace('.', '-')}"
+    mend = f"install it with: apt-get install {package}, or set CUDA_HOME to where it is"
+    if found is None:
+        return f"the CUDA toolkit {wanted} (nvcc) is missing; {mend}"
+    if not OLDEST_CUDA <= found[0] <= newest:  # a driver that runs this torch runs older CUDA too
+        version = "of unknown version" if found == (0, 0) else f"{found[0]}.{found[1]}"
+        fitting = " or ".join(str(major) for major in range(OLDEST_CUDA, newest + 1))
+        return f"{find_nvcc()} is {version}, but this torch needs CUDA {fitting}; {mend}"
+    return None
