@@ -137,13 +137,11 @@ class Contest:
     def blank(self, contender: Contender, mode: str, execution: str) -> Row:
         """A row of this workload without its results."""
         asked, problem = self.question, self.question.problem
-        return Row(
+        return self.recorder.blank(
             workload=self.workload.name,
             operator=self.workload.operator,
-            contender=contender.name,
-            kind=contender.kind,
-            mode=mode,
-            execution=execution,
+            **{"contender": contender.name, "kind": contender.kind, "package": contender.package},
+            **{"mode": mode, "execution": execution, "note": contender.returns},
             queries=problem.query_points.shape[:-1].numel(),
             references=problem.reference_points.shape[:-1].numel(),
             clouds=len(problem.ranges()),
@@ -151,7 +149,4 @@ class Contest:
             radius=asked.radius,
             channels=1 if mode in LISTS else problem.features.shape[-1],
             dtype=str(problem.query_points.dtype).removeprefix("torch."),
-            note=contender.returns,
-            package=contender.package,
-            **self.recorder.machine,
         )

@@ -13,7 +13,6 @@ from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig, unknow
 from pointproj.benchmark.peers import Nearest, Pairs, Peer, gather_aggregate, padded_pairs
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
-from pointproj.machine import package_version
 from pointproj.nn.projector import Projector
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve, waits
 
@@ -197,7 +196,7 @@ def backend_contender(name: str, workload: Workload, missing: str | None = None)
     return Contender(
         name=name,
         kind="backend",
-        package=package_version("pointproj"),
+        package="pointproj",
         modes=tuple(mode for mode in workload.modes if mode not in without),
         executions=EXECUTIONS[:2] if name != "auto" and waits(name) else EXECUTIONS,
         find={mode: partial(function, name) for mode, function in find.items()},
@@ -232,7 +231,7 @@ def peer_contender(peer: Peer, workload: Workload, device_type: str = "cuda") ->
     return Contender(
         name=peer.library.name,
         kind="peer",
-        package=package_version(peer.library.distribution),
+        package=peer.library.distribution,
         modes=_modes(peer, workload),
         executions=("eager", "compiled") if peer.finds == "knn" or peer.traceable else ("eager",),
         find=find,
