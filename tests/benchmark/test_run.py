@@ -98,6 +98,18 @@ class TestRun:
         assert (only.status, only.note) == ("failed", "MemoryError: no room for the pairs")
         assert only.p50_ms is None
 
+    def test_clouds_that_cannot_be_made_are_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        def too_large(device: torch.device) -> Question:
+            raise MemoryError("no room for the points")
+
+        config = bench_config(tmp_path, execution=["eager"], backends=["torch"], peers=[])
+        made = measure_small(monkeypatch, config, dataclasses.replace(KNN, question=too_large), KNN)
+        assert [(r.contender, r.mode, r.status) for r in made] == [
+            ("torch", "knn", "failed"),
+            *[("torch", mode, OK) for mode in ("knn", "operator", "step")],
+        ]
+        assert made[0].note == "MemoryError: no room for the points"
+
     def test_missing_peer_is_a_row_that_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         right = peer_named("pykdtree")
         absent = dataclasses.replace(right, library=right.library._replace(imports=("no_such_package",)))
