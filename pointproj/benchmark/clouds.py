@@ -37,7 +37,7 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
 
 
 def measure_workload(recorder: Recorder, workload: Workload, planned: list[Entry]) -> None:
-    """Make the workload's clouds and measure the planned rows; without clouds, rows of each contender say why.
+    """Make the workload's clouds and measure the planned rows; without clouds, rows say why.
 
     Parameters
     ----------
