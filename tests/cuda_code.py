@@ -3,8 +3,8 @@
     python -m tests.cuda_code /usr/local/cuda [--arch 80 90] [--of native warp triton]
 
 Writes benchmarks/kernels/cuda_code.csv, and ends with an error if a kernel does not compile, needs more
-than a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all: also
-what Warp's and Triton's compilers make, once their assembly is marked as of the toolkit's version.
+than a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all:
+also what Warp's and Triton's compilers make, once their assembly is marked as of the toolkit's version.
 """
 
 import argparse
