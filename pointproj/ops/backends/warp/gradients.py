@@ -9,10 +9,19 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
+from pointproj.ops.backends.warp.common import (
+    OPTIONS,
+    REALS,
+    Points,
+    cloud_of,
+    once,
+    point_at,
+    points_struct,
+    squared_distance,
+)
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Lists, Source, meeting
-from pointproj.ops.backends.warp.sums import AT_ONCE, BLOCKS, Problem, form_of, problem_struct, row_functions
+from pointproj.ops.backends.warp.sums import BLOCKS, Problem, form_of, problem_struct, row_functions
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -113,7 +122,8 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         if wp.static(reduce == "mean"):
             for block in range(problem.chunks):
                 own = load(problem.grad, query, block)
-                mean = product(mean, own, load(problem.aggregated, query, block))
+                values = load(problem.aggregated, query, block)
+                mean = product(mean, own, values, block, problem.aggregated.shape[1])
             mean = total_of(mean)
         return mean
 
@@ -137,8 +147,9 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         state.chunk = chunk
         state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
         if wp.static(of_queries):
-            state.base = problem.softmax[row, 0]
-            state.inverse = problem.softmax[row, 1]
+            softmax = problem.softmax[row]
+            state.base = softmax[0]
+            state.inverse = softmax[1]
             state.own = load(problem.grad, row, 0)
             if wp.static(of_points):
                 state.mean = mean_of(row, problem)
@@ -173,9 +184,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     rows = row_functions(form)
     Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product
     _, level_of, weight_of, pull, _ = weights_of(form.kernel, sums)
-    group = lanes(form.lanes)
-    lane, take, any_of_warp, total_of = group.lane, group.take, group.any, group.total
-    count, at_once = group.count, min(AT_ONCE, group.count)
+    squared_of = squared_distance(positions, sums)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
     single, divides = form.single, form.reduce == "mean"
@@ -199,12 +208,22 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
         sums: Sums
 
     @wp.func
-    def add_row_only(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+    def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
+        base = state.base
+        inverse = state.inverse
+        if wp.static(not of_queries):
+            softmax = problem.softmax[row]
+            base = softmax[0]
+            inverse = softmax[1]
+        return state, weight_of(base, wp.sqrt(squared), state.rate, problem.limit) * inverse
+
+    @wp.func
+    def gather_row(state: State, problem: ProblemStruct, exists: bool, other: int, weight: real):
         state.sums = add_row(state.sums, exists, weight, load(problem.grad, other, state.chunk))
         return state, real(0.0)
 
     @wp.func
-    def add_row_and_product(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+    def gather_product(state: State, problem: ProblemStruct, exists: bool, other: int, weight: real):
         """The neighbour's row; of upstream gradient and feature, one is the point's own, the product."""
         sum = real(0.0)
         chunks = wp.where(wp.static(single), 1, problem.chunks)
@@ -214,29 +233,35 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                 if block > 0:
                     own = load(problem.grad, state.row, block)
                 if wp.static(of_points):
-                    sum = product(sum, own, load(problem.features, other, block))
+                    values = load(problem.features, other, block)
+                    sum = product(sum, own, values, block, problem.features.shape[1])
                 if wp.static(scatters):
                     scatter_row(own, exists, weight, problem.d_features, other, block)
             else:
                 if block > 0:
                     own = load(problem.features, state.row, block)
                 values = load(problem.grad, other, block)
-                sum = product(sum, own, values)
+                sum = product(sum, own, values, block, problem.grad.shape[1])
                 if wp.static(gathers):
                     here = exists and block == state.chunk
                     state.sums = add_row(state.sums, here, weight, values)
         return state, sum
 
     scatter_row = rows.scatter
-    add_neighbor = add_row_and_product if of_points or of_queries else add_row_only
+    gather = gather_product if of_points or of_queries else gather_row
 
     @wp.func
-    def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
-        if wp.static(of_queries) and row >= 0:  # of no neighbour the share may be NaN
+    def settle(state: State, problem: ProblemStruct, row: int, weight: real, product: real):
+        mean = state.mean
+        if wp.static(not of_queries and divides):
+            mean = problem.means[row]
+        share = weight * (product - mean)
+        other = problem.others[row]
+        far = wp.sqrt(squared_of(state.q, other))
+        if wp.static(of_queries):
             state.shares[3] += share * (level_of(far, problem.limit) - state.base)
-        if row >= 0 and far > real(0.0):
+        if far > real(0.0):
             scale = share * pull(far, state.rate, problem.limit) / far
-            other = problem.others[row]
             for axis in range(3):
                 along = scale * real(other[axis] - state.q[axis])
                 state.shares[axis] += along
@@ -244,34 +269,4 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                     wp.atomic_add(problem.d_others, row, axis, place(-along))
         return state
 
-    @wp.func
-    def add(state: State, problem: ProblemStruct, row: int, squared: real):
-        far = wp.sqrt(squared)
-        weight = real(0.0)
-        mean = state.mean
-        if row >= 0:
-            base = state.base
-            inverse = state.inverse
-            if wp.static(not of_queries):
-                base = problem.softmax[row, 0]
-                inverse = problem.softmax[row, 1]
-                if wp.static(of_points and divides):
-                    mean = problem.means[row]
-            weight = weight_of(base, far, state.rate, problem.limit) * inverse
-        excess = real(0.0)  # of this lane's neighbour
-        first = int(0)
-        while first < count and any_of_warp(take(row, first) >= 0):
-            for j in range(at_once):
-                other = take(row, first + j)
-                factor = take(weight, first + j)
-                state, part = add_neighbor(state, problem, other >= 0, factor, wp.max(other, 0))
-                if wp.static(of_points):
-                    part = total_of(part)
-                    if lane() == first + j:
-                        excess = part - mean
-            first += at_once
-        if wp.static(of_points):
-            state = add_points(state, problem, row, far, weight * excess)
-        return state
-
-    return Adder(State, ProblemStruct, add)
+    return Adder(State, ProblemStruct, None, weigh, gather, settle if of_points else None)

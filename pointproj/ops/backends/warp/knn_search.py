@@ -119,7 +119,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, block
             state = insert(state, found, squared, row_of(point))
         return state
 
-    find = shell_search(dtype, lanes(1), Visitor(State, FoundStruct, visit, limit, k or LONGEST_LIST))
+    find = shell_search(dtype, lanes(1), Visitor(State, FoundStruct, visit, None, limit, k or LONGEST_LIST))
     single = dtype == torch.float32 and k is not None and k <= SHORT_LIST
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
 

@@ -14,7 +14,7 @@ from pointproj.ops.backends.warp.common import Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
 from pointproj.ops.backends.warp.knn_search import launch_search, sets_of
 from pointproj.ops.backends.warp.neighbors import Lists
-from pointproj.ops.backends.warp.sums import Problem, launch_sums, new_problem
+from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
 from pointproj.ops.backends.warp.traversal import Ball, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -66,8 +66,10 @@ def _problem_of(values: dict[str, Any]) -> Problem:
 
 def _gradient_problem(values: dict[str, Any], **others: Tensor) -> tuple[Problem, Wanted]:
     wanted = Wanted(*(values[f"d_{name}"] for name in DIFFERENTIABLE))
-    grad = values["grad_aggregated"].contiguous()
-    return _problem_of(values)._replace(grad=grad, **others), wanted
+    problem = _problem_of(values)
+    if any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma)):
+        others["aggregated"] = in_words(problem.aggregated)
+    return problem._replace(grad=in_words(values["grad_aggregated"]), **others), wanted
 
 
 def _lists_backward(launch: Launch, **values: Any) -> None:

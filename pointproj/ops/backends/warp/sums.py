@@ -1,6 +1,6 @@
 """The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
-The lanes of a point stand side by side over the channels, with a few neighbours' rows on their way at a time.
+The lanes of a point stand side by side over the channels, each with four in a row, which it reads in one word.
 Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
@@ -20,7 +20,7 @@ from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
 CHANNELS = 32  # that the lanes of a point sum up in one search
-AT_ONCE = 4  # rows of neighbours on their way
+VECTOR = 4  # channels that a lane reads in one word on a GPU
 BLOCKS = 5  # of a multiprocessor at a time
 
 
@@ -46,6 +46,7 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
     """:class:`Problem` inside a kernel."""
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
+    Pair = wp.types.vector(length=2, dtype=real)
 
     @wp.struct
     class ProblemStruct:
@@ -54,7 +55,7 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         limit: real
         features: wp.array2d(dtype=real)
         aggregated: wp.array2d(dtype=real)
-        softmax: wp.array2d(dtype=real)
+        softmax: wp.array(dtype=Pair)
         chunks: int
         grad: wp.array2d(dtype=real)
         means: wp.array(dtype=real)
@@ -69,26 +70,32 @@ class Rows(NamedTuple):
     """Rows of numbers, of which each lane has some channels; chunk by chunk if there are many."""
 
     Channels: Any  # vector of those of a lane
-    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
+    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column anything
     add: wp.Function  # (total, exists, factor, channels) -> total with factor times them, if they exist
-    product: wp.Function  # (sum, channels, channels) -> sum with their products
+    product: wp.Function  # (sum, channels, channels, chunk, columns) -> sum with products of those that exist
     scatter: wp.Function  # (channels, exists, factor, values, row, chunk): add factor times them to the row
     store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
-# With one address for all channels of a lane.
+# A lane's channels in long words, where rows begin at multiples of them: see ``in_words``. What is beyond the last
+# word reads the first one in vain: nothing is to be decided before all rows are on their way.
 _LOAD_ROW = """
 #if defined(__CUDA_ARCH__)
-    const int lane = {lane};
+    struct alignas(16) Word {{ {real} x[{vector}]; }};
+    const int lane = threadIdx.x & {count} - 1;
 #else
+    struct Word {{ {real} x[{vector}]; }};
     const int lane = 0;
 #endif
-    const int first = chunk * {channels} * {count} + lane;
-    const {real}* const from = values.data + static_cast<size_t>(row) * values.shape[1] + first;
     wp::vec_t<{channels}, {real}> loaded;
     #pragma unroll
-    for (int i = 0; i < {channels}; ++i) {{
-        loaded[i] = first + i * {count} < values.shape[1] ? from[i * {count}] : 0;
+    for (int i = 0; i < {channels}; i += {vector}) {{
+        const int column = (chunk * {count} + lane) * {channels} + i;
+        const char* const first = reinterpret_cast<const char*>(values.data + (column < values.shape[1] ? column : 0));
+        const size_t offset = static_cast<size_t>(static_cast<unsigned>(row)) * static_cast<unsigned>(values.strides[0]);
+        const Word word = *reinterpret_cast<const Word*>(first + offset);
+        #pragma unroll
+        for (int j = 0; j < {vector}; ++j) loaded[i + j] = word.x[j];
     }}
     return loaded;
 """
@@ -114,26 +121,28 @@ def row_functions(form: Form) -> Rows:
     matrix, channels = wp.array2d(dtype=real), form.channels
     Channels = wp.types.vector(length=channels, dtype=real)
     count, lane = form.lanes, lanes(form.lanes).lane
-    names = {"channels": channels, "count": count, "lane": f"threadIdx.x & {count - 1}"}
+    names = {"channels": channels, "count": count, "vector": 1 if count == 1 else VECTOR}
     names["real"] = "float" if form.sums == torch.float32 else "double"
 
     @wp.func
     def column(chunk: int, i: int):
-        return (chunk * channels + i) * count + lane()
+        return (chunk * count + lane()) * channels + i
 
     @wp.func_native(_LOAD_ROW.format(**names))
     def load(values: matrix, row: int, chunk: int) -> Channels: ...
 
     @wp.func
     def add(total: Channels, exists: bool, factor: real, values: Channels):
-        for i in range(channels):  # what is not there may be infinite
-            total[i] = wp.where(exists, multiply_add(factor, values[i], total[i]), total[i])
+        if exists:  # what is not there may be infinite
+            for i in range(channels):
+                total[i] = multiply_add(factor, values[i], total[i])
         return total
 
     @wp.func
-    def product(total: real, own: Channels, values: Channels):
+    def product(total: real, own: Channels, values: Channels, chunk: int, columns: int):
         for i in range(channels):
-            total = multiply_add(own[i], values[i], total)
+            if column(chunk, i) < columns:
+                total = multiply_add(own[i], values[i], total)
         return total
 
     @wp.func
@@ -157,13 +166,24 @@ def new_problem(
     """The problem as kernels take it."""
     chunks = -(-features.shape[1] // CHANNELS)
     numbers = weighting.power, limit_of(weighting)
-    return Problem(sigma, *numbers, features.contiguous(), aggregated, softmax, chunks)
+    return Problem(sigma, *numbers, in_words(features), aggregated, softmax, chunks)
+
+
+def in_words(values: Tensor) -> Tensor:
+    """Rows as kernels read them: on a GPU each begins at a multiple of 16 bytes, padded with zeros."""
+    values = values.contiguous()
+    if not values.is_cuda:
+        return values
+    if values.shape[1] % VECTOR:
+        return torch.nn.functional.pad(values, (0, -values.shape[1] % VECTOR))
+    return values.clone() if values.data_ptr() % 16 else values
 
 
 def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
     """What to compile for: channels are divided evenly among as many passes as they take."""
     count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
     channels = -(-columns // (problem.chunks * count))
+    channels = channels if count == 1 else -(-channels // VECTOR) * VECTOR
     dtypes = own.positions.dtype, problem.features.dtype
     return Form(
         type(source), *dtypes, count, channels, problem.chunks == 1, weighting.kernel, weighting.reduce
@@ -192,7 +212,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     rate_of, *_ = weights_of(form.kernel, sums)
     relative = is_relative(form.kernel, reduce)
     adder = _sum_adder(form)
-    State = adder.State
+    State, Pair = adder.State, wp.types.vector(length=2, dtype=real)
     SourceStruct, each_neighbor = meeting(form, adder)
 
     @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
@@ -218,8 +238,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
             inverse = real(wp.nan)
         store(state.sums, inverse, problem.aggregated, query, chunk)
         if chunk == 0 and lane() == 0:
-            problem.softmax[query, 0] = state.base
-            problem.softmax[query, 1] = inverse
+            problem.softmax[query] = Pair(state.base, inverse)
 
     return aggregate
 
@@ -232,9 +251,7 @@ def _sum_adder(form: Form) -> Adder:
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
     Channels, load, add_row = rows.Channels, rows.load, rows.add
-    group = lanes(form.lanes)
-    take, any_of_warp, minimum, at_once = group.take, group.any, group.minimum, min(AT_ONCE, group.count)
-    count = group.count
+    minimum = lanes(form.lanes).minimum
     _, level_of, weight_of, *_ = weights_of(form.kernel, sums)
 
     @wp.struct
@@ -248,31 +265,25 @@ def _sum_adder(form: Form) -> Adder:
         sums: Channels
 
     @wp.func
-    def add(state: State, problem: ProblemStruct, row: int, squared: real):
-        far = wp.sqrt(squared)
-        if wp.static(relative):
-            level = real(wp.inf)
-            if row >= 0:
-                level = level_of(far, problem.limit)
-            if any_of_warp(level < state.base):
-                nearest = minimum(level)
-                if nearest < state.base:
-                    rescale = wp.exp((nearest - state.base) * state.rate)
-                    state.total *= rescale
-                    state.sums *= rescale
-                    state.base = nearest
-        weight = real(0.0)
-        if row >= 0:
-            weight = weight_of(state.base, far, state.rate, problem.limit)
-            state.total += weight
-        first = int(0)
-        while first < count and any_of_warp(take(row, first) >= 0):
-            for j in range(at_once):
-                other = take(row, first + j)
-                factor = take(weight, first + j)
-                values = load(problem.features, wp.max(other, 0), state.chunk)
-                state.sums = add_row(state.sums, other >= 0, factor, values)
-            first += at_once
+    def approach(state: State, problem: ProblemStruct, least: real):
+        """From now on weights are relative to the nearest neighbour among the new ones, if it is nearer."""
+        nearest = minimum(level_of(wp.sqrt(least), problem.limit))
+        if nearest < state.base:
+            rescale = wp.exp((nearest - state.base) * state.rate)
+            state.total *= rescale
+            state.sums *= rescale
+            state.base = nearest
         return state
 
-    return Adder(State, ProblemStruct, add)
+    @wp.func
+    def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
+        weight = weight_of(state.base, wp.sqrt(squared), state.rate, problem.limit)
+        state.total += weight
+        return state, weight
+
+    @wp.func
+    def gather(state: State, problem: ProblemStruct, exists: bool, row: int, weight: real):
+        state.sums = add_row(state.sums, exists, weight, load(problem.features, row, state.chunk))
+        return state, real(0.0)
+
+    return Adder(State, ProblemStruct, approach if relative else None, weigh, gather, None)

@@ -17,6 +17,7 @@ from pointproj.ops.backends.warp.common import REALS, once, packed_point, square
 from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.pairs import largest_square_within, largest_squares_within
 
+AT_ONCE = 2  # points that a lane reads before it looks at the first
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
 PLENTY = 3  # it should hold so many times the neighbours wanted
 
@@ -28,6 +29,7 @@ class Visitor(NamedTuple):
     Data: Any  # struct with what there is to read and write
     # (state, data, q, point, squared distance, exists) -> state; every lane brings a candidate, or none
     visit: wp.Function
+    pause: wp.Function | None = None  # (state, data) -> state, after AT_ONCE of them
     limit: wp.Function | None = None  # of the nearest: (state, data) -> square beyond which none matters
     wanted: int = 0  # of the nearest: how many
 
@@ -49,28 +51,33 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     load_point, _, _ = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
-    any_of_warp = lanes.any
+    any_of_warp, pause = lanes.any, visitor.pause
+    Several = wp.types.matrix(shape=(AT_ONCE, 4), dtype=real)
 
     @wp.func
-    def meet(state: State, q: vec3, points: sorted_points, data: Data, at: int, exists: bool):
-        point = vec4()
-        if exists:
-            point = load_point(points, at)
+    def meet(state: State, q: vec3, point: vec4, data: Data, exists: bool):
         squared = squared_of(q, vec3(point[0], point[1], point[2]))
         return visit(state, data, q, point, squared, exists)
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
-            state = meet(state, q, points, data, at, True)
+            state = meet(state, q, load_point(points, at), data, True)
         return state
 
     @wp.func
     def visit_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
+        several = Several()
         i = int(0)
         while any_of_warp(i < count):
-            state = meet(state, q, points, data, begin + i, i < count)
-            i += 1
+            for j in range(AT_ONCE):  # all on their way before the first is looked at
+                if i + j < count:
+                    several[j] = load_point(points, begin + i + j)
+            for j in range(AT_ONCE):
+                state = meet(state, q, several[j], data, i + j < count)
+            if wp.static(pause is not None):
+                state = pause(state, data)
+            i += AT_ONCE
         return state
 
     return visit_run if lanes.count == 1 else visit_runs
