@@ -16,7 +16,6 @@ from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
     Batch,
-    BatchStruct,
     Points,
     cloud_of,
     first_row_of,
@@ -126,24 +125,25 @@ def fill_cell_list(
     count = WARP if device.type == "cuda" else 1
     cells.start.zero_()
     placed = torch.empty(len(cells.points), 2, dtype=torch.int32, device=device)
-    begins, rows, grids, first_cell = [], 0, 0, 0  # of each set in the tables
+    placed_sets, rows, grids, first_cell = [], 0, 0, 0
     for points in sets:
         batch = points.batch
-        begins.append((rows, grids, first_cell))
+        points = points._replace(first=rows, first_grid=grids, first_cell=first_cell)
+        placed_sets.append(points)
         density = cells_per_two_points(batch.rows, for_radius, device.type)
         parts = min(batch.rows // (PART * max(1, batch.count)), MOST_PARTS) or 1
         corners = torch.empty(parts * batch.count, 6, dtype=dtype, device=device)
         launch(bound_kernel(dtype, count), (len(corners), count), points, parts, corners, block_dim=64)
-        given = batch, parts, corners, density, radius, radius_on_device, begins[-1]
+        given = points, parts, corners, density, radius, radius_on_device
         launch(divide_kernel(dtype, count), (batch.count, count), *given, cells)
-        launch(count_kernel(dtype), batch.rows, points, begins[-1], cells, placed)
+        launch(count_kernel(dtype), batch.rows, points, cells, placed)
         rows, grids = rows + batch.rows, grids + batch.count
         first_cell += _cells_of(batch.rows, batch.count, density)
     torch.cumsum(cells.start, 0, dtype=torch.int32, out=cells.start)
     if placed.is_cuda and torch.are_deterministic_algorithms_enabled():
         _rank_in_order(placed, cells.start)
-    for points, begin in zip(sets, begins, strict=True):
-        launch(scatter_kernel(dtype), points.batch.rows, points, begin, placed, cells)
+    for points in placed_sets:
+        launch(scatter_kernel(dtype), points.batch.rows, points, placed, cells)
 
 
 def _rank_in_order(placed: Tensor, start: Tensor) -> None:
@@ -244,20 +244,19 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     Their means are the box that holds most of the cloud, but no outliers.
     """
     real, vec3, _ = REALS[dtype]
-    CellListStruct = cell_list_struct(dtype)
+    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
     shape_of = _shape_function(dtype)
     group = lanes(count)
     item, lane, minimum, total = group.item, group.lane, group.minimum, group.total
 
     @wp.kernel(**OPTIONS)
     def divide(
-        batch: BatchStruct,
+        points: PointsStruct,
         parts: int,
         corners: wp.array2d(dtype=real),
         density: int,
         radius: real,
         radius_on_device: wp.array(dtype=real),
-        begin: wp.vec3i,
         cells: CellListStruct,
     ):
         """Launched over clouds and lanes; fills ``frames`` and ``shapes`` of the cell list."""
@@ -278,7 +277,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 sum_high += part_high
                 filled += real(1.0)
         filled = total(filled)
-        grid = begin[1] + cloud
+        grid = points.first_grid + cloud
         extent = vec3()
         for axis in range(3):
             low[axis] = minimum(low[axis])
@@ -292,8 +291,8 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 high[axis] = wp.min(high[axis], mean_high)
             if filled > real(0.0):
                 extent[axis] = wp.max(high[axis] - low[axis], real(0.0))
-        base = begin[2] + density * first_row_of(cloud, batch) / 2 + 2 * cloud
-        last = begin[2] + density * first_row_of(cloud + 1, batch) / 2 + 2 * cloud + 1
+        base = points.first_cell + density * first_row_of(cloud, points.batch) / 2 + 2 * cloud
+        last = points.first_cell + density * first_row_of(cloud + 1, points.batch) / 2 + 2 * cloud + 1
         width = real(EDGE) * radius
         if radius_on_device:
             width = real(EDGE) * radius_on_device[0]
@@ -316,20 +315,18 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     load, cell_at, row_of_cells = grid_of.load, grid_of.cell_at, grid_of.row
 
     @wp.kernel(**OPTIONS)
-    def count(
-        points: PointsStruct, begin: wp.vec3i, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)
-    ):
+    def count(points: PointsStruct, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
         """Launched over the points of a set; fills ``placed``, counts in ``start`` behind each cell."""
         row = wp.tid()
         p = points.positions[row]
-        number = begin[1] + cloud_of(row, points.batch)
+        number = points.first_grid + cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
             grid = load(cells, number, p)
             at = cell_at(p, grid)
             cell = row_of_cells(grid, at[1], at[2]) + at[0]
-        placed[begin[0] + row, 0] = cell
-        placed[begin[0] + row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
+        placed[points.first + row, 0] = cell
+        placed[points.first + row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
 
     return count
 
@@ -341,12 +338,10 @@ def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
     _, store_point, _ = packed_point(dtype)
 
     @wp.kernel(**OPTIONS)
-    def scatter(
-        points: PointsStruct, begin: wp.vec3i, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct
-    ):
+    def scatter(points: PointsStruct, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct):
         """Launched over the points of a set; fills ``points`` of the cell list."""
         row = wp.tid()
-        at = cells.start[placed[begin[0] + row, 0]] + placed[begin[0] + row, 1]
+        at = cells.start[placed[points.first + row, 0]] + placed[points.first + row, 1]
         store_point(cells.points, at, points.positions[row], row)
 
     return scatter

@@ -22,6 +22,7 @@ def once(make: Callable[..., Any]) -> Callable[..., Any]:
     """``functools.cache`` for what makes kernels: Warp registers those of one thread at a time."""
     cached = functools.cache(make)
 
+    @functools.cache  # which finds what has been made without the lock
     @functools.wraps(make)
     def locked(*args: Any) -> Any:
         with building:
@@ -81,7 +82,9 @@ class Points(NamedTuple):
     positions: Tensor | None  # (rows, 3)
     batch: Batch
     ordered: Tensor | None = None  # (n, 4): the sorted points of a cell list, if taken in that order
-    first: int = 0  # where this set begins among those
+    first: int = 0  # where this set begins among the sorted points of a cell list
+    first_grid: int = 0  # and among its grids
+    first_cell: int = 0
 
 
 @once
@@ -95,6 +98,8 @@ def points_struct(dtype: torch.dtype) -> Any:
         batch: BatchStruct
         ordered: wp.array2d(dtype=real)
         first: int
+        first_grid: int
+        first_cell: int
 
     return PointsStruct
 

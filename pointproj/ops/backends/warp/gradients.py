@@ -35,6 +35,11 @@ class Wanted(NamedTuple):
     features: Tensor | None
     sigma: Tensor | None
 
+    @property
+    def of_points(self) -> bool:
+        """Whether any is wanted that takes products of upstream gradients and features."""
+        return any(d is not None for d in (self.query_points, self.reference_points, self.sigma))
+
 
 class Gathered(NamedTuple):
     """Which gradients a kernel fills.
@@ -61,7 +66,7 @@ def launch_query_gradients(
             if getattr(wanted, name) is not None:
                 getattr(wanted, name).zero_()
         problem = problem._replace(d_others=wanted.reference_points, d_features=wanted.features)
-    of_points = any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma))
+    of_points = wanted.of_points
     gathered = Gathered(True, of_points, over_lists and wanted.features is not None)
     d_points = wanted.query_points
     if d_points is None and of_points:
@@ -109,7 +114,8 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     load, product, store = rows.load, rows.product, rows.store
     group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_, per_sigma = weights_of(form.kernel, sums)
+    weights = weights_of(form.kernel, reduce, sums)
+    rate_of, per_sigma = weights.rate, weights.per_sigma
     adder = _gradient_adder(form, gathered)
     State = adder.State
     SourceStruct, each_neighbor = meeting(form, adder)
@@ -164,7 +170,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
             if chunk == 0 and lane() == 0:
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] * per_sigma(problem.sigma[0])
+                    of_sigma[row] = state.shares[3] * per_sigma(state.rate)
                     if problem.means:
                         problem.means[row] = state.mean
 
@@ -183,7 +189,8 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
     Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product
-    _, level_of, weight_of, pull, _ = weights_of(form.kernel, sums)
+    weights = weights_of(form.kernel, form.reduce, sums)
+    absolute, beyond, weight_of, pull = weights.absolute, weights.beyond, weights.weight, weights.pull
     squared_of = squared_distance(positions, sums)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
@@ -259,7 +266,8 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
         other = problem.others[row]
         far = wp.sqrt(squared_of(state.q, other))
         if wp.static(of_queries):
-            state.shares[3] += share * (level_of(far, problem.limit) - state.base)
+            base = wp.where(wp.static(divides), state.base, real(absolute))
+            state.shares[3] += share * beyond(base, far, state.rate, problem.limit)
         if far > real(0.0):
             scale = share * pull(far, state.rate, problem.limit) / far
             for axis in range(3):
@@ -269,4 +277,4 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                     wp.atomic_add(problem.d_others, row, axis, place(-along))
         return state
 
-    return Adder(State, ProblemStruct, None, weigh, gather, settle if of_points else None)
+    return Adder(State, ProblemStruct, None, None, weigh, gather, settle if of_points else None)

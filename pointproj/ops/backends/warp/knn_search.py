@@ -69,13 +69,14 @@ def _search(
     rows: Tensor,
     distances: Tensor,
 ) -> None:
-    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    launch_search(launch, both, tables, Found(rows, distances))
+    sets = sets_of(Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds))
+    launch_search(launch, *sets, tables, Found(rows, distances))
 
 
-def launch_search(launch: Launch, clouds: Clouds, tables: list[Tensor], found: Found) -> None:
+def launch_search(
+    launch: Launch, queries: Points, references: Points, tables: list[Tensor], found: Found
+) -> None:
     """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
-    queries, references = sets_of(clouds)
     cells = CellList(*tables) if tables else new_cell_list(launch, [references], for_radius=False)
     k = found.rows.shape[1]
     own = in_order_of(cells, queries, references)

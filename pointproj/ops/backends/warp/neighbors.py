@@ -1,7 +1,7 @@
 """Where sums get their neighbours from: a search within a radius, or lists of them.
 
 On a GPU the neighbours of a point wait in a queue in shared memory until there are enough of them. Then each
-lane finds the weights of some, and all lanes together add up the rows of all. On a CPU each is added as it comes.
+lane finds the weights of some, and all lanes together add up all rows. On a CPU each is added as it comes.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,14 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
 from pointproj.ops.backends.warp.lanes import LANES, bit_count, bits_before, lanes, sync
-from pointproj.ops.backends.warp.traversal import AT_ONCE, Ball, Visitor, ball_search, ball_struct, square_function
+from pointproj.ops.backends.warp.traversal import (
+    AT_ONCE,
+    Ball,
+    Visitor,
+    ball_search,
+    ball_struct,
+    square_function,
+)
 
 BLOCK = 128  # threads that share memory
 WAITING = 80  # neighbours of a point that the queue holds
@@ -79,6 +86,7 @@ class Adder(NamedTuple):
 
     State: Any  # struct with ``waiting`` (int) and ``square`` (real of positions), which are the source's
     Problem: Any  # struct
+    counts: wp.Function | None  # (problem, row) -> whether weights may be relative to that of a neighbour
     approach: wp.Function | None  # (state, problem, least squared distance of the lane's new ones) -> state
     weigh: wp.Function  # (state, problem, row, squared distance) -> state, weight; each lane some
     gather: wp.Function  # (state, problem, exists, row, weight) -> state, lane's part of a product; all lanes
@@ -96,19 +104,19 @@ def meeting(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
 def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Function]:
     """How neighbours are added, one from each lane at a time.
 
-    ``meet(state, problem, exists, row, squared)`` takes them, ``pause(state, problem)`` adds them if the queue
-    may have no room for what two more meetings bring, ``finish(state, problem)`` in any case.
+    ``meet(state, problem, exists, row, squared)`` takes them, ``pause(state, problem)`` adds them up if there
+    may be no room for what AT_ONCE more meetings bring, ``finish(state, problem)`` in any case.
     """
     group = lanes(form.lanes)
     real, *_ = REALS[form.sums]
-    State, Problem, approach, weigh, gather, settle = adder
+    State, Problem, counts, approach, weigh, gather, settle = adder
     count, lane, any_of_warp, ballot, total_of = group.count, group.lane, group.any, group.ballot, group.total
 
     @wp.func
     def meet_one(state: State, problem: Problem, exists: bool, row: int, squared: real):
         if exists:
             if wp.static(approach is not None):
-                state = approach(state, problem, squared)
+                state = approach(state, problem, wp.where(counts(problem, row), squared, real(wp.inf)))
             state, weight = weigh(state, problem, row, squared)
             state, product = gather(state, problem, True, row, weight)
             if wp.static(settle is not None):
@@ -131,7 +139,8 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
         if wp.static(approach is not None):
             least = real(wp.inf)
             for i in range(lane(), state.waiting, count):
-                least = wp.min(least, number_at(queue, i))
+                if counts(problem, row_at(queue, i)):
+                    least = wp.min(least, number_at(queue, i))
             state = approach(state, problem, least)
         for i in range(lane(), state.waiting, count):
             row = row_at(queue, i)

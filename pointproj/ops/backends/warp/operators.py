@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.cell_list import CellList
 from pointproj.ops.backends.warp.cell_list_build import cell_list_specs, cells_per_two_points, fill_cell_list
-from pointproj.ops.backends.warp.common import Points
+from pointproj.ops.backends.warp.common import Batch, Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
 from pointproj.ops.backends.warp.knn_search import launch_search, sets_of
 from pointproj.ops.backends.warp.neighbors import Lists
@@ -59,27 +59,24 @@ def radius_aggregate(
     ]
 
 
-def _problem_of(values: dict[str, Any]) -> Problem:
-    names = "aggregated", "softmax"
-    return new_problem(values["features"], values["sigma"], weighting_of(values), *(values[n] for n in names))
-
-
-def _gradient_problem(values: dict[str, Any], **others: Tensor) -> tuple[Problem, Wanted]:
-    wanted = Wanted(*(values[f"d_{name}"] for name in DIFFERENTIABLE))
-    problem = _problem_of(values)
-    if any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma)):
-        others["aggregated"] = in_words(problem.aggregated)
-    return problem._replace(grad=in_words(values["grad_aggregated"]), **others), wanted
+def _gradient_problem(values: dict[str, Any], others: Tensor) -> tuple[Problem, Weighting, Wanted]:
+    wanted = Wanted(*[values[f"d_{name}"] for name in DIFFERENTIABLE])
+    weighting, aggregated = weighting_of(values), values["aggregated"]
+    if wanted.of_points:
+        aggregated = in_words(aggregated)
+    problem = new_problem(values["features"], values["sigma"], weighting, aggregated, values["softmax"])
+    return problem._replace(grad=in_words(values["grad_aggregated"]), others=others), weighting, wanted
 
 
 def _lists_backward(launch: Launch, **values: Any) -> None:
     if values["grad_aggregated"].is_cuda and torch.are_deterministic_algorithms_enabled():
         _fill_in_fixed_order(values)
         return
-    problem, wanted = _gradient_problem(values, others=values["reference_points"])
-    queries, _ = sets_of(Clouds(values["query_points"], None, values["reference_points"], None, 1))
-    source = Lists(values["reference_points"], values["neighbor_indices"])
-    launch_query_gradients(launch, queries, source, problem, weighting_of(values), wanted)
+    queries, references = values["query_points"], values["reference_points"]
+    problem, weighting, wanted = _gradient_problem(values, references)
+    own = Points(queries, Batch(None, queries.shape[0], 1))
+    source = Lists(references, values["neighbor_indices"])
+    launch_query_gradients(launch, own, source, problem, weighting, wanted)
 
 
 def _fill_in_fixed_order(values: dict[str, Any]) -> None:
@@ -127,7 +124,7 @@ def _aggregate_neighbors(
     softmax: Tensor,
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
-    queries, _ = sets_of(Clouds(query_points, None, reference_points, None, 1))
+    queries = Points(query_points, Batch(None, query_points.shape[0], 1))
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
     launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
 
@@ -167,9 +164,9 @@ def _knn_aggregate(
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    queries, references = sets_of(both)
     heap = query_points.new_empty(query_points.shape[0], k) if k > LONGEST_LIST else None
-    launch_search(launch, both, tables, Found(neighbor_indices, heap))
-    queries, _ = sets_of(both)
+    launch_search(launch, queries, references, tables, Found(neighbor_indices, heap))
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
     launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
 
@@ -212,9 +209,9 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     clouds = Clouds(*(values[name] for name in Clouds._fields[:-1]), values["clouds"])
     made = CellList(*(values[name] for name in ("frames", "shapes", "start", "sorted_points")))
     _, sides, balls = _sides(clouds, values["tables"], made, values["radius"])
-    (queries, references), weighting = sides, weighting_of(values)
-    problem, wanted = _gradient_problem(values, others=references.positions)
-    if any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma)):
+    queries, references = sides
+    problem, weighting, wanted = _gradient_problem(values, references.positions)
+    if wanted.of_points:
         problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
         launch_query_gradients(launch, queries, balls[0], problem, weighting, wanted)
     if wanted.reference_points is not None or wanted.features is not None:

@@ -1,6 +1,6 @@
 """The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
-The lanes of a point stand side by side over the channels, each with four in a row, which it reads in one word.
+The lanes of a point stand side by side over the channels, each with four in a row, read in one word.
 Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
@@ -77,8 +77,8 @@ class Rows(NamedTuple):
     store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
-# A lane's channels in long words, where rows begin at multiples of them: see ``in_words``. What is beyond the last
-# word reads the first one in vain: nothing is to be decided before all rows are on their way.
+# A lane's channels in long words, at multiples of which rows begin: see ``in_words``. A lane beyond the last
+# column reads the first in vain: nothing has to be decided before rows are on their way.
 _LOAD_ROW = """
 #if defined(__CUDA_ARCH__)
     struct alignas(16) Word {{ {real} x[{vector}]; }};
@@ -91,9 +91,9 @@ _LOAD_ROW = """
     #pragma unroll
     for (int i = 0; i < {channels}; i += {vector}) {{
         const int column = (chunk * {count} + lane) * {channels} + i;
-        const char* const first = reinterpret_cast<const char*>(values.data + (column < values.shape[1] ? column : 0));
-        const size_t offset = static_cast<size_t>(static_cast<unsigned>(row)) * static_cast<unsigned>(values.strides[0]);
-        const Word word = *reinterpret_cast<const Word*>(first + offset);
+        const {real}* const first = values.data + (column < values.shape[1] ? column : 0);
+        const size_t offset = size_t(unsigned(row)) * unsigned(values.strides[0]);
+        const Word word = *reinterpret_cast<const Word*>(reinterpret_cast<const char*>(first) + offset);
         #pragma unroll
         for (int j = 0; j < {vector}; ++j) loaded[i + j] = word.x[j];
     }}
@@ -209,7 +209,8 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     store = row_functions(form).store
     group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_ = weights_of(form.kernel, sums)
+    weights = weights_of(form.kernel, reduce, sums)
+    rate_of, absolute = weights.rate, weights.absolute
     relative = is_relative(form.kernel, reduce)
     adder = _sum_adder(form)
     State, Pair = adder.State, wp.types.vector(length=2, dtype=real)
@@ -225,8 +226,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
         state = State()
         state.chunk = chunk
         state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
-        if wp.static(relative):
-            state.base = real(wp.inf)
+        state.base = real(wp.static(wp.inf if relative else absolute))
         state = each_neighbor(state, query, q, cloud_of(query, queries.batch), source, problem)
         inverse = real(1.0)
         if wp.static(reduce == "mean"):
@@ -252,7 +252,8 @@ def _sum_adder(form: Form) -> Adder:
     rows = row_functions(form)
     Channels, load, add_row = rows.Channels, rows.load, rows.add
     minimum = lanes(form.lanes).minimum
-    _, level_of, weight_of, *_ = weights_of(form.kernel, sums)
+    weights, by_count = weights_of(form.kernel, form.reduce, sums), form.reduce == "relative"
+    level_of, weight_of = weights.level, weights.weight
 
     @wp.struct
     class State:
@@ -265,11 +266,18 @@ def _sum_adder(form: Form) -> Adder:
         sums: Channels
 
     @wp.func
+    def counts(problem: ProblemStruct, row: int):
+        """Whether weights may be relative to that of a neighbour."""
+        if wp.static(by_count):
+            return problem.features[row, problem.aggregated.shape[1] - 1] != real(0.0)
+        return True
+
+    @wp.func
     def approach(state: State, problem: ProblemStruct, least: real):
-        """From now on weights are relative to the nearest neighbour among the new ones, if it is nearer."""
+        """From now on weights are relative to the nearest that counts among the new ones, if it is nearer."""
         nearest = minimum(level_of(wp.sqrt(least), problem.limit))
         if nearest < state.base:
-            rescale = wp.exp((nearest - state.base) * state.rate)
+            rescale = weight_of(nearest, state.base, state.rate, problem.limit)
             state.total *= rescale
             state.sums *= rescale
             state.base = nearest
@@ -286,4 +294,4 @@ def _sum_adder(form: Form) -> Adder:
         state.sums = add_row(state.sums, exists, weight, load(problem.features, row, state.chunk))
         return state, real(0.0)
 
-    return Adder(State, ProblemStruct, approach if relative else None, weigh, gather, None)
+    return Adder(State, ProblemStruct, counts, approach if relative else None, weigh, gather, None)
