@@ -31,6 +31,11 @@ def once(make: Callable[..., Any]) -> Callable[..., Any]:
     return locked
 
 
+def aligned(values: Tensor) -> Tensor:
+    """The same, at an address that is a multiple of 16: a GPU reads words of 16 bytes nowhere else."""
+    return values.clone() if values.data_ptr() % 16 else values
+
+
 class Batch(NamedTuple):
     """How packed rows are divided among the clouds of a batch; in kernels :class:`BatchStruct`."""
 
@@ -82,9 +87,6 @@ class Points(NamedTuple):
     positions: Tensor | None  # (rows, 3)
     batch: Batch
     ordered: Tensor | None = None  # (n, 4): the sorted points of a cell list, if taken in that order
-    first: int = 0  # where this set begins among the sorted points of a cell list
-    first_grid: int = 0  # and among its grids
-    first_cell: int = 0
 
 
 @once
@@ -97,9 +99,6 @@ def points_struct(dtype: torch.dtype) -> Any:
         positions: wp.array(dtype=vec3)
         batch: BatchStruct
         ordered: wp.array2d(dtype=real)
-        first: int
-        first_grid: int
-        first_cell: int
 
     return PointsStruct
 
@@ -114,7 +113,7 @@ def point_at(dtype: torch.dtype) -> wp.Function:
     @wp.func
     def take(points: PointsStruct, at: int):
         if points.ordered:
-            point = load_point(points.ordered, points.first + at)
+            point = load_point(points.ordered, at)
             return row_of(point), vec3(point[0], point[1], point[2])
         return at, points.positions[at]
 

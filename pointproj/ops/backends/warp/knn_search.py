@@ -6,7 +6,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct
+from pointproj.ops.backends.warp.cell_list import CellList, cell_list_of, cell_list_struct
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -77,7 +77,7 @@ def launch_search(
     launch: Launch, queries: Points, references: Points, tables: list[Tensor], found: Found
 ) -> None:
     """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
-    cells = CellList(*tables) if tables else new_cell_list(launch, [references], for_radius=False)
+    cells = cell_list_of(tables) if tables else new_cell_list(launch, references, for_radius=False)
     k = found.rows.shape[1]
     own = in_order_of(cells, queries, references)
     in_list = k if k <= LONGEST_LIST else None

@@ -12,7 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList
+from pointproj.ops.backends.warp.cell_list import cell_list_of
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -68,11 +68,11 @@ def _queries_and_ball(
     """What is searched for, and where. Without tables it builds its own, which spares another operator."""
     queries, references = sets_of(clouds)
     if tables:
-        cells = CellList(*tables)
+        cells = cell_list_of(tables)
     else:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
-        cells = new_cell_list(launch, [references], True, radius, largest)
-    return in_order_of(cells, queries, references), new_ball(cells, 0, radius, radii)
+        cells = new_cell_list(launch, references, True, radius, largest)
+    return in_order_of(cells, queries, references), new_ball(cells, radius, radii)
 
 
 def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:

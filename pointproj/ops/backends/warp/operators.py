@@ -1,22 +1,19 @@
-"""The aggregations as torch operators: over given neighbours, over the k nearest, within a radius.
-
-Each search and its sums are one operator: that spares eager calls the time of another.
-"""
+"""The aggregations as torch operators: over given neighbours, over the k nearest, within a radius."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList
-from pointproj.ops.backends.warp.cell_list_build import cell_list_specs, cells_per_two_points, fill_cell_list
+from pointproj.ops.backends.warp.cell_list import cell_list_of
+from pointproj.ops.backends.warp.cell_list_build import build_cell_list, new_cell_list
 from pointproj.ops.backends.warp.common import Batch, Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
-from pointproj.ops.backends.warp.knn_search import launch_search, sets_of
+from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, sets_of
 from pointproj.ops.backends.warp.neighbors import Lists
 from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
-from pointproj.ops.backends.warp.traversal import Ball, new_ball
+from pointproj.ops.backends.warp.traversal import new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
@@ -50,13 +47,13 @@ def radius_aggregate(
 ) -> Tensor:
     """Weighted mean or sum of the features within ``radius``: nothing is listed, nothing truncated.
 
-    Gradients that belong to reference points are gathered by the transposed search, over the queries near
-    each of them, so the queries are sorted with the references where these want a gradient.
+    Gradients that belong to reference points are gathered by the transposed search, over the queries near each
+    of them: the backward sorts the queries.
     """
-    sorts_queries = features.requires_grad or clouds.reference_points.requires_grad
-    return _radius_aggregate(*clouds, list(tables or ()), sorts_queries, features, sigma, radius, *weighting)[
-        0
-    ]
+    if tables is None:
+        points = clouds.reference_points.detach()
+        tables = build_cell_list(points, clouds.reference_offsets, clouds.count, radius)
+    return _radius_aggregate(*clouds, list(tables), features, sigma, radius, *weighting)[0]
 
 
 def _gradient_problem(values: dict[str, Any], others: Tensor) -> tuple[Problem, Weighting, Wanted]:
@@ -171,52 +168,22 @@ def _knn_aggregate(
     launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
 
 
-def _radius_specs(
-    query_points: Tensor,
-    reference_points: Tensor,
-    clouds: int,
-    tables: list[Tensor],
-    sorts_queries: bool,
-    features: Tensor,
-    **_: Any,
-) -> dict:
-    sets = ([] if tables else [reference_points]) + ([query_points] if sorts_queries else [])
-    rows = [points.shape[0] for points in sets]
-    sizes = [(n, cells_per_two_points(n, True, features.device.type)) for n in rows]
-    return _sum_specs(query_points, features) | cell_list_specs(sizes, query_points.dtype, clouds)
-
-
-def _sides(
-    clouds: Clouds, given: list[Tensor], made: CellList, radius: float
-) -> tuple[list[Points], tuple[Points, Points], tuple[Ball, Ball]]:
-    """What has to be sorted; queries and references in the order of their cells; where each searches.
-
-    The references are in the tables ``given``, or with the queries in those ``made``. Where the queries are
-    not sorted, they are taken as they come, and must not be searched.
-    """
-    queries, references = sets_of(clouds)
-    cells = CellList(*given) if given else made
-    sorts_queries = len(made.frames) > (0 if given else clouds.count)
-    unsorted = ([] if given else [references]) + ([queries] if sorts_queries else [])
-    first_row, first_grid = (0, 0) if given else (references.batch.rows, clouds.count)
-    if sorts_queries:
-        queries = queries._replace(ordered=made.points, first=first_row)
-    balls = new_ball(cells, 0, radius), new_ball(made, first_grid, radius)
-    return unsorted, (queries, references._replace(ordered=cells.points)), balls
-
-
 def _radius_backward(launch: Launch, **values: Any) -> None:
-    clouds = Clouds(*(values[name] for name in Clouds._fields[:-1]), values["clouds"])
-    made = CellList(*(values[name] for name in ("frames", "shapes", "start", "sorted_points")))
-    _, sides, balls = _sides(clouds, values["tables"], made, values["radius"])
-    queries, references = sides
+    clouds = Clouds(*[values[name] for name in Clouds._fields[:-1]], values["clouds"])
+    queries, references = sets_of(clouds)
+    cells, radius = cell_list_of(values["tables"]), values["radius"]
     problem, weighting, wanted = _gradient_problem(values, references.positions)
+    of_references = wanted.reference_points is not None or wanted.features is not None
+    if of_references:
+        query_cells = new_cell_list(launch, queries, True, radius)
+        queries = queries._replace(ordered=query_cells.points)
     if wanted.of_points:
         problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
-        launch_query_gradients(launch, queries, balls[0], problem, weighting, wanted)
-    if wanted.reference_points is not None or wanted.features is not None:
+        launch_query_gradients(launch, queries, new_ball(cells, radius), problem, weighting, wanted)
+    if of_references:
         problem = problem._replace(others=queries.positions)
-        launch_reference_gradients(launch, references, balls[1], problem, weighting, wanted)
+        references, ball = references._replace(ordered=cells.points), new_ball(query_cells, radius)
+        launch_reference_gradients(launch, references, ball, problem, weighting, wanted)
 
 
 def _radius_second_backward(launch: Launch, **values: Any) -> None:
@@ -225,7 +192,7 @@ def _radius_second_backward(launch: Launch, **values: Any) -> None:
 
 @warp_op(
     "pointproj::warp_radius_aggregate",
-    outputs=_radius_specs,
+    outputs=_sum_specs,
     differentiable=DIFFERENTIABLE,
     backward=_radius_backward,
     second_backward=_radius_second_backward,
@@ -238,7 +205,6 @@ def _radius_aggregate(
     reference_offsets: Tensor | None,
     clouds: int,
     tables: list[Tensor],
-    sorts_queries: bool,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -250,16 +216,9 @@ def _radius_aggregate(
     *,
     aggregated: Tensor,
     softmax: Tensor,
-    frames: Tensor,
-    shapes: Tensor,
-    start: Tensor,
-    sorted_points: Tensor,
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
-    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    made = CellList(frames, shapes, start, sorted_points)
-    unsorted, (queries, _), (ball, _) = _sides(both, tables, made, radius)
-    if unsorted:
-        fill_cell_list(launch, unsorted, made, True, radius, None)
+    sets = sets_of(Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds))
+    cells = cell_list_of(tables)
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, ball, problem, weighting)
+    launch_sums(launch, in_order_of(cells, *sets), new_ball(cells, radius), problem, weighting)

@@ -12,7 +12,16 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
+from pointproj.ops.backends.warp.common import (
+    OPTIONS,
+    REALS,
+    Points,
+    aligned,
+    cloud_of,
+    once,
+    point_at,
+    points_struct,
+)
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
@@ -176,7 +185,7 @@ def in_words(values: Tensor) -> Tensor:
         return values
     if values.shape[1] % VECTOR:
         return torch.nn.functional.pad(values, (0, -values.shape[1] % VECTOR))
-    return values.clone() if values.data_ptr() % 16 else values
+    return aligned(values)
 
 
 def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:

@@ -175,18 +175,17 @@ class Ball(NamedTuple):
     """Where a search within a radius goes; in kernels :func:`ball_struct`."""
 
     cells: CellList
-    first_grid: int  # of the set that is searched
     radius: float
     largest_square: float  # largest squared distance that counts as within the radius
     radii: Tensor | None = None  # (Q,) of each query, in place of one for all
     largest_squares: Tensor | None = None  # (Q,)
 
 
-def new_ball(cells: CellList, first_grid: int, radius: float, radii: Tensor | None = None) -> Ball:
+def new_ball(cells: CellList, radius: float, radii: Tensor | None = None) -> Ball:
     """The ball of one radius, or of one for each query."""
     if radii is None:
-        return Ball(cells, first_grid, radius, largest_square_within(radius, cells.points.dtype))
-    return Ball(cells, first_grid, 0.0, 0.0, radii, largest_squares_within(radii, radii))
+        return Ball(cells, radius, largest_square_within(radius, cells.points.dtype))
+    return Ball(cells, 0.0, 0.0, radii, largest_squares_within(radii, radii))
 
 
 @once
@@ -198,7 +197,6 @@ def ball_struct(dtype: torch.dtype) -> Any:
     @wp.struct
     class BallStruct:
         cells: CellListStruct
-        first_grid: int
         radius: real
         largest_square: real
         radii: wp.array(dtype=real)
@@ -235,16 +233,15 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
 
     @wp.func
     def search(state: State, query: int, q: vec3, cloud: int, ball: BallStruct, data: Data):
-        number = ball.first_grid + cloud
         radius = ball.radius
         if ball.radii:
             radius = ball.radii[query]
         # Of a negative radius, too, none.
-        searches = wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[number, 0] < real(wp.inf)
+        searches = wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[cloud, 0] < real(wp.inf)
         if not searches:
             q = vec3()
             radius = real(0.0)
-        grid = load(ball.cells, number, q)
+        grid = load(ball.cells, cloud, q)
         reach = radius + grid.slack
         low = wp.vec3i()
         high = wp.vec3i()
