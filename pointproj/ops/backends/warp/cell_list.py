@@ -24,7 +24,7 @@ LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
 class CellList(NamedTuple):
     """The tables of a set of points; in kernels :func:`cell_list_struct`.
 
-    Each cloud has a grid, with one more cell, its last, for points that are not finite, in which nobody looks.
+    Each cloud has a grid, with one more cell, its last, for points that are not finite: nobody looks there.
     """
 
     frames: Tensor  # (clouds, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all

@@ -47,8 +47,8 @@ def radius_aggregate(
 ) -> Tensor:
     """Weighted mean or sum of the features within ``radius``: nothing is listed, nothing truncated.
 
-    Gradients that belong to reference points are gathered by the transposed search, over the queries near each
-    of them: the backward sorts the queries.
+    Gradients that belong to reference points are gathered by the transposed search, over the queries near
+    each of them: the backward sorts the queries.
     """
     if tables is None:
         points = clouds.reference_points.detach()
