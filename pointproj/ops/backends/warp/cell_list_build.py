@@ -21,7 +21,7 @@ from pointproj.ops.backends.warp.common import (
     first_row_of,
     once,
     packed_point,
-    points_struct,
+    points_of,
 )
 from pointproj.ops.backends.warp.lanes import WARP, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -183,7 +183,7 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     A part has every so many-th run of points, so that most parts are as wide as most of the cloud.
     """
     real, vec3, _ = REALS[dtype]
-    PointsStruct = points_struct(dtype)
+    PointsStruct, _ = points_of(dtype)
     group = lanes(count)
     item, lane, minimum = group.item, group.lane, group.minimum
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
@@ -225,7 +225,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     Their means are the box that holds most of the cloud, but no outliers.
     """
     real, vec3, _ = REALS[dtype]
-    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
+    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     shape_of = _shape_function(dtype)
     group = lanes(count)
     item, lane, minimum, total = group.item, group.lane, group.minimum, group.total
@@ -290,7 +290,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 @once
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """The cell of each point, and its rank of arrival there."""
-    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
+    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     grid_of = grid_functions(dtype)
     load, cell_at, row_of_cells = grid_of.load, grid_of.cell_at, grid_of.row
 
@@ -314,7 +314,7 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
 @once
 def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Each point goes to its place in the order of the cells."""
-    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
+    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     _, store_point, _ = packed_point(dtype)
 
     @wp.kernel(**OPTIONS)

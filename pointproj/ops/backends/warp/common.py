@@ -82,7 +82,7 @@ def cloud_of(row: int, batch: BatchStruct):
 
 
 class Points(NamedTuple):
-    """One set of points, in the order in which a kernel takes them; in kernels :func:`points_struct`."""
+    """One set of points, in the order in which a kernel takes them; in kernels :func:`points_of`."""
 
     positions: Tensor | None  # (rows, 3)
     batch: Batch
@@ -90,25 +90,16 @@ class Points(NamedTuple):
 
 
 @once
-def points_struct(dtype: torch.dtype) -> Any:
-    """:class:`Points` inside a kernel."""
+def points_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
+    """:class:`Points` inside a kernel, and ``take(points, at) -> row, position`` of its number ``at``."""
     real, vec3, _ = REALS[dtype]
+    load_point, _, row_of = packed_point(dtype)
 
     @wp.struct
     class PointsStruct:
         positions: wp.array(dtype=vec3)
         batch: BatchStruct
         ordered: wp.array2d(dtype=real)
-
-    return PointsStruct
-
-
-@once
-def point_at(dtype: torch.dtype) -> wp.Function:
-    """``take(points, at) -> row, position`` of the point that a kernel takes as number ``at``."""
-    _, vec3, _ = REALS[dtype]
-    PointsStruct = points_struct(dtype)
-    load_point, _, row_of = packed_point(dtype)
 
     @wp.func
     def take(points: PointsStruct, at: int):
@@ -117,7 +108,7 @@ def point_at(dtype: torch.dtype) -> wp.Function:
             return row_of(point), vec3(point[0], point[1], point[2])
         return at, points.positions[at]
 
-    return take
+    return PointsStruct, take
 
 
 # Read and written 16 bytes at a time, which Warp does not do by itself.

@@ -15,13 +15,19 @@ from pointproj.ops.backends.warp.common import (
     Points,
     cloud_of,
     once,
-    point_at,
-    points_struct,
+    points_of,
     squared_distance,
 )
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Lists, Source, meeting
-from pointproj.ops.backends.warp.sums import BLOCKS, Problem, form_of, problem_struct, row_functions
+from pointproj.ops.backends.warp.sums import (
+    BLOCKS,
+    Problem,
+    counts_function,
+    form_of,
+    problem_struct,
+    row_functions,
+)
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -38,7 +44,7 @@ class Wanted(NamedTuple):
     @property
     def of_points(self) -> bool:
         """Whether any is wanted that takes products of upstream gradients and features."""
-        return any(d is not None for d in (self.query_points, self.reference_points, self.sigma))
+        return self.query_points is not None or self.reference_points is not None or self.sigma is not None
 
 
 class Gathered(NamedTuple):
@@ -108,7 +114,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     positions, sums, reduce = form.positions, form.sums, form.reduce
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_struct(positions), point_at(positions)
+    PointsStruct, take_point = points_of(positions)
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
     load, product, store = rows.load, rows.product, rows.store
@@ -125,7 +131,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     def mean_of(query: int, problem: ProblemStruct):
         """Upstream gradient times result, rounded as their products with features."""
         mean = real(0.0)
-        if wp.static(reduce == "mean"):
+        if wp.static(reduce != "sum"):
             for block in range(problem.chunks):
                 own = load(problem.grad, query, block)
                 values = load(problem.aggregated, query, block)
@@ -170,7 +176,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
             if chunk == 0 and lane() == 0:
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] * per_sigma(state.rate)
+                    of_sigma[row] = state.shares[3] * state.rate * real(per_sigma)
                     if problem.means:
                         problem.means[row] = state.mean
 
@@ -190,11 +196,11 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     rows = row_functions(form)
     Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product
     weights = weights_of(form.kernel, form.reduce, sums)
-    absolute, beyond, weight_of, pull = weights.absolute, weights.beyond, weights.weight, weights.pull
+    beyond, weight_of, pull = weights.beyond, weights.weight, weights.pull
     squared_of = squared_distance(positions, sums)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
-    single, divides = form.single, form.reduce == "mean"
+    single, divides, counts = form.single, form.reduce != "sum", counts_function(form)
     Shares, Nothing = (wp.types.vector(length=length, dtype=real) for length in (4, 1))
     Own = Channels if of_points or of_queries else Nothing
     Sums = Channels if gathers else Nothing
@@ -259,6 +265,8 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
 
     @wp.func
     def settle(state: State, problem: ProblemStruct, row: int, weight: real, product: real):
+        if not counts(problem, wp.where(wp.static(of_queries), row, state.row)):
+            return state
         mean = state.mean
         if wp.static(not of_queries and divides):
             mean = problem.means[row]
@@ -266,10 +274,9 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
         other = problem.others[row]
         far = wp.sqrt(squared_of(state.q, other))
         if wp.static(of_queries):
-            base = wp.where(wp.static(divides), state.base, real(absolute))
-            state.shares[3] += share * beyond(base, far, state.rate, problem.limit)
+            state.shares[3] += share * beyond(state.base, far, state.rate, problem.limit)
         if far > real(0.0):
-            scale = share * pull(far, state.rate, problem.limit) / far
+            scale = share * pull(state.base, far, state.rate, problem.limit) / far
             for axis in range(3):
                 along = scale * real(other[axis] - state.q[axis])
                 state.shares[axis] += along

@@ -16,8 +16,7 @@ from pointproj.ops.backends.warp.common import (
     cloud_of,
     once,
     packed_point,
-    point_at,
-    points_struct,
+    points_of,
 )
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, found_struct, top_k
@@ -110,7 +109,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, block
     """The search. With k None the neighbours wait in memory, else in registers."""
     real, vec3, vec4 = REALS[dtype]
     CellListStruct, FoundStruct = cell_list_struct(dtype), found_struct(dtype, indices)
-    PointsStruct, take = points_struct(dtype), point_at(dtype)
+    PointsStruct, take = points_of(dtype)
     State, begin, limit, insert, finish = top_k(dtype, k, indices)
     _, _, row_of = packed_point(dtype)
 

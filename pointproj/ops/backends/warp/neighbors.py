@@ -11,14 +11,13 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
-from pointproj.ops.backends.warp.lanes import LANES, bit_count, bits_before, lanes, sync
+from pointproj.ops.backends.warp.lanes import LANES, lanes
 from pointproj.ops.backends.warp.traversal import (
     AT_ONCE,
     Ball,
     Visitor,
     ball_search,
     ball_struct,
-    square_function,
 )
 
 BLOCK = 128  # threads that share memory
@@ -111,6 +110,7 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
     real, *_ = REALS[form.sums]
     State, Problem, counts, approach, weigh, gather, settle = adder
     count, lane, any_of_warp, ballot, total_of = group.count, group.lane, group.any, group.ballot, group.total
+    bits_before, bit_count, sync = group.bits_before, group.bit_count, group.sync
 
     @wp.func
     def meet_one(state: State, problem: Problem, exists: bool, row: int, squared: real):
@@ -195,7 +195,7 @@ def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     place, vec3, vec4 = REALS[form.positions]
     State, Problem, *_ = adder
     meet, pause, finish = _waiting(form, adder)
-    BallStruct, square_of = ball_struct(form.positions), square_function(form.positions)
+    BallStruct = ball_struct(form.positions)
     squared_of = squared_distance(form.positions, form.sums)
     _, _, row_of = packed_point(form.positions)
 
@@ -208,7 +208,6 @@ def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
 
     @wp.func
     def each_neighbor(state: State, own: int, q: vec3, cloud: int, ball: BallStruct, problem: Problem):
-        state.square = square_of(ball, own)
         state = search(state, own, q, cloud, ball, problem)
         return finish(state, problem)
 

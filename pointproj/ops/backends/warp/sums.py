@@ -1,7 +1,7 @@
 """The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
 The lanes of a point stand side by side over the channels, each with four in a row, read in one word.
-Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
+Weights of a mean are a_ij = exp(-beyond_ij) / total_i, relative to the distance base_i of the nearest
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
 """
@@ -19,8 +19,7 @@ from pointproj.ops.backends.warp.common import (
     aligned,
     cloud_of,
     once,
-    point_at,
-    points_struct,
+    points_of,
 )
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
@@ -41,7 +40,8 @@ class Problem(NamedTuple):
     limit: float  # of the kernel: see the module of weights
     features: Tensor  # (N, C), of the reference points
     aggregated: Tensor  # (Q, C), results of the queries
-    softmax: Tensor  # (Q, 2), of the queries: level that weights are relative to, and 1 / total weight
+    softmax: Tensor  # (Q, 2), of the queries: distance that weights are relative to, and 1 / total weight
+    columns: int  # C
     chunks: int  # searches that it takes to cover all channels
     grad: Tensor | None = None  # (Q, C), upstream gradients of the results
     means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
@@ -65,6 +65,7 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         features: wp.array2d(dtype=real)
         aggregated: wp.array2d(dtype=real)
         softmax: wp.array(dtype=Pair)
+        columns: int
         chunks: int
         grad: wp.array2d(dtype=real)
         means: wp.array(dtype=real)
@@ -173,9 +174,10 @@ def new_problem(
     features: Tensor, sigma: Tensor, weighting: Weighting, aggregated: Tensor, softmax: Tensor
 ) -> Problem:
     """The problem as kernels take it."""
-    chunks = -(-features.shape[1] // CHANNELS)
+    columns = features.shape[1]
+    chunks = -(-columns // CHANNELS)
     numbers = weighting.power, limit_of(weighting)
-    return Problem(sigma, *numbers, in_words(features), aggregated, softmax, chunks)
+    return Problem(sigma, *numbers, in_words(features), aggregated, softmax, columns, chunks)
 
 
 def in_words(values: Tensor) -> Tensor:
@@ -209,17 +211,30 @@ def launch_sums(
 
 
 @once
+def counts_function(form: Form) -> wp.Function:
+    """``counts(problem, row)``: whether a reference has a weight, its last feature, if they have."""
+    ProblemStruct = problem_struct(form.positions, form.sums)
+
+    @wp.func
+    def counts(problem: ProblemStruct, row: int):
+        if wp.static(form.reduce == "counted"):
+            return problem.features[row, problem.columns - 1] != type(problem.power)(0.0)
+        return True
+
+    return counts
+
+
+@once
 def aggregate_kernel(form: Form) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
     positions, sums, reduce = form.positions, form.sums, form.reduce
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_struct(positions), point_at(positions)
+    PointsStruct, take_point = points_of(positions)
     ProblemStruct = problem_struct(positions, sums)
     store = row_functions(form).store
     group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    weights = weights_of(form.kernel, reduce, sums)
-    rate_of, absolute = weights.rate, weights.absolute
+    rate_of = weights_of(form.kernel, reduce, sums).rate
     relative = is_relative(form.kernel, reduce)
     adder = _sum_adder(form)
     State, Pair = adder.State, wp.types.vector(length=2, dtype=real)
@@ -235,10 +250,11 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
         state = State()
         state.chunk = chunk
         state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
-        state.base = real(wp.static(wp.inf if relative else absolute))
+        if wp.static(relative):
+            state.base = real(wp.inf)
         state = each_neighbor(state, query, q, cloud_of(query, queries.batch), source, problem)
         inverse = real(1.0)
-        if wp.static(reduce == "mean"):
+        if wp.static(reduce != "sum"):
             total = total_of(state.total)
             inverse = real(0.0)
             if total > real(0.0):
@@ -261,8 +277,7 @@ def _sum_adder(form: Form) -> Adder:
     rows = row_functions(form)
     Channels, load, add_row = rows.Channels, rows.load, rows.add
     minimum = lanes(form.lanes).minimum
-    weights, by_count = weights_of(form.kernel, form.reduce, sums), form.reduce == "relative"
-    level_of, weight_of = weights.level, weights.weight
+    weight_of, counts = weights_of(form.kernel, form.reduce, sums).weight, counts_function(form)
 
     @wp.struct
     class State:
@@ -270,21 +285,14 @@ def _sum_adder(form: Form) -> Adder:
         square: place
         chunk: int
         rate: real  # at which weights decay
-        base: real  # level of the nearest neighbour so far, if weights are relative to it
+        base: real  # distance of the nearest so far, if weights are relative to it
         total: real  # of the weights that this lane has seen
         sums: Channels
 
     @wp.func
-    def counts(problem: ProblemStruct, row: int):
-        """Whether weights may be relative to that of a neighbour."""
-        if wp.static(by_count):
-            return problem.features[row, problem.aggregated.shape[1] - 1] != real(0.0)
-        return True
-
-    @wp.func
     def approach(state: State, problem: ProblemStruct, least: real):
         """From now on weights are relative to the nearest that counts among the new ones, if it is nearer."""
-        nearest = minimum(level_of(wp.sqrt(least), problem.limit))
+        nearest = minimum(wp.sqrt(least))
         if nearest < state.base:
             rescale = weight_of(nearest, state.base, state.rate, problem.limit)
             state.total *= rescale
@@ -295,7 +303,8 @@ def _sum_adder(form: Form) -> Adder:
     @wp.func
     def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
         weight = weight_of(state.base, wp.sqrt(squared), state.rate, problem.limit)
-        state.total += weight
+        if counts(problem, row):
+            state.total += weight
         return state, weight
 
     @wp.func

@@ -205,24 +205,11 @@ def ball_struct(dtype: torch.dtype) -> Any:
     return BallStruct
 
 
-@once
-def square_function(dtype: torch.dtype) -> wp.Function:
-    BallStruct = ball_struct(dtype)
-
-    @wp.func
-    def square_of(ball: BallStruct, query: int):
-        """Largest squared distance that counts as within the radius of a query."""
-        if ball.largest_squares:
-            return ball.largest_squares[query]
-        return ball.largest_square
-
-    return square_of
-
-
 def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``search(state, query, q, cloud, ball, data) -> state``: meet everything within the radius.
 
-    The visitor sees some points that are farther away; of a ``q`` that is not finite none.
+    ``state.square`` becomes the largest squared distance within it: the visitor sees some points that are
+    farther away. Of a ``q`` that is not finite it sees none.
     """
     real, vec3, _ = REALS[dtype]
     BallStruct, State, Data = ball_struct(dtype), visitor.State, visitor.Data
@@ -234,8 +221,10 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     @wp.func
     def search(state: State, query: int, q: vec3, cloud: int, ball: BallStruct, data: Data):
         radius = ball.radius
+        state.square = ball.largest_square
         if ball.radii:
             radius = ball.radii[query]
+            state.square = ball.largest_squares[query]
         # Of a negative radius, too, none.
         searches = wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[cloud, 0] < real(wp.inf)
         if not searches:
