@@ -66,19 +66,29 @@ def launch_query_gradients(
 
     With that of the points it fills ``problem.means`` (Q,), which those of the references read.
     """
-    over_lists = isinstance(source, Lists)
-    if over_lists:
-        for name in ("reference_points", "features"):
-            if getattr(wanted, name) is not None:
-                getattr(wanted, name).zero_()
+    if isinstance(source, Lists):
         problem = problem._replace(d_others=wanted.reference_points, d_features=wanted.features)
-    of_points = wanted.of_points
-    gathered = Gathered(True, of_points, over_lists and wanted.features is not None)
-    d_points = wanted.query_points
-    if d_points is None and of_points:
-        d_points = torch.empty_like(queries.positions)
-    of_sigma = problem.softmax.new_empty(queries.batch.rows) if of_points else None
-    _launch(launch, queries, source, problem, weighting, gathered, d_points, of_sigma)
+        for added in (wanted.reference_points, wanted.features):
+            if added is not None:
+                added.zero_()
+    gathered = Gathered(True, wanted.of_points, problem.d_features is not None)
+    d_points, of_sigma = wanted.query_points, None
+    if wanted.of_points:
+        d_points = torch.empty_like(queries.positions) if d_points is None else d_points
+        of_sigma = problem.softmax.new_empty(queries.batch.rows)
+    form = form_of(source, queries, problem, weighting)
+    shape = queries.batch.rows, form.lanes
+    launch(
+        gradient_kernel(form, gathered),
+        shape,
+        queries,
+        source,
+        problem,
+        1,
+        d_points,
+        of_sigma,
+        block_dim=BLOCK,
+    )
     if wanted.sigma is not None:
         torch.sum(of_sigma, 0, out=wanted.sigma)
 
@@ -87,25 +97,15 @@ def launch_reference_gradients(
     launch: Launch, references: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
 ) -> None:
     """Gradients of the features and of the reference points, as far as they are wanted, within a radius."""
-    gathered = Gathered(False, wanted.reference_points is not None, wanted.features is not None)
-    problem = problem._replace(d_features=wanted.features)
-    _launch(launch, references, source, problem, weighting, gathered, wanted.reference_points, None)
-
-
-def _launch(
-    launch: Launch,
-    own: Points,
-    source: Source,
-    problem: Problem,
-    weighting: Weighting,
-    gathered: Gathered,
-    *made: Tensor | None,
-) -> None:
-    form = form_of(source, own, problem, weighting)
-    # What a point gathers of features is summed up chunk by chunk.
-    chunks = problem.chunks if gathered.features and not gathered.of_queries else 1
-    shape = own.batch.rows * chunks, form.lanes
-    launch(gradient_kernel(form, gathered), shape, own, source, problem, chunks, *made, block_dim=BLOCK)
+    d_points, problem = wanted.reference_points, problem._replace(d_features=wanted.features)
+    gathered = Gathered(False, d_points is not None, wanted.features is not None)
+    form = form_of(source, references, problem, weighting)
+    chunks = (
+        problem.chunks if gathered.features else 1
+    )  # of features, which are summed up one after the other
+    shape = references.batch.rows * chunks, form.lanes
+    kernel = gradient_kernel(form, gathered)
+    launch(kernel, shape, references, source, problem, chunks, d_points, None, block_dim=BLOCK)
 
 
 @once

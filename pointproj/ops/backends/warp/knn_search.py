@@ -34,22 +34,19 @@ MANY_QUERIES = 2**18
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    return _search(*clouds, list(tables or ()), k, False, False)[0]
+    return _search(*clouds, list(tables or ()), k, False)[0]
 
 
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Their distances and rows, as :meth:`pointproj.ops.registry.Backend.nearest`."""
-    rows, distances = _search(*clouds, list(tables or ()), k, index_dtype == torch.int64, True)
+    rows, distances = _search(*clouds, list(tables or ()), k, index_dtype == torch.int64)
     return distances, rows
 
 
-def _specs(query_points: Tensor, k: int, long_rows: bool, with_distances: bool, **_: Any) -> dict:
-    count = query_points.shape[0]
-    needed = with_distances or k > LONGEST_LIST  # long lists wait in there
-    return {
-        "rows": ((count, k), torch.int64 if long_rows else torch.int32),
-        "distances": ((count if needed else 0, k), query_points.dtype),
-    }
+def _specs(query_points: Tensor, k: int, long_rows: bool, **_: Any) -> dict:
+    shape = query_points.shape[0], k
+    rows = shape, torch.int64 if long_rows else torch.int32
+    return {"rows": rows, "distances": (shape, query_points.dtype)}
 
 
 @warp_op("pointproj::warp_search", outputs=_specs)
@@ -63,7 +60,6 @@ def _search(
     tables: list[Tensor],
     k: int,
     long_rows: bool,
-    with_distances: bool,
     *,
     rows: Tensor,
     distances: Tensor,

@@ -85,10 +85,6 @@ def _fill_in_fixed_order(values: dict[str, Any]) -> None:
             values[f"d_{name}"].copy_(gradient)
 
 
-def _lists_second_backward(launch: Launch, **values: Any) -> None:
-    fill_second_backward(values, listed_chunks)
-
-
 def _sum_specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
     queries = query_points.shape[0]
     return {
@@ -102,7 +98,7 @@ def _sum_specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
     outputs=_sum_specs,
     differentiable=DIFFERENTIABLE,
     backward=_lists_backward,
-    second_backward=_lists_second_backward,
+    second_backward=lambda launch, **values: fill_second_backward(values, listed_chunks),
 )
 def _aggregate_neighbors(
     launch: Launch,
@@ -136,7 +132,7 @@ def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict
     outputs=_knn_specs,
     differentiable=DIFFERENTIABLE,
     backward=_lists_backward,
-    second_backward=_lists_second_backward,
+    second_backward=lambda launch, **values: fill_second_backward(values, listed_chunks),
 )
 def _knn_aggregate(
     launch: Launch,
@@ -186,16 +182,12 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
         launch_reference_gradients(launch, references, ball, problem, weighting, wanted)
 
 
-def _radius_second_backward(launch: Launch, **values: Any) -> None:
-    fill_second_backward(values, chunks_within)
-
-
 @warp_op(
     "pointproj::warp_radius_aggregate",
     outputs=_sum_specs,
     differentiable=DIFFERENTIABLE,
     backward=_radius_backward,
-    second_backward=_radius_second_backward,
+    second_backward=lambda launch, **values: fill_second_backward(values, chunks_within),
 )
 def _radius_aggregate(
     launch: Launch,
