@@ -109,18 +109,31 @@ def _fill(
     radius: float,
     radius_on_device: Tensor | None,
 ) -> None:
-    """Sort a set of points; ``radius_on_device`` (1,) is one that the host does not know."""
+    """Divide the space and sort the points; ``radius_on_device`` (1,) is one that the host does not know."""
     (rows, clouds), device, dtype = points.batch[1:], cells.points.device, cells.points.dtype
     count = WARP if device.type == "cuda" else 1
     density = cells_per_two_points(rows, for_radius, device.type)
     parts = min(rows // (PART * max(1, clouds)), MOST_PARTS) or 1
     corners = torch.empty(parts * clouds, 6, dtype=dtype, device=device)
-    placed = torch.empty(rows, 2, dtype=torch.int32, device=device)
-    cells.start.zero_()
     launch(bound_kernel(dtype, count), (parts * clouds, count), points, parts, corners, block_dim=64)
     given = points, parts, corners, density, radius, radius_on_device
     launch(divide_kernel(dtype, count), (clouds, count), *given, cells)
-    launch(count_kernel(dtype), rows, points, cells, placed)
+    _sort(launch, points, cells, 0.0)
+
+
+def sorted_into(launch: Launch, points: Points, cells: CellList, reach: float) -> CellList:
+    """Other points in the cells of a list, for searches around its own points, no farther than ``reach``."""
+    made = CellList(*cells[:2], torch.empty_like(cells.start), cells.points.new_empty(points.batch.rows, 4))
+    _sort(launch, points, made, reach)
+    return made
+
+
+def _sort(launch: Launch, points: Points, cells: CellList, reach: float) -> None:
+    """Those farther than ``reach`` from the cloud that the cells were made for come last, in none."""
+    rows, dtype = points.batch.rows, cells.points.dtype
+    placed = cells.start.new_empty(rows, 2)
+    cells.start.zero_()
+    launch(count_kernel(dtype), rows, points, reach, cells, placed)
     torch.cumsum(cells.start, 0, dtype=torch.int32, out=cells.start)
     if placed.is_cuda and torch.are_deterministic_algorithms_enabled():
         _rank_in_order(placed, cells.start)
@@ -290,12 +303,13 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 @once
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """The cell of each point, and its rank of arrival there."""
+    real, *_ = REALS[dtype]
     CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     grid_of = grid_functions(dtype)
     load, cell_at, row_of_cells = grid_of.load, grid_of.cell_at, grid_of.row
 
     @wp.kernel(**OPTIONS)
-    def count(points: PointsStruct, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
+    def count(points: PointsStruct, reach: real, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
         """Launched over the points of a set; fills ``placed``, counts in ``start`` behind each cell."""
         row = wp.tid()
         p = points.positions[row]
@@ -303,8 +317,9 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
             grid = load(cells, number, p)
-            at = cell_at(p, grid)
-            cell = row_of_cells(grid, at[1], at[2]) + at[0]
+            if wp.max(grid.outside) <= reach:
+                at = cell_at(p, grid)
+                cell = row_of_cells(grid, at[1], at[2]) + at[0]
         placed[row, 0] = cell
         placed[row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
 

@@ -25,6 +25,7 @@ from pointproj.ops.backends.warp.sums import (
     Problem,
     counts_function,
     form_of,
+    in_words,
     problem_struct,
     row_functions,
 )
@@ -76,7 +77,7 @@ def launch_query_gradients(
     if wanted.of_points:
         d_points = torch.empty_like(queries.positions) if d_points is None else d_points
         of_sigma = problem.softmax.new_empty(queries.batch.rows)
-    form = form_of(source, queries, problem, weighting)
+    form, problem = _compiled_for(source, queries, problem, weighting, wanted.of_points)
     shape = queries.batch.rows, form.lanes
     launch(
         gradient_kernel(form, gathered),
@@ -99,13 +100,22 @@ def launch_reference_gradients(
     """Gradients of the features and of the reference points, as far as they are wanted, within a radius."""
     d_points, problem = wanted.reference_points, problem._replace(d_features=wanted.features)
     gathered = Gathered(False, d_points is not None, wanted.features is not None)
-    form = form_of(source, references, problem, weighting)
+    form, problem = _compiled_for(source, references, problem, weighting, gathered.points)
     chunks = (
         problem.chunks if gathered.features else 1
     )  # of features, which are summed up one after the other
     shape = references.batch.rows * chunks, form.lanes
     kernel = gradient_kernel(form, gathered)
     launch(kernel, shape, references, source, problem, chunks, d_points, None, block_dim=BLOCK)
+
+
+def _compiled_for(
+    source: Source, own: Points, problem: Problem, weighting: Weighting, of_points: bool
+) -> tuple[Form, Problem]:
+    """The form, and the problem with rows as it reads them: those of features for gradients of points."""
+    form = form_of(source, own, problem, weighting)
+    names = ("grad", "features", "aggregated") if of_points else ("grad",)
+    return form, problem._replace(**{name: in_words(form.source, getattr(problem, name)) for name in names})
 
 
 @once
@@ -135,7 +145,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
             for block in range(problem.chunks):
                 own = load(problem.grad, query, block)
                 values = load(problem.aggregated, query, block)
-                mean = product(mean, own, values, block, problem.aggregated.shape[1])
+                mean = product(mean, own, values, block, problem.columns)
             mean = total_of(mean)
         return mean
 
@@ -247,14 +257,14 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                     own = load(problem.grad, state.row, block)
                 if wp.static(of_points):
                     values = load(problem.features, other, block)
-                    sum = product(sum, own, values, block, problem.features.shape[1])
+                    sum = product(sum, own, values, block, problem.columns)
                 if wp.static(scatters):
                     scatter_row(own, exists, weight, problem.d_features, other, block)
             else:
                 if block > 0:
                     own = load(problem.features, state.row, block)
                 values = load(problem.grad, other, block)
-                sum = product(sum, own, values, block, problem.grad.shape[1])
+                sum = product(sum, own, values, block, problem.columns)
                 if wp.static(gathers):
                     here = exists and block == state.chunk
                     state.sums = add_row(state.sums, here, weight, values)

@@ -27,6 +27,7 @@ class Lanes(NamedTuple):
     ballot: wp.Function  # (flag) -> one bit for each lane
     minimum: wp.Function  # (x) -> smallest over all lanes
     total: wp.Function  # (x) -> sum over all lanes
+    totals: wp.Function | None  # (four numbers) -> sum over all lanes of number lane % 4
     bits_before: wp.Function  # (bits) -> how many are set for the lanes before this one
     bit_count: wp.Function  # (bits)
     sync: wp.Function  # (): after this, lanes see what others of the GPU's warp have written
@@ -68,7 +69,7 @@ def _one_lane() -> Lanes:
     def sync():
         pass
 
-    return Lanes(1, itself, lane, take, itself, ballot, itself, itself, bits_before, itself, sync)
+    return Lanes(1, itself, lane, take, itself, ballot, itself, itself, None, bits_before, itself, sync)
 
 
 def _several_lanes(count: int) -> Lanes:
@@ -109,6 +110,17 @@ def _several_lanes(count: int) -> Lanes:
             x = x + exchange(x, 1 << bit)
         return x
 
+    @wp.func
+    def totals(numbers: Any):
+        odd = (lane() & 1) != 0
+        upper = (lane() & 2) != 0
+        low = wp.where(odd, numbers[1], numbers[0]) + exchange(wp.where(odd, numbers[0], numbers[1]), 1)
+        high = wp.where(odd, numbers[3], numbers[2]) + exchange(wp.where(odd, numbers[2], numbers[3]), 1)
+        x = wp.where(upper, high, low) + exchange(wp.where(upper, low, high), 2)
+        for bit in range(2, bits):
+            x = x + exchange(x, 1 << bit)
+        return x
+
     @wp.func_native(f"return __popc(bits & ((1u << (threadIdx.x & {count - 1})) - 1u));")
     def bits_before(bits: int) -> int: ...
 
@@ -118,4 +130,6 @@ def _several_lanes(count: int) -> Lanes:
     @wp.func_native("__syncwarp();")
     def sync(): ...
 
-    return Lanes(count, item, lane, take, any_of_warp, ballot, minimum, total, bits_before, bit_count, sync)
+    return Lanes(
+        count, item, lane, take, any_of_warp, ballot, minimum, total, totals, bits_before, bit_count, sync
+    )

@@ -22,7 +22,7 @@ from pointproj.ops.backends.warp.traversal import (
 
 BLOCK = 128  # threads that share memory
 WAITING = 80  # neighbours of a point that the queue holds
-ROWS_AT_ONCE = 4  # on their way to all lanes of a point
+ROWS_AT_ONCE = 4  # on their way to all lanes of a point, and products that they sum up at a time
 
 
 class Lists(NamedTuple):
@@ -43,6 +43,7 @@ class Form(NamedTuple):
     sums: torch.dtype
     lanes: int  # of a point
     channels: int  # of each lane
+    vector: int  # of those, side by side in one word
     single: bool  # whether those are all
     kernel: str
     reduce: str
@@ -109,7 +110,7 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
     group = lanes(form.lanes)
     real, *_ = REALS[form.sums]
     State, Problem, counts, approach, weigh, gather, settle = adder
-    count, lane, any_of_warp, ballot, total_of = group.count, group.lane, group.any, group.ballot, group.total
+    count, lane, any_of_warp, ballot, totals = group.count, group.lane, group.any, group.ballot, group.totals
     bits_before, bit_count, sync = group.bits_before, group.bit_count, group.sync
 
     @wp.func
@@ -131,6 +132,7 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
         return meet_one, nothing_waits, nothing_waits
     reserve, put, number_at, row_at = _queue(form.sums)
     most = WAITING - AT_ONCE * group.count
+    Parts = wp.types.vector(length=ROWS_AT_ONCE, dtype=real)
 
     @wp.func
     def weigh_all(state: State, problem: Problem):
@@ -157,14 +159,15 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
         product = real(0.0)  # of this lane's neighbour among the last
         at = int(0)
         while any_of_warp(at < state.waiting or at % count > 0):
+            parts = Parts()
             for j in range(ROWS_AT_ONCE):
                 exists = at + j < state.waiting
                 row = wp.where(exists, row_at(queue, at + j), 0)
                 state, part = gather(state, problem, exists, row, number_at(queue, at + j))
-                if wp.static(settle is not None):
-                    part = total_of(part)
-                    if lane() == (at + j) % count:
-                        product = part
+                parts[j] = part
+            if wp.static(settle is not None):
+                sum = totals(parts)
+                product = wp.where(lane() / ROWS_AT_ONCE == at % count / ROWS_AT_ONCE, sum, product)
             at += ROWS_AT_ONCE
             if wp.static(settle is not None):
                 own = at - count + lane()

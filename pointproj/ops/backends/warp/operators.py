@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.backends.warp.cell_list import cell_list_of
-from pointproj.ops.backends.warp.cell_list_build import build_cell_list, new_cell_list
+from pointproj.ops.backends.warp.cell_list_build import build_cell_list, sorted_into
 from pointproj.ops.backends.warp.common import Batch, Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
 from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, sets_of
 from pointproj.ops.backends.warp.neighbors import Lists
-from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
+from pointproj.ops.backends.warp.sums import Problem, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
 from pointproj.ops.backends.warp.traversal import new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -57,12 +57,10 @@ def radius_aggregate(
 
 
 def _gradient_problem(values: dict[str, Any], others: Tensor) -> tuple[Problem, Weighting, Wanted]:
+    weighting, names = weighting_of(values), ("aggregated", "softmax")
+    problem = new_problem(values["features"], values["sigma"], weighting, *[values[n] for n in names])
     wanted = Wanted(*[values[f"d_{name}"] for name in DIFFERENTIABLE])
-    weighting, aggregated = weighting_of(values), values["aggregated"]
-    if wanted.of_points:
-        aggregated = in_words(aggregated)
-    problem = new_problem(values["features"], values["sigma"], weighting, aggregated, values["softmax"])
-    return problem._replace(grad=in_words(values["grad_aggregated"]), others=others), weighting, wanted
+    return problem._replace(grad=values["grad_aggregated"], others=others), weighting, wanted
 
 
 def _lists_backward(launch: Launch, **values: Any) -> None:
@@ -171,7 +169,7 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     problem, weighting, wanted = _gradient_problem(values, references.positions)
     of_references = wanted.reference_points is not None or wanted.features is not None
     if of_references:
-        query_cells = new_cell_list(launch, queries, True, radius)
+        query_cells = sorted_into(launch, queries, cells, radius)
         queries = queries._replace(ordered=query_cells.points)
     if wanted.of_points:
         problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))

@@ -1,6 +1,6 @@
 """The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
-The lanes of a point stand side by side over the channels, each with four in a row, read in one word.
+The lanes of a point stand side by side over the channels.
 Weights of a mean are a_ij = exp(-beyond_ij) / total_i, relative to the distance base_i of the nearest
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
@@ -23,13 +23,14 @@ from pointproj.ops.backends.warp.common import (
 )
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
+from pointproj.ops.backends.warp.traversal import Ball
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
 CHANNELS = 32  # that the lanes of a point sum up in one search
 VECTOR = 4  # channels that a lane reads in one word on a GPU
-BLOCKS = 5  # of a multiprocessor at a time
+BLOCKS = 4  # of a multiprocessor at a time
 
 
 class Problem(NamedTuple):
@@ -100,7 +101,7 @@ _LOAD_ROW = """
     wp::vec_t<{channels}, {real}> loaded;
     #pragma unroll
     for (int i = 0; i < {channels}; i += {vector}) {{
-        const int column = (chunk * {count} + lane) * {channels} + i;
+        const int column = (chunk * {channels} + i) * {count} + lane * {vector};
         const {real}* const first = values.data + (column < values.shape[1] ? column : 0);
         const size_t offset = size_t(unsigned(row)) * unsigned(values.strides[0]);
         const Word word = *reinterpret_cast<const Word*>(reinterpret_cast<const char*>(first) + offset);
@@ -128,15 +129,15 @@ for number in (wp.float32, wp.float64):
 def row_functions(form: Form) -> Rows:
     """For sums of one form."""
     real, *_ = REALS[form.sums]
-    matrix, channels = wp.array2d(dtype=real), form.channels
+    matrix, channels, vector = wp.array2d(dtype=real), form.channels, form.vector
     Channels = wp.types.vector(length=channels, dtype=real)
     count, lane = form.lanes, lanes(form.lanes).lane
-    names = {"channels": channels, "count": count, "vector": 1 if count == 1 else VECTOR}
+    names = {"channels": channels, "count": count, "vector": vector}
     names["real"] = "float" if form.sums == torch.float32 else "double"
 
     @wp.func
     def column(chunk: int, i: int):
-        return (chunk * count + lane()) * channels + i
+        return (chunk * channels + i - i % vector) * count + lane() * vector + i % vector
 
     @wp.func_native(_LOAD_ROW.format(**names))
     def load(values: matrix, row: int, chunk: int) -> Channels: ...
@@ -175,18 +176,24 @@ def new_problem(
 ) -> Problem:
     """The problem as kernels take it."""
     columns = features.shape[1]
-    chunks = -(-columns // CHANNELS)
     numbers = weighting.power, limit_of(weighting)
-    return Problem(sigma, *numbers, in_words(features), aggregated, softmax, columns, chunks)
+    return Problem(sigma, *numbers, features, aggregated, softmax, columns, -(-columns // CHANNELS))
 
 
-def in_words(values: Tensor) -> Tensor:
-    """Rows as kernels read them: on a GPU each begins at a multiple of 16 bytes, padded with zeros."""
-    values = values.contiguous()
-    if not values.is_cuda:
+def vector_of(source: type[Source], values: Tensor) -> int:
+    """Channels in a word: several within a radius, where a row is read many times; over lists it is once."""
+    return VECTOR if values.is_cuda and source is Ball else 1
+
+
+def in_words(source: type[Source], values: Tensor) -> Tensor:
+    """Rows as kernels read them: long words at multiples of 16 bytes, with anything in what that adds."""
+    columns, values = values.shape[1], values.contiguous()
+    if vector_of(source, values) == 1:
         return values
-    if values.shape[1] % VECTOR:
-        return torch.nn.functional.pad(values, (0, -values.shape[1] % VECTOR))
+    if columns % VECTOR:
+        padded = values.new_empty(values.shape[0], columns + -columns % VECTOR)
+        padded[:, :columns] = values
+        return padded
     return aligned(values)
 
 
@@ -194,11 +201,11 @@ def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting)
     """What to compile for: channels are divided evenly among as many passes as they take."""
     count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
     channels = -(-columns // (problem.chunks * count))
-    channels = channels if count == 1 else -(-channels // VECTOR) * VECTOR
+    vector = vector_of(type(source), problem.features)
+    channels = -(-channels // vector) * vector
     dtypes = own.positions.dtype, problem.features.dtype
-    return Form(
-        type(source), *dtypes, count, channels, problem.chunks == 1, weighting.kernel, weighting.reduce
-    )
+    kind = problem.chunks == 1, weighting.kernel, weighting.reduce
+    return Form(type(source), *dtypes, count, channels, vector, *kind)
 
 
 def launch_sums(
@@ -206,6 +213,7 @@ def launch_sums(
 ) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
     form = form_of(source, queries, problem, weighting)
+    problem = problem._replace(features=in_words(form.source, problem.features))
     shape = queries.batch.rows * problem.chunks, form.lanes
     launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
 

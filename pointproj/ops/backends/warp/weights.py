@@ -105,11 +105,13 @@ def _gaussian(real: Any, reduce: str) -> Weights:
 
     @wp.func
     def beyond(base: real, d: real, rate: real, limit: real):
-        return wp.min(real(most), real(0.5) * ((d - base) * rate) * ((d + base) * rate))
+        made = real(0.5) * ((d - base) * rate) * ((d + base) * rate)
+        return wp.where(made > real(most), real(most), made)
 
     @wp.func
     def pull(base: real, d: real, rate: real, limit: real):
-        return wp.min(real(most), d * rate * rate)
+        made = d * rate * rate
+        return wp.where(made > real(most), real(most), made)
 
     return Weights(_exponential(real, reduce).rate, beyond, _without_end(beyond), pull, 2.0)
 
