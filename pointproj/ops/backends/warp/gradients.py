@@ -25,7 +25,6 @@ from pointproj.ops.backends.warp.sums import (
     Problem,
     counts_function,
     form_of,
-    in_words,
     problem_struct,
     row_functions,
 )
@@ -77,19 +76,9 @@ def launch_query_gradients(
     if wanted.of_points:
         d_points = torch.empty_like(queries.positions) if d_points is None else d_points
         of_sigma = problem.softmax.new_empty(queries.batch.rows)
-    form, problem = _compiled_for(source, queries, problem, weighting, wanted.of_points)
-    shape = queries.batch.rows, form.lanes
-    launch(
-        gradient_kernel(form, gathered),
-        shape,
-        queries,
-        source,
-        problem,
-        1,
-        d_points,
-        of_sigma,
-        block_dim=BLOCK,
-    )
+    form = form_of(source, queries, problem, weighting)
+    given = queries, source, problem, 1, d_points, of_sigma
+    launch(gradient_kernel(form, gathered), (queries.batch.rows, form.lanes), *given, block_dim=BLOCK)
     if wanted.sigma is not None:
         torch.sum(of_sigma, 0, out=wanted.sigma)
 
@@ -100,22 +89,11 @@ def launch_reference_gradients(
     """Gradients of the features and of the reference points, as far as they are wanted, within a radius."""
     d_points, problem = wanted.reference_points, problem._replace(d_features=wanted.features)
     gathered = Gathered(False, d_points is not None, wanted.features is not None)
-    form, problem = _compiled_for(source, references, problem, weighting, gathered.points)
-    chunks = (
-        problem.chunks if gathered.features else 1
-    )  # of features, which are summed up one after the other
+    form = form_of(source, references, problem, weighting)
+    chunks = problem.chunks if gathered.features else 1  # each takes a search
+    given = references, source, problem, chunks, d_points, None
     shape = references.batch.rows * chunks, form.lanes
-    kernel = gradient_kernel(form, gathered)
-    launch(kernel, shape, references, source, problem, chunks, d_points, None, block_dim=BLOCK)
-
-
-def _compiled_for(
-    source: Source, own: Points, problem: Problem, weighting: Weighting, of_points: bool
-) -> tuple[Form, Problem]:
-    """The form, and the problem with rows as it reads them: those of features for gradients of points."""
-    form = form_of(source, own, problem, weighting)
-    names = ("grad", "features", "aggregated") if of_points else ("grad",)
-    return form, problem._replace(**{name: in_words(form.source, getattr(problem, name)) for name in names})
+    launch(gradient_kernel(form, gathered), shape, *given, block_dim=BLOCK)
 
 
 @once

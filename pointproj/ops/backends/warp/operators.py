@@ -10,10 +10,10 @@ from pointproj.ops.backends.warp.cell_list_build import build_cell_list, sorted_
 from pointproj.ops.backends.warp.common import Batch, Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
 from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, sets_of
-from pointproj.ops.backends.warp.neighbors import Lists
-from pointproj.ops.backends.warp.sums import Problem, launch_sums, new_problem
+from pointproj.ops.backends.warp.neighbors import Lists, Source
+from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
-from pointproj.ops.backends.warp.traversal import new_ball
+from pointproj.ops.backends.warp.traversal import Ball, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
@@ -56,11 +56,17 @@ def radius_aggregate(
     return _radius_aggregate(*clouds, list(tables), features, sigma, radius, *weighting)[0]
 
 
-def _gradient_problem(values: dict[str, Any], others: Tensor) -> tuple[Problem, Weighting, Wanted]:
-    weighting, names = weighting_of(values), ("aggregated", "softmax")
-    problem = new_problem(values["features"], values["sigma"], weighting, *[values[n] for n in names])
-    wanted = Wanted(*[values[f"d_{name}"] for name in DIFFERENTIABLE])
-    return problem._replace(grad=values["grad_aggregated"], others=others), weighting, wanted
+def _gradient_problem(
+    values: dict[str, Any], source: type[Source], others: Tensor
+) -> tuple[Problem, Weighting, Wanted]:
+    """Of the rows those that are read: for the features' gradient alone only upstream gradients."""
+    weighting, wanted = weighting_of(values), Wanted(*[values[f"d_{name}"] for name in DIFFERENTIABLE])
+    rows = [values["features"], values["aggregated"]]
+    if wanted.of_points:
+        rows = [in_words(source, r) for r in rows]
+    problem = new_problem(rows[0], values["sigma"], weighting, rows[1], values["softmax"])
+    grad, columns = in_words(source, values["grad_aggregated"]), values["features"].shape[1]
+    return problem._replace(grad=grad, columns=columns, others=others), weighting, wanted
 
 
 def _lists_backward(launch: Launch, **values: Any) -> None:
@@ -68,7 +74,7 @@ def _lists_backward(launch: Launch, **values: Any) -> None:
         _fill_in_fixed_order(values)
         return
     queries, references = values["query_points"], values["reference_points"]
-    problem, weighting, wanted = _gradient_problem(values, references)
+    problem, weighting, wanted = _gradient_problem(values, Lists, references)
     own = Points(queries, Batch(None, queries.shape[0], 1))
     source = Lists(references, values["neighbor_indices"])
     launch_query_gradients(launch, own, source, problem, weighting, wanted)
@@ -166,7 +172,7 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     clouds = Clouds(*[values[name] for name in Clouds._fields[:-1]], values["clouds"])
     queries, references = sets_of(clouds)
     cells, radius = cell_list_of(values["tables"]), values["radius"]
-    problem, weighting, wanted = _gradient_problem(values, references.positions)
+    problem, weighting, wanted = _gradient_problem(values, Ball, references.positions)
     of_references = wanted.reference_points is not None or wanted.features is not None
     if of_references:
         query_cells = sorted_into(launch, queries, cells, radius)

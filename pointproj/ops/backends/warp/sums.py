@@ -199,8 +199,8 @@ def in_words(source: type[Source], values: Tensor) -> Tensor:
 
 def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
     """What to compile for: channels are divided evenly among as many passes as they take."""
-    count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
-    channels = -(-columns // (problem.chunks * count))
+    count = lanes_on(problem.features.device.type)
+    channels = -(-problem.columns // (problem.chunks * count))
     vector = vector_of(type(source), problem.features)
     channels = -(-channels // vector) * vector
     dtypes = own.positions.dtype, problem.features.dtype
