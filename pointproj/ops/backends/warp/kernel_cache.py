@@ -29,11 +29,8 @@ def obstacle() -> str | None:
         return f"its compiled kernels can be written nowhere ({error}): name a folder in {VARIABLE}"
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ[VARIABLE] = folder  # for helper processes, too
-    log.warning(
-        "Warp cannot write to %s: each process compiles its kernels anew; name a folder in %s to keep them",
-        _home_of_warp(),
-        VARIABLE,
-    )
+    said = "Warp cannot write to %s: each process compiles its kernels anew; name a folder in %s to keep them"
+    log.warning(said, _home_of_warp(), VARIABLE)
     return None
 
 

@@ -211,7 +211,7 @@ def put_row(address: wp.uint64, i: int, row: int): ...
 
 @once
 def sort_function(count: int) -> wp.Function:
-    lane, any_of_warp, sync = lanes(count).lane, lanes(count).any, lanes(count).sync
+    group = lanes(count)
 
     @wp.func
     def sort_rows(address: wp.uint64, size: int):
@@ -222,12 +222,12 @@ def sort_function(count: int) -> wp.Function:
         memory: they count as larger than everything and never move.
         """
         length = int(2)
-        while any_of_warp(length / 2 < size):
+        while group.any(length / 2 < size):
             bit = length / 2
             while bit > 0:
                 mask = wp.where(bit == length / 2, length - 1, bit)
-                sync()
-                i = int(lane())
+                group.sync()
+                i = int(group.lane())
                 at = 2 * i - i % bit
                 while at < size:
                     other = at ^ mask
@@ -241,7 +241,7 @@ def sort_function(count: int) -> wp.Function:
                     at = 2 * i - i % bit
                 bit = bit / 2
             length *= 2
-        sync()
+        group.sync()
 
     return sort_rows
 
@@ -255,13 +255,6 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     _, _, row_of = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
     group = lanes(count)
-    lane, item, ballot, bits_before, bit_count = (
-        group.lane,
-        group.item,
-        group.ballot,
-        group.bits_before,
-        group.bit_count,
-    )
 
     @wp.struct
     class PartsStruct:
@@ -284,10 +277,10 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     @wp.func
     def visit(state: State, parts: PartsStruct, q: vec3, point: vec4, squared: real, exists: bool):
         within = exists and squared <= state.square
-        present = ballot(within)
+        present = group.ballot(within)
         if within and state.address != wp.uint64(0):
-            put_row(state.address, state.size + bits_before(present), row_of(point))
-        state.size += bit_count(present)
+            put_row(state.address, state.size + group.bits_before(present), row_of(point))
+        state.size += group.bit_count(present)
         return state
 
     search = ball_search(dtype, group, Visitor(State, PartsStruct, visit))
@@ -297,17 +290,17 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     def count_within(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``row_splits``, behind its first, with the counts."""
         number, _ = wp.tid()
-        query, q = take_point(queries, item(number))
+        query, q = take_point(queries, group.item(number))
         state = State(real(0.0), 0, wp.uint64(0))
         state = search(state, query, q, cloud_of(query, queries.batch), ball, parts)
-        if lane() == 0:
+        if group.lane() == 0:
             parts.row_splits[query + 1] = wp.int64(state.size)
 
     @wp.kernel(**OPTIONS)
     def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``rows``, in ascending order, and ``distances``."""
         number, _ = wp.tid()
-        query, q = take_point(queries, item(number))
+        query, q = take_point(queries, group.item(number))
         begin = parts.row_splits[query]
         size = int(parts.row_splits[query + 1] - begin)
         if begin >= parts.capacity:
@@ -321,7 +314,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
         state = State(real(0.0), 0, address)
         search(state, query, q, cloud_of(query, queries.batch), ball, parts)
         sort_rows(address, size)
-        for i in range(lane(), room, count):
+        for i in range(group.lane(), room, count):
             row = row_at(address, i)
             if room < size:
                 put_row(address_of(parts.rows, begin), i, row)

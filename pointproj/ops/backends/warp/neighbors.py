@@ -110,8 +110,7 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
     group = lanes(form.lanes)
     real, *_ = REALS[form.sums]
     State, Problem, counts, approach, weigh, gather, settle = adder
-    count, lane, any_of_warp, ballot, totals = group.count, group.lane, group.any, group.ballot, group.totals
-    bits_before, bit_count, sync = group.bits_before, group.bit_count, group.sync
+    count = group.count
 
     @wp.func
     def meet_one(state: State, problem: Problem, exists: bool, row: int, squared: real):
@@ -140,11 +139,11 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
         queue = reserve()
         if wp.static(approach is not None):
             least = real(wp.inf)
-            for i in range(lane(), state.waiting, count):
+            for i in range(group.lane(), state.waiting, count):
                 if counts(problem, row_at(queue, i)):
                     least = wp.min(least, number_at(queue, i))
             state = approach(state, problem, least)
-        for i in range(lane(), state.waiting, count):
+        for i in range(group.lane(), state.waiting, count):
             row = row_at(queue, i)
             state, weight = weigh(state, problem, row, number_at(queue, i))
             put(queue, i, weight, row)
@@ -152,13 +151,13 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
 
     @wp.func
     def finish(state: State, problem: Problem):
-        sync()
+        group.sync()
         state = weigh_all(state, problem)
-        sync()
+        group.sync()
         queue = reserve()
         product = real(0.0)  # of this lane's neighbour among the last
         at = int(0)
-        while any_of_warp(at < state.waiting or at % count > 0):
+        while group.any(at < state.waiting or at % count > 0):
             parts = Parts()
             for j in range(ROWS_AT_ONCE):
                 exists = at + j < state.waiting
@@ -166,28 +165,28 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
                 state, part = gather(state, problem, exists, row, number_at(queue, at + j))
                 parts[j] = part
             if wp.static(settle is not None):
-                sum = totals(parts)
-                product = wp.where(lane() / ROWS_AT_ONCE == at % count / ROWS_AT_ONCE, sum, product)
+                sum = group.totals(parts)
+                product = wp.where(group.lane() / ROWS_AT_ONCE == at % count / ROWS_AT_ONCE, sum, product)
             at += ROWS_AT_ONCE
             if wp.static(settle is not None):
-                own = at - count + lane()
+                own = at - count + group.lane()
                 if at % count == 0 and own < state.waiting:
                     state = settle(state, problem, row_at(queue, own), number_at(queue, own), product)
-        sync()
+        group.sync()
         state.waiting = 0
         return state
 
     @wp.func
     def meet(state: State, problem: Problem, exists: bool, row: int, squared: real):
-        present = ballot(exists)
+        present = group.ballot(exists)
         if exists:
-            put(reserve(), state.waiting + bits_before(present), squared, row)
-        state.waiting += bit_count(present)
+            put(reserve(), state.waiting + group.bits_before(present), squared, row)
+        state.waiting += group.bit_count(present)
         return state
 
     @wp.func
     def pause(state: State, problem: Problem):
-        if any_of_warp(state.waiting > most):
+        if group.any(state.waiting > most):
             state = finish(state, problem)
         return state
 
