@@ -5,6 +5,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from pointproj.ops.backends.warp import kernel_cache
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
@@ -17,7 +18,7 @@ ONE_INDEX = True
 def unavailable() -> str | None:
     if importlib.util.find_spec("warp") is None:
         return "the package warp-lang is missing; install it with: pip install warp-lang"
-    return None
+    return kernel_cache.obstacle()
 
 
 def unavailable_on(device_type: str) -> str | None:
