@@ -97,7 +97,7 @@ def nearest_rows(
 
 
 def directed(edges: Tensor, flow: str, neighbors_first: str) -> Tensor:
-    """Edges as ``flow`` asks for; ``neighbors_first`` is the flow with neighbours in row 0. Can be scripted."""
+    """Edges as ``flow`` asks for; ``neighbors_first`` has the neighbours in row 0. Can be scripted."""
     if flow != "source_to_target" and flow != "target_to_source":
         raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got '{flow}'")
     return edges.flip(0) if flow == neighbors_first else edges
