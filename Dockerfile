@@ -22,9 +22,9 @@ RUN pip install --no-cache-dir -c ${CONSTRAINTS} torch torchvision
 COPY . ./
 RUN pip install --no-cache-dir -c ${CONSTRAINTS} -e ".[${EXTRAS}]"
 # The library of native, from a wheel of the same sources in dist/.
-RUN if [ -d dist ]; then python -m zipfile -e dist/*.whl /tmp/wheel \
-    && cp -r /tmp/wheel/pointproj/ops/backends/native/built pointproj/ops/backends/native/ \
-    && rm -r /tmp/wheel dist; fi
+RUN if [ -d dist ]; then python -m zipfile -e dist/*.whl dist/wheel \
+    && cp -r dist/wheel/pointproj/ops/backends/native/built pointproj/ops/backends/native/ \
+    && rm -r dist; fi
 # Whoever runs it (--user) may write here.
 RUN install --directory --mode=1777 /app/data /app/outputs /cache
 ARG COMMIT=unknown

@@ -3,8 +3,8 @@
     python -m tests.cuda_code /usr/local/cuda [--arch 80 90] [--of native warp triton]
 
 Writes benchmarks/kernels/cuda_code.csv, and ends with an error if a kernel does not compile, needs more
-than a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all: also
-what Warp's and Triton's compilers make, once their assembly is marked as of the toolkit's version.
+than a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all:
+also what Warp's and Triton's compilers make, once their assembly is marked as of the toolkit's version.
 """
 
 import argparse
@@ -167,7 +167,8 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         for part, kernel in zip(("count", "fill"), lists.list_kernels(real, 8), strict=True):
             yield f"lists: {part}, {label}", lists.BLOCK, kernel
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
-            form = neighbors.Form(source, real, real, 8, 4, True, "exponential", "mean")
+            vector = 4 if source is neighbors.Ball else 1
+            form = neighbors.Form(source, real, real, 8, 4, vector, True, "exponential", "mean")
             kernel = sums.aggregate_kernel(form)
             yield f"sums {where}, {label}", usual, kernel
             forms = [(True, True, False), (False, False, True), (False, True, True)]

@@ -16,6 +16,7 @@ import struct
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,15 @@ from pointproj.geometry.meshes import MeshError
 from pointproj.runtime import memory, tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
-from tests.geometry.test_files import BOX_GLB, BOX_SCENE, BOX_TEXT, OTHER_FORMATS, READABLE, STL_FILES
+from tests.geometry.test_files import (
+    BOX_GLB,
+    BOX_SCENE,
+    BOX_TEXT,
+    OTHER_FORMATS,
+    READABLE,
+    STL_FILES,
+    archive_of,
+)
 
 SECONDS = 5  # that one input may take
 MEGABYTES = 1024  # of address space that a process of this may add to what it has
@@ -97,6 +106,14 @@ def mesh_reader(suffix: str) -> Reader:
         assert 0 <= mesh.faces.min() <= mesh.faces.max() < len(mesh.vertices)
 
     return Reader(seeds, read, MeshError)
+
+
+def packed_reader() -> Reader:
+    """Of 3MF files whose model is changed before it is packed."""
+    plain = mesh_reader(".3mf")
+    with zipfile.ZipFile(io.BytesIO(plain.seeds[0])) as archive:
+        (model,) = (name for name in archive.namelist() if name.endswith(".model"))
+        return Reader([archive.read(model)], plain.read, MeshError, archive_of)
 
 
 def array_file(array: np.ndarray) -> bytes:
@@ -192,6 +209,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     return {
         **meshes,
         **clouds,
+        ".3mf, inside": packed_reader(),
         ".pt": checkpoint_reader(folder, inside=False),
         ".pt, inside": checkpoint_reader(folder, inside=True),
     }

@@ -2,7 +2,7 @@
 
     python -m tests.image_steps FOLDER [ARGUMENT=VALUE ...] [--base=/usr/bin/python3.12]
 
-All stages share FOLDER as their root: the image's folders (``/app``, ``/opt``, ``/cache``) lie in it.
+FOLDER is the root: the image's folders (``/app``, ``/opt``, ``/cache``) lie in it.
 Packages of the distribution are not installed; where apt can tell, it is asked whether they exist.
 Needs nothing but Python: it runs before anything is installed.
 """
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -34,45 +34,10 @@ class Instruction:
         """The words of an instruction that takes words, options left out."""
         return [word for word in shlex.split(self.text) if not word.startswith("--")]
 
-    def option(self, name: str) -> str | None:
-        """Value of ``--name=value``."""
-        found = re.search(rf"--{name}=(\S+)", self.text)
-        return found and found[1]
 
-
-@dataclass
-class Stage:
-    """From one FROM to the next."""
-
-    base: str
-    name: str | None
-    instructions: list[Instruction] = field(default_factory=list)
-
-
-def read(path: Path = PROJECT / "Dockerfile") -> tuple[list[Instruction], list[Stage]]:
-    """The instructions before the first FROM, and the stages."""
-    head: list[Instruction] = []
-    stages: list[Stage] = []
-    for instruction in _instructions(path.read_text(encoding="utf-8")):
-        if instruction.name == "FROM":
-            base, *rest = instruction.words()
-            stages.append(Stage(base, rest[1] if rest else None))
-        else:
-            (stages[-1].instructions if stages else head).append(instruction)
-    return head, stages
-
-
-def needed(stages: list[Stage], arguments: dict[str, str]) -> list[Stage]:
-    """The stages that the last one rests on, in order, and itself."""
-    by_name = {stage.name: stage for stage in stages}
-    wanted, chosen = [stages[-1]], []
-    while wanted:
-        stage = wanted.pop()
-        chosen.append(stage)
-        sources = [filled(stage.base, arguments)]
-        sources += [i.option("from") for i in stage.instructions if i.name == "COPY" and i.option("from")]
-        wanted += [by_name[name] for name in sources if name in by_name and by_name[name] not in chosen]
-    return [stage for stage in stages if stage in chosen]
+def read(path: Path = PROJECT / "Dockerfile") -> list[Instruction]:
+    """The instructions of its one stage."""
+    return list(_instructions(path.read_text(encoding="utf-8")))
 
 
 def filled(text: str, values: dict[str, str]) -> str:
@@ -122,7 +87,7 @@ class Image:
     def __init__(self, root: Path, arguments: dict[str, str], python: str) -> None:
         self.root = root.resolve()
         self.arguments = arguments
-        self.environment: dict[str, str] = {}
+        self.environment = {"PATH": "$PATH"}
         self.folder = self.root
         shim = self.root / "bin" / "python3"  # not a link: Python would look for its library beside it
         shim.parent.mkdir(parents=True)
@@ -132,14 +97,9 @@ class Image:
         self.health: list[str] = []
 
     def build(self) -> None:
-        """Run all steps of the stages that count."""
-        head, stages = read()
-        given = {**_defaults(head, {}), **self.arguments}
-        for stage in needed(stages, given):
-            print(f"== {filled(stage.base, given)} as {stage.name or 'the image'}", flush=True)
-            self._begin(is_base=filled(stage.base, given) not in {s.name for s in stages})
-            for instruction in stage.instructions:
-                self._take(instruction, given)
+        """Run all steps."""
+        for instruction in read():
+            self._take(instruction)
 
     def run(self, command: str) -> None:
         """Run a shell command as a RUN does; CalledProcessError if it fails."""
@@ -151,16 +111,11 @@ class Image:
             ["/bin/sh", "-ec", self._inside(command)], cwd=self.folder, env=environment, check=True
         )
 
-    def _begin(self, is_base: bool) -> None:
-        if is_base:
-            self.environment = {"PATH": "$PATH"}
-            self.folder = self.root
-
-    def _take(self, instruction: Instruction, given: dict[str, str]) -> None:
+    def _take(self, instruction: Instruction) -> None:
         values = {**self.environment}
         match instruction.name:
             case "ARG":
-                self.environment |= _declared(instruction, given, values)
+                self.environment |= _declared(instruction, self.arguments, values)
             case "ENV":
                 pairs = (word.partition("=")[::2] for word in shlex.split(instruction.text))
                 self.environment |= {name: filled(value, values) for name, value in pairs}
@@ -176,11 +131,6 @@ class Image:
 
     def _copy(self, instruction: Instruction) -> None:
         *sources, target = instruction.words()
-        if instruction.option("from"):
-            missing = [source for source in sources if not Path(self._inside(source)).exists()]
-            if missing or sources != [target]:
-                raise FileNotFoundError(f"COPY {instruction.text}: expected the same existing folder twice")
-            return
         for file in copied(sources, ignore_patterns()):
             into = self.folder / target / file
             into.parent.mkdir(parents=True, exist_ok=True)
@@ -216,13 +166,6 @@ def _declared(instruction: Instruction, given: dict[str, str], known: dict[str, 
     if name in given:
         return {name: given[name]}
     return {name: filled(default, {**given, **known})} if equals else {}
-
-
-def _defaults(head: list[Instruction], given: dict[str, str]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for instruction in head:
-        values |= _declared(instruction, given, values)
-    return values
 
 
 def main(arguments: list[str]) -> None:

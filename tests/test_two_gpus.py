@@ -37,6 +37,7 @@ def arguments(data):
     return [
         *("data=furniture", "target=random", "projector.context=true", "device=cuda"),
         *("data.classes=[chair,table,bed]", "data.train_meshes=19", "data.test_meshes=1", "data.grid=12"),
+        "data.validation=0",
         *("data.points=500", "training.log_every=1", "training.pictures=0", "training.validate_every=1000"),
         *(f"data.root={data}/meshes", f"data.cache={data}/cache"),
     ]

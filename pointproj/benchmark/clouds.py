@@ -1,7 +1,6 @@
 """Measure all contenders in each workload of :mod:`pointproj.benchmark.workloads`."""
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,9 +22,6 @@ from pointproj.benchmark.recorder import (
 )
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, SUMS, Question, Workload, workloads
-from pointproj.runtime.errors import first_line
-
-log = logging.getLogger(__name__)
 
 LISTS = ("padded", "csr")
 SEARCHES = ("search", "knn", "farthest", *LISTS)
@@ -41,7 +37,7 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
 
 
 def measure_workload(recorder: Recorder, workload: Workload, planned: list[Entry]) -> None:
-    """Make the workload's clouds and measure the planned rows; without clouds, log why and measure none.
+    """Make the workload's clouds and measure the planned rows; without clouds, rows say why.
 
     Parameters
     ----------
@@ -52,8 +48,12 @@ def measure_workload(recorder: Recorder, workload: Workload, planned: list[Entry
     recorder.display.preparing(workload.name)
     try:
         contest = Contest(recorder, workload)
-    except Exception as failure:
-        log.error("%s is left out, its clouds cannot be made: %s", workload.name, first_line(failure))
+    except Exception as reason:
+        named = {"workload": workload.name, "operator": workload.operator, "queries": 0, "references": 0}
+        for contender, ((mode, execution), *_) in planned:
+            whose = {"contender": contender.name, "kind": contender.kind, "package": contender.package}
+            blank = recorder.blank(**named, **whose, mode=mode, execution=execution)
+            recorder.add(without_time(blank, reason))
         return
     recorder.display.workload(workload, contest.question, contest.expected.checked_queries)
     points = contest.question.points[1].shape[:-1].numel()
@@ -137,13 +137,11 @@ class Contest:
     def blank(self, contender: Contender, mode: str, execution: str) -> Row:
         """A row of this workload without its results."""
         asked, problem = self.question, self.question.problem
-        return Row(
+        return self.recorder.blank(
             workload=self.workload.name,
             operator=self.workload.operator,
-            contender=contender.name,
-            kind=contender.kind,
-            mode=mode,
-            execution=execution,
+            **{"contender": contender.name, "kind": contender.kind, "package": contender.package},
+            **{"mode": mode, "execution": execution, "note": contender.returns},
             queries=problem.query_points.shape[:-1].numel(),
             references=problem.reference_points.shape[:-1].numel(),
             clouds=len(problem.ranges()),
@@ -151,7 +149,4 @@ class Contest:
             radius=asked.radius,
             channels=1 if mode in LISTS else problem.features.shape[-1],
             dtype=str(problem.query_points.dtype).removeprefix("torch."),
-            note=contender.returns,
-            package=contender.package,
-            **self.recorder.machine,
         )

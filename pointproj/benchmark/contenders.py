@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 import pointproj
-from pointproj.benchmark import peers
+from pointproj.benchmark import libraries, peers
 from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig, unknown
 from pointproj.benchmark.peers import Nearest, Pairs, Peer, gather_aggregate, padded_pairs
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
-from pointproj.machine import package_version
 from pointproj.nn.projector import Projector
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve, waits
 
@@ -104,7 +103,7 @@ def _has(backend: str, operator: str) -> bool:
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
     """The peers to measure; parameters and errors as those of :func:`backend_names`."""
-    known = tuple(dict.fromkeys(peer.library.name for peer in peers.PEERS))
+    known = tuple(dict.fromkeys(peer.library.name for peer in libraries.PEERS))
     return _chosen("peers", asked_for, known)
 
 
@@ -176,7 +175,7 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
     for name in chosen:
         yield backend_contender(name, workload, missing_backend(name, device_type, workload.operator))
     known = peer_names(config.peers)
-    for peer in peers.PEERS:
+    for peer in libraries.PEERS:
         wanted = peer.operator == workload.operator and device_type in peer.library.devices
         takes_it = workload.peers == "all" or (workload.peers == "batched" and peer.batched)
         if peer.library.name in known and wanted and takes_it and _modes(peer, workload):
@@ -197,7 +196,7 @@ def backend_contender(name: str, workload: Workload, missing: str | None = None)
     return Contender(
         name=name,
         kind="backend",
-        package=package_version("pointproj"),
+        package="pointproj",
         modes=tuple(mode for mode in workload.modes if mode not in without),
         executions=EXECUTIONS[:2] if name != "auto" and waits(name) else EXECUTIONS,
         find={mode: partial(function, name) for mode, function in find.items()},
@@ -232,7 +231,7 @@ def peer_contender(peer: Peer, workload: Workload, device_type: str = "cuda") ->
     return Contender(
         name=peer.library.name,
         kind="peer",
-        package=package_version(peer.library.distribution),
+        package=peer.library.distribution,
         modes=_modes(peer, workload),
         executions=("eager", "compiled") if peer.finds == "knn" or peer.traceable else ("eager",),
         find=find,

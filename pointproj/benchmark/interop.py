@@ -69,35 +69,18 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
 
 def _measure(recorder: Recorder, names: list[str]) -> None:
     elements = recorder.config.elements or ELEMENTS[recorder.device.type]
-    vectors = FreshTensors(elements, recorder.device)
+    generator = torch.Generator(recorder.device).manual_seed(0)
+    x, y = (torch.rand(elements, generator=generator, device=recorder.device) for _ in range(2))
+
+    def error_of(z: Tensor) -> float:
+        worst = (z.detach() - (FACTOR * x + y)).abs().max().item()
+        return worst if worst == worst else float("inf")
+
     for name in names:
         kind, package, function = CALLS[name]
         named = {"workload": "interop", "operator": "saxpy", "contender": name, "mode": "launch"}
         sizes = {"queries": elements, "references": elements}
-        blank = recorder.blank(**named, **sizes, kind=kind, package=package)
-        make = partial(vectors.call, function)
-        timed = partial(recorder.timed, make=make, error_of=vectors.error, allowed=BACKEND_TOLERANCE)
-        recorder.record(blank, timed)
-
-
-class FreshTensors:
-    """Two vectors, passed to each call as new tensors that require a gradient and have none yet.
-
-    Parameters
-    ----------
-    elements : int
-    device : torch.device
-    """
-
-    def __init__(self, elements: int, device: torch.device) -> None:
-        generator = torch.Generator(device).manual_seed(0)
-        self.x, self.y = (torch.rand(elements, generator=generator, device=device) for _ in range(2))
-
-    def call(self, function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
-        """The call to time."""
-        return lambda: function(self.x.detach().requires_grad_(), self.y.detach().requires_grad_())
-
-    def error(self, z: Tensor) -> float:
-        """Largest error of a result; inf where it is not a number."""
-        worst = (z.detach() - (FACTOR * self.x + self.y)).abs().max().item()
-        return worst if worst == worst else float("inf")
+        # New tensors for each call, which have no gradient yet.
+        call = lambda of=function: of(x.detach().requires_grad_(), y.detach().requires_grad_())  # noqa: E731
+        timed = partial(recorder.timed, make=lambda c=call: c, error_of=error_of, allowed=BACKEND_TOLERANCE)
+        recorder.record(recorder.blank(**named, **sizes, kind=kind, package=package), timed)

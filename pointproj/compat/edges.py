@@ -4,6 +4,8 @@ An edge list is as long as there are pairs, so each of these functions waits for
 which are captured, call :func:`pointproj.knn` or :func:`pointproj.radius_neighbors`.
 """
 
+import warnings
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from pointproj.compat.pairs import boundary, by_distance, coordinates, nearest, pairs_within, squared_lengths
 from pointproj.ops.arguments import check_size
 from pointproj.ops.neighbor_lists import radius_neighbors
+from pointproj.ops.rounding import radius_in_range
 
 MOST_PADDED = 64  # neighbours; who allows more seldom has so many, and slots for them would be mostly empty
 
@@ -93,12 +96,88 @@ def nearest_rows(
     return found[1][:, 0]
 
 
+def directed(edges: Tensor, flow: str, neighbors_first: str) -> Tensor:
+    """Edges as ``flow`` asks for; ``neighbors_first`` has the neighbours in row 0. Can be scripted."""
+    if flow != "source_to_target" and flow != "target_to_source":
+        raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got '{flow}'")
+    return edges.flip(0) if flow == neighbors_first else edges
+
+
+def boundaries(
+    x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None, batch_size: int | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Offsets of the clouds, None if there is one."""
+    batch_x, batch_y = (_on_device_of(x, batch) for batch in (batch_x, batch_y))
+    for name, points, batch in (("x", x, batch_x), ("y", y, batch_y)):
+        if batch is not None and batch.numel() != len(points):
+            raise AssertionError(
+                f"batch_{name} must name the cloud of each of the {len(points)} points; got {batch.numel()}"
+            )
+    batches = [batch for batch in (batch_x, batch_y) if batch is not None and batch.numel()]
+    if batch_size is None:
+        batch_size = max([1, *(int(batch.max()) + 1 for batch in batches)])
+    if batch_size < 1:
+        raise AssertionError(f"batch_size must be at least 1; got {batch_size}")
+    if batch_size == 1 or (batch_x is None and batch_y is None):
+        return None, None
+    if batch_x is None or batch_y is None:
+        missing = "batch_x" if batch_x is None else "batch_y"
+        raise AssertionError(f"{batch_size} clouds need batch_x and batch_y; {missing} is missing")
+    starts = torch.arange(batch_size + 1, device=x.device)
+    return torch.searchsorted(batch_x.contiguous(), starts), torch.searchsorted(batch_y.contiguous(), starts)
+
+
+def _on_device_of(x: Tensor, batch: Tensor | None) -> Tensor | None:
+    if batch is None or batch.device == x.device:
+        return batch
+    warnings.warn(
+        f"x is on {x.device} and its batch vector on {batch.device}: copied, for which the host waits",
+        stacklevel=2,
+    )
+    return batch.to(x.device)
+
+
+@torch.library.custom_op("pointproj::batched_knn", mutates_args=())
+def _batched_knn(
+    x: Tensor,
+    y: Tensor,
+    k: int,
+    batch_x: Tensor | None,
+    batch_y: Tensor | None,
+    cosine: bool,
+    batch_size: int | None,
+    skip_self: bool,
+) -> Tensor:
+    ptr_x, ptr_y = boundaries(x, y, batch_x, batch_y, batch_size)
+    return knn_edges(x, y, k, ptr_x, ptr_y, cosine=cosine, skip_self=skip_self)
+
+
+@torch.library.custom_op("pointproj::batched_radius", mutates_args=())
+def _batched_radius(
+    x: Tensor,
+    y: Tensor,
+    r: float,
+    batch_x: Tensor | None,
+    batch_y: Tensor | None,
+    max_num_neighbors: int | None,
+    batch_size: int | None,
+    skip_self: bool,
+) -> Tensor:
+    ptr_x, ptr_y = boundaries(x, y, batch_x, batch_y, batch_size)
+    return radius_edges(x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors, skip_self=skip_self)
+
+
+@_batched_knn.register_fake
+@_batched_radius.register_fake
+def _edges_of_unknown_number(x: Tensor, *others: object) -> Tensor:
+    return x.new_empty(2, torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
 def _nearest_within(
     query_points: Tensor, reference_points: Tensor, r: float, k: int, skip_self: bool, offsets: dict
 ) -> Edges:
     reach, squared_radius = boundary(r, query_points)
-    limits = torch.finfo(query_points.dtype)
-    reach = min(max(reach, limits.tiny), limits.max)
+    reach = radius_in_range(reach, query_points.dtype)
     at_most = min(k + skip_self, len(reference_points))
     rows = radius_neighbors(query_points, reference_points, reach, max_neighbors=at_most, **offsets).indices
     beyond_all = len(reference_points)

@@ -28,8 +28,10 @@ class cKDTree:  # noqa: N801 - its name there
     data : (n, m) tensor
         Points, finite: the host waits for the device to check that. With m above 3 all pairs are compared,
         in chunks, and every search waits.
-    leafsize, compact_nodes, copy_data, balanced_tree
+    leafsize, compact_nodes, balanced_tree
         Not read.
+    copy_data : bool
+        Whether the data may be changed in place later. Without it results are wrong then, as in scipy.
     boxsize : float or sequence of m floats, optional
         Lengths of a periodic box; 0: not periodic along that axis. Points must lie in it. For m up to 3.
 
@@ -58,6 +60,8 @@ class cKDTree:  # noqa: N801 - its name there
         boxsize: float | Sequence[float] | None = None,
     ) -> None:
         data = array("data", data)
+        if copy_data:
+            data = data.clone()
         if data.ndim != 2:
             raise ValueError(f"data must be 2 dimensions; got shape {tuple(data.shape)}")
         self.data = data
@@ -113,10 +117,10 @@ class cKDTree:  # noqa: N801 - its name there
         ValueError
             For a wrong number of coordinates, p other than 2, or k below 1.
         """
-        x = self._queries(x, p)
         ranks = [k] if isinstance(k, Integral) else list(k) if isinstance(k, Iterable) else []
         if not ranks or not all(isinstance(rank, Integral) and rank >= 1 for rank in ranks):
             raise ValueError(f"k must be an integer, or a sequence of integers, of at least 1; got {k}")
+        x = self._queries(x, p)
         distances, rows = self._searched.nearest(max(ranks), self._box, x=x.reshape(-1, self.m))
         absent = (rows < 0) | (distances >= distance_upper_bound)
         distances = torch.where(absent & ~distances.isnan(), torch.inf, distances)

@@ -156,8 +156,8 @@ class NearestNeighbors:
         ----------
         X : (q, m) tensor, optional
             As for :meth:`kneighbors`.
-        radius : float, optional
-            The distance.
+        radius : float or (q,) tensor, array or list, optional
+            The distance, or one for each row of ``X``.
         return_distance : bool
             Whether to return distances.
         sort_results : bool
@@ -178,7 +178,9 @@ class NearestNeighbors:
             raise ValueError("return_distance must be True if sort_results is True.")
         searched = self._fitted()
         query_points, points = searched.beside(X=searched.given["fitted"] if X is None else self._queries(X))
-        reach = number_or_tensor("radius", self.radius if radius is None else radius, (), points)
+        reach = number_or_tensor(
+            "radius", self.radius if radius is None else radius, query_points.shape[:1], points
+        )
         queries, rows, squared = pairs_within(query_points.detach(), points.detach(), reach, inclusive=True)
         if X is None:
             others = queries != rows

@@ -7,13 +7,11 @@ Each search is one operator of torch, so that it compiles and can be scripted; f
 annotations say nothing of shapes.
 """
 
-import warnings
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.edges import knn_edges, nearest_rows, radius_edges
+from pointproj.compat.edges import boundaries, directed, knn_edges, nearest_rows, radius_edges
 from pointproj.compat.pairs import coordinates
 from pointproj.compat.pairs import nearest as nearest_points
 from pointproj.ops.functional import knn_aggregate
@@ -118,7 +116,7 @@ def knn_graph(
         As for :func:`knn`, and for an unknown ``flow``.
     """
     edges = torch.ops.pointproj.batched_knn(x, x, k, batch, batch, cosine, batch_size, not loop)
-    return _directed(edges, flow)
+    return directed(edges, flow, "source_to_target")
 
 
 def radius(
@@ -203,7 +201,7 @@ def radius_graph(
         As for :func:`knn_graph`.
     """
     edges = torch.ops.pointproj.batched_radius(x, x, r, batch, batch, max_num_neighbors, batch_size, not loop)
-    return _directed(edges, flow)
+    return directed(edges, flow, "source_to_target")
 
 
 def nearest(
@@ -242,7 +240,7 @@ def nearest(
             raise ValueError(f"{name} must be in ascending order")
     if not torch.equal(*(batch.unique_consecutive() for batch in batches)):
         raise ValueError("batch_x and batch_y must name the same clouds")
-    ptr_x, ptr_y = _boundaries(x, y, *batches, None)
+    ptr_x, ptr_y = boundaries(x, y, *batches, None)
     return nearest_rows(x, y, ptr_x, ptr_y)
 
 
@@ -285,7 +283,7 @@ def knn_interpolate(
     AssertionError, ValueError
         As for :func:`knn`.
     """
-    ptr_x, ptr_y = _boundaries(pos_x, pos_y, batch_x, batch_y, None)
+    ptr_x, ptr_y = boundaries(pos_x, pos_y, batch_x, batch_y, None)
     reference_points, query_points = coordinates(pos_x=pos_x, pos_y=pos_y)
     features = x.to(torch.promote_types(x.dtype, reference_points.dtype))
     offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
@@ -329,49 +327,6 @@ def install() -> None:
     _libraries.append(library)
 
 
-@torch.library.custom_op("pointproj::batched_knn", mutates_args=())
-def _batched_knn(
-    x: Tensor,
-    y: Tensor,
-    k: int,
-    batch_x: Tensor | None,
-    batch_y: Tensor | None,
-    cosine: bool,
-    batch_size: int | None,
-    skip_self: bool,
-) -> Tensor:
-    ptr_x, ptr_y = _boundaries(x, y, batch_x, batch_y, batch_size)
-    return knn_edges(x, y, k, ptr_x, ptr_y, cosine=cosine, skip_self=skip_self)
-
-
-@torch.library.custom_op("pointproj::batched_radius", mutates_args=())
-def _batched_radius(
-    x: Tensor,
-    y: Tensor,
-    r: float,
-    batch_x: Tensor | None,
-    batch_y: Tensor | None,
-    max_num_neighbors: int | None,
-    batch_size: int | None,
-    skip_self: bool,
-) -> Tensor:
-    ptr_x, ptr_y = _boundaries(x, y, batch_x, batch_y, batch_size)
-    return radius_edges(x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors, skip_self=skip_self)
-
-
-@_batched_knn.register_fake
-@_batched_radius.register_fake
-def _edges_of_unknown_number(x: Tensor, *others: object) -> Tensor:
-    return x.new_empty(2, torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
-
-
-def _directed(edges: Tensor, flow: str) -> Tensor:
-    """Edges from queries to neighbours, as ``flow`` asks for; TorchScript reads this."""
-    if flow != "source_to_target" and flow != "target_to_source":
-        raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got '{flow}'")
-    return edges.flip(0) if flow == "source_to_target" else edges
-
-
 def _interpolated(
     query_points: Tensor, reference_points: Tensor, features: Tensor, k: int, offsets: dict
 ) -> Tensor:
@@ -384,37 +339,3 @@ def _interpolated(
     total = weights.sum(1, keepdim=True)
     weights = weights / torch.where(total > 0, total, 1.0)
     return (weights[..., None] * features[rows.clamp(min=0)]).sum(1)
-
-
-def _boundaries(
-    x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None, batch_size: int | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Offsets of the clouds, None if there is one."""
-    batch_x, batch_y = (_on_device_of(x, batch) for batch in (batch_x, batch_y))
-    for name, points, batch in (("x", x, batch_x), ("y", y, batch_y)):
-        if batch is not None and batch.numel() != len(points):
-            raise AssertionError(
-                f"batch_{name} must name the cloud of each of the {len(points)} points; got {batch.numel()}"
-            )
-    batches = [batch for batch in (batch_x, batch_y) if batch is not None and batch.numel()]
-    if batch_size is None:
-        batch_size = max([1, *(int(batch.max()) + 1 for batch in batches)])
-    if batch_size < 1:
-        raise AssertionError(f"batch_size must be at least 1; got {batch_size}")
-    if batch_size == 1:
-        return None, None
-    if batch_x is None or batch_y is None:
-        missing = "batch_x" if batch_x is None else "batch_y"
-        raise AssertionError(f"{batch_size} clouds need batch_x and batch_y; {missing} is missing")
-    starts = torch.arange(batch_size + 1, device=x.device)
-    return torch.searchsorted(batch_x.contiguous(), starts), torch.searchsorted(batch_y.contiguous(), starts)
-
-
-def _on_device_of(x: Tensor, batch: Tensor | None) -> Tensor | None:
-    if batch is None or batch.device == x.device:
-        return batch
-    warnings.warn(
-        f"x is on {x.device} and its batch vector on {batch.device}: copied, for which the host waits",
-        stacklevel=2,
-    )
-    return batch.to(x.device)

@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from pointproj.config.checks import problems_of
-from pointproj.config.networks import NETWORKS, KnnConfig, RadiusConfig, VisibilityConfig
+from pointproj.config.networks import NETWORKS, AttentionConfig, KnnConfig, RadiusConfig, VisibilityConfig
 from pointproj.config.schema import (
     AllocatorConfig,
     AugmentationConfig,
@@ -32,6 +32,7 @@ __all__ = [
     "NETWORKS",
     "TARGETS",
     "AllocatorConfig",
+    "AttentionConfig",
     "AugmentationConfig",
     "BackendConfig",
     "Config",

@@ -150,8 +150,41 @@ class VisibilityConfig(ProjectorConfig):
         yield from too_few_points("neighbors", self.neighbors, config)
 
 
+@dataclass
+class AttentionConfig(ProjectorConfig):
+    """MLPs on both sets of points, attention of each query point to the k nearest reference points, MLP."""
+
+    NETWORK: ClassVar[str] = "pointproj.nn.attention_projector:AttentionProjector"
+    OPERATOR: ClassVar[str] = "knn"
+
+    name: str = value("attention", "the network")
+    k: int = value(16, "neighbours of each query point", least=1)
+    heads: int = value(4, "of the attention", least=1)
+    hidden_channels: int = value(32, "width of all layers, a multiple of heads", least=1, most=65_536)
+
+    @property
+    def fewest_points(self) -> int:
+        """One for each neighbour."""
+        return self.k
+
+    def arguments(self) -> dict[str, Any]:
+        """Return arguments of :class:`pointproj.nn.attention_projector.AttentionProjector`."""
+        return {name: getattr(self, name) for name in ("k", "heads", "hidden_channels")}
+
+    def fill_in(self, config: Config) -> None:
+        """No normals, unless they are asked for."""
+        self.normals = bool(self.normals)
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield a width that the heads cannot share, and too many neighbours."""
+        if self.hidden_channels % self.heads:
+            width = self.hidden_channels
+            yield f"projector.hidden_channels={width}: expected a multiple of projector.heads={self.heads}"
+        yield from too_few_points("k", self.k, config)
+
+
 NETWORKS: dict[str, type[ProjectorConfig]] = {
-    network.name: network for network in (KnnConfig, RadiusConfig, VisibilityConfig)
+    network.name: network for network in (KnnConfig, RadiusConfig, VisibilityConfig, AttentionConfig)
 }
 
 

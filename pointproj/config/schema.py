@@ -98,7 +98,7 @@ class DataConfig:
     limit: int | None = value(None, "at most this many meshes of each class and split", least=1)
     validation: float = value(
         0.1,
-        "share of the training meshes held out, by which `best.pt` is chosen; 0: none",
+        "share of the training meshes held out, by which `best.pt` is chosen; 0: test meshes choose it",
         least=0,
         below=1,
     )

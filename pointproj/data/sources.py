@@ -36,10 +36,10 @@ def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list
     DataError
         If there are none; says both ways forward.
     """
+    if data.name == "meshes":
+        return folder_meshes(data)
     if data.name == "furniture":
         files = _furniture_files(data, data.root, data.test_meshes, helpers)
-    elif data.name == "meshes":
-        files = folder_meshes(data)
     else:
         files = _real_files(data)
     files = held_out(files, data.validation, data.split_seed)

@@ -82,9 +82,8 @@ def folder_meshes(data: DataConfig) -> list[MeshFile]:
         raise DataError(f"no meshes in {root}: write data.root=FOLDER, a folder with files of {kinds}")
     missing = [name for name in data.classes or () if name not in classes]
     if missing:
-        raise DataError(
-            f"data.classes={missing}: {root} has no such class; it has {', '.join(sorted(classes))}"
-        )
+        known = ", ".join(sorted(classes))
+        raise DataError(f"data.classes=[{','.join(missing)}]: {root} has no such class; it has {known}")
     files = [
         MeshFile(path, name, "train")
         for name in sorted(set(data.classes or classes))
@@ -93,17 +92,12 @@ def folder_meshes(data: DataConfig) -> list[MeshFile]:
     if len(files) < 3:
         raise DataError(f"expected 3 meshes or more, for training, validation and tests; got {len(files)}")
     files = held_out(files, data.test, data.split_seed, "test")
-    counts = Counter(file.split for file in held_out(files, data.validation, data.split_seed))
+    files = held_out(files, data.validation, data.split_seed)
+    counts = Counter(file.split for file in files)
     log.info(
-        "%s: %d meshes of %d classes: %d for training, %d for validation, %d for tests, "
-        "by data.validation=%g, data.test=%g and data.split_seed=%d",
-        root,
-        len(files),
-        len({file.class_name for file in files}),
-        *(counts[split] for split in ("train", "validation", "test")),
-        data.validation,
-        data.test,
-        data.split_seed,
+        f"{root}: {len(files)} meshes (classes: {', '.join(sorted({file.class_name for file in files}))}), "
+        f"{counts['train']} for training, {counts['validation']} for validation, {counts['test']} for tests, "
+        f"by data.validation={data.validation:g}, data.test={data.test:g}, data.split_seed={data.split_seed}"
     )
     if layout_root(root) is not None:
         log.warning("%s has train and test folders in its classes: data=modelnet10 keeps these", root)

@@ -39,7 +39,7 @@ from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
 log = logging.getLogger(__name__)
 
-MODEL = "model"
+NETWORK = "network"
 MOST_WORKERS = 8
 WORKER_BYTES = 8 * 2**30  # of a GPU: surfaces from 160^3 of clouds of 16,384 points
 Method = Callable[[SampledCloud], Reconstruction]
@@ -124,7 +124,7 @@ def model_method(trained: TrainedModel, side: int) -> Method:
     device = str(trained.device)
 
     def method(cloud: SampledCloud) -> Reconstruction:
-        return reconstruct(trained.field(*cloud), MODEL, side, cloud=cloud.points, device=device)
+        return reconstruct(trained.field(*cloud), NETWORK, side, cloud=cloud.points, device=device)
 
     return method
 
@@ -171,7 +171,7 @@ class _Job:
             torch.set_num_threads(1)
         trained = _loaded(self.checkpoint, self.device)
         device, grid = str(trained.device), trained.config.data.grid
-        methods = {MODEL: model_method(trained, self.side), **_baseline_methods(self.baselines, device)}
+        methods = {NETWORK: model_method(trained, self.side), **_baseline_methods(self.baselines, device)}
         return [*evaluate_shapes([file], methods, self.chosen, self.out, grid=grid, device=device)]
 
 
@@ -231,7 +231,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _log_model(results: Sequence[Measured]) -> None:
     for result in results:
-        if result.method == MODEL:
+        if result.method == NETWORK:
             iou, f_score = result.values["iou"], result.values["f_score"]
             log.info("%-18s %-5s IoU %.3f, F-score %.3f", result.name, result.samples, iou, f_score)
 

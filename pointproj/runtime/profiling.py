@@ -9,7 +9,7 @@ import linecache
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pointproj.config import ProfilerConfig
 
@@ -43,7 +43,7 @@ class StepProfiler:
         self._config = config
         self._functions = functions
         self._folder = folder / "profile"
-        self._recorder: Recorder | None = None
+        self._recorder: TorchRecorder | LineRecorder | None = None
         self._taken = 0
         # A step more before the recording lets the tracer set itself up outside of what it reports.
         self._warmup = min(1, config.skip)
@@ -55,69 +55,47 @@ class StepProfiler:
 
     def start(self) -> None:
         """To be called before the first step."""
-        self._begin_if_due()
-
-    def step(self) -> None:
-        """To be called after each step."""
-        if self._config.name == "none":
-            return
-        self._taken += 1
-        if self._recorder is not None:
-            self._recorder.step()
-            if self._taken == self._config.skip + self._config.steps:
-                self._end()
-        else:
-            self._begin_if_due()
-
-    def close(self) -> None:
-        """To be called after the last step; writes what was recorded if the recording is still on."""
-        if self._config.name == "none":
-            return
-        recorded = self._taken - self._config.skip
-        if recorded <= 0:
-            log.warning(
-                "profiler: nothing recorded, training took %d steps; recording begins after profiler.skip=%d",
-                self._taken,
-                self._config.skip,
-            )
-            if self._recorder is not None:
-                self._recorder.abandon()
-                self._recorder = None
-        elif self._recorder is not None:
-            log.warning(
-                "profiler: only %d of profiler.steps=%d steps were taken", recorded, self._config.steps
-            )
-            self._end()
-
-    def _begin_if_due(self) -> None:
-        if self._config.name == "none" or self._taken != self._config.skip - self._warmup:
+        config = self._config
+        if config.name == "none" or self._taken != config.skip - self._warmup:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._config.name == "torch":
-            self._recorder = TorchRecorder(self._folder, self._warmup, self._config.steps)
+        if config.name == "torch":
+            self._recorder = TorchRecorder(self._folder, self._warmup, config.steps)
         else:
             self._recorder = LineRecorder(self._folder, self._warmup, self._functions)
 
-    def _end(self) -> None:
-        recorder, self._recorder = self._recorder, None
-        recorded = min(self._config.steps, self._taken - self._config.skip)
-        rows = recorder.finish(recorded)
-        log.info("profiler: %d steps recorded in %s", recorded, self._folder)
-        for row in rows:
-            log.info("  %s", row)
-
-
-class Recorder(Protocol):
-    """What records a window of steps; it is on from its making."""
-
     def step(self) -> None:
         """To be called after each step."""
+        self._taken += 1
+        if self._recorder is None:
+            self.start()
+            return
+        self._recorder.step()
+        if self._taken == self._config.skip + self._config.steps:
+            self._end(self._config.steps)
 
-    def finish(self, steps: int) -> list[str]:
-        """Stop, write the files, and return the lines to show for ``steps`` recorded steps."""
+    def close(self) -> None:
+        """To be called after the last step; writes what was recorded if the recording is still on."""
+        config, recorded = self._config, self._taken - self._config.skip
+        if config.name != "none" and recorded <= 0:
+            log.warning(
+                "profiler: nothing recorded, training took %d steps; recording begins after profiler.skip=%d",
+                self._taken,
+                config.skip,
+            )
+        elif self._recorder is not None:
+            log.warning("profiler: only %d of profiler.steps=%d steps were taken", recorded, config.steps)
+        if self._recorder is not None:
+            self._end(recorded)
 
-    def abandon(self) -> None:
-        """Stop and write nothing."""
+    def _end(self, recorded: int) -> None:
+        recorder, self._recorder = self._recorder, None
+        rows = recorder.finish(recorded)
+        _forget_profilers()
+        if rows:
+            log.info("profiler: %d steps recorded in %s", recorded, self._folder)
+        for row in rows:
+            log.info("  %s", row)
 
 
 def require_profiler(config: ProfilerConfig) -> None:
@@ -145,57 +123,43 @@ class TorchRecorder:
             with_flops=False,
         )
         self._profiler.__enter__()
-
-    def step(self) -> None:
-        """To be called after each step."""
-        self._profiler.step()
+        self.step = self._profiler.step
 
     def finish(self, steps: int) -> list[str]:
-        """Stop, write the files, and return the operations that took longest."""
+        """Stop; of any recorded steps write the files, and return the operations that took longest."""
         self._profiler.__exit__(None, None, None)
+        if steps <= 0:
+            return []
         self._profiler.finalize()
-        rows = _top_operations(self._tool._profiler.key_averages(), steps)
-        _forget_profilers()
-        return rows
-
-    def abandon(self) -> None:
-        """Stop and write nothing."""
-        self._profiler.__exit__(None, None, None)
-        _forget_profilers()
+        return _top_operations(self._tool._profiler.key_averages(), steps)
 
 
 class LineRecorder:
     """Time by source line of some functions: ``line_profiler/profiler_stats.txt``."""
 
     def __init__(self, folder: Path, warmup: int, functions: Sequence[Callable[..., Any]]) -> None:
-        self._waiting = warmup
+        self._waiting = warmup + 1
         self._profiler = _fresh_profiler(folder)
-        self._tool = self._profiler.enable("line_profile")
+        tool = self._profiler.enable("line_profile")
         self._profiler.initialize()
-        self._lines = self._tool._profiler
+        self._lines = tool._profiler
         for function in functions:
             self._profiler(function)  # registers the code; the wrapper it returns is not used
-        if self._waiting == 0:
-            self._lines.enable_by_count()
+        self.step()
 
     def step(self) -> None:
         """To be called after each step."""
-        if self._waiting > 0:
-            self._waiting -= 1
-            if self._waiting == 0:
-                self._lines.enable_by_count()
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._lines.enable_by_count()
 
     def finish(self, steps: int) -> list[str]:
-        """Stop, write the file, and return the lines that took longest."""
+        """Stop; of any recorded steps write the file, and return the lines that took longest."""
+        if steps <= 0:
+            return []
         self._lines.disable_by_count()
         self._profiler.finalize()
-        rows = _top_lines(self._lines.get_stats(), steps)
-        _forget_profilers()
-        return rows
-
-    def abandon(self) -> None:
-        """Stop and write nothing."""
-        _forget_profilers()
+        return _top_lines(self._lines.get_stats(), steps)
 
 
 def _fresh_profiler(folder: Path) -> Any:

@@ -48,10 +48,7 @@ def unavailable() -> str | None:
         return f"it manages GPU memory, and torch {torch.__version__} finds no GPU"
     if importlib.util.find_spec("rmm") is None:
         cuda = torch.version.cuda.partition(".")[0]
-        return (
-            "the package rmm is missing; install it with: pip install -c constraints.txt -e "
-            f'".[rapids-cu{cuda}]"'
-        )
+        return f'the package rmm is missing; install it with: pip install -e ".[rapids-cu{cuda}]"'
     return None
 
 

@@ -65,9 +65,9 @@ class Position:
     epoch: int = 0  # finished epochs
     step_in_epoch: int = 0
     step: int = 0
-    best: float = math.inf  # lowest error on the test meshes
+    best: float = math.inf  # lowest error on the validation meshes
     losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the entry before]
-    errors: list[list[float]] = field(default_factory=list)  # [step, error on the test meshes]
+    errors: list[list[float]] = field(default_factory=list)  # [step, error on the validation meshes]
 
 
 Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content

@@ -75,10 +75,16 @@ class BatchLoader:
         """Shapes that all processes together see in a step; fewer in the last one of an epoch."""
         return min(self.shapes_a_step, len(self.data.train) - step_in_epoch * self.shapes_a_step)
 
+    def validation(self) -> Iterator[dict[str, Any]]:
+        """All batches of the meshes that checkpoints are chosen by."""
+        return self._unseen(self.data.test if self.data.validation is None else self.data.validation)
+
     def test(self) -> Iterator[dict[str, Any]]:
         """All batches of the test meshes."""
-        for batch in self._batches(self.data.test):
-            yield with_features(batch, self.config.projector)
+        return self._unseen(self.data.test)
+
+    def _unseen(self, dataset: ShapeDataset) -> Iterator[dict[str, Any]]:
+        return (with_features(batch, self.config.projector) for batch in self._batches(dataset))
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Batches of the training meshes as they are, without augmentation."""
@@ -190,7 +196,8 @@ def _device_samplers(
         most_bytes //= processes.on_this_machine
     draws, reason = {}, None
     try:
-        for dataset in {id(dataset): dataset for dataset in (data.train, data.test)}.values():
+        used = (dataset for dataset in (data.train, data.validation, data.test) if dataset is not None)
+        for dataset in {id(dataset): dataset for dataset in used}.values():
             draws[id(dataset)] = device_sampler(dataset, device, most_bytes)
     except SamplerUnavailable as error:
         reason = str(error)

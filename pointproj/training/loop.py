@@ -7,7 +7,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -107,10 +107,8 @@ class Training:
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
         self.pending: Callable[[], None] | None = None  # acts on the status that was requested
         normals = bool(config.projector.normals)
-        self.baseline = self.evaluate(
-            untrained_predictor(config.target.name, execution.backend, normals=normals)
-        )
-        self.evaluation: Evaluation | None = None  # of the model as it is now
+        self.untrained = untrained_predictor(config.target.name, execution.backend, normals=normals)
+        self.baseline = self.evaluate(self.untrained, self.loader.validation())
 
     def run(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
         """Train from the beginning or from a checkpoint, then report.
@@ -137,8 +135,6 @@ class Training:
                 log.info("weights   %s", take_weights(self.model, *weights))
             self._validate()
         self._loop()
-        if self.evaluation is None:
-            self.evaluation = self.evaluate(self.predict)
         return self._write_report()
 
     def _loop(self) -> None:
@@ -230,27 +226,27 @@ class Training:
         self.divergence.check(self.step.read_not_finite())
 
     def _validate(self) -> None:
-        """Measure the model on the test meshes, and keep it if it is the best so far."""
+        """Measure the model on the validation meshes, and keep it if it is the best so far."""
         position = self.position
-        self.evaluation = self.evaluate(self.predict)
-        error = self.evaluation.error
+        evaluation = self.evaluate(self.predict, self.loader.validation())
+        error = evaluation.error
         position.errors.append([position.step, error])
-        log.info("step %d: test %s", position.step, report.one_line(self.evaluation, self.baseline))
-        self._record("test", **self.evaluation.means())
+        log.info("step %d: validation %s", position.step, report.one_line(evaluation, self.baseline))
+        self._record("validation", **evaluation.means())
         if position.step > 0 and error < position.best:
             position.best = error
             self._save(checkpoint.BEST)
 
     def predict(self, batch: Batch) -> Tensor:
-        """Predict without compilation, which would begin anew for the shapes of the test batches."""
+        """Predict without compilation, which would begin anew for the shapes of unseen meshes' batches."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.amp):
             prediction = self.model(
                 batch["query_points"], batch["reference_points"], features=batch.get("features")
             )
         return prediction.squeeze(-1).float()
 
-    def evaluate(self, predict: Predictor) -> Evaluation:
-        return evaluate(predict, self.loader.test(), self.config.target.name, self.processes)
+    def evaluate(self, predict: Predictor, batches: Iterable[dict[str, Any]]) -> Evaluation:
+        return evaluate(predict, batches, self.config.target.name, self.processes)
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
@@ -306,9 +302,13 @@ class Training:
         raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
 
     def _write_report(self) -> dict[str, Any]:
-        """Compare with the baseline, draw, time the step, and write ``metrics.json``, which is returned."""
+        """Test, draw, time the step, and write ``metrics.json``, which is returned."""
         config, position, step = self.config, self.position, self.step
-        compared = report.comparison(self.evaluation, self.baseline, position.errors[0][1])
+        tested, baseline = (
+            self.evaluate(each, self.loader.test()) for each in (self.predict, self.untrained)
+        )
+        self.logger.metrics({f"test/{name}": value for name, value in tested.means().items()}, position.step)
+        compared = report.comparison(tested, baseline, position.errors[0][1])
         test = (
             "the training cloud" if config.data.name == "gaussian" else f"{len(self.data.test)} unseen meshes"
         )
@@ -332,6 +332,7 @@ class Training:
             "loss": position.losses[-1][1] if position.losses else None,
             **compared,
             "best": position.best,
+            "validation": position.errors[-1][1],
             "ms_per_step": self.pace.ms_per_step,
             "first_step_ended": self.first_step_ended,
             **timed,
@@ -368,13 +369,17 @@ class Training:
             ", neighbours searched once" if config.projector.kept_neighbors else "",
         )
         log.info(
-            "data      %d training and %d test meshes; batches of %s, %d steps an epoch, %d in all",
+            "data      %d training, %s validation and %d test meshes; batches of %s, %d steps an epoch, "
+            "%d in all",
             len(self.data.train),
+            "no" if self.data.validation is None else len(self.data.validation),
             len(self.data.test),
             self._batch_size_text(),
             self.loader.steps_per_epoch,
             self.total_steps,
         )
+        if self.data.validation is None:
+            log.warning("no training meshes are held out: best.pt is chosen by the test meshes")
         if self.loader.shapes_a_step > len(self.data.train):
             log.warning(
                 "training.batch_size=%d is more than there are training meshes: each step takes all %d",

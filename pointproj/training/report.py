@@ -26,7 +26,7 @@ def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict
     trained, baseline : Evaluation
         Of the trained model and of the untrained predictor, on the same meshes.
     before : float
-        Error of the model before its first step.
+        Error of the model on the validation meshes before its first step.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     """
     table = Table(box=box.ASCII)  # whatever the encoding of the terminal
     table.add_column("class")
-    for column in ("meshes", "model", "baseline", "model / baseline"):
+    for column in ("meshes", "network", "baseline", "network / baseline"):
         table.add_column(column, justify="right")
     for class_name, row in compared["classes"].items():
         table.add_row(class_name, *_cells(row))
@@ -89,7 +89,7 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     title = f"{target_name}: {target.metric.replace('_', ' ')} on {measured_on}{in_unit}"
     note = f"baseline, which needs no training: {baseline_name(target_name, normals=normals)}"
     others = [
-        f"{_title(name)}: model {value:.3f}, baseline {compared['baseline_measured'][name]:.3f}\n"
+        f"{_title(name)}: network {value:.3f}, baseline {compared['baseline_measured'][name]:.3f}\n"
         for name, value in compared["measured"].items()
         if name != target.metric
     ]
@@ -124,9 +124,9 @@ def draw(
         Where the pictures go.
     config : Config
     losses, errors : list of [step, value]
-        On the training batches and on the test meshes.
+        On the training batches and on the validation meshes.
     baseline : Evaluation
-        Of what needs no training, on the test meshes.
+        Of what needs no training, on the validation meshes.
     test : ShapeDataset
     predict : callable
         A batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
@@ -141,7 +141,7 @@ def draw(
     paths = [run.picture_path("losses")]
     plots.draw_losses(
         paths[0],
-        loss_name=f"{config.target.name} loss",
+        loss_name=f"loss: {TARGETS[config.target.name].title}",
         losses=losses,
         metric_name=baseline.metric.replace("_", " "),
         errors=errors,

@@ -186,12 +186,6 @@ class TrainingStep:
         self._not_finite.clear()
         return self._mean_loss, ages
 
-    def read_loss(self) -> float:
-        """Return the mean loss of the steps since the last read that were finite (NaN without any); waits."""
-        self.request_status(ends_interval=True)
-        self._receive()
-        return self._mean_loss
-
     def read_not_finite(self) -> list[int]:
         """Return the ages of :meth:`read_status` up to the last step; waits for it."""
         self.request_status()

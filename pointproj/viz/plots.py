@@ -97,7 +97,7 @@ def draw_losses(
     left.set(title="training", xlabel="step", ylabel=loss_name, yscale="log")
     right.plot(*_columns(errors), color=BLUE, marker="o", markersize=4, label="network")
     right.axhline(baseline, color=ORANGE, linestyle="--", label="baseline, which needs no training")
-    right.set(title="test meshes", xlabel="step", ylabel=metric_name, yscale="log")
+    right.set(title="validation meshes", xlabel="step", ylabel=metric_name, yscale="log")
     right.legend()
     for axis in (left, right):
         axis.grid(alpha=0.3, which="both")

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from pointproj import knn, radius_neighbors
-from pointproj.benchmark import peers, table
+from pointproj.benchmark import libraries, table
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import Contender, entries, peer_contender
+from pointproj.benchmark.libraries import PEERS
 from pointproj.benchmark.parity import Expected
-from pointproj.benchmark.peers import PEERS, Pairs, Peer, padded_pairs
+from pointproj.benchmark.peers import Pairs, Peer, padded_pairs
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row
 from pointproj.benchmark.run import run
 from pointproj.benchmark.workloads import (
@@ -101,7 +102,7 @@ class TestRun:
     def test_wrong_list_gets_no_time(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
         right = named("scipy cKDTree", "padded")
         wrong = dataclasses.replace(right, function=lambda asked: right.function(asked._replace(k=31)))
-        monkeypatch.setattr(peers, "PEERS", [wrong])
+        monkeypatch.setattr(libraries, "PEERS", [wrong])
         only = {"backends": [], "modes": ["padded"]}
         (result,) = run(dataclasses.replace(config, **only))
         assert (result.status, result.p50_ms, result.parity_error) == (WRONG, None, float("inf"))
@@ -109,7 +110,7 @@ class TestRun:
     def test_missing_peer_is_a_row_that_says_so(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
         right = named("scipy cKDTree", "padded")
         absent = dataclasses.replace(right, library=right.library._replace(imports=("no_such_package",)))
-        monkeypatch.setattr(peers, "PEERS", [absent])
+        monkeypatch.setattr(libraries, "PEERS", [absent])
         only = {"backends": [], "modes": ["padded"]}
         (result,) = run(dataclasses.replace(config, **only))
         assert (result.mode, result.execution, result.status) == ("padded", "-", MISSING)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from pointproj import knn
-from pointproj.benchmark import interop, peers, start
+from pointproj.benchmark import interop, libraries, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_contender, entries, missing_backend, peer_contender
+from pointproj.benchmark.libraries import PEERS
 from pointproj.benchmark.limits import Limits, Unaffordable, given_up_after
 from pointproj.benchmark.parity import Expected, relative_error
-from pointproj.benchmark.peers import PEERS, Nearest, Peer
+from pointproj.benchmark.peers import Nearest, Peer
 from pointproj.benchmark.recorder import collect_only_new_garbage
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
@@ -79,7 +80,7 @@ class TestRun:
         right = peer_named("scipy cKDTree")
         beyond = lambda q, r, k: Nearest(None, right.function(q, r, k + 1).indices[:, 1:])  # noqa: E731
         wrong = dataclasses.replace(right, library=right.library._replace(name="wrong"), function=beyond)
-        monkeypatch.setattr(peers, "PEERS", [wrong])
+        monkeypatch.setattr(libraries, "PEERS", [wrong])
         rows = measure_small(monkeypatch, bench_config(tmp_path, execution=["eager"], backends=[]), KNN)
         assert [(r.mode, r.status, r.p50_ms) for r in rows] == [
             (mode, WRONG, None) for mode in ("knn", "operator", "step")
@@ -91,16 +92,28 @@ class TestRun:
         def broken(*_):
             raise MemoryError("no room for the pairs")
 
-        monkeypatch.setattr(peers, "PEERS", [without_package("pykdtree", broken)])
+        monkeypatch.setattr(libraries, "PEERS", [without_package("pykdtree", broken)])
         config = bench_config(tmp_path, execution=["eager"], modes=["knn"], backends=[])
         (only,) = measure_small(monkeypatch, config, KNN)
         assert (only.status, only.note) == ("failed", "MemoryError: no room for the pairs")
         assert only.p50_ms is None
 
+    def test_clouds_that_cannot_be_made_are_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        def too_large(device: torch.device) -> Question:
+            raise MemoryError("no room for the points")
+
+        config = bench_config(tmp_path, execution=["eager"], backends=["torch"], peers=[])
+        made = measure_small(monkeypatch, config, dataclasses.replace(KNN, question=too_large), KNN)
+        assert [(r.contender, r.mode, r.status) for r in made] == [
+            ("torch", "knn", "failed"),
+            *[("torch", mode, OK) for mode in ("knn", "operator", "step")],
+        ]
+        assert made[0].note == "MemoryError: no room for the points"
+
     def test_missing_peer_is_a_row_that_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         right = peer_named("pykdtree")
         absent = dataclasses.replace(right, library=right.library._replace(imports=("no_such_package",)))
-        monkeypatch.setattr(peers, "PEERS", [absent])
+        monkeypatch.setattr(libraries, "PEERS", [absent])
         config = bench_config(tmp_path, execution=["eager"], backends=[])
         (only,) = measure_small(monkeypatch, config, KNN)
         assert (only.contender, only.mode, only.status) == ("pykdtree", "-", MISSING)
@@ -114,7 +127,7 @@ class TestRun:
             raise KeyboardInterrupt
 
         config = bench_config(tmp_path, execution=["eager"], backends=["torch"], modes=["knn"])
-        monkeypatch.setattr(peers, "PEERS", [without_package("pykdtree", interrupted)])
+        monkeypatch.setattr(libraries, "PEERS", [without_package("pykdtree", interrupted)])
         with pytest.raises(KeyboardInterrupt):
             measure_small(monkeypatch, config, KNN)
         assert [r.contender for r in read_rows(tmp_path / "r.csv")] == ["torch"]

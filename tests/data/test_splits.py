@@ -108,8 +108,8 @@ def test_any_folder_of_meshes_is_split_and_said(folder, tmp_path, config, caplog
     assert [len(part) for part in parts] == [4, 1, 2]
     assert sorted(itertools.chain(*parts)) == list("abcdefg")
     assert {shape.class_name for shape in data.train.shapes} == {"balls", "eggs"}
-    assert "7 meshes of 2 classes: 4 for training, 1 for validation, 2 for tests" in caplog.text
-    assert "data.test=0.3 and data.split_seed=0" in caplog.text
+    assert "7 meshes (classes: balls, eggs), 4 for training, 1 for validation, 2 for tests" in caplog.text
+    assert "data.test=0.3, data.split_seed=0" in caplog.text
 
 
 def test_another_seed_splits_otherwise_and_classes_choose(folder):

@@ -66,7 +66,7 @@ def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_
         (mesh, samples, points, method)
         for mesh in ("chair_5001", "table_5001")
         for samples, points in (("even", "256"), ("scan", "3000"))
-        for method in ("model", "flood")
+        for method in ("network", "flood")
     ]
     for row in rows:
         assert 0 < float(row["iou"]) < 1
@@ -86,7 +86,7 @@ def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_
     assert len([line for line in lines if line.startswith("|")]) == 2 + len(means)
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     page = (out / "index.html").read_text()
-    judged = [row for row in rows if (row["samples"], row["method"]) == ("even", "model")]
+    judged = [row for row in rows if (row["samples"], row["method"]) == ("even", "network")]
     worst = min(judged, key=lambda row: float(row["iou"]))
     assert page.index("<h2>") == page.index(f"<h2>{worst['mesh']}</h2>")
     for row in rows:

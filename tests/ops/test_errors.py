@@ -261,7 +261,8 @@ def test_driver_older_than_what_warp_is_built_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: (12, 4))
     monkeypatch.setattr(registry, "_fastest_first", lambda device_type: ["warp", "torch"])
     registry.resolve.cache_clear()
-    with pytest.raises(pointproj.BackendUnavailable, match=r"for CUDA 13, .* for CUDA 12.4; .* wheel \+cu12"):
+    reason = r"for CUDA 13, .* for CUDA 12.4; .* warp-lang==1.17"
+    with pytest.raises(pointproj.BackendUnavailable, match=reason):
         registry.resolve("warp", "cuda", "knn")
     name, why = registry.resolve("auto", "cuda", "knn")
     assert name == "torch"

@@ -40,7 +40,13 @@ from tests.processes import PROJECT, environment, free_port, run_together
 def arguments(tmp_path):
     """Three classes of three training and one test piece; 9 shapes leave one for the last of batches of 4."""
     return [
-        *("experiment=smoke", "data.classes=[chair,table,bed]", "data.train_meshes=3", "data.test_meshes=1"),
+        *(
+            "experiment=smoke",
+            "data.classes=[chair,table,bed]",
+            "data.train_meshes=3",
+            "data.test_meshes=1",
+            "data.validation=0",
+        ),
         *("data.grid=6", "data.points=60", "training.log_every=1", "device=cpu", "training.pictures=0"),
         *("training.epochs=2", "training.validate_every=1", "optimizer.clip=0.1"),
         *(f"data.root={tmp_path}/meshes", f"data.cache={tmp_path}/cache"),
@@ -214,7 +220,7 @@ def test_shapes_whose_queries_are_far_cost_more():
 
 def costs_are_known(processes, folder):
     data = DataConfig(name="furniture", root=f"{folder}/meshes", cache=f"{folder}/cache", grid=6)
-    data.classes, data.train_meshes, data.test_meshes = ["chair", "bed"], 4, 1
+    data.classes, data.train_meshes, data.test_meshes, data.validation = ["chair", "bed"], 4, 1, 0.0
     train_set = prepare(Config(data=data, target=TargetConfig(name="random")), processes).train
     assert train_set.costs == [search_cost(shape.source) for shape in train_set.shapes]
     assert len(set(train_set.costs)) == 8

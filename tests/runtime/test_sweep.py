@@ -31,6 +31,7 @@ def train(config, run):
         sys.exit("seed 3 gives up")
     if config.seed == 4:
         os.kill(os.getpid(), signal.SIGKILL)
+    run.write_json("named.json", {"named": run.named})
     metrics = {"backend": config.backend.name, "device": "cpu", "loss": 0.5 + config.seed, "metric": "mae"}
     run.write_json("metrics.json", metrics | {"metric_value": 0.25, "ms_per_step": 2.0})
 
@@ -142,6 +143,14 @@ def test_a_run_alone_fails_with_the_words_of_its_error(program, tmp_path, seed, 
     assert ("Traceback" in ended.stderr) == traceback
     (status,) = tmp_path.glob("outputs/*/*/status.json")
     assert json.loads(status.read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("arguments", [(), ("hydra.run.dir=mine",), ("-m",), ("-m", "hydra.sweep.dir=mine")])
+def test_a_run_knows_whether_its_folder_was_named(program, tmp_path, arguments):
+    ended = program(*arguments, "seed=5")
+    assert ended.returncode == 0, ended.stderr
+    (file,) = tmp_path.rglob("named.json")
+    assert json.loads(file.read_text())["named"] == ("mine" in file.parts)
 
 
 def job(folder, number, **status):

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import logging
@@ -71,7 +72,8 @@ def config():
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
-    made = PreparedData(spheres(5), spheres(3, resample=False), [("broken.off", "no faces")])
+    tests, validation = spheres(3, resample=False), spheres(2, resample=False)
+    made = PreparedData(spheres(5), tests, [("broken.off", "no faces")], validation)
     monkeypatch.setattr(start, "prepare", lambda config, processes, device: made)
     return made
 
@@ -96,7 +98,7 @@ def test_training_beats_what_needs_no_training_and_reports_both(config, tmp_path
     assert metrics["metric"] == "mean_absolute_error"
     assert metrics["metric_value"] < 0.7 * metrics["baseline"]
     assert metrics["metric_value"] < metrics["before_training"]
-    assert metrics["best"] <= metrics["metric_value"]
+    assert metrics["best"] <= metrics["validation"] < metrics["before_training"]
     assert (metrics["status"], metrics["backend"], metrics["device"], metrics["mode"]) == (
         "ok",
         "torch",
@@ -114,9 +116,37 @@ def test_the_first_thing_measured_is_the_untrained_model(config, tmp_path):
     run = RunFolder(tmp_path)
     train(config, run)
     first = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
-    assert (first["split"], first["step"], first["epoch"]) == ("test", 0, 0)
-    assert [row["step"] for row in lines(run, "test")] == [0, 6, 12]
+    assert (first["split"], first["step"], first["epoch"]) == ("validation", 0, 0)
+    assert [row["step"] for row in lines(run, "validation")] == [0, 6, 12]
     assert sorted(losses(run)) == list(range(1, 13))
+
+
+def test_test_meshes_are_looked_at_once_and_choose_nothing(config, tmp_path, data, monkeypatch):
+    looked_at = []
+    plain = loop.BatchLoader._batches
+
+    def seen(self, dataset, **order):
+        looked_at.append((dataset is data.test, dataset is data.validation))
+        return plain(self, dataset, **order)
+
+    monkeypatch.setattr(loop.BatchLoader, "_batches", seen)
+    metrics = train(config, RunFolder(tmp_path / "run"))
+    tests = [place for place, (is_test, _) in enumerate(looked_at) if is_test]
+    assert tests == [len(looked_at) - 2, len(looked_at) - 1]  # of the model and of what needs no training
+    assert sum(is_validation for _, is_validation in looked_at) == 1 + 3
+    errors = [row["mean_absolute_error"] for row in lines(RunFolder(tmp_path / "run"), "validation")]
+    assert metrics["best"] == min(errors[1:])
+    assert metrics["validation"] == errors[-1] != metrics["metric_value"]
+
+
+def test_without_validation_meshes_the_test_meshes_choose_and_a_warning_says_so(
+    config, tmp_path, data, caplog, monkeypatch
+):
+    made = dataclasses.replace(data, validation=None)
+    monkeypatch.setattr(start, "prepare", lambda config, processes, device: made)
+    metrics = train(config, RunFolder(tmp_path / "run"))
+    assert metrics["validation"] == metrics["metric_value"]
+    assert "best.pt is chosen by the test meshes" in caplog.text
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not(config, tmp_path):

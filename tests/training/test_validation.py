@@ -100,7 +100,7 @@ def test_comparison_and_table_hold_both_errors_by_class():
     assert compared["before_training"] == 7.0
     assert compared["classes"]["bed"] == {"meshes": 2, "metric_value": 1.0, "baseline": 2.0, "ratio": 0.5}
     text = report.text(compared, "udf", "3 unseen meshes")
-    rows = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith("│")}
+    rows = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith("| ")}
     assert rows["bed"][3::2] == ["2", "1.00000", "2.00000", "0.50"]
     assert rows["all"][3::2] == ["3", "2.00000", "4.00000", "0.50"]
 

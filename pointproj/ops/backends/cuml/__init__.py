@@ -43,7 +43,7 @@ def unavailable() -> str | None:
     if not torch.cuda.is_available():
         return f"needs a CUDA GPU, and torch {torch.__version__} finds none"
     cuda = torch.version.cuda.partition(".")[0]
-    install = f'install it with: pip install -c constraints.txt -e ".[rapids-cu{cuda}]"'
+    install = f'install it with: pip install -e ".[rapids-cu{cuda}]"'
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             return f"the package {package} is missing; {install}"

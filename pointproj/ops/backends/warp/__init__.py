@@ -5,6 +5,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from pointproj.ops.backends.warp import kernel_cache
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
@@ -17,7 +18,7 @@ ONE_INDEX = True
 def unavailable() -> str | None:
     if importlib.util.find_spec("warp") is None:
         return "the package warp-lang is missing; install it with: pip install warp-lang"
-    return None
+    return kernel_cache.obstacle()
 
 
 def unavailable_on(device_type: str) -> str | None:
@@ -31,8 +32,8 @@ def unavailable_on(device_type: str) -> str | None:
         return None
     return (
         f"the installed warp-lang is built for CUDA {built[0]}, and this driver is for CUDA "
-        f"{driver[0]}.{driver[1]}; update the driver, or install the wheel +cu{driver[0]} of the same "
-        "version from https://github.com/NVIDIA/warp/releases"
+        f"{driver[0]}.{driver[1]}; update the driver, or install the last version for CUDA 12 with: "
+        "pip install warp-lang==1.17.0"
     )
 
 

@@ -1,20 +1,20 @@
 """The cell list: points sorted by cell, the first of each cell, and how far away cells are.
 
 The box that holds most of a cloud is divided into cells, one grid for each cloud; those at its border extend
-to the farthest points. Cells that follow each other along x hold one contiguous run of points. A table may
-hold two sets of points, each with a grid for each of its clouds.
+to the farthest points. Cells that follow each other along x hold one contiguous run of points.
 
 Distances to cells are shortened by a slack of a few rounding errors of the coordinates, because a point
 and the border of its cell are computed in different ways.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS, once
+from pointproj.ops.backends.warp.common import REALS, aligned, once
 
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
 # Below about this distance squares round to 0, or to numbers of few bits: slack for that.
@@ -22,20 +22,21 @@ LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
 
 
 class CellList(NamedTuple):
-    """The tables of one or two sets of points; in kernels :func:`cell_list_struct`.
+    """The tables of a set of points; in kernels :func:`cell_list_struct`.
 
-    The grids are numbered by cloud, those of a second set after those of the first. Each has one more cell,
-    its last, for points that are not finite, in which nobody looks.
+    Each cloud has a grid, with one more cell, its last, for points that are not finite: nobody looks there.
     """
 
-    frames: (
-        Tensor  # (grids, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all points
-    )
-    shapes: Tensor  # (grids, 5) int32: cells along x, y, z; numbers of the first cell and of the last
-    start: (
-        Tensor  # (cells + 1 + grids,) int32: first sorted point of each cell; then what only the build reads
-    )
+    frames: Tensor  # (clouds, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all
+    shapes: Tensor  # (clouds, 5) int32: cells along x, y, z; numbers of the first cell and of the last
+    start: Tensor  # (cells + 1,) int32: first sorted point of each cell, then their number
     points: Tensor  # (rows, 4) real: positions, sorted, and the bits of their row in the set as given
+
+
+def cell_list_of(tables: Sequence[Tensor]) -> CellList:
+    """The tables of an index; points are read in long words, wherever a hook has brought them back."""
+    cells = CellList(*tables)
+    return cells._replace(points=aligned(cells.points))
 
 
 @once

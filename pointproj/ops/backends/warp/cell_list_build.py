@@ -16,13 +16,12 @@ from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
     Batch,
-    BatchStruct,
     Points,
     cloud_of,
     first_row_of,
     once,
     packed_point,
-    points_struct,
+    points_of,
 )
 from pointproj.ops.backends.warp.lanes import WARP, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -47,20 +46,15 @@ def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
     return 4 if rows <= MANY_POINTS else 1
 
 
-def cell_list_specs(sets: list[tuple[int, int]], dtype: torch.dtype, clouds: int) -> dict:
-    """Shape and dtype of the tables of some sets of points: the rows and ``cells_per_two_points`` of each."""
-    grids = len(sets) * clouds
-    cells = sum(_cells_of(rows, clouds, density) for rows, density in sets)
+def _specs(points: Tensor, clouds: int, for_radius: bool, **_: Any) -> dict:
+    rows = points.shape[0]
+    cells = cells_per_two_points(rows, for_radius, points.device.type) * rows // 2 + 2 * clouds
     return {
-        "frames": ((grids, 12), dtype),
-        "shapes": ((grids, 5), torch.int32),
+        "frames": ((clouds, 12), points.dtype),
+        "shapes": ((clouds, 5), torch.int32),
         "start": ((cells + 1,), torch.int32),
-        "sorted_points": ((sum(rows for rows, _ in sets), 4), dtype),
+        "sorted_points": ((rows, 4), points.dtype),
     }
-
-
-def _cells_of(rows: int, clouds: int, density: int) -> int:
-    return density * rows // 2 + 2 * clouds
 
 
 def build_cell_list(
@@ -70,11 +64,6 @@ def build_cell_list(
     known = radius if isinstance(radius, float) else 0.0
     on_device = radius.reshape(1) if isinstance(radius, Tensor) else None
     return CellList(*_build(points, offsets, clouds, radius is not None, known, on_device))
-
-
-def _specs(points: Tensor, clouds: int, for_radius: bool, **_: Any) -> dict:
-    density = cells_per_two_points(points.shape[0], for_radius, points.device.type)
-    return cell_list_specs([(points.shape[0], density)], points.dtype, clouds)
 
 
 @warp_op("pointproj::warp_build_cell_list", outputs=_specs)
@@ -94,56 +83,61 @@ def _build(
 ) -> None:
     cells = CellList(frames, shapes, start, sorted_points)
     own = Points(points, Batch(offsets, points.shape[0], clouds))
-    fill_cell_list(launch, [own], cells, for_radius, radius, radius_on_device)
+    _fill(launch, own, cells, for_radius, radius, radius_on_device)
 
 
 def new_cell_list(
     launch: Launch,
-    sets: list[Points],
+    points: Points,
     for_radius: bool,
     radius: float = 0.0,
     radius_on_device: Tensor | None = None,
 ) -> CellList:
-    """The cell list of one or two sets for an operator that builds its own."""
-    device, dtype = sets[0].positions.device, sets[0].positions.dtype
-    sizes = [(s.batch.rows, cells_per_two_points(s.batch.rows, for_radius, device.type)) for s in sets]
-    specs = cell_list_specs(sizes, dtype, sets[0].batch.count)
-    cells = CellList(*(torch.empty(shape, dtype=of, device=device) for shape, of in specs.values()))
-    fill_cell_list(launch, sets, cells, for_radius, radius, radius_on_device)
+    """The cell list of a set, for an operator that builds its own: that spares the call of another."""
+    specs = _specs(points.positions, points.batch.count, for_radius)
+    device = points.positions.device
+    cells = CellList(*[torch.empty(shape, dtype=of, device=device) for shape, of in specs.values()])
+    _fill(launch, points, cells, for_radius, radius, radius_on_device)
     return cells
 
 
-def fill_cell_list(
+def _fill(
     launch: Launch,
-    sets: list[Points],
+    points: Points,
     cells: CellList,
     for_radius: bool,
     radius: float,
     radius_on_device: Tensor | None,
 ) -> None:
-    """Sort one or two sets of points; ``radius_on_device`` (1,) is one that the host does not know."""
-    device, dtype = cells.points.device, cells.points.dtype
+    """Divide the space and sort the points; ``radius_on_device`` (1,) is one that the host does not know."""
+    (rows, clouds), device, dtype = points.batch[1:], cells.points.device, cells.points.dtype
     count = WARP if device.type == "cuda" else 1
+    density = cells_per_two_points(rows, for_radius, device.type)
+    parts = min(rows // (PART * max(1, clouds)), MOST_PARTS) or 1
+    corners = torch.empty(parts * clouds, 6, dtype=dtype, device=device)
+    launch(bound_kernel(dtype, count), (parts * clouds, count), points, parts, corners, block_dim=64)
+    given = points, parts, corners, density, radius, radius_on_device
+    launch(divide_kernel(dtype, count), (clouds, count), *given, cells)
+    _sort(launch, points, cells, 0.0)
+
+
+def sorted_into(launch: Launch, points: Points, cells: CellList, reach: float) -> CellList:
+    """Other points in the cells of a list, for searches around its own points, no farther than ``reach``."""
+    made = CellList(*cells[:2], torch.empty_like(cells.start), cells.points.new_empty(points.batch.rows, 4))
+    _sort(launch, points, made, reach)
+    return made
+
+
+def _sort(launch: Launch, points: Points, cells: CellList, reach: float) -> None:
+    """Those farther than ``reach`` from the cloud that the cells were made for come last, in none."""
+    rows, dtype = points.batch.rows, cells.points.dtype
+    placed = cells.start.new_empty(rows, 2)
     cells.start.zero_()
-    placed = torch.empty(len(cells.points), 2, dtype=torch.int32, device=device)
-    begins, rows, grids, first_cell = [], 0, 0, 0  # of each set in the tables
-    for points in sets:
-        batch = points.batch
-        begins.append((rows, grids, first_cell))
-        density = cells_per_two_points(batch.rows, for_radius, device.type)
-        parts = min(batch.rows // (PART * max(1, batch.count)), MOST_PARTS) or 1
-        corners = torch.empty(parts * batch.count, 6, dtype=dtype, device=device)
-        launch(bound_kernel(dtype, count), (len(corners), count), points, parts, corners, block_dim=64)
-        given = batch, parts, corners, density, radius, radius_on_device, begins[-1]
-        launch(divide_kernel(dtype, count), (batch.count, count), *given, cells)
-        launch(count_kernel(dtype), batch.rows, points, begins[-1], cells, placed)
-        rows, grids = rows + batch.rows, grids + batch.count
-        first_cell += _cells_of(batch.rows, batch.count, density)
+    launch(count_kernel(dtype), rows, points, reach, cells, placed)
     torch.cumsum(cells.start, 0, dtype=torch.int32, out=cells.start)
     if placed.is_cuda and torch.are_deterministic_algorithms_enabled():
         _rank_in_order(placed, cells.start)
-    for points, begin in zip(sets, begins, strict=True):
-        launch(scatter_kernel(dtype), points.batch.rows, points, begin, placed, cells)
+    launch(scatter_kernel(dtype), rows, points, placed, cells)
 
 
 def _rank_in_order(placed: Tensor, start: Tensor) -> None:
@@ -202,7 +196,7 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     A part has every so many-th run of points, so that most parts are as wide as most of the cloud.
     """
     real, vec3, _ = REALS[dtype]
-    PointsStruct = points_struct(dtype)
+    PointsStruct, _ = points_of(dtype)
     group = lanes(count)
     item, lane, minimum = group.item, group.lane, group.minimum
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
@@ -244,20 +238,19 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     Their means are the box that holds most of the cloud, but no outliers.
     """
     real, vec3, _ = REALS[dtype]
-    CellListStruct = cell_list_struct(dtype)
+    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     shape_of = _shape_function(dtype)
     group = lanes(count)
     item, lane, minimum, total = group.item, group.lane, group.minimum, group.total
 
     @wp.kernel(**OPTIONS)
     def divide(
-        batch: BatchStruct,
+        points: PointsStruct,
         parts: int,
         corners: wp.array2d(dtype=real),
         density: int,
         radius: real,
         radius_on_device: wp.array(dtype=real),
-        begin: wp.vec3i,
         cells: CellListStruct,
     ):
         """Launched over clouds and lanes; fills ``frames`` and ``shapes`` of the cell list."""
@@ -278,13 +271,12 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 sum_high += part_high
                 filled += real(1.0)
         filled = total(filled)
-        grid = begin[1] + cloud
         extent = vec3()
         for axis in range(3):
             low[axis] = minimum(low[axis])
             high[axis] = -minimum(high[axis])
-            cells.frames[grid, axis + 6] = low[axis]
-            cells.frames[grid, axis + 9] = high[axis]
+            cells.frames[cloud, axis + 6] = low[axis]
+            cells.frames[cloud, axis + 9] = high[axis]
             mean_low = total(sum_low[axis]) / filled
             mean_high = -total(sum_high[axis]) / filled
             if wp.isfinite(mean_low) and wp.isfinite(mean_high):
@@ -292,18 +284,18 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 high[axis] = wp.min(high[axis], mean_high)
             if filled > real(0.0):
                 extent[axis] = wp.max(high[axis] - low[axis], real(0.0))
-        base = begin[2] + density * first_row_of(cloud, batch) / 2 + 2 * cloud
-        last = begin[2] + density * first_row_of(cloud + 1, batch) / 2 + 2 * cloud + 1
+        base = density * first_row_of(cloud, points.batch) / 2 + 2 * cloud
+        last = density * first_row_of(cloud + 1, points.batch) / 2 + 2 * cloud + 1
         width = real(EDGE) * radius
         if radius_on_device:
             width = real(EDGE) * radius_on_device[0]
         shape = shape_of(extent, last - base, width)
         for axis in range(3):
-            cells.frames[grid, axis] = low[axis]
-            cells.frames[grid, axis + 3] = extent[axis] / real(shape[axis])
-            cells.shapes[grid, axis] = shape[axis]
-        cells.shapes[grid, 3] = base
-        cells.shapes[grid, 4] = last
+            cells.frames[cloud, axis] = low[axis]
+            cells.frames[cloud, axis + 3] = extent[axis] / real(shape[axis])
+            cells.shapes[cloud, axis] = shape[axis]
+        cells.shapes[cloud, 3] = base
+        cells.shapes[cloud, 4] = last
 
     return divide
 
@@ -311,25 +303,25 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 @once
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """The cell of each point, and its rank of arrival there."""
-    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
+    real, *_ = REALS[dtype]
+    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     grid_of = grid_functions(dtype)
     load, cell_at, row_of_cells = grid_of.load, grid_of.cell_at, grid_of.row
 
     @wp.kernel(**OPTIONS)
-    def count(
-        points: PointsStruct, begin: wp.vec3i, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)
-    ):
+    def count(points: PointsStruct, reach: real, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
         """Launched over the points of a set; fills ``placed``, counts in ``start`` behind each cell."""
         row = wp.tid()
         p = points.positions[row]
-        number = begin[1] + cloud_of(row, points.batch)
+        number = cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
             grid = load(cells, number, p)
-            at = cell_at(p, grid)
-            cell = row_of_cells(grid, at[1], at[2]) + at[0]
-        placed[begin[0] + row, 0] = cell
-        placed[begin[0] + row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
+            if wp.max(grid.outside) <= reach:
+                at = cell_at(p, grid)
+                cell = row_of_cells(grid, at[1], at[2]) + at[0]
+        placed[row, 0] = cell
+        placed[row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
 
     return count
 
@@ -337,16 +329,14 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
 @once
 def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Each point goes to its place in the order of the cells."""
-    CellListStruct, PointsStruct = cell_list_struct(dtype), points_struct(dtype)
+    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     _, store_point, _ = packed_point(dtype)
 
     @wp.kernel(**OPTIONS)
-    def scatter(
-        points: PointsStruct, begin: wp.vec3i, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct
-    ):
+    def scatter(points: PointsStruct, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct):
         """Launched over the points of a set; fills ``points`` of the cell list."""
         row = wp.tid()
-        at = cells.start[placed[begin[0] + row, 0]] + placed[begin[0] + row, 1]
+        at = cells.start[placed[row, 0]] + placed[row, 1]
         store_point(cells.points, at, points.positions[row], row)
 
     return scatter

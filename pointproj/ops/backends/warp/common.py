@@ -22,12 +22,18 @@ def once(make: Callable[..., Any]) -> Callable[..., Any]:
     """``functools.cache`` for what makes kernels: Warp registers those of one thread at a time."""
     cached = functools.cache(make)
 
+    @functools.cache  # which finds what has been made without the lock
     @functools.wraps(make)
     def locked(*args: Any) -> Any:
         with building:
             return cached(*args)
 
     return locked
+
+
+def aligned(values: Tensor) -> Tensor:
+    """The same, at an address that is a multiple of 16: a GPU reads words of 16 bytes nowhere else."""
+    return values.clone() if values.data_ptr() % 16 else values
 
 
 class Batch(NamedTuple):
@@ -76,44 +82,33 @@ def cloud_of(row: int, batch: BatchStruct):
 
 
 class Points(NamedTuple):
-    """One set of points, in the order in which a kernel takes them; in kernels :func:`points_struct`."""
+    """One set of points, in the order in which a kernel takes them; in kernels :func:`points_of`."""
 
     positions: Tensor | None  # (rows, 3)
     batch: Batch
     ordered: Tensor | None = None  # (n, 4): the sorted points of a cell list, if taken in that order
-    first: int = 0  # where this set begins among those
 
 
 @once
-def points_struct(dtype: torch.dtype) -> Any:
-    """:class:`Points` inside a kernel."""
+def points_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
+    """:class:`Points` inside a kernel, and ``take(points, at) -> row, position`` of its number ``at``."""
     real, vec3, _ = REALS[dtype]
+    load_point, _, row_of = packed_point(dtype)
 
     @wp.struct
     class PointsStruct:
         positions: wp.array(dtype=vec3)
         batch: BatchStruct
         ordered: wp.array2d(dtype=real)
-        first: int
-
-    return PointsStruct
-
-
-@once
-def point_at(dtype: torch.dtype) -> wp.Function:
-    """``take(points, at) -> row, position`` of the point that a kernel takes as number ``at``."""
-    _, vec3, _ = REALS[dtype]
-    PointsStruct = points_struct(dtype)
-    load_point, _, row_of = packed_point(dtype)
 
     @wp.func
     def take(points: PointsStruct, at: int):
         if points.ordered:
-            point = load_point(points.ordered, points.first + at)
+            point = load_point(points.ordered, at)
             return row_of(point), vec3(point[0], point[1], point[2])
         return at, points.positions[at]
 
-    return take
+    return PointsStruct, take
 
 
 # Read and written 16 bytes at a time, which Warp does not do by itself.

@@ -9,10 +9,25 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
+from pointproj.ops.backends.warp.common import (
+    OPTIONS,
+    REALS,
+    Points,
+    cloud_of,
+    once,
+    points_of,
+    squared_distance,
+)
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Lists, Source, meeting
-from pointproj.ops.backends.warp.sums import AT_ONCE, BLOCKS, Problem, form_of, problem_struct, row_functions
+from pointproj.ops.backends.warp.sums import (
+    BLOCKS,
+    Problem,
+    counts_function,
+    form_of,
+    problem_struct,
+    row_functions,
+)
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
@@ -25,6 +40,11 @@ class Wanted(NamedTuple):
     reference_points: Tensor | None
     features: Tensor | None
     sigma: Tensor | None
+
+    @property
+    def of_points(self) -> bool:
+        """Whether any is wanted that takes products of upstream gradients and features."""
+        return self.query_points is not None or self.reference_points is not None or self.sigma is not None
 
 
 class Gathered(NamedTuple):
@@ -46,19 +66,19 @@ def launch_query_gradients(
 
     With that of the points it fills ``problem.means`` (Q,), which those of the references read.
     """
-    over_lists = isinstance(source, Lists)
-    if over_lists:
-        for name in ("reference_points", "features"):
-            if getattr(wanted, name) is not None:
-                getattr(wanted, name).zero_()
+    if isinstance(source, Lists):
         problem = problem._replace(d_others=wanted.reference_points, d_features=wanted.features)
-    of_points = any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma))
-    gathered = Gathered(True, of_points, over_lists and wanted.features is not None)
-    d_points = wanted.query_points
-    if d_points is None and of_points:
-        d_points = torch.empty_like(queries.positions)
-    of_sigma = problem.softmax.new_empty(queries.batch.rows) if of_points else None
-    _launch(launch, queries, source, problem, weighting, gathered, d_points, of_sigma)
+        for added in (wanted.reference_points, wanted.features):
+            if added is not None:
+                added.zero_()
+    gathered = Gathered(True, wanted.of_points, problem.d_features is not None)
+    d_points, of_sigma = wanted.query_points, None
+    if wanted.of_points:
+        d_points = torch.empty_like(queries.positions) if d_points is None else d_points
+        of_sigma = problem.softmax.new_empty(queries.batch.rows)
+    form = form_of(source, queries, problem, weighting)
+    given = queries, source, problem, 1, d_points, of_sigma
+    launch(gradient_kernel(form, gathered), (queries.batch.rows, form.lanes), *given, block_dim=BLOCK)
     if wanted.sigma is not None:
         torch.sum(of_sigma, 0, out=wanted.sigma)
 
@@ -67,25 +87,13 @@ def launch_reference_gradients(
     launch: Launch, references: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
 ) -> None:
     """Gradients of the features and of the reference points, as far as they are wanted, within a radius."""
-    gathered = Gathered(False, wanted.reference_points is not None, wanted.features is not None)
-    problem = problem._replace(d_features=wanted.features)
-    _launch(launch, references, source, problem, weighting, gathered, wanted.reference_points, None)
-
-
-def _launch(
-    launch: Launch,
-    own: Points,
-    source: Source,
-    problem: Problem,
-    weighting: Weighting,
-    gathered: Gathered,
-    *made: Tensor | None,
-) -> None:
-    form = form_of(source, own, problem, weighting)
-    # What a point gathers of features is summed up chunk by chunk.
-    chunks = problem.chunks if gathered.features and not gathered.of_queries else 1
-    shape = own.batch.rows * chunks, form.lanes
-    launch(gradient_kernel(form, gathered), shape, own, source, problem, chunks, *made, block_dim=BLOCK)
+    d_points, problem = wanted.reference_points, problem._replace(d_features=wanted.features)
+    gathered = Gathered(False, d_points is not None, wanted.features is not None)
+    form = form_of(source, references, problem, weighting)
+    chunks = problem.chunks if gathered.features else 1  # each takes a search
+    given = references, source, problem, chunks, d_points, None
+    shape = references.batch.rows * chunks, form.lanes
+    launch(gradient_kernel(form, gathered), shape, *given, block_dim=BLOCK)
 
 
 @once
@@ -94,13 +102,14 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     positions, sums, reduce = form.positions, form.sums, form.reduce
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_struct(positions), point_at(positions)
+    PointsStruct, take_point = points_of(positions)
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
     load, product, store = rows.load, rows.product, rows.store
     group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_, per_sigma = weights_of(form.kernel, sums)
+    weights = weights_of(form.kernel, reduce, sums)
+    rate_of, per_sigma = weights.rate, weights.per_sigma
     adder = _gradient_adder(form, gathered)
     State = adder.State
     SourceStruct, each_neighbor = meeting(form, adder)
@@ -110,10 +119,11 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     def mean_of(query: int, problem: ProblemStruct):
         """Upstream gradient times result, rounded as their products with features."""
         mean = real(0.0)
-        if wp.static(reduce == "mean"):
+        if wp.static(reduce != "sum"):
             for block in range(problem.chunks):
                 own = load(problem.grad, query, block)
-                mean = product(mean, own, load(problem.aggregated, query, block))
+                values = load(problem.aggregated, query, block)
+                mean = product(mean, own, values, block, problem.columns)
             mean = total_of(mean)
         return mean
 
@@ -137,8 +147,9 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         state.chunk = chunk
         state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
         if wp.static(of_queries):
-            state.base = problem.softmax[row, 0]
-            state.inverse = problem.softmax[row, 1]
+            softmax = problem.softmax[row]
+            state.base = softmax[0]
+            state.inverse = softmax[1]
             state.own = load(problem.grad, row, 0)
             if wp.static(of_points):
                 state.mean = mean_of(row, problem)
@@ -153,7 +164,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
             if chunk == 0 and lane() == 0:
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] * per_sigma(problem.sigma[0])
+                    of_sigma[row] = state.shares[3] * state.rate * real(per_sigma)
                     if problem.means:
                         problem.means[row] = state.mean
 
@@ -172,13 +183,12 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
     Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product
-    _, level_of, weight_of, pull, _ = weights_of(form.kernel, sums)
-    group = lanes(form.lanes)
-    lane, take, any_of_warp, total_of = group.lane, group.take, group.any, group.total
-    count, at_once = group.count, min(AT_ONCE, group.count)
+    weights = weights_of(form.kernel, form.reduce, sums)
+    beyond, weight_of, pull = weights.beyond, weights.weight, weights.pull
+    squared_of = squared_distance(positions, sums)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
-    single, divides = form.single, form.reduce == "mean"
+    single, divides, counts = form.single, form.reduce != "sum", counts_function(form)
     Shares, Nothing = (wp.types.vector(length=length, dtype=real) for length in (4, 1))
     Own = Channels if of_points or of_queries else Nothing
     Sums = Channels if gathers else Nothing
@@ -199,12 +209,22 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
         sums: Sums
 
     @wp.func
-    def add_row_only(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+    def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
+        base = state.base
+        inverse = state.inverse
+        if wp.static(not of_queries):
+            softmax = problem.softmax[row]
+            base = softmax[0]
+            inverse = softmax[1]
+        return state, weight_of(base, wp.sqrt(squared), state.rate, problem.limit) * inverse
+
+    @wp.func
+    def gather_row(state: State, problem: ProblemStruct, exists: bool, other: int, weight: real):
         state.sums = add_row(state.sums, exists, weight, load(problem.grad, other, state.chunk))
         return state, real(0.0)
 
     @wp.func
-    def add_row_and_product(state: State, problem: ProblemStruct, exists: bool, weight: real, other: int):
+    def gather_product(state: State, problem: ProblemStruct, exists: bool, other: int, weight: real):
         """The neighbour's row; of upstream gradient and feature, one is the point's own, the product."""
         sum = real(0.0)
         chunks = wp.where(wp.static(single), 1, problem.chunks)
@@ -214,29 +234,37 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                 if block > 0:
                     own = load(problem.grad, state.row, block)
                 if wp.static(of_points):
-                    sum = product(sum, own, load(problem.features, other, block))
+                    values = load(problem.features, other, block)
+                    sum = product(sum, own, values, block, problem.columns)
                 if wp.static(scatters):
                     scatter_row(own, exists, weight, problem.d_features, other, block)
             else:
                 if block > 0:
                     own = load(problem.features, state.row, block)
                 values = load(problem.grad, other, block)
-                sum = product(sum, own, values)
+                sum = product(sum, own, values, block, problem.columns)
                 if wp.static(gathers):
                     here = exists and block == state.chunk
                     state.sums = add_row(state.sums, here, weight, values)
         return state, sum
 
     scatter_row = rows.scatter
-    add_neighbor = add_row_and_product if of_points or of_queries else add_row_only
+    gather = gather_product if of_points or of_queries else gather_row
 
     @wp.func
-    def add_points(state: State, problem: ProblemStruct, row: int, far: real, share: real):
-        if wp.static(of_queries) and row >= 0:  # of no neighbour the share may be NaN
-            state.shares[3] += share * (level_of(far, problem.limit) - state.base)
-        if row >= 0 and far > real(0.0):
-            scale = share * pull(far, state.rate, problem.limit) / far
-            other = problem.others[row]
+    def settle(state: State, problem: ProblemStruct, row: int, weight: real, product: real):
+        if not counts(problem, wp.where(wp.static(of_queries), row, state.row)):
+            return state
+        mean = state.mean
+        if wp.static(not of_queries and divides):
+            mean = problem.means[row]
+        share = weight * (product - mean)
+        other = problem.others[row]
+        far = wp.sqrt(squared_of(state.q, other))
+        if wp.static(of_queries):
+            state.shares[3] += share * beyond(state.base, far, state.rate, problem.limit)
+        if far > real(0.0):
+            scale = share * pull(state.base, far, state.rate, problem.limit) / far
             for axis in range(3):
                 along = scale * real(other[axis] - state.q[axis])
                 state.shares[axis] += along
@@ -244,34 +272,4 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
                     wp.atomic_add(problem.d_others, row, axis, place(-along))
         return state
 
-    @wp.func
-    def add(state: State, problem: ProblemStruct, row: int, squared: real):
-        far = wp.sqrt(squared)
-        weight = real(0.0)
-        mean = state.mean
-        if row >= 0:
-            base = state.base
-            inverse = state.inverse
-            if wp.static(not of_queries):
-                base = problem.softmax[row, 0]
-                inverse = problem.softmax[row, 1]
-                if wp.static(of_points and divides):
-                    mean = problem.means[row]
-            weight = weight_of(base, far, state.rate, problem.limit) * inverse
-        excess = real(0.0)  # of this lane's neighbour
-        first = int(0)
-        while first < count and any_of_warp(take(row, first) >= 0):
-            for j in range(at_once):
-                other = take(row, first + j)
-                factor = take(weight, first + j)
-                state, part = add_neighbor(state, problem, other >= 0, factor, wp.max(other, 0))
-                if wp.static(of_points):
-                    part = total_of(part)
-                    if lane() == first + j:
-                        excess = part - mean
-            first += at_once
-        if wp.static(of_points):
-            state = add_points(state, problem, row, far, weight * excess)
-        return state
-
-    return Adder(State, ProblemStruct, add)
+    return Adder(State, ProblemStruct, None, None, weigh, gather, settle if of_points else None)

@@ -6,7 +6,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct
+from pointproj.ops.backends.warp.cell_list import CellList, cell_list_of, cell_list_struct
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -16,8 +16,7 @@ from pointproj.ops.backends.warp.common import (
     cloud_of,
     once,
     packed_point,
-    point_at,
-    points_struct,
+    points_of,
 )
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, found_struct, top_k
@@ -35,22 +34,19 @@ MANY_QUERIES = 2**18
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    return _search(*clouds, list(tables or ()), k, False, False)[0]
+    return _search(*clouds, list(tables or ()), k, False)[0]
 
 
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Their distances and rows, as :meth:`pointproj.ops.registry.Backend.nearest`."""
-    rows, distances = _search(*clouds, list(tables or ()), k, index_dtype == torch.int64, True)
+    rows, distances = _search(*clouds, list(tables or ()), k, index_dtype == torch.int64)
     return distances, rows
 
 
-def _specs(query_points: Tensor, k: int, long_rows: bool, with_distances: bool, **_: Any) -> dict:
-    count = query_points.shape[0]
-    needed = with_distances or k > LONGEST_LIST  # long lists wait in there
-    return {
-        "rows": ((count, k), torch.int64 if long_rows else torch.int32),
-        "distances": ((count if needed else 0, k), query_points.dtype),
-    }
+def _specs(query_points: Tensor, k: int, long_rows: bool, **_: Any) -> dict:
+    shape = query_points.shape[0], k
+    rows = shape, torch.int64 if long_rows else torch.int32
+    return {"rows": rows, "distances": (shape, query_points.dtype)}
 
 
 @warp_op("pointproj::warp_search", outputs=_specs)
@@ -64,19 +60,19 @@ def _search(
     tables: list[Tensor],
     k: int,
     long_rows: bool,
-    with_distances: bool,
     *,
     rows: Tensor,
     distances: Tensor,
 ) -> None:
-    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    launch_search(launch, both, tables, Found(rows, distances))
+    sets = sets_of(Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds))
+    launch_search(launch, *sets, tables, Found(rows, distances))
 
 
-def launch_search(launch: Launch, clouds: Clouds, tables: list[Tensor], found: Found) -> None:
+def launch_search(
+    launch: Launch, queries: Points, references: Points, tables: list[Tensor], found: Found
+) -> None:
     """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
-    queries, references = sets_of(clouds)
-    cells = CellList(*tables) if tables else new_cell_list(launch, [references], for_radius=False)
+    cells = cell_list_of(tables) if tables else new_cell_list(launch, references, for_radius=False)
     k = found.rows.shape[1]
     own = in_order_of(cells, queries, references)
     in_list = k if k <= LONGEST_LIST else None
@@ -109,7 +105,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, block
     """The search. With k None the neighbours wait in memory, else in registers."""
     real, vec3, vec4 = REALS[dtype]
     CellListStruct, FoundStruct = cell_list_struct(dtype), found_struct(dtype, indices)
-    PointsStruct, take = points_struct(dtype), point_at(dtype)
+    PointsStruct, take = points_of(dtype)
     State, begin, limit, insert, finish = top_k(dtype, k, indices)
     _, _, row_of = packed_point(dtype)
 
@@ -119,7 +115,7 @@ def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, block
             state = insert(state, found, squared, row_of(point))
         return state
 
-    find = shell_search(dtype, lanes(1), Visitor(State, FoundStruct, visit, limit, k or LONGEST_LIST))
+    find = shell_search(dtype, lanes(1), Visitor(State, FoundStruct, visit, None, limit, k or LONGEST_LIST))
     single = dtype == torch.float32 and k is not None and k <= SHORT_LIST
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
 

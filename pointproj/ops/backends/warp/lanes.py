@@ -27,6 +27,10 @@ class Lanes(NamedTuple):
     ballot: wp.Function  # (flag) -> one bit for each lane
     minimum: wp.Function  # (x) -> smallest over all lanes
     total: wp.Function  # (x) -> sum over all lanes
+    totals: wp.Function | None  # (four numbers) -> sum over all lanes of number lane % 4
+    bits_before: wp.Function  # (bits) -> how many are set for the lanes before this one
+    bit_count: wp.Function  # (bits)
+    sync: wp.Function  # (): after this, lanes see what others of the GPU's warp have written
 
 
 @once
@@ -57,7 +61,15 @@ def _one_lane() -> Lanes:
     def itself(x: Any):
         return x
 
-    return Lanes(1, itself, lane, take, itself, ballot, itself, itself)
+    @wp.func
+    def bits_before(bits: int):
+        return 0
+
+    @wp.func
+    def sync():
+        pass
+
+    return Lanes(1, itself, lane, take, itself, ballot, itself, itself, None, bits_before, itself, sync)
 
 
 def _several_lanes(count: int) -> Lanes:
@@ -98,43 +110,26 @@ def _several_lanes(count: int) -> Lanes:
             x = x + exchange(x, 1 << bit)
         return x
 
-    return Lanes(count, item, lane, take, any_of_warp, ballot, minimum, total)
+    @wp.func
+    def totals(numbers: Any):
+        odd = (lane() & 1) != 0
+        upper = (lane() & 2) != 0
+        low = wp.where(odd, numbers[1], numbers[0]) + exchange(wp.where(odd, numbers[0], numbers[1]), 1)
+        high = wp.where(odd, numbers[3], numbers[2]) + exchange(wp.where(odd, numbers[2], numbers[3]), 1)
+        x = wp.where(upper, high, low) + exchange(wp.where(upper, low, high), 2)
+        for bit in range(2, bits):
+            x = x + exchange(x, 1 << bit)
+        return x
 
+    @wp.func_native(f"return __popc(bits & ((1u << (threadIdx.x & {count - 1})) - 1u));")
+    def bits_before(bits: int) -> int: ...
 
-_SYNC = """
-#if defined(__CUDA_ARCH__)
-    __syncwarp();
-#endif
-"""
+    @wp.func_native("return __popc(bits);")
+    def bit_count(bits: int) -> int: ...
 
+    @wp.func_native("__syncwarp();")
+    def sync(): ...
 
-@wp.func_native(_SYNC)
-def sync():
-    """After this, the lanes of a warp see what they wrote before it."""
-    ...
-
-
-_BITS_BEFORE = f"""
-#if defined(__CUDA_ARCH__)
-    return __popc(bits & ((1u << (threadIdx.x & {LANES - 1}u)) - 1u));
-#else
-    return 0;
-#endif
-"""
-_BIT_COUNT = """
-#if defined(__CUDA_ARCH__)
-    return __popc(bits);
-#else
-    return __builtin_popcount(bits);
-#endif
-"""
-
-
-@wp.func_native(_BITS_BEFORE)
-def bits_before(bits: int) -> int:
-    """How many bits are set for the lanes before this one."""
-    ...
-
-
-@wp.func_native(_BIT_COUNT)
-def bit_count(bits: int) -> int: ...
+    return Lanes(
+        count, item, lane, take, any_of_warp, ballot, minimum, total, totals, bits_before, bit_count, sync
+    )

@@ -12,7 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList
+from pointproj.ops.backends.warp.cell_list import cell_list_of
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -21,12 +21,11 @@ from pointproj.ops.backends.warp.common import (
     cloud_of,
     once,
     packed_point,
-    point_at,
-    points_struct,
+    points_of,
     squared_distance,
 )
 from pointproj.ops.backends.warp.knn_search import in_order_of, sets_of
-from pointproj.ops.backends.warp.lanes import bit_count, bits_before, lanes, lanes_on, sync
+from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, found_struct, top_k
 from pointproj.ops.backends.warp.traversal import (
     Ball,
@@ -34,7 +33,6 @@ from pointproj.ops.backends.warp.traversal import (
     ball_search,
     ball_struct,
     new_ball,
-    square_function,
 )
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
@@ -68,11 +66,11 @@ def _queries_and_ball(
     """What is searched for, and where. Without tables it builds its own, which spares another operator."""
     queries, references = sets_of(clouds)
     if tables:
-        cells = CellList(*tables)
+        cells = cell_list_of(tables)
     else:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
-        cells = new_cell_list(launch, [references], True, radius, largest)
-    return in_order_of(cells, queries, references), new_ball(cells, 0, radius, radii)
+        cells = new_cell_list(launch, references, True, radius, largest)
+    return in_order_of(cells, queries, references), new_ball(cells, radius, radii)
 
 
 def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
@@ -111,9 +109,8 @@ def _nearest_within(
 def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
     """The nearest within the radius, and how many there are. With k None they wait in memory."""
     real, vec3, vec4 = REALS[dtype]
-    PointsStruct, take_point = points_struct(dtype), point_at(dtype)
-    BallStruct, square_of = ball_struct(dtype), square_function(dtype)
-    FoundStruct = found_struct(dtype, torch.int64)
+    PointsStruct, take_point = points_of(dtype)
+    BallStruct, FoundStruct = ball_struct(dtype), found_struct(dtype, torch.int64)
     ListState, begin, limit, insert, finish = top_k(dtype, k, torch.int64)
     _, _, row_of = packed_point(dtype)
 
@@ -140,7 +137,7 @@ def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
     ):
         """Launched over the queries; fills ``found`` and ``counts`` (Q,)."""
         query, q = take_point(queries, wp.tid())
-        state = State(begin(query, found), square_of(ball, query), 0)
+        state = State(begin(query, found), real(0.0), 0)
         state = search(state, query, q, cloud_of(query, queries.batch), ball, found)
         finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
         counts[query] = wp.int64(state.count)
@@ -177,10 +174,8 @@ def _all_within(
     searched = _queries_and_ball(launch, both, tables, radius, radii)
     count = lanes_on(query_points.device.type)
     shape = query_points.shape[0], count
-    if not shape[0]:
-        for filled, value in ((row_splits, 0), (rows, -1), (distances, torch.inf)):
-            filled.fill_(value)
-        return
+    for filled, value in ((row_splits[:1], 0), (rows, -1), (distances, torch.inf)):
+        filled.fill_(value)
     count_within, fill = list_kernels(query_points.dtype, count)
     scratch = rows.new_empty(reference_points.shape[0])
     parts = Parts(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
@@ -216,7 +211,7 @@ def put_row(address: wp.uint64, i: int, row: int): ...
 
 @once
 def sort_function(count: int) -> wp.Function:
-    lane, any_of_warp = lanes(count).lane, lanes(count).any
+    group = lanes(count)
 
     @wp.func
     def sort_rows(address: wp.uint64, size: int):
@@ -227,12 +222,12 @@ def sort_function(count: int) -> wp.Function:
         memory: they count as larger than everything and never move.
         """
         length = int(2)
-        while any_of_warp(length / 2 < size):
+        while group.any(length / 2 < size):
             bit = length / 2
             while bit > 0:
                 mask = wp.where(bit == length / 2, length - 1, bit)
-                sync()
-                i = int(lane())
+                group.sync()
+                i = int(group.lane())
                 at = 2 * i - i % bit
                 while at < size:
                     other = at ^ mask
@@ -246,24 +241,20 @@ def sort_function(count: int) -> wp.Function:
                     at = 2 * i - i % bit
                 bit = bit / 2
             length *= 2
-        sync()
+        group.sync()
 
     return sort_rows
 
 
 @once
 def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
-    """The first counts the neighbours of each query, the second writes them as far as there is room.
-
-    Behind the last of them it writes what stands where there is no neighbour.
-    """
+    """The first counts the neighbours of each query, the second writes them as far as there is room."""
     real, vec3, vec4 = REALS[dtype]
-    PointsStruct, take_point = points_struct(dtype), point_at(dtype)
-    BallStruct, square_of = ball_struct(dtype), square_function(dtype)
+    PointsStruct, take_point = points_of(dtype)
+    BallStruct = ball_struct(dtype)
     _, _, row_of = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
     group = lanes(count)
-    lane, item, ballot = group.lane, group.item, group.ballot
 
     @wp.struct
     class PartsStruct:
@@ -286,10 +277,10 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     @wp.func
     def visit(state: State, parts: PartsStruct, q: vec3, point: vec4, squared: real, exists: bool):
         within = exists and squared <= state.square
-        present = ballot(within)
+        present = group.ballot(within)
         if within and state.address != wp.uint64(0):
-            put_row(state.address, state.size + bits_before(present), row_of(point))
-        state.size += bit_count(present)
+            put_row(state.address, state.size + group.bits_before(present), row_of(point))
+        state.size += group.bit_count(present)
         return state
 
     search = ball_search(dtype, group, Visitor(State, PartsStruct, visit))
@@ -297,32 +288,19 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
 
     @wp.kernel(**OPTIONS)
     def count_within(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
-        """Launched over queries and lanes; fills ``row_splits`` with 0 and the counts."""
+        """Launched over queries and lanes; fills ``row_splits``, behind its first, with the counts."""
         number, _ = wp.tid()
-        query, q = take_point(queries, item(number))
-        state = State(square_of(ball, query), 0, wp.uint64(0))
+        query, q = take_point(queries, group.item(number))
+        state = State(real(0.0), 0, wp.uint64(0))
         state = search(state, query, q, cloud_of(query, queries.batch), ball, parts)
-        if lane() == 0:
+        if group.lane() == 0:
             parts.row_splits[query + 1] = wp.int64(state.size)
-            if query == 0:
-                parts.row_splits[0] = wp.int64(0)
-
-    @wp.func
-    def fill_rest(number: int, parts: PartsStruct):
-        """Every query has its share of the slots that are left over."""
-        queries = parts.row_splits.shape[0] - 1
-        slot = parts.row_splits[queries] + wp.int64(number) * wp.int64(count) + wp.int64(lane())
-        while slot < parts.capacity:
-            put_row(address_of(parts.rows, slot), 0, -1)
-            put_distance(parts.distances, slot, real(wp.inf))
-            slot += wp.int64(queries) * wp.int64(count)
 
     @wp.kernel(**OPTIONS)
     def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``rows``, in ascending order, and ``distances``."""
         number, _ = wp.tid()
-        fill_rest(item(number), parts)
-        query, q = take_point(queries, item(number))
+        query, q = take_point(queries, group.item(number))
         begin = parts.row_splits[query]
         size = int(parts.row_splits[query + 1] - begin)
         if begin >= parts.capacity:
@@ -333,10 +311,10 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
         room = int(wp.min(parts.capacity - begin, wp.int64(size)))
         if room < size:
             address = address_of(parts.scratch, wp.int64(0))
-        state = State(square_of(ball, query), 0, address)
+        state = State(real(0.0), 0, address)
         search(state, query, q, cloud_of(query, queries.batch), ball, parts)
         sort_rows(address, size)
-        for i in range(lane(), room, count):
+        for i in range(group.lane(), room, count):
             row = row_at(address, i)
             if room < size:
                 put_row(address_of(parts.rows, begin), i, row)

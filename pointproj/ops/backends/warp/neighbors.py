@@ -1,7 +1,7 @@
 """Where sums get their neighbours from: a search within a radius, or lists of them.
 
-On a GPU the neighbours that a search meets wait in a queue in shared memory until there are enough of them:
-then all lanes of the point add them up together. On a CPU each is added as it comes.
+On a GPU the neighbours of a point wait in a queue in shared memory until there are enough of them. Then each
+lane finds the weights of some, and all lanes together add up all rows. On a CPU each is added as it comes.
 """
 
 from typing import Any, NamedTuple
@@ -11,11 +11,18 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
-from pointproj.ops.backends.warp.lanes import LANES, bit_count, bits_before, lanes, sync
-from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, ball_struct, square_function
+from pointproj.ops.backends.warp.lanes import LANES, lanes
+from pointproj.ops.backends.warp.traversal import (
+    AT_ONCE,
+    Ball,
+    Visitor,
+    ball_search,
+    ball_struct,
+)
 
 BLOCK = 128  # threads that share memory
-WAITING = 8  # neighbours for each lane that the queue holds
+WAITING = 80  # neighbours of a point that the queue holds
+ROWS_AT_ONCE = 4  # on their way to all lanes of a point, and products that they sum up at a time
 
 
 class Lists(NamedTuple):
@@ -36,15 +43,17 @@ class Form(NamedTuple):
     sums: torch.dtype
     lanes: int  # of a point
     channels: int  # of each lane
+    vector: int  # of those, side by side in one word
     single: bool  # whether those are all
     kernel: str
     reduce: str
 
 
 _ENTRY = "struct Entry {{ {real} number; int row; }};"
+# One more, so that queues side by side begin in different banks of memory.
 _RESERVE = """
-    __shared__ Entry all[{block} * {waiting}];
-    return reinterpret_cast<unsigned long long>(all + threadIdx.x / {lanes} * {lanes} * {waiting});
+    __shared__ Entry all[{block} / {lanes} * ({waiting} + 1)];
+    return reinterpret_cast<unsigned long long>(all + threadIdx.x / {lanes} * ({waiting} + 1));
 """
 
 
@@ -73,12 +82,15 @@ def _queue(sums: torch.dtype) -> tuple[wp.Function, ...]:
 
 
 class Adder(NamedTuple):
-    """What a kernel does with the neighbours of a point."""
+    """What a kernel does with the neighbours of a point, in this order."""
 
     State: Any  # struct with ``waiting`` (int) and ``square`` (real of positions), which are the source's
     Problem: Any  # struct
-    # (state, problem, row, squared) -> state; the first lanes bring one each, row -1 is none
-    add: wp.Function
+    counts: wp.Function | None  # (problem, row) -> whether weights may be relative to that of a neighbour
+    approach: wp.Function | None  # (state, problem, least squared distance of the lane's new ones) -> state
+    weigh: wp.Function  # (state, problem, row, squared distance) -> state, weight; each lane some
+    gather: wp.Function  # (state, problem, exists, row, weight) -> state, lane's part of a product; all lanes
+    settle: wp.Function | None  # (state, problem, row, weight, product) -> state; each lane some
 
 
 def meeting(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
@@ -89,17 +101,26 @@ def meeting(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     return (_meet_ball if form.source is Ball else _meet_lists)(form, adder)
 
 
-def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function]:
-    """``meet(state, problem, exists, row, squared)`` and ``finish(state, problem)`` add what is met."""
+def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Function]:
+    """How neighbours are added, one from each lane at a time.
+
+    ``meet(state, problem, exists, row, squared)`` takes them, ``pause(state, problem)`` adds them up if there
+    may be no room for what AT_ONCE more meetings bring, ``finish(state, problem)`` in any case.
+    """
     group = lanes(form.lanes)
     real, *_ = REALS[form.sums]
-    State, Problem, add = adder
-    count, lane, any_of_warp, ballot = group.count, group.lane, group.any, group.ballot
+    State, Problem, counts, approach, weigh, gather, settle = adder
+    count = group.count
 
     @wp.func
     def meet_one(state: State, problem: Problem, exists: bool, row: int, squared: real):
         if exists:
-            state = add(state, problem, row, squared)
+            if wp.static(approach is not None):
+                state = approach(state, problem, wp.where(counts(problem, row), squared, real(wp.inf)))
+            state, weight = weigh(state, problem, row, squared)
+            state, product = gather(state, problem, True, row, weight)
+            if wp.static(settle is not None):
+                state = settle(state, problem, row, weight, product)
         return state
 
     @wp.func
@@ -107,45 +128,76 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function]:
         return state
 
     if group.count == 1:
-        return meet_one, nothing_waits
+        return meet_one, nothing_waits, nothing_waits
     reserve, put, number_at, row_at = _queue(form.sums)
-    most = (WAITING - 1) * group.count
+    most = WAITING - AT_ONCE * group.count
+    Parts = wp.types.vector(length=ROWS_AT_ONCE, dtype=real)
+
+    @wp.func
+    def weigh_all(state: State, problem: Problem):
+        """Weights of all that wait, in place of their squared distances."""
+        queue = reserve()
+        if wp.static(approach is not None):
+            least = real(wp.inf)
+            for i in range(group.lane(), state.waiting, count):
+                if counts(problem, row_at(queue, i)):
+                    least = wp.min(least, number_at(queue, i))
+            state = approach(state, problem, least)
+        for i in range(group.lane(), state.waiting, count):
+            row = row_at(queue, i)
+            state, weight = weigh(state, problem, row, number_at(queue, i))
+            put(queue, i, weight, row)
+        return state
 
     @wp.func
     def finish(state: State, problem: Problem):
-        """All that wait, one for each lane at a time."""
-        sync()
-        first = int(0)
-        while any_of_warp(first < state.waiting):
-            row = int(-1)
-            squared = real(0.0)
-            if first + lane() < state.waiting:
-                row = row_at(reserve(), first + lane())
-                squared = number_at(reserve(), first + lane())
-            state = add(state, problem, row, squared)
-            first += count
+        group.sync()
+        state = weigh_all(state, problem)
+        group.sync()
+        queue = reserve()
+        product = real(0.0)  # of this lane's neighbour among the last
+        at = int(0)
+        while group.any(at < state.waiting or at % count > 0):
+            parts = Parts()
+            for j in range(ROWS_AT_ONCE):
+                exists = at + j < state.waiting
+                row = wp.where(exists, row_at(queue, at + j), 0)
+                state, part = gather(state, problem, exists, row, number_at(queue, at + j))
+                parts[j] = part
+            if wp.static(settle is not None):
+                sum = group.totals(parts)
+                product = wp.where(group.lane() / ROWS_AT_ONCE == at % count / ROWS_AT_ONCE, sum, product)
+            at += ROWS_AT_ONCE
+            if wp.static(settle is not None):
+                own = at - count + group.lane()
+                if at % count == 0 and own < state.waiting:
+                    state = settle(state, problem, row_at(queue, own), number_at(queue, own), product)
+        group.sync()
         state.waiting = 0
-        sync()
         return state
 
     @wp.func
     def meet(state: State, problem: Problem, exists: bool, row: int, squared: real):
-        present = ballot(exists)
+        present = group.ballot(exists)
         if exists:
-            put(reserve(), state.waiting + bits_before(present), squared, row)
-        state.waiting += bit_count(present)
-        if any_of_warp(state.waiting > most):
+            put(reserve(), state.waiting + group.bits_before(present), squared, row)
+        state.waiting += group.bit_count(present)
+        return state
+
+    @wp.func
+    def pause(state: State, problem: Problem):
+        if group.any(state.waiting > most):
             state = finish(state, problem)
         return state
 
-    return meet, finish
+    return meet, pause, finish
 
 
 def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     place, vec3, vec4 = REALS[form.positions]
-    State, Problem, _ = adder
-    meet, finish = _waiting(form, adder)
-    BallStruct, square_of = ball_struct(form.positions), square_function(form.positions)
+    State, Problem, *_ = adder
+    meet, pause, finish = _waiting(form, adder)
+    BallStruct = ball_struct(form.positions)
     squared_of = squared_distance(form.positions, form.sums)
     _, _, row_of = packed_point(form.positions)
 
@@ -154,11 +206,10 @@ def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
         wide = squared_of(q, vec3(point[0], point[1], point[2]))
         return meet(state, problem, exists and squared <= state.square, row_of(point), wide)
 
-    search = ball_search(form.positions, lanes(form.lanes), Visitor(State, Problem, visit))
+    search = ball_search(form.positions, lanes(form.lanes), Visitor(State, Problem, visit, pause))
 
     @wp.func
     def each_neighbor(state: State, own: int, q: vec3, cloud: int, ball: BallStruct, problem: Problem):
-        state.square = square_of(ball, own)
         state = search(state, own, q, cloud, ball, problem)
         return finish(state, problem)
 
@@ -168,7 +219,8 @@ def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
 def _meet_lists(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     _, vec3, _ = REALS[form.positions]
     real, *_ = REALS[form.sums]
-    State, Problem, add = adder
+    State, Problem, *_ = adder
+    meet, pause, finish = _waiting(form, adder)
     squared_of = squared_distance(form.positions, form.sums)
     count, lane = form.lanes, lanes(form.lanes).lane
 
@@ -187,7 +239,8 @@ def _meet_lists(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
                 row = lists.rows[own, first + lane()]
             if row >= 0:
                 squared = squared_of(q, lists.others[row])
-            state = add(state, problem, row, squared)
-        return state
+            state = meet(state, problem, row >= 0, row, squared)
+            state = pause(state, problem)
+        return finish(state, problem)
 
     return ListsStruct, each_neighbor

@@ -1,20 +1,17 @@
-"""The aggregations as torch operators: over given neighbours, over the k nearest, within a radius.
-
-Each search and its sums are one operator: that spares eager calls the time of another.
-"""
+"""The aggregations as torch operators: over given neighbours, over the k nearest, within a radius."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList
-from pointproj.ops.backends.warp.cell_list_build import cell_list_specs, cells_per_two_points, fill_cell_list
-from pointproj.ops.backends.warp.common import Points
+from pointproj.ops.backends.warp.cell_list import cell_list_of
+from pointproj.ops.backends.warp.cell_list_build import build_cell_list, sorted_into
+from pointproj.ops.backends.warp.common import Batch, Points
 from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
-from pointproj.ops.backends.warp.knn_search import launch_search, sets_of
-from pointproj.ops.backends.warp.neighbors import Lists
-from pointproj.ops.backends.warp.sums import Problem, launch_sums, new_problem
+from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, sets_of
+from pointproj.ops.backends.warp.neighbors import Lists, Source
+from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
 from pointproj.ops.backends.warp.traversal import Ball, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -51,33 +48,36 @@ def radius_aggregate(
     """Weighted mean or sum of the features within ``radius``: nothing is listed, nothing truncated.
 
     Gradients that belong to reference points are gathered by the transposed search, over the queries near
-    each of them, so the queries are sorted with the references where these want a gradient.
+    each of them: the backward sorts the queries.
     """
-    sorts_queries = features.requires_grad or clouds.reference_points.requires_grad
-    return _radius_aggregate(*clouds, list(tables or ()), sorts_queries, features, sigma, radius, *weighting)[
-        0
-    ]
+    if tables is None:
+        points = clouds.reference_points.detach()
+        tables = build_cell_list(points, clouds.reference_offsets, clouds.count, radius)
+    return _radius_aggregate(*clouds, list(tables), features, sigma, radius, *weighting)[0]
 
 
-def _problem_of(values: dict[str, Any]) -> Problem:
-    names = "aggregated", "softmax"
-    return new_problem(values["features"], values["sigma"], weighting_of(values), *(values[n] for n in names))
-
-
-def _gradient_problem(values: dict[str, Any], **others: Tensor) -> tuple[Problem, Wanted]:
-    wanted = Wanted(*(values[f"d_{name}"] for name in DIFFERENTIABLE))
-    grad = values["grad_aggregated"].contiguous()
-    return _problem_of(values)._replace(grad=grad, **others), wanted
+def _gradient_problem(
+    values: dict[str, Any], source: type[Source], others: Tensor
+) -> tuple[Problem, Weighting, Wanted]:
+    """Of the rows those that are read: for the features' gradient alone only upstream gradients."""
+    weighting, wanted = weighting_of(values), Wanted(*[values[f"d_{name}"] for name in DIFFERENTIABLE])
+    rows = [values["features"], values["aggregated"]]
+    if wanted.of_points:
+        rows = [in_words(source, r) for r in rows]
+    problem = new_problem(rows[0], values["sigma"], weighting, rows[1], values["softmax"])
+    grad, columns = in_words(source, values["grad_aggregated"]), values["features"].shape[1]
+    return problem._replace(grad=grad, columns=columns, others=others), weighting, wanted
 
 
 def _lists_backward(launch: Launch, **values: Any) -> None:
     if values["grad_aggregated"].is_cuda and torch.are_deterministic_algorithms_enabled():
         _fill_in_fixed_order(values)
         return
-    problem, wanted = _gradient_problem(values, others=values["reference_points"])
-    queries, _ = sets_of(Clouds(values["query_points"], None, values["reference_points"], None, 1))
-    source = Lists(values["reference_points"], values["neighbor_indices"])
-    launch_query_gradients(launch, queries, source, problem, weighting_of(values), wanted)
+    queries, references = values["query_points"], values["reference_points"]
+    problem, weighting, wanted = _gradient_problem(values, Lists, references)
+    own = Points(queries, Batch(None, queries.shape[0], 1))
+    source = Lists(references, values["neighbor_indices"])
+    launch_query_gradients(launch, own, source, problem, weighting, wanted)
 
 
 def _fill_in_fixed_order(values: dict[str, Any]) -> None:
@@ -87,10 +87,6 @@ def _fill_in_fixed_order(values: dict[str, Any]) -> None:
     for name, gradient in zip(DIFFERENTIABLE, made, strict=True):
         if needs[name]:
             values[f"d_{name}"].copy_(gradient)
-
-
-def _lists_second_backward(launch: Launch, **values: Any) -> None:
-    fill_second_backward(values, listed_chunks)
 
 
 def _sum_specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
@@ -106,7 +102,7 @@ def _sum_specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
     outputs=_sum_specs,
     differentiable=DIFFERENTIABLE,
     backward=_lists_backward,
-    second_backward=_lists_second_backward,
+    second_backward=lambda launch, **values: fill_second_backward(values, listed_chunks),
 )
 def _aggregate_neighbors(
     launch: Launch,
@@ -125,7 +121,7 @@ def _aggregate_neighbors(
     softmax: Tensor,
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
-    queries, _ = sets_of(Clouds(query_points, None, reference_points, None, 1))
+    queries = Points(query_points, Batch(None, query_points.shape[0], 1))
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
     launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
 
@@ -140,7 +136,7 @@ def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict
     outputs=_knn_specs,
     differentiable=DIFFERENTIABLE,
     backward=_lists_backward,
-    second_backward=_lists_second_backward,
+    second_backward=lambda launch, **values: fill_second_backward(values, listed_chunks),
 )
 def _knn_aggregate(
     launch: Launch,
@@ -165,71 +161,37 @@ def _knn_aggregate(
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
     both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+    queries, references = sets_of(both)
     heap = query_points.new_empty(query_points.shape[0], k) if k > LONGEST_LIST else None
-    launch_search(launch, both, tables, Found(neighbor_indices, heap))
-    queries, _ = sets_of(both)
+    launch_search(launch, queries, references, tables, Found(neighbor_indices, heap))
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
     launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
 
 
-def _radius_specs(
-    query_points: Tensor,
-    reference_points: Tensor,
-    clouds: int,
-    tables: list[Tensor],
-    sorts_queries: bool,
-    features: Tensor,
-    **_: Any,
-) -> dict:
-    sets = ([] if tables else [reference_points]) + ([query_points] if sorts_queries else [])
-    rows = [points.shape[0] for points in sets]
-    sizes = [(n, cells_per_two_points(n, True, features.device.type)) for n in rows]
-    return _sum_specs(query_points, features) | cell_list_specs(sizes, query_points.dtype, clouds)
-
-
-def _sides(
-    clouds: Clouds, given: list[Tensor], made: CellList, radius: float
-) -> tuple[list[Points], tuple[Points, Points], tuple[Ball, Ball]]:
-    """What has to be sorted; queries and references in the order of their cells; where each searches.
-
-    The references are in the tables ``given``, or with the queries in those ``made``. Where the queries are
-    not sorted, they are taken as they come, and must not be searched.
-    """
-    queries, references = sets_of(clouds)
-    cells = CellList(*given) if given else made
-    sorts_queries = len(made.frames) > (0 if given else clouds.count)
-    unsorted = ([] if given else [references]) + ([queries] if sorts_queries else [])
-    first_row, first_grid = (0, 0) if given else (references.batch.rows, clouds.count)
-    if sorts_queries:
-        queries = queries._replace(ordered=made.points, first=first_row)
-    balls = new_ball(cells, 0, radius), new_ball(made, first_grid, radius)
-    return unsorted, (queries, references._replace(ordered=cells.points)), balls
-
-
 def _radius_backward(launch: Launch, **values: Any) -> None:
-    clouds = Clouds(*(values[name] for name in Clouds._fields[:-1]), values["clouds"])
-    made = CellList(*(values[name] for name in ("frames", "shapes", "start", "sorted_points")))
-    _, sides, balls = _sides(clouds, values["tables"], made, values["radius"])
-    (queries, references), weighting = sides, weighting_of(values)
-    problem, wanted = _gradient_problem(values, others=references.positions)
-    if any(d is not None for d in (wanted.query_points, wanted.reference_points, wanted.sigma)):
+    clouds = Clouds(*[values[name] for name in Clouds._fields[:-1]], values["clouds"])
+    queries, references = sets_of(clouds)
+    cells, radius = cell_list_of(values["tables"]), values["radius"]
+    problem, weighting, wanted = _gradient_problem(values, Ball, references.positions)
+    of_references = wanted.reference_points is not None or wanted.features is not None
+    if of_references:
+        query_cells = sorted_into(launch, queries, cells, radius)
+        queries = queries._replace(ordered=query_cells.points)
+    if wanted.of_points:
         problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
-        launch_query_gradients(launch, queries, balls[0], problem, weighting, wanted)
-    if wanted.reference_points is not None or wanted.features is not None:
+        launch_query_gradients(launch, queries, new_ball(cells, radius), problem, weighting, wanted)
+    if of_references:
         problem = problem._replace(others=queries.positions)
-        launch_reference_gradients(launch, references, balls[1], problem, weighting, wanted)
-
-
-def _radius_second_backward(launch: Launch, **values: Any) -> None:
-    fill_second_backward(values, chunks_within)
+        references, ball = references._replace(ordered=cells.points), new_ball(query_cells, radius)
+        launch_reference_gradients(launch, references, ball, problem, weighting, wanted)
 
 
 @warp_op(
     "pointproj::warp_radius_aggregate",
-    outputs=_radius_specs,
+    outputs=_sum_specs,
     differentiable=DIFFERENTIABLE,
     backward=_radius_backward,
-    second_backward=_radius_second_backward,
+    second_backward=lambda launch, **values: fill_second_backward(values, chunks_within),
 )
 def _radius_aggregate(
     launch: Launch,
@@ -239,7 +201,6 @@ def _radius_aggregate(
     reference_offsets: Tensor | None,
     clouds: int,
     tables: list[Tensor],
-    sorts_queries: bool,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -251,16 +212,9 @@ def _radius_aggregate(
     *,
     aggregated: Tensor,
     softmax: Tensor,
-    frames: Tensor,
-    shapes: Tensor,
-    start: Tensor,
-    sorted_points: Tensor,
 ) -> None:
     weighting = Weighting(kernel, reduce, power, eps, support)
-    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    made = CellList(frames, shapes, start, sorted_points)
-    unsorted, (queries, _), (ball, _) = _sides(both, tables, made, radius)
-    if unsorted:
-        fill_cell_list(launch, unsorted, made, True, radius, None)
+    sets = sets_of(Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds))
+    cells = cell_list_of(tables)
     problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, ball, problem, weighting)
+    launch_sums(launch, in_order_of(cells, *sets), new_ball(cells, radius), problem, weighting)

@@ -1,7 +1,7 @@
 """The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
-The lanes of a point stand side by side over the channels, with a few neighbours' rows on their way at a time.
-Weights of a mean are a_ij = exp((base_i - level_ij) rate) / total_i, relative to the nearest neighbour
+The lanes of a point stand side by side over the channels.
+Weights of a mean are a_ij = exp(-beyond_ij) / total_i, relative to the distance base_i of the nearest
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
 round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
 """
@@ -12,16 +12,25 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, cloud_of, once, point_at, points_struct
+from pointproj.ops.backends.warp.common import (
+    OPTIONS,
+    REALS,
+    Points,
+    aligned,
+    cloud_of,
+    once,
+    points_of,
+)
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
+from pointproj.ops.backends.warp.traversal import Ball
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
 CHANNELS = 32  # that the lanes of a point sum up in one search
-AT_ONCE = 4  # rows of neighbours on their way
-BLOCKS = 5  # of a multiprocessor at a time
+VECTOR = 4  # channels that a lane reads in one word on a GPU
+BLOCKS = 4  # of a multiprocessor at a time
 
 
 class Problem(NamedTuple):
@@ -32,7 +41,8 @@ class Problem(NamedTuple):
     limit: float  # of the kernel: see the module of weights
     features: Tensor  # (N, C), of the reference points
     aggregated: Tensor  # (Q, C), results of the queries
-    softmax: Tensor  # (Q, 2), of the queries: level that weights are relative to, and 1 / total weight
+    softmax: Tensor  # (Q, 2), of the queries: distance that weights are relative to, and 1 / total weight
+    columns: int  # C
     chunks: int  # searches that it takes to cover all channels
     grad: Tensor | None = None  # (Q, C), upstream gradients of the results
     means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
@@ -46,6 +56,7 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
     """:class:`Problem` inside a kernel."""
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
+    Pair = wp.types.vector(length=2, dtype=real)
 
     @wp.struct
     class ProblemStruct:
@@ -54,7 +65,8 @@ def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
         limit: real
         features: wp.array2d(dtype=real)
         aggregated: wp.array2d(dtype=real)
-        softmax: wp.array2d(dtype=real)
+        softmax: wp.array(dtype=Pair)
+        columns: int
         chunks: int
         grad: wp.array2d(dtype=real)
         means: wp.array(dtype=real)
@@ -69,26 +81,32 @@ class Rows(NamedTuple):
     """Rows of numbers, of which each lane has some channels; chunk by chunk if there are many."""
 
     Channels: Any  # vector of those of a lane
-    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column 0
+    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column anything
     add: wp.Function  # (total, exists, factor, channels) -> total with factor times them, if they exist
-    product: wp.Function  # (sum, channels, channels) -> sum with their products
+    product: wp.Function  # (sum, channels, channels, chunk, columns) -> sum with products of those that exist
     scatter: wp.Function  # (channels, exists, factor, values, row, chunk): add factor times them to the row
     store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
-# With one address for all channels of a lane.
+# A lane's channels in long words, at multiples of which rows begin: see ``in_words``. A lane beyond the last
+# column reads the first in vain: nothing has to be decided before rows are on their way.
 _LOAD_ROW = """
 #if defined(__CUDA_ARCH__)
-    const int lane = {lane};
+    struct alignas(16) Word {{ {real} x[{vector}]; }};
+    const int lane = threadIdx.x & {count} - 1;
 #else
+    struct Word {{ {real} x[{vector}]; }};
     const int lane = 0;
 #endif
-    const int first = chunk * {channels} * {count} + lane;
-    const {real}* const from = values.data + static_cast<size_t>(row) * values.shape[1] + first;
     wp::vec_t<{channels}, {real}> loaded;
     #pragma unroll
-    for (int i = 0; i < {channels}; ++i) {{
-        loaded[i] = first + i * {count} < values.shape[1] ? from[i * {count}] : 0;
+    for (int i = 0; i < {channels}; i += {vector}) {{
+        const int column = (chunk * {channels} + i) * {count} + lane * {vector};
+        const {real}* const first = values.data + (column < values.shape[1] ? column : 0);
+        const size_t offset = size_t(unsigned(row)) * unsigned(values.strides[0]);
+        const Word word = *reinterpret_cast<const Word*>(reinterpret_cast<const char*>(first) + offset);
+        #pragma unroll
+        for (int j = 0; j < {vector}; ++j) loaded[i + j] = word.x[j];
     }}
     return loaded;
 """
@@ -111,29 +129,31 @@ for number in (wp.float32, wp.float64):
 def row_functions(form: Form) -> Rows:
     """For sums of one form."""
     real, *_ = REALS[form.sums]
-    matrix, channels = wp.array2d(dtype=real), form.channels
+    matrix, channels, vector = wp.array2d(dtype=real), form.channels, form.vector
     Channels = wp.types.vector(length=channels, dtype=real)
     count, lane = form.lanes, lanes(form.lanes).lane
-    names = {"channels": channels, "count": count, "lane": f"threadIdx.x & {count - 1}"}
+    names = {"channels": channels, "count": count, "vector": vector}
     names["real"] = "float" if form.sums == torch.float32 else "double"
 
     @wp.func
     def column(chunk: int, i: int):
-        return (chunk * channels + i) * count + lane()
+        return (chunk * channels + i - i % vector) * count + lane() * vector + i % vector
 
     @wp.func_native(_LOAD_ROW.format(**names))
     def load(values: matrix, row: int, chunk: int) -> Channels: ...
 
     @wp.func
     def add(total: Channels, exists: bool, factor: real, values: Channels):
-        for i in range(channels):  # what is not there may be infinite
-            total[i] = wp.where(exists, multiply_add(factor, values[i], total[i]), total[i])
+        if exists:  # what is not there may be infinite
+            for i in range(channels):
+                total[i] = multiply_add(factor, values[i], total[i])
         return total
 
     @wp.func
-    def product(total: real, own: Channels, values: Channels):
+    def product(total: real, own: Channels, values: Channels, chunk: int, columns: int):
         for i in range(channels):
-            total = multiply_add(own[i], values[i], total)
+            if column(chunk, i) < columns:
+                total = multiply_add(own[i], values[i], total)
         return total
 
     @wp.func
@@ -155,19 +175,37 @@ def new_problem(
     features: Tensor, sigma: Tensor, weighting: Weighting, aggregated: Tensor, softmax: Tensor
 ) -> Problem:
     """The problem as kernels take it."""
-    chunks = -(-features.shape[1] // CHANNELS)
+    columns = features.shape[1]
     numbers = weighting.power, limit_of(weighting)
-    return Problem(sigma, *numbers, features.contiguous(), aggregated, softmax, chunks)
+    return Problem(sigma, *numbers, features, aggregated, softmax, columns, -(-columns // CHANNELS))
+
+
+def vector_of(source: type[Source], values: Tensor) -> int:
+    """Channels in a word: several within a radius, where a row is read many times; over lists it is once."""
+    return VECTOR if values.is_cuda and source is Ball else 1
+
+
+def in_words(source: type[Source], values: Tensor) -> Tensor:
+    """Rows as kernels read them: long words at multiples of 16 bytes, with anything in what that adds."""
+    columns, values = values.shape[1], values.contiguous()
+    if vector_of(source, values) == 1:
+        return values
+    if columns % VECTOR:
+        padded = values.new_empty(values.shape[0], columns + -columns % VECTOR)
+        padded[:, :columns] = values
+        return padded
+    return aligned(values)
 
 
 def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
     """What to compile for: channels are divided evenly among as many passes as they take."""
-    count, columns = lanes_on(problem.features.device.type), problem.features.shape[1]
-    channels = -(-columns // (problem.chunks * count))
+    count = lanes_on(problem.features.device.type)
+    channels = -(-problem.columns // (problem.chunks * count))
+    vector = vector_of(type(source), problem.features)
+    channels = -(-channels // vector) * vector
     dtypes = own.positions.dtype, problem.features.dtype
-    return Form(
-        type(source), *dtypes, count, channels, problem.chunks == 1, weighting.kernel, weighting.reduce
-    )
+    kind = problem.chunks == 1, weighting.kernel, weighting.reduce
+    return Form(type(source), *dtypes, count, channels, vector, *kind)
 
 
 def launch_sums(
@@ -175,8 +213,23 @@ def launch_sums(
 ) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
     form = form_of(source, queries, problem, weighting)
+    problem = problem._replace(features=in_words(form.source, problem.features))
     shape = queries.batch.rows * problem.chunks, form.lanes
     launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
+
+
+@once
+def counts_function(form: Form) -> wp.Function:
+    """``counts(problem, row)``: whether a reference has a weight, its last feature, if they have."""
+    ProblemStruct = problem_struct(form.positions, form.sums)
+
+    @wp.func
+    def counts(problem: ProblemStruct, row: int):
+        if wp.static(form.reduce == "counted"):
+            return problem.features[row, problem.columns - 1] != type(problem.power)(0.0)
+        return True
+
+    return counts
 
 
 @once
@@ -184,15 +237,15 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
     positions, sums, reduce = form.positions, form.sums, form.reduce
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_struct(positions), point_at(positions)
+    PointsStruct, take_point = points_of(positions)
     ProblemStruct = problem_struct(positions, sums)
     store = row_functions(form).store
     group = lanes(form.lanes)
     item, lane, total_of = group.item, group.lane, group.total
-    rate_of, *_ = weights_of(form.kernel, sums)
+    rate_of = weights_of(form.kernel, reduce, sums).rate
     relative = is_relative(form.kernel, reduce)
     adder = _sum_adder(form)
-    State = adder.State
+    State, Pair = adder.State, wp.types.vector(length=2, dtype=real)
     SourceStruct, each_neighbor = meeting(form, adder)
 
     @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
@@ -209,7 +262,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
             state.base = real(wp.inf)
         state = each_neighbor(state, query, q, cloud_of(query, queries.batch), source, problem)
         inverse = real(1.0)
-        if wp.static(reduce == "mean"):
+        if wp.static(reduce != "sum"):
             total = total_of(state.total)
             inverse = real(0.0)
             if total > real(0.0):
@@ -218,8 +271,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
             inverse = real(wp.nan)
         store(state.sums, inverse, problem.aggregated, query, chunk)
         if chunk == 0 and lane() == 0:
-            problem.softmax[query, 0] = state.base
-            problem.softmax[query, 1] = inverse
+            problem.softmax[query] = Pair(state.base, inverse)
 
     return aggregate
 
@@ -232,10 +284,8 @@ def _sum_adder(form: Form) -> Adder:
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
     Channels, load, add_row = rows.Channels, rows.load, rows.add
-    group = lanes(form.lanes)
-    take, any_of_warp, minimum, at_once = group.take, group.any, group.minimum, min(AT_ONCE, group.count)
-    count = group.count
-    _, level_of, weight_of, *_ = weights_of(form.kernel, sums)
+    minimum = lanes(form.lanes).minimum
+    weight_of, counts = weights_of(form.kernel, form.reduce, sums).weight, counts_function(form)
 
     @wp.struct
     class State:
@@ -243,36 +293,31 @@ def _sum_adder(form: Form) -> Adder:
         square: place
         chunk: int
         rate: real  # at which weights decay
-        base: real  # level of the nearest neighbour so far, if weights are relative to it
+        base: real  # distance of the nearest so far, if weights are relative to it
         total: real  # of the weights that this lane has seen
         sums: Channels
 
     @wp.func
-    def add(state: State, problem: ProblemStruct, row: int, squared: real):
-        far = wp.sqrt(squared)
-        if wp.static(relative):
-            level = real(wp.inf)
-            if row >= 0:
-                level = level_of(far, problem.limit)
-            if any_of_warp(level < state.base):
-                nearest = minimum(level)
-                if nearest < state.base:
-                    rescale = wp.exp((nearest - state.base) * state.rate)
-                    state.total *= rescale
-                    state.sums *= rescale
-                    state.base = nearest
-        weight = real(0.0)
-        if row >= 0:
-            weight = weight_of(state.base, far, state.rate, problem.limit)
-            state.total += weight
-        first = int(0)
-        while first < count and any_of_warp(take(row, first) >= 0):
-            for j in range(at_once):
-                other = take(row, first + j)
-                factor = take(weight, first + j)
-                values = load(problem.features, wp.max(other, 0), state.chunk)
-                state.sums = add_row(state.sums, other >= 0, factor, values)
-            first += at_once
+    def approach(state: State, problem: ProblemStruct, least: real):
+        """From now on weights are relative to the nearest that counts among the new ones, if it is nearer."""
+        nearest = minimum(wp.sqrt(least))
+        if nearest < state.base:
+            rescale = weight_of(nearest, state.base, state.rate, problem.limit)
+            state.total *= rescale
+            state.sums *= rescale
+            state.base = nearest
         return state
 
-    return Adder(State, ProblemStruct, add)
+    @wp.func
+    def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
+        weight = weight_of(state.base, wp.sqrt(squared), state.rate, problem.limit)
+        if counts(problem, row):
+            state.total += weight
+        return state, weight
+
+    @wp.func
+    def gather(state: State, problem: ProblemStruct, exists: bool, row: int, weight: real):
+        state.sums = add_row(state.sums, exists, weight, load(problem.features, row, state.chunk))
+        return state, real(0.0)
+
+    return Adder(State, ProblemStruct, counts, approach if relative else None, weigh, gather, None)

@@ -17,6 +17,7 @@ from pointproj.ops.backends.warp.common import REALS, once, packed_point, square
 from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.rounding import largest_square_within, largest_squares_within
 
+AT_ONCE = 2  # points that a lane reads before it looks at the first
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside
 PLENTY = 3  # it should hold so many times the neighbours wanted
 
@@ -28,6 +29,7 @@ class Visitor(NamedTuple):
     Data: Any  # struct with what there is to read and write
     # (state, data, q, point, squared distance, exists) -> state; every lane brings a candidate, or none
     visit: wp.Function
+    pause: wp.Function | None = None  # (state, data) -> state, after AT_ONCE of them
     limit: wp.Function | None = None  # of the nearest: (state, data) -> square beyond which none matters
     wanted: int = 0  # of the nearest: how many
 
@@ -49,28 +51,33 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
     load_point, _, _ = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
-    any_of_warp = lanes.any
+    any_of_warp, pause = lanes.any, visitor.pause
+    Several = wp.types.matrix(shape=(AT_ONCE, 4), dtype=real)
 
     @wp.func
-    def meet(state: State, q: vec3, points: sorted_points, data: Data, at: int, exists: bool):
-        point = vec4()
-        if exists:
-            point = load_point(points, at)
+    def meet(state: State, q: vec3, point: vec4, data: Data, exists: bool):
         squared = squared_of(q, vec3(point[0], point[1], point[2]))
         return visit(state, data, q, point, squared, exists)
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
-            state = meet(state, q, points, data, at, True)
+            state = meet(state, q, load_point(points, at), data, True)
         return state
 
     @wp.func
     def visit_runs(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
+        several = Several()
         i = int(0)
         while any_of_warp(i < count):
-            state = meet(state, q, points, data, begin + i, i < count)
-            i += 1
+            for j in range(AT_ONCE):  # all on their way before the first is looked at
+                if i + j < count:
+                    several[j] = load_point(points, begin + i + j)
+            for j in range(AT_ONCE):
+                state = meet(state, q, several[j], data, i + j < count)
+            if wp.static(pause is not None):
+                state = pause(state, data)
+            i += AT_ONCE
         return state
 
     return visit_run if lanes.count == 1 else visit_runs
@@ -168,18 +175,17 @@ class Ball(NamedTuple):
     """Where a search within a radius goes; in kernels :func:`ball_struct`."""
 
     cells: CellList
-    first_grid: int  # of the set that is searched
     radius: float
     largest_square: float  # largest squared distance that counts as within the radius
     radii: Tensor | None = None  # (Q,) of each query, in place of one for all
     largest_squares: Tensor | None = None  # (Q,)
 
 
-def new_ball(cells: CellList, first_grid: int, radius: float, radii: Tensor | None = None) -> Ball:
+def new_ball(cells: CellList, radius: float, radii: Tensor | None = None) -> Ball:
     """The ball of one radius, or of one for each query."""
     if radii is None:
-        return Ball(cells, first_grid, radius, largest_square_within(radius, cells.points.dtype))
-    return Ball(cells, first_grid, 0.0, 0.0, radii, largest_squares_within(radii))
+        return Ball(cells, radius, largest_square_within(radius, cells.points.dtype))
+    return Ball(cells, 0.0, 0.0, radii, largest_squares_within(radii))
 
 
 @once
@@ -191,7 +197,6 @@ def ball_struct(dtype: torch.dtype) -> Any:
     @wp.struct
     class BallStruct:
         cells: CellListStruct
-        first_grid: int
         radius: real
         largest_square: real
         radii: wp.array(dtype=real)
@@ -200,24 +205,11 @@ def ball_struct(dtype: torch.dtype) -> Any:
     return BallStruct
 
 
-@once
-def square_function(dtype: torch.dtype) -> wp.Function:
-    BallStruct = ball_struct(dtype)
-
-    @wp.func
-    def square_of(ball: BallStruct, query: int):
-        """Largest squared distance that counts as within the radius of a query."""
-        if ball.largest_squares:
-            return ball.largest_squares[query]
-        return ball.largest_square
-
-    return square_of
-
-
 def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``search(state, query, q, cloud, ball, data) -> state``: meet everything within the radius.
 
-    The visitor sees some points that are farther away; of a ``q`` that is not finite none.
+    ``state.square`` becomes the largest squared distance within it: the visitor sees some points that are
+    farther away. Of a ``q`` that is not finite it sees none.
     """
     real, vec3, _ = REALS[dtype]
     BallStruct, State, Data = ball_struct(dtype), visitor.State, visitor.Data
@@ -228,16 +220,17 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
 
     @wp.func
     def search(state: State, query: int, q: vec3, cloud: int, ball: BallStruct, data: Data):
-        number = ball.first_grid + cloud
         radius = ball.radius
+        state.square = ball.largest_square
         if ball.radii:
             radius = ball.radii[query]
+            state.square = ball.largest_squares[query]
         # Of a negative radius, too, none.
-        searches = wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[number, 0] < real(wp.inf)
+        searches = wp.isfinite(q) and radius >= real(0.0) and ball.cells.frames[cloud, 0] < real(wp.inf)
         if not searches:
             q = vec3()
             radius = real(0.0)
-        grid = load(ball.cells, number, q)
+        grid = load(ball.cells, cloud, q)
         reach = radius + grid.slack
         low = wp.vec3i()
         high = wp.vec3i()

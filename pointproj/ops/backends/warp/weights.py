@@ -1,17 +1,18 @@
 """How a distance becomes a weight: one table of kernels, which all sums and gradients are compiled with.
 
-Weights that have no end are exp((base - level(d)) rate). For a mean, ``base`` is the level of the query's
-nearest neighbour, so that they cannot all vanish; for a sum it is 0, and the weight is the kernel itself.
+Weights that have no end are exp(-beyond). For a mean, ``base`` is the distance of the query's nearest
+neighbour, so that they cannot all vanish; for a sum the weight is the kernel itself, and ``base`` is 0.
 
-    kernel              level              rate              pull                per_sigma
-    exponential         d                  1 / sigma         rate                1 / sigma^2
-    gaussian            d^2                1 / (2 sigma^2)   2 rate d            1 / sigma^3
-    inverse_distance    log max(d, eps)    power             power / d, or 0     0
-    uniform             0                  1                 0                   0
-    compact             0                  1 / support       see there           0
+    kernel             rate       beyond                          pull        per_sigma
+    exponential        1 / sigma  (d - base) rate                 rate        1
+    gaussian           1 / sigma  (d^2 - base^2) rate^2 / 2       d rate^2    2
+    inverse_distance   power      log(max(d, eps) / base) rate    rate / d    0
+    uniform            1          0                               0           0
+    compact            1/support  0                               see there   0
 
-``pull`` is minus the derivative of the logarithm of the weight by d; ``(level(d) - base) per_sigma`` is that
-by sigma: what is the same for all neighbours of a query is of no account in a mean. Of the numbers of a
+``pull`` is minus the derivative of the logarithm of the weight by d; ``beyond rate per_sigma`` is that by
+sigma: what is the same for all neighbours of a query is of no account in a mean. Powers of the rate are taken
+factor by factor, since they leave the range of numbers where a product with them does not. Of a
 :class:`Weighting` a kernel reads ``power``, and one as ``limit``: the distance from which on the inverse
 distance decays (eps), or where compact weights end (support).
 """
@@ -30,18 +31,18 @@ class Weights(NamedTuple):
     """A row of the table, for sums in one dtype; ``d`` is a distance."""
 
     rate: wp.Function  # (sigma, power, limit)
-    level: wp.Function  # (d, limit)
-    weight: wp.Function  # (base, d, rate, limit)
-    pull: wp.Function  # (d, rate, limit)
-    per_sigma: wp.Function  # (sigma)
+    beyond: wp.Function  # (base, d, rate, limit)
+    weight: wp.Function  # likewise
+    pull: wp.Function  # likewise
+    per_sigma: float
 
 
 WITHOUT_END = ("exponential", "gaussian", "inverse_distance")
 
 
 def is_relative(kernel: str, reduce: str) -> bool:
-    """Whether weights are relative to the nearest neighbour."""
-    return reduce == "mean" and kernel in WITHOUT_END
+    """Whether weights are relative to the nearest neighbour that counts."""
+    return reduce != "sum" and kernel in WITHOUT_END
 
 
 def limit_of(weighting: Weighting) -> float:
@@ -50,135 +51,128 @@ def limit_of(weighting: Weighting) -> float:
 
 
 @once
-def weights_of(kernel: str, sums: torch.dtype) -> Weights:
+def weights_of(kernel: str, reduce: str, sums: torch.dtype) -> Weights:
     """The functions of a kernel."""
-    row = TABLE[kernel]
-    return row(REALS[sums][0]) if callable(row) else row
+    real, *_ = REALS[sums]
+    row = TABLE[kernel](real, reduce)
+    most, weight_of = torch.finfo(sums).max / 2048.0, row.weight
+
+    @wp.func
+    def weight(base: real, d: real, rate: real, limit: real):
+        """A number also for a neighbour that does not count, and may be much nearer than the base."""
+        made = weight_of(base, d, rate, limit)
+        return wp.where(made > real(most), real(most), made)
+
+    return row._replace(weight=weight) if reduce == "counted" else row
 
 
-def _without_end(level: wp.Function) -> wp.Function:
+def _without_end(beyond: wp.Function) -> wp.Function:
     @wp.func
     def weight(base: Any, d: Any, rate: Any, limit: Any):
-        return wp.exp((base - level(d, limit)) * rate)
+        return wp.exp(-beyond(base, d, rate, limit))
 
     return weight
 
 
 @wp.func
-def _nothing(x: Any):
-    return type(x)(0.0)
-
-
-@wp.func
-def _no_level(d: Any, limit: Any):
+def _zero(base: Any, d: Any, rate: Any, limit: Any):
     return type(d)(0.0)
 
 
 @wp.func
-def _inverse_sigma(sigma: Any, power: Any, limit: Any):
-    return type(sigma)(1.0) / sigma
-
-
-@wp.func
-def _inverse_square(sigma: Any):
-    return type(sigma)(1.0) / (sigma * sigma)
-
-
-@wp.func
-def _distance(d: Any, limit: Any):
-    return d
-
-
-@wp.func
-def _square(d: Any, limit: Any):
-    return d * d
-
-
-@wp.func
-def _rate(d: Any, rate: Any, limit: Any):
-    return rate
-
-
-def _gaussian(real: Any) -> Weights:
-    # Where powers of sigma vanish or overflow: a number, so that 0 times it is 0, and inf times it inf.
-    limits = torch.finfo(wp.dtype_to_torch(real))
-    least, most = limits.tiny, limits.max
-
-    @wp.func
-    def rate(sigma: real, power: real, limit: real):
-        square = sigma * sigma
-        return wp.where(square > real(most), real(least), real(0.5) / square)
-
-    @wp.func
-    def pull(d: real, rate: real, limit: real):
-        return wp.min(real(most), real(2.0) * rate * d)
-
-    @wp.func
-    def per_sigma(sigma: real):
-        return real(1.0) / wp.max(real(least), sigma * sigma * sigma)
-
-    return Weights(rate, _square, _without_end(_square), pull, per_sigma)
-
-
-@wp.func
-def _power(sigma: Any, power: Any, limit: Any):
-    return power
-
-
-@wp.func
-def _logarithm(d: Any, limit: Any):
-    return wp.log(wp.max(d, limit))
-
-
-@wp.func
-def _pull_of_power(d: Any, rate: Any, limit: Any):
-    return wp.where(d > limit, rate / d, type(d)(0.0))
-
-
-@wp.func
-def _one(sigma: Any, power: Any, limit: Any):
-    return type(sigma)(1.0)
-
-
-@wp.func
-def _always_one(base: Any, d: Any, rate: Any, limit: Any):
+def _one(base: Any, d: Any, rate: Any, limit: Any):
     return type(d)(1.0)
 
 
-@wp.func
-def _no_pull(d: Any, rate: Any, limit: Any):
-    return type(d)(0.0)
+def _exponential(real: Any, reduce: str) -> Weights:
+    @wp.func
+    def rate(sigma: real, power: real, limit: real):
+        return real(1.0) / sigma
+
+    @wp.func
+    def beyond(base: real, d: real, rate: real, limit: real):
+        return (d - base) * rate
+
+    @wp.func
+    def pull(base: real, d: real, rate: real, limit: real):
+        return rate
+
+    return Weights(rate, beyond, _without_end(beyond), pull, 1.0)
 
 
-@wp.func
-def _inverse_support(sigma: Any, power: Any, limit: Any):
-    return type(sigma)(1.0) / limit
+def _gaussian(real: Any, reduce: str) -> Weights:
+    most = torch.finfo(wp.dtype_to_torch(real)).max  # a slope must be a number: 0 times it is 0
+
+    @wp.func
+    def beyond(base: real, d: real, rate: real, limit: real):
+        made = real(0.5) * ((d - base) * rate) * ((d + base) * rate)
+        return wp.where(made > real(most), real(most), made)
+
+    @wp.func
+    def pull(base: real, d: real, rate: real, limit: real):
+        made = d * rate * rate
+        return wp.where(made > real(most), real(most), made)
+
+    return Weights(_exponential(real, reduce).rate, beyond, _without_end(beyond), pull, 2.0)
 
 
-@wp.func
-def _rest(d: Any, rate: Any, limit: Any):
-    """Exactly 0 from the limit on."""
-    one = type(d)(1.0)
-    part = d * rate
-    return wp.where(d < limit, wp.max((one - part) * (one + part), type(d)(0.0)), type(d)(0.0))
+def _inverse_distance(real: Any, reduce: str) -> Weights:
+    relative = is_relative("inverse_distance", reduce)
+
+    @wp.func
+    def rate(sigma: real, power: real, limit: real):
+        return power
+
+    @wp.func
+    def beyond(base: real, d: real, rate: real, limit: real):
+        ratio = wp.max(d, limit)
+        if wp.static(relative):
+            ratio /= wp.max(base, limit)
+        return wp.log(ratio) * rate
+
+    @wp.func
+    def pull(base: real, d: real, rate: real, limit: real):
+        return wp.where(d > limit, rate / d, real(0.0))
+
+    return Weights(rate, beyond, _without_end(beyond), pull, 0.0)
 
 
-@wp.func
-def _compact(base: Any, d: Any, rate: Any, limit: Any):
-    left = _rest(d, rate, limit)
-    return left * left
+def _uniform(real: Any, reduce: str) -> Weights:
+    @wp.func
+    def rate(sigma: real, power: real, limit: real):
+        return real(1.0)
+
+    return Weights(rate, _zero, _one, _zero, 0.0)
 
 
-@wp.func
-def _pull_of_compact(d: Any, rate: Any, limit: Any):
-    left = _rest(d, rate, limit)
-    return wp.where(left > type(d)(0.0), type(d)(4.0) * d * rate * rate / left, type(d)(0.0))
+def _compact(real: Any, reduce: str) -> Weights:
+    @wp.func
+    def rate(sigma: real, power: real, limit: real):
+        return real(1.0) / limit
+
+    @wp.func
+    def rest(d: real, rate: real, limit: real):
+        """Exactly 0 from the limit on."""
+        part = d * rate
+        return wp.where(d < limit, wp.max((real(1.0) - part) * (real(1.0) + part), real(0.0)), real(0.0))
+
+    @wp.func
+    def weight(base: real, d: real, rate: real, limit: real):
+        left = rest(d, rate, limit)
+        return left * left
+
+    @wp.func
+    def pull(base: real, d: real, rate: real, limit: real):
+        left = rest(d, rate, limit)
+        return wp.where(left > real(0.0), real(4.0) * d * rate * rate / left, real(0.0))
+
+    return Weights(rate, _zero, weight, pull, 0.0)
 
 
-TABLE: dict[str, Weights | Callable[[Any], Weights]] = {
-    "exponential": Weights(_inverse_sigma, _distance, _without_end(_distance), _rate, _inverse_square),
+TABLE: dict[str, Callable[[Any, str], Weights]] = {
+    "exponential": _exponential,
     "gaussian": _gaussian,
-    "inverse_distance": Weights(_power, _logarithm, _without_end(_logarithm), _pull_of_power, _nothing),
-    "uniform": Weights(_one, _no_level, _always_one, _no_pull, _nothing),
-    "compact": Weights(_inverse_support, _no_level, _compact, _pull_of_compact, _nothing),
+    "inverse_distance": _inverse_distance,
+    "uniform": _uniform,
+    "compact": _compact,
 }

@@ -1,0 +1,175 @@
+"""The network by attention: MLPs on both sets of points, attention of each query point to its neighbours."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.nn.mlp import MLP
+from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.ops.attention import attend
+from pointproj.ops.functional import Index, build_index, knn
+from pointproj.ops.neighbor_lists import Neighbors
+from pointproj.ops.reference import safe_sqrt
+
+PLACE_CHANNELS = 4  # displacement (3), distance
+
+
+class AttentionEncoding(NamedTuple):
+    """Result of :meth:`AttentionProjector.encode`; any number of queries can be decoded from it."""
+
+    reference_points: Float[Tensor, "*batch n 3"]
+    keys: Float[Tensor, "*batch n hidden"]
+    values: Float[Tensor, "*batch n hidden"]
+    index: Index
+
+
+class AttentionProjector(nn.Module):
+    """A network that carries features from a cloud onto query points by learned attention.
+
+    A first MLP makes a key and a value of each reference point. A second one makes a query of each query
+    point, which attends to the ``k`` nearest reference points; what it thinks of their relative positions is
+    added to the logits. A third MLP sees the result, and where the nearest reference point is. Lengths are
+    in units of the distance to the k-th neighbour, so one set of weights serves clouds of any density.
+
+    Parameters
+    ----------
+    k : int
+        Neighbours of a query point.
+    heads : int
+        Of the attention.
+    hidden_channels : int
+        Width of all layers, a multiple of ``heads``.
+    in_channels : int
+        Channels of ``features`` in :meth:`forward`; 3 where the points themselves are the features.
+    out_channels : int
+        Channels of the result.
+    predicts : {"value", "distance", "signed_distance"}
+        As for :class:`pointproj.Projector`, with the distance of the nearest reference point.
+    backend : str
+        Implementation of the operators, see :func:`pointproj.backends`.
+
+    Raises
+    ------
+    ValueError
+        For a width that is no multiple of the heads, or another ``predicts``.
+    """
+
+    def __init__(
+        self,
+        *,
+        k: int = 16,
+        heads: int = 4,
+        hidden_channels: int = 32,
+        in_channels: int = 3,
+        out_channels: int = 1,
+        predicts: str = "value",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if hidden_channels % heads:
+            raise ValueError(
+                f"expected hidden_channels to be a multiple of {heads} heads, got {hidden_channels}"
+            )
+        if predicts not in PREDICTED_CHANNELS:
+            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
+        self.k, self.heads, self.predicts, self.backend = k, heads, predicts, backend
+        self.reference_mlp = MLP(in_channels, hidden_channels, 2 * hidden_channels)
+        self.query = MLP(3, hidden_channels, hidden_channels)
+        self.bias = nn.Linear(PLACE_CHANNELS, heads)
+        predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
+        self.query_mlp = MLP(hidden_channels + PLACE_CHANNELS, hidden_channels, predicted_channels)
+        if predicts != "value":
+            begin_at_soft_distance(self.query_mlp)
+
+    def encode(
+        self,
+        reference_points: Float[Tensor, "*batch n 3"],
+        features: Float[Tensor, "*batch n c"] | None = None,
+        *,
+        index: Index | None = None,
+    ) -> AttentionEncoding:
+        """Compute once what all queries share: keys, values, and the search structure.
+
+        Parameters
+        ----------
+        reference_points : (N, 3) or (B, N, 3) float tensor
+            The cloud, or a batch of clouds.
+        features : (N, C) or (B, N, C) float tensor, optional
+            What the first MLP sees; the reference points themselves by default.
+        index : Index, optional
+            From :func:`pointproj.build_index` on these reference points. None: it is built here.
+
+        Returns
+        -------
+        AttentionEncoding
+            For :meth:`decode`.
+        """
+        if index is None:
+            index = build_index(reference_points, backend=self.backend)
+        hidden = self.reference_mlp(reference_points if features is None else features)
+        return AttentionEncoding(reference_points, *hidden.chunk(2, dim=-1), index)
+
+    def decode(
+        self, query_points: Float[Tensor, "*batch q 3"], encoding: AttentionEncoding
+    ) -> Float[Tensor, "*batch q out"]:
+        """Evaluate the network at query points; a large set may be given in parts.
+
+        Parameters
+        ----------
+        query_points : (Q, 3) or (B, Q, 3) float tensor
+            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
+        encoding : AttentionEncoding
+            From :meth:`encode`.
+
+        Returns
+        -------
+        (Q, out) or (B, Q, out) float tensor
+        """
+        reference_points, keys, values, index = encoding
+        if query_points.dim() < reference_points.dim():
+            query_points = query_points.expand(reference_points.shape[0], -1, -1)
+        distances, rows = knn(
+            query_points.detach(), reference_points.detach(), self.k, index=index, backend=self.backend
+        )
+        places = self._places(query_points, reference_points, distances, rows)
+        queries = self.query(query_points)
+        neighbors = Neighbors(rows, distances)
+        settings = {"heads": self.heads, "bias": self.bias(places), "backend": self.backend}
+        attended = attend(queries, keys.to(queries.dtype), values.to(queries.dtype), neighbors, **settings)
+        predicted = self.query_mlp(torch.cat([attended, places[..., 0, :]], dim=-1))
+        if self.predicts == "value":
+            return predicted
+        away = _of_rows(reference_points, rows[..., :1]).squeeze(-2) - query_points
+        return as_predicted(predicted, safe_sqrt(away.square().sum(-1, keepdim=True)), self.predicts)
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        index: Index | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
+        return self.decode(query_points, self.encode(reference_points, features, index=index))
+
+    def _places(
+        self, query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor
+    ) -> Float[Tensor, "*batch q k 4"]:
+        """Displacements to the neighbours, and the distances, in units of the farthest; no gradients."""
+        with torch.no_grad():
+            neighbors = _of_rows(reference_points, rows)
+            unit = distances[..., -1:, None].clamp(min=torch.finfo(distances.dtype).tiny)
+            return torch.cat([neighbors - query_points[..., None, :], distances[..., None]], dim=-1) / unit
+
+    def extra_repr(self) -> str:
+        """The network's arguments, for ``print(model)``."""
+        return f"k={self.k}, heads={self.heads}, backend={self.backend}"
+
+
+def _of_rows(points: Tensor, rows: Tensor) -> Float[Tensor, "*batch q k 3"]:
+    """Points of rows (..., Q, k) of each cloud; of a query that is not finite any."""
+    flat = rows.clamp(min=0).flatten(-2)[..., None].expand(*rows.shape[:-2], -1, 3)
+    return points.gather(-2, flat).view(*rows.shape, 3)

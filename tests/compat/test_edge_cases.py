@@ -1,0 +1,368 @@
+"""What every drop-in takes: clouds without points, every radius, many coordinates; and how it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pointproj.compat import (
+    neuraloperator,
+    physicsnemo,
+    pointnet2,
+    pyg_lib,
+    pytorch3d,
+    scipy,
+    sklearn,
+    torch_geometric,
+)
+from tests.compat.comparison import assert_same_derivatives, points, squared_distances
+from tests.oracle import assert_close
+
+X, Y = points(60, 6), points(11, 6, seed=1)
+NONE, SOME = torch.rand(0, 3), torch.rand(5, 3)
+
+
+def _order(x: Tensor = X, y: Tensor = Y) -> Tensor:
+    return squared_distances(y, x).argsort(dim=-1, stable=True)
+
+
+def _dense(function, *clouds: Tensor, **options):
+    return function(*(cloud[None] for cloud in clouds), **options)
+
+
+NEAREST = {
+    "knn": lambda x, y, k: torch_geometric.knn(x, y, k)[1].view(len(y), k),
+    "pyg_lib": lambda x, y, k: pyg_lib.knn(x, y, k)[1].view(len(y), k),
+    "knn_points": lambda x, y, k: _dense(pytorch3d.knn_points, y, x, K=k).idx[0],
+    "three_nn": lambda x, y, k: _dense(pointnet2.three_nn, y, x)[1][0, :, :k].long(),
+    "cKDTree": lambda x, y, k: scipy.cKDTree(x).query(y, k)[1],
+    "kneighbors": lambda x, y, k: sklearn.NearestNeighbors().fit(x).kneighbors(y, k)[1],
+    "physicsnemo": lambda x, y, k: physicsnemo.knn(x, y, k)[0],
+}
+
+
+@pytest.mark.parametrize("name", NEAREST)
+def test_nearest_of_many_coordinates(name: str):
+    assert torch.equal(NEAREST[name](X, Y, 3), _order()[:, :3])
+    many = points(3000, 40, seed=2), points(20, 40, seed=3)
+    assert torch.equal(NEAREST[name](*many, 3), _order(*many)[:, :3])
+
+
+WITHIN = {
+    "radius": lambda x, y, r: torch_geometric.radius(x, y, r, max_num_neighbors=None),
+    "radius-200": lambda x, y, r: torch_geometric.radius(x, y, r, max_num_neighbors=200),
+    "pyg_lib": lambda x, y, r: pyg_lib.radius(x, y, r, max_num_neighbors=200),
+    "query_ball_point": lambda x, y, r: _edges(scipy.cKDTree(x).query_ball_point(y, r)),
+    "radius_neighbors": lambda x, y, r: _edges(
+        sklearn.NearestNeighbors(radius=r).fit(x).radius_neighbors(y)[1]
+    ),
+    "NeighborSearch": lambda x, y, r: _edges_of_list(neuraloperator.NeighborSearch()(x, y, r)),
+    "ball_query": lambda x, y, r: _edges(_dense(pytorch3d.ball_query, y, x, K=len(x), radius=r).idx[0]),
+    "radius_search": lambda x, y, r: physicsnemo.radius_search(x, y, r).long(),
+}
+
+
+def _edges(rows_of_each) -> Tensor:
+    rows = [torch.as_tensor(rows) for rows in rows_of_each]
+    queries = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(r) for r in rows]))
+    edges = torch.stack([queries, torch.cat(rows)])
+    return edges[:, edges[1] >= 0]
+
+
+def _edges_of_list(found: dict[str, Tensor]) -> Tensor:
+    queries = torch.arange(len(Y)).repeat_interleave(found["neighbors_row_splits"].diff())
+    return torch.stack([queries, found["neighbors_index"]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WITHIN)
+def test_all_within_of_many_coordinates(name: str, dtype: torch.dtype):
+    x, y = X.to(dtype), Y.to(dtype)
+    squared = squared_distances(Y, X)
+    for r in (0.5, 0.9, 1e30, 1e300, torch.inf):
+        assert torch.equal(WITHIN[name](x, y, r), (squared < r * r).nonzero().T), r
+
+
+def test_a_point_at_the_radius_with_many_coordinates():
+    x = torch.cartesian_prod(*[torch.arange(3) * 0.1] * 5)
+    squared = squared_distances(x, x)
+    for r in (0.1, 0.2, 0.1 * 2**0.5, 0.3):
+        limit = torch.tensor(r * r, dtype=x.dtype)
+        assert torch.equal(WITHIN["query_ball_point"](x, x, r), (squared <= limit).nonzero().T)
+        assert torch.equal(WITHIN["radius"](x, x, r), (squared < limit).nonzero().T)
+
+
+def test_the_nearest_of_more_within_a_radius_of_many_coordinates():
+    squared = squared_distances(X, X).fill_diagonal_(torch.inf)
+    order = squared.argsort(dim=1, stable=True)[:, :4]
+    near = squared.gather(1, order) < 0.8**2
+    expected = torch.stack([torch.arange(60)[:, None].expand(-1, 4)[near], order[near]]).unique(dim=1)
+    got = torch_geometric.radius_graph(X, 0.8, max_num_neighbors=4, flow="target_to_source")
+    assert torch.equal(got, expected)
+
+
+def test_first_of_many_coordinates():
+    inside = squared_distances(Y, X) < 0.81
+    for row, found in zip(inside, _dense(pytorch3d.ball_query, Y, X, K=4, radius=0.9).idx[0], strict=True):
+        first = row.nonzero()[:4, 0].tolist()
+        assert found.tolist() == first + [-1] * (4 - len(first))
+
+
+def _interpolated(x: Tensor, pos_x: Tensor, pos_y: Tensor) -> Tensor:
+    rows = _order()[:, :3]
+    weights = 1 / (pos_y[:, None] - pos_x[rows]).square().sum(-1, keepdim=True).clamp(min=1e-16)
+    return (weights * x[rows]).sum(1) / weights.sum(1)
+
+
+def test_derivatives_with_many_coordinates():
+    rows = _order()[:, :3]
+
+    def squares(x: Tensor, y: Tensor) -> Tensor:
+        return (y[:, None] - x[rows]).square().sum(-1)
+
+    inputs = {"x": X, "y": Y}
+    assert_same_derivatives(lambda x, y: _dense(pytorch3d.knn_points, y, x, K=3).dists[0], squares, inputs)
+    for ours in (
+        lambda x, y: scipy.cKDTree(x).query(y, 3)[0],
+        lambda x, y: sklearn.NearestNeighbors().fit(x).kneighbors(y, 3)[0],
+        lambda x, y: physicsnemo.knn(x, y, 3)[1],
+    ):
+        assert_same_derivatives(ours, lambda x, y: squares(x, y).sqrt(), inputs)
+    inputs = {"x": points(60, 2, seed=5), "pos_x": X, "pos_y": Y}
+    assert_same_derivatives(torch_geometric.knn_interpolate, _interpolated, inputs)
+
+
+def test_nothing_to_find():
+    assert (scipy.cKDTree(NONE).query(SOME, 2)[1] == 0).all()  # n
+    assert scipy.cKDTree(NONE).query(SOME, 2)[0].isinf().all()
+    assert [len(rows) for rows in scipy.cKDTree(NONE).query_ball_point(SOME, 1.0)] == [0] * 5
+    for found in (_dense(pytorch3d.knn_points, SOME, NONE, K=2, return_nn=True),):
+        assert not found.dists.any()
+        assert not found.idx.any()
+        assert found.knn.shape == (1, 5, 2, 3)
+    ball = _dense(pytorch3d.ball_query, SOME, NONE, K=2)
+    assert (ball.idx == -1).all()
+    assert not ball.knn.any()
+    dist, idx = _dense(pointnet2.three_nn, SOME, NONE)
+    assert dist.isinf().all()
+    assert not idx.any()
+    assert not pointnet2.ball_query(1.0, 4, NONE[None], SOME[None]).any()
+    assert torch.equal(torch_geometric.knn_interpolate(torch.rand(0, 4), NONE, SOME), torch.zeros(5, 4))
+    assert torch.equal(torch_geometric.nearest(SOME, NONE), torch.full((5,), -1))
+    found = neuraloperator.NeighborSearch(return_norm=True)(NONE, SOME, 0.5)
+    assert [len(found[name]) for name in ("neighbors_index", "neighbors_row_splits", "weights")] == [0, 6, 0]
+    for batch in ((), (None,)):
+        clouds = NONE[batch], SOME[batch]
+        indices, near, distances = physicsnemo.radius_search(*clouds, 0.5, 4, True, True)
+        assert (indices.shape[-2:], near.shape[-2:], distances.shape[-1]) == ((5, 4), (4, 3), 4)
+        assert physicsnemo.radius_search(*clouds, 0.5).shape == (2 + len(batch), 0)
+    assert physicsnemo.knn(NONE, SOME, 2)[1].isinf().all()
+    assert physicsnemo.BQWarp()(NONE[None], SOME[None])[0].shape == (1, 5, 10)
+
+
+RADII = [0.7, torch.tensor(0.7), np.float64(0.7), np.array(0.7)]
+
+
+@pytest.mark.parametrize("radius", RADII, ids=["float", "tensor", "number", "array"])
+def test_forms_of_a_radius(radius: object):
+    expected = (squared_distances(Y, X) < 0.49).nonzero().T
+    for name in ("query_ball_point", "radius_neighbors", "NeighborSearch", "radius_search"):
+        assert torch.equal(WITHIN[name](X, Y, radius), expected), name
+
+
+def test_a_radius_for_each():
+    radii = points(11, seed=9)
+    expected = (squared_distances(Y, X) <= (radii * radii)[:, None]).nonzero().T
+    for form in (radii, radii.tolist(), radii.numpy()):
+        assert torch.equal(_edges(scipy.cKDTree(X).query_ball_point(Y, form)), expected)
+        rows = sklearn.NearestNeighbors().fit(X).radius_neighbors(Y, form, return_distance=False)
+        assert torch.equal(_edges(rows), expected)
+    with pytest.raises(ValueError, match="r must be a number, or have shape"):
+        scipy.cKDTree(X).query_ball_point(Y, radii[:3])
+
+
+def test_a_radius_of_0_finds_coincident_points_and_a_negative_one_is_refused():
+    x = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 0, 0]])
+    found = neuraloperator.NeighborSearch()(x, x, 0)
+    assert found["neighbors_index"].tolist() == [0, 2, 1, 0, 2]
+    assert physicsnemo.radius_search(x, x, 0.0).tolist() == [[0, 0, 1, 2, 2], [0, 2, 1, 0, 2]]
+    rows = sklearn.NearestNeighbors().fit(x).radius_neighbors(x, 0.0, return_distance=False)
+    assert [found.tolist() for found in rows] == [[0, 2], [1], [0, 2]]
+    for search in (
+        lambda: neuraloperator.NeighborSearch()(x, x, -1.0),
+        lambda: physicsnemo.radius_search(x, x, -1.0),
+        lambda: sklearn.NearestNeighbors().fit(x).radius_neighbors(x, -0.5),
+        lambda: scipy.cKDTree(x).query_ball_point(x, -1.0),
+    ):
+        with pytest.raises(ValueError, match="must not be negative"):
+            search()
+
+
+def test_points_on_a_line():
+    x, y = points(30, 1), points(9, 1, seed=1)
+    expected = ((y - x.T).abs() <= 0.1).nonzero().T
+    found = neuraloperator.NeighborSearch(return_norm=True)(x, y, 0.1)
+    assert torch.equal(found["neighbors_index"], expected[1])
+    assert_close("weights", found["weights"], (y[expected[0]] - x[expected[1]])[:, 0] ** 2)
+
+
+SEARCHES = {
+    "torch_geometric": lambda x, y: torch_geometric.knn(x, y, 1),
+    "pyg_lib": lambda x, y: pyg_lib.radius(x, y, 1.0),
+    "pytorch3d": lambda x, y: _dense(pytorch3d.knn_points, y, x),
+    "pointnet2": lambda x, y: _dense(pointnet2.three_nn, y, x),
+    "scipy": lambda x, y: scipy.cKDTree(x).query(y),
+    "sklearn": lambda x, y: sklearn.NearestNeighbors(n_neighbors=1).fit(x).kneighbors(y),
+    "neuraloperator": lambda x, y: neuraloperator.NeighborSearch()(x, y, 1.0),
+    "physicsnemo": lambda x, y: physicsnemo.radius_search(x, y, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_points_that_do_not_go_together(name: str):
+    own = "x must consist of vectors of length|features, but|must have the same point dimension|equally many"
+    for one, other in ((1, 2), (2, 3), (3, 5)):
+        with pytest.raises(ValueError, match=own) as error:
+            SEARCHES[name](torch.rand(8, one), torch.rand(4, other))
+        assert "reference_points" not in str(error.value)
+    with pytest.raises(TypeError, match="must be real; got complex data"):
+        SEARCHES[name](torch.rand(8, 3) + 1j, torch.rand(4, 3))
+
+
+@pytest.mark.parametrize("name", ["scipy", "sklearn"])
+def test_arrays_and_lists(name: str):
+    x, y = points(9, 3), points(4, 3, seed=1)
+    expected = SEARCHES[name](x, y)
+    for form in (Tensor.numpy, Tensor.tolist, lambda values: values.numpy()[:, ::-1][:, ::-1]):
+        for one, other in zip(SEARCHES[name](form(x), form(y)), expected, strict=True):
+            assert torch.equal(one, other)
+    with pytest.raises(TypeError, match="must be a tensor, an array or a list of numbers; got list"):
+        SEARCHES[name]([["one"]], y)
+
+
+def test_two_precisions():
+    x, y = points(50, 3, dtype=torch.float32), points(9, 3, seed=1)
+    order = _order(x.double(), y)[:, :4]
+    assert torch.equal(scipy.cKDTree(x).query(y, 4)[1], order)
+    assert torch.equal(sklearn.NearestNeighbors().fit(x).kneighbors(y, 4)[1], order)
+    indices, distances = physicsnemo.radius_search(x, y, 0.9, 4, return_dists=True)
+    assert torch.equal(indices.long(), order)
+    assert distances.dtype == torch.float32
+
+
+def test_messages_for_users_of_scikit_learn():
+    fitted = sklearn.NearestNeighbors().fit(torch.rand(9, 3))
+    for call, message in (
+        (lambda: fitted.fit(torch.rand(4)), r"Expected X of shape \(samples, features\), got \(4,\)"),
+        (lambda: fitted.fit(torch.rand(0, 4)), "Found array with 0 sample"),
+        (lambda: fitted.kneighbors(torch.rand(2, 3), 0), "Expected n_neighbors > 0. Got 0"),
+        (lambda: sklearn.NearestNeighbors(n_neighbors=0), "Expected n_neighbors > 0. Got 0"),
+        (lambda: sklearn.NearestNeighbors(metric_params={"w": [1, 2, 3]}), "without metric_params"),
+        (lambda: scipy.cKDTree(torch.rand(9, 3)).query(torch.rand(2, 3), None), "k must be an integer, or"),
+        (lambda: scipy.cKDTree(torch.rand(9, 4), boxsize=1.0), "boxsize is for up to 3 coordinates"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match="n_neighbors must be an integer; got float"):
+        fitted.kneighbors(torch.rand(2, 3), 2.0)
+    sklearn.NearestNeighbors(metric="euclidean", p=1)  # p is of another metric
+
+
+def test_gathering_what_was_not_found():
+    x = points(2, 5, 3)
+    idx = torch.tensor([[[0, -1]], [[4, -1]]])
+    expected = torch.stack([x[0, 0], x[1, 4]])[:, None]
+    gathered = pytorch3d.knn_gather(x, idx)
+    assert torch.equal(gathered[:, :, 0], expected)
+    assert not gathered[:, :, 1].any()
+
+
+def test_more_neighbors_than_points_are_padded():
+    x, y = points(3, 3), points(4, 3, seed=1)
+    indices, distances = physicsnemo.knn(x, y, 5)
+    assert torch.equal(indices[:, :3], _order(x, y))
+    assert (indices[:, 3:] == 3).all()
+    assert distances[:, 3:].isinf().all()
+    assert distances[:, :3].isfinite().all()
+
+
+def test_names_of_implementations_are_taken():
+    x = points(9, 3)
+    for name in (None, "warp", "torch"):
+        assert torch.equal(physicsnemo.knn(x, x, 2, implementation=name)[0], physicsnemo.knn(x, x, 2)[0])
+        assert physicsnemo.radius_search(x, x, 0.1, 2, implementation=name).shape == (9, 2)
+
+
+def test_all_neighbors_in_one_graph():
+    def search(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return physicsnemo.radius_search(x, y, 0.4, None, return_dists=True, return_points=True)
+
+    x, y = points(40, 3).requires_grad_(), points(9, 3, seed=1)
+    torch._dynamo.reset()
+    found = torch.compile(search, fullgraph=True, backend="aot_eager")(x, y), search(x, y)
+    for name, one, other in zip(("indices", "points", "distances"), *found, strict=True):
+        torch.testing.assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")
+    gradients = [torch.autograd.grad(results[2].sin().sum(), x)[0] for results in found]
+    assert_close("d_points", *gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_interpolation_in_half_precision_stays_there(dtype: torch.dtype):
+    x, pos = points(20, 4).to(dtype), points(20, 3, seed=1).to(dtype)
+    got = torch_geometric.knn_interpolate(x, pos, pos[:5] + 0.05)
+    assert got.dtype == dtype
+    wide = torch_geometric.knn_interpolate(x.float(), pos.float(), (pos[:5] + 0.05).float())
+    torch.testing.assert_close(got.float(), wide, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["knn", "knn_graph", "radius", "radius_graph"])
+def test_searches_are_scripted_and_compiled(name: str):
+    function, x = getattr(torch_geometric, name), points(30, 3)
+    batch = torch.arange(30) // 15
+    number = 3 if name.startswith("knn") else 0.3
+    clouds, batches = ((x,), (batch,)) if name.endswith("graph") else ((x, x), (batch, batch))
+    torch._dynamo.reset()
+    for made in (torch.jit.script(function), torch.compile(function, fullgraph=True, backend="aot_eager")):
+        assert torch.equal(made(*clouds, number), function(*clouds, number))
+        assert torch.equal(made(*clouds, number, *batches), function(*clouds, number, *batches))
+
+
+def test_nearest_point_of_another_cloud():
+    x, y = points(40, 3), points(12, 3, seed=1)
+    squared = squared_distances(x, y)
+    assert torch.equal(torch_geometric.nearest(x, y), squared.argmin(1))
+    batch_x, batch_y = torch.arange(40) // 25, torch.arange(12) // 7
+    apart = squared.masked_fill(batch_x[:, None] != batch_y, torch.inf)
+    assert torch.equal(torch_geometric.nearest(x, y, batch_x, batch_y), apart.argmin(1))
+    ptr_x, ptr_y = torch.tensor([0, 25, 40]), torch.tensor([0, 7, 12])
+    assert torch.equal(pyg_lib.nearest(x, y, ptr_x, ptr_y), apart.argmin(1))
+    with pytest.raises(ValueError, match="batch_x must be in ascending order"):
+        torch_geometric.nearest(x, y, batch_x.flip(0), batch_y)
+    with pytest.raises(ValueError, match="must name the same clouds"):
+        torch_geometric.nearest(x, y, batch_x)
+
+
+@pytest.mark.peers
+def test_layers_of_torch_geometric_search_with_ours():
+    nn = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+    torch_geometric.install()
+    torch_geometric.install()
+    x, pos, batch = points(40, 8).float(), points(40, 3, seed=1).float(), torch.arange(40) // 20
+    torch.manual_seed(0)
+    layers = {
+        "DynamicEdgeConv": (nn.DynamicEdgeConv(torch.nn.Linear(16, 5), k=4), (x, batch)),
+        "GravNetConv": (nn.GravNetConv(8, 5, 3, 4, k=4), (x, batch)),
+        "XConv": (nn.XConv(8, 5, dim=3, kernel_size=4, hidden_channels=4), (x, pos, batch)),
+    }
+    for name, (layer, inputs) in layers.items():
+        values = layer(*inputs)
+        assert values.shape == (40, 5), name
+        values.sum().backward()
+    layer = layers["DynamicEdgeConv"][0]
+    edges = torch_geometric.knn_graph(x, 4, batch, loop=True)
+    expected = nn.EdgeConv(layer.nn)(x, edges)
+    assert_close("DynamicEdgeConv", layer(x, batch), expected)
+    assert torch.equal(nn.knn(x, x, 3, batch, batch), torch_geometric.knn(x, x, 3, batch, batch))
+    assert torch.equal(nn.radius_graph(pos, 0.4, batch), torch_geometric.radius_graph(pos, 0.4, batch))
+    some = pos, pos[:20], batch, batch[10:30]
+    assert torch.equal(nn.nearest(*some), torch_geometric.nearest(*some))

@@ -1,0 +1,67 @@
+"""The network by attention: what holds for every network."""
+
+import pytest
+import torch
+
+from pointproj.nn.attention_projector import AttentionProjector
+
+
+def cloud(clouds=2):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(11, 3, generator=generator), torch.rand(clouds, 40, 3, generator=generator)
+
+
+def network(**settings):
+    torch.manual_seed(0)
+    return AttentionProjector(**{"k": 7, "hidden_channels": 8, "heads": 2, "backend": "torch", **settings})
+
+
+def test_batch_equals_the_loop_and_parts_equal_the_whole():
+    query_points, reference_points = cloud()
+    model = network()
+    expected = torch.stack([model(query_points, points) for points in reference_points])
+    torch.testing.assert_close(model(query_points, reference_points), expected)
+    encoding = model.encode(reference_points)
+    parts = [model.decode(part, encoding) for part in query_points.split(4)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+
+
+def test_every_parameter_learns_and_the_whole_is_one_graph():
+    query_points, reference_points = cloud()
+    model = network()
+    expected = model(query_points, reference_points)
+    expected.square().sum().backward()
+    silent = [name for name, parameter in model.named_parameters() if not parameter.grad.any()]
+    assert silent == []
+    torch._dynamo.reset()
+    got = torch.compile(model, fullgraph=True)(query_points, reference_points)
+    torch.testing.assert_close(got, expected)
+
+
+def test_moving_and_scaling_a_cloud_leaves_what_is_relative():
+    query_points, reference_points = cloud(1)
+    model = network(in_channels=2)
+    features = torch.rand(1, 40, 2)
+    for parameter in model.query.parameters():
+        torch.nn.init.zeros_(parameter)  # the query depends on the position itself
+    expected = model(query_points, reference_points, features=features)
+    got = model(3 * query_points + 1, 3 * reference_points + 1, features=features)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_distances_begin_as_that_of_the_nearest_point():
+    query_points, reference_points = cloud(1)
+    query_points.requires_grad_()
+    got = network(predicts="distance")(query_points, reference_points[0])
+    torch.testing.assert_close(got, torch.cdist(query_points, reference_points[0]).amin(1, keepdim=True))
+    (slope,) = torch.autograd.grad(got.sum(), query_points)
+    torch.testing.assert_close(slope.norm(dim=-1), torch.ones(11))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"heads": 3}, "of 3 heads, got 8"), ({"predicts": "colour"}, "'colour'")],
+)
+def test_impossible_settings_are_named(settings, words):
+    with pytest.raises(ValueError, match=words):
+        network(**settings)
