@@ -209,9 +209,9 @@ def knn_aggregate(
         distances = distances_of(clouds.detached(), rows)
     elif max_radius is not None or reference_weights is not None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
-    if rows is not None:
-        if max_radius is not None:
-            rows = _no_farther(rows, distances, max_radius)
+    if max_radius is not None:
+        rows = _no_farther(rows, distances, max_radius)
+    if neighbor_indices is not None or reference_weights is not None:
         rows = _nearest_in_front(rows, distances, reference_weights)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
