@@ -174,7 +174,8 @@ def crystal(count: int) -> Points:
 
     def points(g: torch.Generator) -> Tensor:
         side = next(side for side in range(1, count) if 4 * side**3 >= count)
-        cells = torch.cartesian_prod(*[torch.arange(side, dtype=torch.float64)] * 3)
+        ticks = torch.arange(side, dtype=torch.float64) + 0.25  # no point at 0: some libraries fill with it
+        cells = torch.cartesian_prod(ticks, ticks, ticks)
         of_cell = torch.tensor([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]], dtype=torch.float64)
         return (cells[:, None] + of_cell).view(-1, 3)[:count]
 

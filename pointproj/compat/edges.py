@@ -13,6 +13,7 @@ from torch import Tensor
 from pointproj.compat.pairs import boundary, by_distance, coordinates, nearest, pairs_within, squared_lengths
 from pointproj.ops.arguments import check_size
 from pointproj.ops.neighbor_lists import radius_neighbors
+from pointproj.ops.rounding import radius_in_range
 
 MOST_PADDED = 64  # neighbours; who allows more seldom has so many, and slots for them would be mostly empty
 
@@ -95,6 +96,13 @@ def nearest_rows(
     return found[1][:, 0]
 
 
+def directed(edges: Tensor, flow: str, neighbors_first: str) -> Tensor:
+    """Edges as ``flow`` asks for; ``neighbors_first`` has the neighbours in row 0. Can be scripted."""
+    if flow != "source_to_target" and flow != "target_to_source":
+        raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got '{flow}'")
+    return edges.flip(0) if flow == neighbors_first else edges
+
+
 def boundaries(
     x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None, batch_size: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -169,8 +177,7 @@ def _nearest_within(
     query_points: Tensor, reference_points: Tensor, r: float, k: int, skip_self: bool, offsets: dict
 ) -> Edges:
     reach, squared_radius = boundary(r, query_points)
-    limits = torch.finfo(query_points.dtype)
-    reach = min(max(reach, limits.tiny), limits.max)
+    reach = radius_in_range(reach, query_points.dtype)
     at_most = min(k + skip_self, len(reference_points))
     rows = radius_neighbors(query_points, reference_points, reach, max_neighbors=at_most, **offsets).indices
     beyond_all = len(reference_points)

@@ -17,6 +17,7 @@ from pointproj.ops.clouds import Clouds, checked_clouds, queries_of
 from pointproj.ops.distances import with_gradient
 from pointproj.ops.functional import build_index, knn
 from pointproj.ops.neighbor_lists import radius_neighbors
+from pointproj.ops.rounding import radius_in_range, rounded_root
 
 Radius = float | Float[Tensor, "*batch q"]
 
@@ -172,11 +173,7 @@ def _within(
     radii: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Row splits, rows and distances for a radius, or the radius of each query if these are given."""
-    limits = torch.finfo(query_points.dtype)
-    if radii is not None:
-        reach = radii.detach().clamp(limits.tiny, limits.max)
-    else:
-        reach = min(max(radius, limits.tiny), limits.max)
+    reach = _in_range(radius if radii is None else radii.detach(), query_points)
     packed = Clouds(
         query_points.detach(), query_offsets, reference_points.detach(), reference_offsets, clouds
     )
@@ -208,6 +205,14 @@ def _(query_points: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
     return row_splits, row_splits.new_empty(pairs), query_points.new_empty(pairs)
 
 
+def _in_range(radius: Radius, points: Tensor) -> Radius:
+    """A radius that searches take, which finds the same points."""
+    if not isinstance(radius, Tensor):
+        return radius_in_range(radius, points.dtype)
+    limits = torch.finfo(points.dtype)
+    return radius.clamp(limits.tiny, limits.max)
+
+
 def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     """Radius to search with and its square, for libraries that compare squares.
 
@@ -219,9 +224,9 @@ def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     farther = 1 + (points.shape[-1] > 3) * points.shape[-1] * torch.finfo(points.dtype).eps
     if isinstance(radius, Tensor):
         squared = radius.to(points).square()
-        return squared.sqrt() * farther, squared
+        return rounded_root(squared) * farther, squared
     squared = torch.tensor(radius * radius, dtype=points.dtype)  # of Python's own precision, then rounded
-    return squared.sqrt().item() * farther, squared.item()
+    return rounded_root(squared).item() * farther, squared.item()
 
 
 def pairs_within(
@@ -262,8 +267,7 @@ def pairs_within(
         queries, rows = found.queries, found.rows
         delta = query_points.flatten(0, -2)[queries] - reference_points.flatten(0, -2)[rows]
     else:
-        least = torch.finfo(query_points.dtype).tiny
-        reach = reach.clamp(min=least) if isinstance(reach, Tensor) else max(reach, least)
+        reach = _in_range(reach, query_points)
         found = radius_neighbors(
             query_points, reference_points, reach, capacity=None, displacements=True, box=box
         )

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 
 from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
 from pointproj.ops.clouds import as_dtype
+from pointproj.ops.rounding import radius_in_range
 from pointproj.ops.scalars import scalar
 
 NAME = "pointproj"  # of the implementations
@@ -231,8 +232,7 @@ def _nearest_within(
         points, queries = points[0], queries[0]
     # A search of the nearest ends where it has them, one within a radius meets all that are within.
     distances, rows = nearest(queries, points, min(max_points, size), index_dtype=torch.int32)
-    limits = torch.finfo(points.dtype)
-    reach = scalar(min(max(radius, limits.tiny), limits.max), points.dtype, points.device)
+    reach = scalar(radius_in_range(radius, points.dtype), points.dtype, points.device)
     missing = (distances.detach() <= reach).logical_not_()  # or NaN
 
     def filled(found: Tensor, *of_pair: int) -> Tensor:

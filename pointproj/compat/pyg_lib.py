@@ -6,7 +6,7 @@ They take the boundaries of clouds instead of batch vectors, so nothing has to b
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.edges import Edges, knn_edges, nearest_rows, radius_edges
+from pointproj.compat.edges import Edges, directed, knn_edges, nearest_rows, radius_edges
 
 __all__ = ["knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
@@ -81,7 +81,7 @@ def knn_graph(
         As for :func:`knn`.
     """
     edges = knn_edges(x, x, k, ptr, ptr, cosine=cosine, skip_self=not loop)
-    return _directed(edges, flow)
+    return directed(edges, flow, "target_to_source")
 
 
 def radius(
@@ -150,7 +150,7 @@ def radius_graph(
         As for :func:`knn`.
     """
     edges = radius(x, x, r, ptr, ptr, max_num_neighbors, num_workers, ignore_same_index=not loop)
-    return _directed(edges, flow)
+    return directed(edges, flow, "target_to_source")
 
 
 def nearest(
@@ -177,9 +177,3 @@ def nearest(
         As for :func:`knn`.
     """
     return nearest_rows(x, y, ptr_x, ptr_y)
-
-
-def _directed(edges: Edges, flow: str) -> Edges:
-    if flow not in ("source_to_target", "target_to_source"):
-        raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got {flow!r}")
-    return edges.flip(0) if flow == "target_to_source" else edges

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.edges import boundaries, knn_edges, nearest_rows, radius_edges
+from pointproj.compat.edges import boundaries, directed, knn_edges, nearest_rows, radius_edges
 from pointproj.compat.pairs import coordinates
 from pointproj.compat.pairs import nearest as nearest_points
 from pointproj.ops.functional import knn_aggregate
@@ -116,7 +116,7 @@ def knn_graph(
         As for :func:`knn`, and for an unknown ``flow``.
     """
     edges = torch.ops.pointproj.batched_knn(x, x, k, batch, batch, cosine, batch_size, not loop)
-    return _directed(edges, flow)
+    return directed(edges, flow, "source_to_target")
 
 
 def radius(
@@ -201,7 +201,7 @@ def radius_graph(
         As for :func:`knn_graph`.
     """
     edges = torch.ops.pointproj.batched_radius(x, x, r, batch, batch, max_num_neighbors, batch_size, not loop)
-    return _directed(edges, flow)
+    return directed(edges, flow, "source_to_target")
 
 
 def nearest(
@@ -325,13 +325,6 @@ def install() -> None:
             library.impl(name, functions[name], "CompositeExplicitAutograd")
         setattr(typing, f"WITH_{name.upper()}", True)
     _libraries.append(library)
-
-
-def _directed(edges: Tensor, flow: str) -> Tensor:
-    """Edges from queries to neighbours, as ``flow`` asks for; TorchScript reads this."""
-    if flow != "source_to_target" and flow != "target_to_source":
-        raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got '{flow}'")
-    return edges.flip(0) if flow == "source_to_target" else edges
 
 
 def _interpolated(

@@ -28,6 +28,7 @@ from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import rows_of_clouds
 from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Tables
+from pointproj.ops.rounding import rounded_root
 
 VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**27}  # products of a chunk: 512 MiB of float32 on a GPU
 GROUP = 64  # products of which the least is looked at first
@@ -73,7 +74,7 @@ def radius_list(
             reach = radius[at]
             for queries, columns in _candidates_within(query, reference, reach.double()):
                 squared = _sum_of_squares(query[0, queries].double() - reference[0, columns].double())
-                found = squared.sqrt().to(query.dtype)
+                found = rounded_root(squared).to(query.dtype)
                 kept = (found <= reach[queries]).nonzero()[:, 0]
                 counts[1:].index_add_(0, queries[kept] + at.start, torch.ones_like(kept))
                 rows.append(columns[kept] + first_row)
@@ -107,7 +108,7 @@ def _nearest_body(clouds: Clouds, k: int) -> tuple[Tensor, Tensor]:
             firsts = first_row + reference.shape[1] * torch.arange(len(reference), device=rows.device)
             rows[at, : least.shape[2]] = (columns + firsts[:, None, None]).flatten(0, 1)
     found = squared.to(query_points.dtype).isfinite()
-    distances = squared.sqrt().to(query_points.dtype).masked_fill(~found, torch.inf)
+    distances = rounded_root(squared).to(query_points.dtype).masked_fill(~found, torch.inf)
     return nan_where_query_is_not_finite(distances, query_points), rows.masked_fill(~found, -1)
 
 

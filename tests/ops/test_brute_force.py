@@ -69,7 +69,9 @@ def _one_point(seed: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "of", [_far_from_zero, _clusters, _lattice, _of_all_sizes, _tiny, _one_point], ids=str
+    "of",
+    [_far_from_zero, _clusters, _lattice, _of_all_sizes, _tiny, _one_point],
+    ids=lambda of: of.__name__.strip("_"),
 )
 def test_points_that_a_product_cannot_tell_apart(of, dtype: torch.dtype):
     _assert_exact(of(2)[:100].to(dtype), of(3).to(dtype), 10)
@@ -198,7 +200,9 @@ def test_what_many_coordinates_do_not_go_with():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("of", [_far_from_zero, _clusters, _lattice, _of_all_sizes], ids=str)
+@pytest.mark.parametrize(
+    "of", [_far_from_zero, _clusters, _lattice, _of_all_sizes], ids=lambda of: of.__name__.strip("_")
+)
 def test_on_a_gpu(of, dtype: torch.dtype):
     query_points, reference_points = of(2).to(dtype), of(3).to(dtype)
     expected = pointproj.knn(query_points, reference_points, 10)

@@ -74,6 +74,7 @@ struct PointGradient {
     using RowSum = typename Lanes::template RowSum<Sum, Neighbors::kVector>;
     std::conditional_t<with_features, RowSum, NoSum> sums(other_values, 0, d_features, point.row);
     const Sum own_mean = of_queries && weighting.divides() ? products.with(aggregated[point.row]) : Sum(0);
+    const Sum base = of_queries && weighting.divides() ? weights.base(at, problem) : Sum(0);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       for (int first = 0; lanes.any(first < size); first += Lanes::width) {
         const int i = first + lanes.lane();
@@ -98,7 +99,7 @@ struct PointGradient {
         const Sum* const features = of_queries ? other_values[other] : own_values[at];
         if (!weighting.counts(features, aggregated.columns)) continue;
         const Sum grad_logit = weight * (product - mean);
-        of_sigma += grad_logit * weighting.sigma_term(far);
+        if (of_queries) of_sigma += grad_logit * weighting.sigma_term(far, base);
         if (!(far > Sum(0))) continue;
         const Vec3<Real> there = problem.other(other);
         for (int axis = 0; axis < 3; ++axis) {
@@ -198,7 +199,7 @@ struct GradientsByAtomics {
     const auto weighting = problem.weighting.at_sigma();
     const int k = problem.k, channels = grad.columns;
     const int64_t first = int64_t(query) * k;
-    Sum mean = 0, of_sigma = 0, along[3] = {0, 0, 0};
+    Sum mean = 0, of_sigma = 0, along[3] = {0, 0, 0}, base = 0;  // base: the first distance, in a mean
     if (weighting.divides()) {
       for (int c = lanes.lane(); c < channels; c += kLanes) {
         mean = multiply_add(grad[query][c], aggregated[query][c], mean);
@@ -211,10 +212,12 @@ struct GradientsByAtomics {
       const Sum weight = i < k ? weights[first + i] : Sum(0);
       const Sum product = multiply_rows(lanes, query, row, weight);
       Sum steps[3] = {0, 0, 0};
+      const Vec3<Real> there = row < 0 ? p : problem.other(row);
+      const Sum far = sqrt(squared_distance<Sum>(p, there));
+      if (begin == 0 && weighting.divides()) base = lanes.take(far, 0);
       if (lanes.lane() < kAtOnce && row >= 0 && weighting.counts(features[row], channels)) {
-        const Vec3<Real> there = problem.other(row);
-        const Sum far = sqrt(squared_distance<Sum>(p, there)), grad_logit = weight * (product - mean);
-        of_sigma += grad_logit * weighting.sigma_term(far);
+        const Sum grad_logit = weight * (product - mean);
+        of_sigma += grad_logit * weighting.sigma_term(far, base);
         for (int axis = 0; axis < 3 && far > Sum(0); ++axis) {
           steps[axis] = grad_logit * weighting.fall(far) / far * Sum(p[axis] - there[axis]);
           along[axis] += steps[axis];

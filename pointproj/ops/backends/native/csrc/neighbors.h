@@ -8,7 +8,8 @@
 //   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
 //   row(number)                                 of a neighbour that was added by this number
 //   other(row)                                  its position
-//   Weights                                     of(query, number, distance, weighting), as the forward kept them
+//   Weights                                     of(query, number, distance, weighting), as the forward kept them, and
+//                                               base(query, neighbors), a distance that all of a query's are near to
 //   chunks                                      passes that it takes to sum up all channels
 #pragma once
 
@@ -25,6 +26,12 @@ struct PairWeights {
 
   template <class AtSigma>
   POINTPROJ_FN Sum of(int, int pair, Sum, const AtSigma&) const { return weights[pair]; }
+  // A distance of query i's neighbours: that of the first.
+  template <class Neighbors>
+  POINTPROJ_FN Sum base(int i, const Neighbors& problem) const {
+    const int row = problem.rows[static_cast<int64_t>(i) * problem.k];
+    return row < 0 ? Sum(0) : Sum(sqrt(squared_distance<Sum>(problem.own(i).position, problem.other(row))));
+  }
 };
 
 // Of an own point the pairs that it is in: those of its row, or, for a reference point, pairs from start[at].
@@ -79,6 +86,10 @@ struct RadiusWeights {
   POINTPROJ_FN Sum of(int i, int, Sum far, const AtSigma& weighting) const {
     const Sum* known = saved + 2 * static_cast<int64_t>(i);
     return weighting.weight(far, known[0]) * known[1];
+  }
+  template <class Neighbors>
+  POINTPROJ_FN Sum base(int i, const Neighbors&) const {
+    return saved[2 * static_cast<int64_t>(i)];
   }
 };
 

@@ -5,7 +5,8 @@
 //   anchor(nearest)            what the weights of a row are relative to, so that they cannot all vanish
 //   weight(distance, anchor)
 //   fall(distance)             minus the derivative of the logarithm of the weight by the distance
-//   sigma_term(distance)       a part of the derivative by sigma, which of_sigma(sum of such terms) completes
+//   sigma_term(distance, base) a part of the derivative by sigma, which of_sigma(sum of such terms) completes; less that
+//                              at a base, which is the same for a whole row: terms need not cancel in a mean
 #pragma once
 
 #include "common.h"
@@ -29,7 +30,7 @@ struct Uniform {
   POINTPROJ_FN Sum anchor(Sum) const { return kAbsolute; }
   POINTPROJ_FN Sum weight(Sum, Sum) const { return Sum(1); }
   POINTPROJ_FN Sum fall(Sum) const { return Sum(0); }
-  POINTPROJ_FN Sum sigma_term(Sum distance) const { return distance; }
+  POINTPROJ_FN Sum sigma_term(Sum distance, Sum base) const { return distance - base; }
   POINTPROJ_FN Sum of_sigma(Sum) const { return Sum(0); }
 };
 
@@ -50,7 +51,7 @@ struct Gaussian : Uniform<Sum> {
   POINTPROJ_FN Sum fall(Sum distance) const {
     return lesser(distance * this->per_sigma * this->per_sigma, kLargest<Sum>);  // times 0 it is 0
   }
-  POINTPROJ_FN Sum sigma_term(Sum distance) const { return distance * distance; }
+  POINTPROJ_FN Sum sigma_term(Sum distance, Sum base) const { return (distance - base) * (distance + base); }
   POINTPROJ_FN Sum of_sigma(Sum terms) const {
     return terms * this->per_sigma * this->per_sigma * this->per_sigma;
   }
@@ -113,8 +114,8 @@ struct Weighting {
   POINTPROJ_FN Sum fall(Sum distance) const {
     return with([&](const auto& kernel) { return kernel.fall(distance); });
   }
-  POINTPROJ_FN Sum sigma_term(Sum distance) const {
-    return with([&](const auto& kernel) { return kernel.sigma_term(distance); });
+  POINTPROJ_FN Sum sigma_term(Sum distance, Sum base) const {
+    return with([&](const auto& kernel) { return kernel.sigma_term(distance, base); });
   }
   POINTPROJ_FN Sum of_sigma(Sum terms) const {
     return with([&](const auto& kernel) { return kernel.of_sigma(terms); });
