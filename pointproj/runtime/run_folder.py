@@ -49,9 +49,6 @@ class RunFolder:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
 
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
-
     def __enter__(self) -> Self:
         return self
 
@@ -138,13 +135,6 @@ class RunFolder:
         _replace(target, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
         return target
 
-    def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return the content of the JSON file ``name``, or None where the run has not written it."""
-        try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-
     def picture_path(self, name: str) -> Path:
         """Return where the picture ``name`` (without or with ``.png``) belongs; its folder exists."""
         folder = self.path / "pictures"
@@ -177,6 +167,14 @@ def require_writable(folder: Path) -> None:
             f"{folder} has {free / 2**20:.1f} MiB left, expected at least {MIN_FREE_BYTES >> 20} MiB: make "
             "room there or name another folder"
         )
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file of a run, or None where the run has not written it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def run_name() -> str:

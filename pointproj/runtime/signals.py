@@ -7,7 +7,7 @@ SIGTERM is what schedulers and shutdowns send; SIGUSR1 is what SLURM sends ahead
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -44,9 +44,7 @@ class _Handling:
             self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._restore()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

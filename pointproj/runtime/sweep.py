@@ -6,7 +6,6 @@ The files are the only link: jobs may run in this process, in others, or on othe
 
 import argparse
 import csv
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from pointproj.runtime.run_folder import run_token
+from pointproj.runtime.run_folder import read_json, run_token
 
 MARK = "multirun.yaml"  # which Hydra leaves in the folder of a sweep
 
@@ -89,8 +88,8 @@ def collect(folder: Path) -> list[dict[str, Any]]:
 
 def _row(job: Path, sweep: Path) -> dict[str, Any]:
     row = dict.fromkeys(COLUMNS)
-    row |= {key: value for key, value in (_read(job / "metrics.json") or {}).items() if key in COLUMNS}
-    row |= {key: value for key, value in _read(job / "status.json").items() if key in COLUMNS}
+    row |= {key: value for key, value in (read_json(job / "metrics.json") or {}).items() if key in COLUMNS}
+    row |= {key: value for key, value in read_json(job / "status.json").items() if key in COLUMNS}
     if row["status"] == "running":
         row |= {
             "status": "failed",
@@ -99,10 +98,6 @@ def _row(job: Path, sweep: Path) -> dict[str, Any]:
     row["overrides"] = " ".join(row["overrides"] or [])
     row["folder"] = str(job.relative_to(sweep))
     return row
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def _write_csv(target: Path, rows: list[dict[str, Any]]) -> None:

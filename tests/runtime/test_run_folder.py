@@ -17,7 +17,7 @@ import torch
 
 from pointproj.machine import environment
 from pointproj.runtime import run_folder
-from pointproj.runtime.run_folder import RunError, RunFolder, require_writable, run_token
+from pointproj.runtime.run_folder import RunError, RunFolder, read_json, require_writable, run_token
 
 
 def test_metrics_are_appended_as_json_lines(tmp_path):
@@ -35,14 +35,19 @@ def test_metrics_are_appended_as_json_lines(tmp_path):
 
 def test_json_is_written_whole_and_read_back(tmp_path):
     run = RunFolder(tmp_path)
-    assert run.read_json("metrics.json") is None
+    assert read_json(run.path / "metrics.json") is None
     run.write_json(
         "metrics.json", {"loss": 1.0, "shape": (2, 3), "at": Path("a/b"), "values": torch.arange(3)}
     )
-    assert run.read_json("metrics.json") == {"loss": 1.0, "shape": [2, 3], "at": "a/b", "values": [0, 1, 2]}
+    assert read_json(run.path / "metrics.json") == {
+        "loss": 1.0,
+        "shape": [2, 3],
+        "at": "a/b",
+        "values": [0, 1, 2],
+    }
     with pytest.raises(TypeError):
         run.write_json("metrics.json", {"loss": object()})
-    assert run.read_json("metrics.json")["loss"] == 1.0
+    assert read_json(run.path / "metrics.json")["loss"] == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
 
 
@@ -192,5 +197,5 @@ def test_a_full_disk_is_an_error_and_leaves_the_old_file(tmp_path, monkeypatch):
         patched.setattr(Path, "open", full_disk)
         with pytest.raises(RunError, match=r"metrics\.jsonl cannot be written"):
             run.log_metrics({"step": 1})
-    assert run.read_json("status.json") == {"status": "running"}
+    assert read_json(run.path / "status.json") == {"status": "running"}
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]

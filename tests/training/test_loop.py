@@ -18,7 +18,7 @@ from pointproj.ops.registry import BackendUnavailable
 from pointproj.runtime.devices import DeviceError
 from pointproj.runtime.loggers import LoggerUnavailable
 from pointproj.runtime.progress_bar import progress
-from pointproj.runtime.run_folder import RunError, RunFolder
+from pointproj.runtime.run_folder import RunError, RunFolder, read_json
 from pointproj.runtime.signals import StopRequest
 from pointproj.training import checkpoint, loop, start
 from pointproj.training.display import Interval, Pace, duration, log_progress
@@ -107,7 +107,7 @@ def test_training_beats_what_needs_no_training_and_reports_both(config, tmp_path
     )
     assert metrics["left_out"] == [("broken.off", "no faces")]
     assert {name: row["meshes"] for name, row in metrics["classes"].items()} == {"even": 2, "odd": 1}
-    assert run.read_json("metrics.json")["metric_value"] == metrics["metric_value"]
+    assert read_json(run.path / "metrics.json")["metric_value"] == metrics["metric_value"]
     assert {path.name for path in (run.path / "pictures").iterdir()} == {"losses.png", "sphere_0.png"}
     assert (run.path / "best.pt").exists()
 
@@ -187,8 +187,8 @@ def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monk
     assert max(losses(first), default=0) <= stop_after
     expected = checkpoint.load(whole.path / "kept")["model"]
     assert all(torch.equal(weights(second)[name], expected[name]) for name in expected)
-    assert metrics["metric_value"] == whole.read_json("metrics.json")["metric_value"]
-    assert metrics["before_training"] == whole.read_json("metrics.json")["before_training"]
+    assert metrics["metric_value"] == read_json(whole.path / "metrics.json")["metric_value"]
+    assert metrics["before_training"] == read_json(whole.path / "metrics.json")["before_training"]
 
 
 def test_a_finished_run_resumed_has_nothing_left_to_train(config, tmp_path, caplog):
