@@ -89,6 +89,10 @@ def _problem(kind: str) -> tuple[Tensor, Tensor, float, float]:
         points = torch.randn(3000, 3, generator=g)
         points[::7], points[5] = torch.nan, torch.inf
         return points[:1100] + 0.01, points, 0.4, 0.1
+    if kind == "beyond":  # most queries are in none of the references' cells
+        points = torch.rand(2000, 3, generator=g)
+        queries = torch.rand(1500, 3, generator=g) * 6 - 2
+        return torch.cat([queries, queries[:300] * 1e4, points[:50]]), points, 0.2, 0.1
     if kind == "few":  # queries
         points = torch.rand(3000, 3, generator=g)
         return points[:100] + 0.01, points, 0.2, 0.1
@@ -108,7 +112,7 @@ def _derivatives(inputs: tuple[Tensor, ...], radius: float, backend: str) -> lis
     ("kind", "channels"),
     [
         *(("clustered", 25), ("sparse", 8), ("not-finite", 2), ("wide", 25), ("small-sigma", 25)),
-        *(("dense", 70), ("few", 12)),
+        *(("dense", 70), ("few", 12), ("beyond", 3)),
     ],
 )
 def test_sums_over_many_cells(kind: str, channels: int, device: str):

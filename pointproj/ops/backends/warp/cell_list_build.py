@@ -198,17 +198,16 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     real, vec3, _ = REALS[dtype]
     PointsStruct, _ = points_of(dtype)
     group = lanes(count)
-    item, lane, minimum = group.item, group.lane, group.minimum
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
     @wp.kernel(**OPTIONS)
     def bound(points: PointsStruct, parts: int, corners: wp.array2d(dtype=real)):
         """Launched over parts of all clouds, and lanes; fills ``corners`` (parts of all clouds, 6)."""
         number, _ = wp.tid()
-        number = item(number)
+        number = group.item(number)
         cloud = number / parts
         end = first_row_of(cloud + 1, points.batch)
-        row = first_row_of(cloud, points.batch) + (number % parts) * count + lane()
+        row = first_row_of(cloud, points.batch) + (number % parts) * count + group.lane()
         low = vec3(real(wp.inf))
         high = vec3(real(wp.inf))
         several = Several()
@@ -222,9 +221,9 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 high = wp.where(finite, wp.min(high, -p), high)
             row += AT_ONCE * parts * count
         for axis in range(3):
-            low[axis] = minimum(low[axis])
-            high[axis] = minimum(high[axis])
-            if lane() == 0:
+            low[axis] = group.minimum(low[axis])
+            high[axis] = group.minimum(high[axis])
+            if group.lane() == 0:
                 corners[number, axis] = low[axis]
                 corners[number, axis + 3] = high[axis]
 
@@ -241,7 +240,6 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     shape_of = _shape_function(dtype)
     group = lanes(count)
-    item, lane, minimum, total = group.item, group.lane, group.minimum, group.total
 
     @wp.kernel(**OPTIONS)
     def divide(
@@ -255,13 +253,13 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     ):
         """Launched over clouds and lanes; fills ``frames`` and ``shapes`` of the cell list."""
         cloud, _ = wp.tid()
-        cloud = item(cloud)
+        cloud = group.item(cloud)
         low = vec3(real(wp.inf))
         high = vec3(real(wp.inf))
         sum_low = vec3()
         sum_high = vec3()
         filled = real(0.0)  # parts with a finite point
-        for part in range(cloud * parts + lane(), (cloud + 1) * parts, count):
+        for part in range(cloud * parts + group.lane(), (cloud + 1) * parts, count):
             if corners[part, 0] < real(wp.inf):
                 part_low = vec3(corners[part, 0], corners[part, 1], corners[part, 2])
                 part_high = vec3(corners[part, 3], corners[part, 4], corners[part, 5])
@@ -270,15 +268,15 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 sum_low += part_low
                 sum_high += part_high
                 filled += real(1.0)
-        filled = total(filled)
+        filled = group.total(filled)
         extent = vec3()
         for axis in range(3):
-            low[axis] = minimum(low[axis])
-            high[axis] = -minimum(high[axis])
+            low[axis] = group.minimum(low[axis])
+            high[axis] = -group.minimum(high[axis])
             cells.frames[cloud, axis + 6] = low[axis]
             cells.frames[cloud, axis + 9] = high[axis]
-            mean_low = total(sum_low[axis]) / filled
-            mean_high = -total(sum_high[axis]) / filled
+            mean_low = group.total(sum_low[axis]) / filled
+            mean_high = -group.total(sum_high[axis]) / filled
             if wp.isfinite(mean_low) and wp.isfinite(mean_high):
                 low[axis] = wp.max(low[axis], mean_low)
                 high[axis] = wp.min(high[axis], mean_high)
@@ -306,7 +304,6 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     real, *_ = REALS[dtype]
     CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
     grid_of = grid_functions(dtype)
-    load, cell_at, row_of_cells = grid_of.load, grid_of.cell_at, grid_of.row
 
     @wp.kernel(**OPTIONS)
     def count(points: PointsStruct, reach: real, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
@@ -316,10 +313,10 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
         number = cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
-            grid = load(cells, number, p)
+            grid = grid_of.load(cells, number, p)
             if wp.max(grid.outside) <= reach:
-                at = cell_at(p, grid)
-                cell = row_of_cells(grid, at[1], at[2]) + at[0]
+                at = grid_of.cell_at(p, grid)
+                cell = grid_of.row(grid, at[1], at[2]) + at[0]
         placed[row, 0] = cell
         placed[row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
 

@@ -105,11 +105,8 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     PointsStruct, take_point = points_of(positions)
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
-    load, product, store = rows.load, rows.product, rows.store
     group = lanes(form.lanes)
-    item, lane, total_of = group.item, group.lane, group.total
     weights = weights_of(form.kernel, reduce, sums)
-    rate_of, per_sigma = weights.rate, weights.per_sigma
     adder = _gradient_adder(form, gathered)
     State = adder.State
     SourceStruct, each_neighbor = meeting(form, adder)
@@ -121,10 +118,10 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         mean = real(0.0)
         if wp.static(reduce != "sum"):
             for block in range(problem.chunks):
-                own = load(problem.grad, query, block)
-                values = load(problem.aggregated, query, block)
-                mean = product(mean, own, values, block, problem.columns)
-            mean = total_of(mean)
+                own = rows.load(problem.grad, query, block)
+                values = rows.load(problem.aggregated, query, block)
+                mean = rows.product(mean, own, values, block, problem.columns)
+            mean = group.total(mean)
         return mean
 
     @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
@@ -138,33 +135,33 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     ):
         """Launched over points times chunks, and lanes; fills what is gathered, for queries ``means`` too."""
         number, _ = wp.tid()
-        number = item(number)
+        number = group.item(number)
         chunk = number % chunks
         row, q = take_point(points, number / chunks)
         state = State()
         state.q = q
         state.row = row
         state.chunk = chunk
-        state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
+        state.rate = weights.rate(problem.sigma[0], problem.power, problem.limit)
         if wp.static(of_queries):
             softmax = problem.softmax[row]
             state.base = softmax[0]
             state.inverse = softmax[1]
-            state.own = load(problem.grad, row, 0)
+            state.own = rows.load(problem.grad, row, 0)
             if wp.static(of_points):
                 state.mean = mean_of(row, problem)
         elif wp.static(of_points):
-            state.own = load(problem.features, row, 0)
+            state.own = rows.load(problem.features, row, 0)
         state = each_neighbor(state, row, q, cloud_of(row, points.batch), source, problem)
         if wp.static(of_features and not of_queries):
-            store(state.sums, real(1.0), problem.d_features, row, chunk)
+            rows.store(state.sums, real(1.0), problem.d_features, row, chunk)
         if wp.static(of_points):
             for i in range(4):
-                state.shares[i] = total_of(state.shares[i])
-            if chunk == 0 and lane() == 0:
+                state.shares[i] = group.total(state.shares[i])
+            if chunk == 0 and group.lane() == 0:
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] * state.rate * real(per_sigma)
+                    of_sigma[row] = state.shares[3] * state.rate * real(wp.static(weights.per_sigma))
                     if problem.means:
                         problem.means[row] = state.mean
 
@@ -182,9 +179,8 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     real, *_ = REALS[sums]
     ProblemStruct = problem_struct(positions, sums)
     rows = row_functions(form)
-    Channels, load, add_row, product = rows.Channels, rows.load, rows.add, rows.product
+    Channels = rows.Channels
     weights = weights_of(form.kernel, form.reduce, sums)
-    beyond, weight_of, pull = weights.beyond, weights.weight, weights.pull
     squared_of = squared_distance(positions, sums)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
@@ -216,11 +212,11 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
             softmax = problem.softmax[row]
             base = softmax[0]
             inverse = softmax[1]
-        return state, weight_of(base, wp.sqrt(squared), state.rate, problem.limit) * inverse
+        return state, weights.weight(base, wp.sqrt(squared), state.rate, problem.limit) * inverse
 
     @wp.func
     def gather_row(state: State, problem: ProblemStruct, exists: bool, other: int, weight: real):
-        state.sums = add_row(state.sums, exists, weight, load(problem.grad, other, state.chunk))
+        state.sums = rows.add(state.sums, exists, weight, rows.load(problem.grad, other, state.chunk))
         return state, real(0.0)
 
     @wp.func
@@ -232,23 +228,22 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
             own = state.own
             if wp.static(of_queries):
                 if block > 0:
-                    own = load(problem.grad, state.row, block)
+                    own = rows.load(problem.grad, state.row, block)
                 if wp.static(of_points):
-                    values = load(problem.features, other, block)
-                    sum = product(sum, own, values, block, problem.columns)
+                    values = rows.load(problem.features, other, block)
+                    sum = rows.product(sum, own, values, block, problem.columns)
                 if wp.static(scatters):
-                    scatter_row(own, exists, weight, problem.d_features, other, block)
+                    rows.scatter(own, exists, weight, problem.d_features, other, block)
             else:
                 if block > 0:
-                    own = load(problem.features, state.row, block)
-                values = load(problem.grad, other, block)
-                sum = product(sum, own, values, block, problem.columns)
+                    own = rows.load(problem.features, state.row, block)
+                values = rows.load(problem.grad, other, block)
+                sum = rows.product(sum, own, values, block, problem.columns)
                 if wp.static(gathers):
                     here = exists and block == state.chunk
-                    state.sums = add_row(state.sums, here, weight, values)
+                    state.sums = rows.add(state.sums, here, weight, values)
         return state, sum
 
-    scatter_row = rows.scatter
     gather = gather_product if of_points or of_queries else gather_row
 
     @wp.func
@@ -262,9 +257,9 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
         other = problem.others[row]
         far = wp.sqrt(squared_of(state.q, other))
         if wp.static(of_queries):
-            state.shares[3] += share * beyond(state.base, far, state.rate, problem.limit)
+            state.shares[3] += share * weights.beyond(state.base, far, state.rate, problem.limit)
         if far > real(0.0):
-            scale = share * pull(state.base, far, state.rate, problem.limit) / far
+            scale = share * weights.pull(state.base, far, state.rate, problem.limit) / far
             for axis in range(3):
                 along = scale * real(other[axis] - state.q[axis])
                 state.shares[axis] += along

@@ -241,7 +241,6 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     ProblemStruct = problem_struct(positions, sums)
     store = row_functions(form).store
     group = lanes(form.lanes)
-    item, lane, total_of = group.item, group.lane, group.total
     rate_of = weights_of(form.kernel, reduce, sums).rate
     relative = is_relative(form.kernel, reduce)
     adder = _sum_adder(form)
@@ -252,7 +251,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
         number, _ = wp.tid()
-        number = item(number)
+        number = group.item(number)
         chunk = number % problem.chunks
         query, q = take_point(queries, number / problem.chunks)
         state = State()
@@ -263,14 +262,14 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
         state = each_neighbor(state, query, q, cloud_of(query, queries.batch), source, problem)
         inverse = real(1.0)
         if wp.static(reduce != "sum"):
-            total = total_of(state.total)
+            total = group.total(state.total)
             inverse = real(0.0)
             if total > real(0.0):
                 inverse = real(1.0) / total
         if not wp.isfinite(q):
             inverse = real(wp.nan)
         store(state.sums, inverse, problem.aggregated, query, chunk)
-        if chunk == 0 and lane() == 0:
+        if chunk == 0 and group.lane() == 0:
             problem.softmax[query] = Pair(state.base, inverse)
 
     return aggregate

@@ -112,20 +112,19 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     Place, State = _place_struct(dtype, visitor.Data), visitor.State
     visit_runs = _run_visitor(dtype, lanes, visitor)
     grid_of = grid_functions(dtype)
-    gap, clip, row_of_cells = grid_of.gap, grid_of.clip, grid_of.row
     count, lane, any_of_warp, limit_of = lanes.count, lanes.lane, lanes.any, visitor.limit
 
     @wp.func
     def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
         """First point and number of points of a row of cells, as far as the limit leaves it."""
-        across_y = gap(place.q[1], place.grid, 1, y)
-        across_z = gap(place.q[2], place.grid, 2, z)
+        across_y = grid_of.gap(place.q[1], place.grid, 1, y)
+        across_z = grid_of.gap(place.q[2], place.grid, 2, z)
         rest = limit - (across_y * across_y + across_z * across_z)
-        first, last = clip(place.q[0], place.grid, 0, rest, x0, x1)
+        first, last = grid_of.clip(place.q[0], place.grid, 0, rest, x0, x1)
         begin = int(0)
         size = int(0)
         if first <= last:
-            cell = row_of_cells(place.grid, y, z)
+            cell = grid_of.row(place.grid, y, z)
             begin = place.cells.start[cell + first]
             size = place.cells.start[cell + last + 1] - begin
         return begin, size
@@ -215,7 +214,6 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     BallStruct, State, Data = ball_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
-    load, along, cell_at = grid_of.load, grid_of.along, grid_of.cell_at
     visit_box = _box_visitor(dtype, lanes, visitor)
 
     @wp.func
@@ -230,15 +228,15 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         if not searches:
             q = vec3()
             radius = real(0.0)
-        grid = load(ball.cells, cloud, q)
+        grid = grid_of.load(ball.cells, cloud, q)
         reach = radius + grid.slack
         low = wp.vec3i()
         high = wp.vec3i()
         for axis in range(3):
-            low[axis] = along(q[axis] - reach, grid, axis)
-            high[axis] = along(q[axis] + reach, grid, axis)
+            low[axis] = grid_of.along(q[axis] - reach, grid, axis)
+            high[axis] = grid_of.along(q[axis] + reach, grid, axis)
         place = Place(q, ball.cells, data, grid, reach * reach)
-        return visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
+        return visit_box(state, place, searches, grid_of.cell_at(q, grid), low, high, -1)
 
     return search
 
@@ -249,8 +247,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
-    GridStruct, load, cell_at, row_of_cells = grid_of.struct, grid_of.load, grid_of.cell_at, grid_of.row
-    clip, beyond, limit_of, wanted = grid_of.clip, grid_of.beyond, visitor.limit, visitor.wanted
+    GridStruct, limit_of, wanted = grid_of.struct, visitor.limit, visitor.wanted
     visit_box = _box_visitor(dtype, lanes, visitor)
 
     @wp.func
@@ -259,7 +256,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
         Only its own cell if that holds plenty: the limit found there leaves little of others.
         """
-        row = row_of_cells(grid, at[1], at[2])
+        row = grid_of.row(grid, at[1], at[2])
         if cells.start[row + at[0] + 1] - cells.start[row + at[0]] >= PLENTY * wanted:
             return 0
         last, first = wp.min(at[0] + 2, grid.shape[0]), wp.max(at[0] - 1, 0)
@@ -274,9 +271,9 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     @wp.func
     def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int):
         if wp.isfinite(q) and cells.frames[number, 0] < real(wp.inf):
-            grid = load(cells, number, q)
+            grid = grid_of.load(cells, number, q)
             place = Place(q, cells, data, grid, real(0.0))
-            at = cell_at(q, grid)
+            at = grid_of.cell_at(q, grid)
             inner = int(-1)  # the shell up to which all has been visited
             shell = first_shell(cells, grid, at)
             searching = bool(True)
@@ -287,11 +284,11 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                 for axis in range(3):
                     first = wp.max(at[axis] - shell, 0)
                     last = wp.min(at[axis] + shell, grid.shape[axis] - 1)
-                    first, last = clip(q[axis], grid, axis, limit, first, last)
+                    first, last = grid_of.clip(q[axis], grid, axis, limit, first, last)
                     low[axis] = first
                     high[axis] = last
                 state = visit_box(state, place, True, at, low, high, inner)
-                following = beyond(q, grid, at, shell)
+                following = grid_of.beyond(q, grid, at, shell)
                 searching = following < real(wp.inf) and following <= limit_of(state, data)
                 inner = shell
                 shell += 1 + shell / 2
