@@ -69,6 +69,7 @@ def prepared(python: str, packages: list[str], wheel: Path, folder: Path) -> Env
 def tried(environment: Environment) -> tuple[list[str], bool]:
     """Cells of the table, and whether all went well."""
     without_compiler = {"PATH": str(environment.tree), "CXX": "no-such-compiler"}
+    environment.run("-c", "import pointproj.nn.projector")  # compiles the files of torch
     started = time.monotonic()
     first = environment.run("-c", FIRST_RESULT, **without_compiler)
     seconds = time.monotonic() - started
