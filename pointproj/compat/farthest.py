@@ -10,13 +10,13 @@ from pointproj.ops.farthest_points import farthest_points
 
 
 def sampled_rows(
-    src: Float[Tensor, "n *features"],
+    src: Float[Tensor, "*points f"],
     ptr: Int[Tensor, " clouds+1"] | None,
     ratio: float | Tensor,
     random_start: bool,
 ) -> Int[Tensor, " chosen"]:
     """Rows of ceil(ratio * n) points of each cloud; a tensor ``ratio`` may hold one number for each."""
-    (points,) = coordinates(src=src.detach().reshape(len(src), -1))
+    (points,) = coordinates(src=src.detach().flatten(1) if src.ndim > 1 else src.detach()[:, None])
     sizes = torch.tensor([len(src)], device=src.device) if ptr is None else ptr.diff()
     counts = (sizes.float() * ratio).ceil().long().tolist()
     start = 0

@@ -16,7 +16,7 @@ __all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
 
 def fps(
-    src: Float[Tensor, "n *features"],
+    src: Float[Tensor, "*points f"],
     batch: Int[Tensor, " n"] | None = None,
     ratio: float | Tensor | None = None,
     random_start: bool = True,

@@ -300,7 +300,7 @@ def knn_interpolate(
 
 
 def fps(
-    x: Float[Tensor, "n *features"],
+    x: Float[Tensor, "*points f"],
     batch: Batch | None = None,
     ratio: float = 0.5,
     random_start: bool = True,
