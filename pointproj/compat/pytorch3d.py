@@ -4,6 +4,7 @@ Written against its documentation (0.7). Clouds are padded to one size, and ``le
 each are real.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.compat.pairs import coordinates, first_within, nearest, squared_lengths
+from pointproj.ops.farthest_points import farthest_points
 
-__all__ = ["ball_query", "knn_gather", "knn_points"]
+__all__ = ["ball_query", "knn_gather", "knn_points", "sample_farthest_points"]
 
 Clouds = Float[Tensor, "b n d"]
 Lengths = Int[Tensor, " b"]
@@ -175,6 +177,58 @@ def ball_query(
     if not return_nn:
         return KNN(dists, idx, None)
     return KNN(dists, idx, _gathered(p2, idx))
+
+
+def sample_farthest_points(
+    points: Clouds,
+    lengths: Lengths | None = None,
+    K: int | Sequence[int] | Lengths = 50,  # noqa: N803 - its name there
+    random_start_point: bool = False,
+) -> tuple[Float[Tensor, "b k d"], Int[Tensor, "b k"]]:
+    """Choose points that are spread evenly over each cloud: always the one farthest from all chosen before.
+
+    Parameters
+    ----------
+    points : (B, P, D) float tensor
+        With D above 3 each point is compared with every chosen one.
+    lengths : (B,) int64 tensor, optional
+        How many points of each cloud are real. None: all.
+    K : int, or (B,) sequence or tensor
+        How many to choose of each cloud. For a tensor the host waits for the device.
+    random_start_point : bool
+        Begin with a random point of each cloud, of torch's generator, instead of its first.
+
+    Returns
+    -------
+    points : (B, max K, D) float tensor
+        In the dtype given (PyTorch3D: float32), with gradients to ``points``; 0 where a cloud has fewer
+        points, or fewer were asked for.
+    indices : (B, max K) int64 tensor
+        Their rows, -1 there.
+
+    Raises
+    ------
+    ValueError
+        For ``lengths`` or ``K`` of another number of clouds.
+    """
+    clouds, size, _ = points.shape
+    if lengths is not None and lengths.shape != (clouds,):
+        raise ValueError("points and lengths must have same batch dimension.")
+    if not isinstance(K, int) and len(K) != clouds:
+        raise ValueError("K and points must have the same batch dimension")
+    counts = torch.as_tensor(K, device=points.device).expand(clouds)
+    most = K if isinstance(K, int) else max(K.tolist() if isinstance(K, Tensor) else K, default=0)
+    real = counts.new_full((clouds,), size) if lengths is None else lengths
+    start = 0
+    if random_start_point:
+        start = torch.minimum((torch.rand(clouds, device=points.device) * real).long(), real - 1).clamp(min=0)
+    (positions,) = coordinates(points=points.detach())
+    # A copy of the first point is never farther than that, so padding is not chosen before it.
+    positions = torch.where(_beyond(positions, lengths), positions[:, :1], positions)
+    idx = farthest_points(positions, min(most, size), start=start)
+    absent = torch.arange(idx.shape[1], device=idx.device) >= torch.minimum(counts, real)[:, None]
+    idx = torch.nn.functional.pad(idx.masked_fill(absent, -1), (0, most - idx.shape[1]), value=-1)
+    return _gathered(points, idx[..., None])[:, :, 0], idx
 
 
 def _check(p1: Tensor, p2: Tensor) -> None:

@@ -1,5 +1,51 @@
-"""Searches of torch-cluster by their names and signatures, which PyTorch Geometric took over unchanged."""
+"""Searches of torch-cluster by their names and signatures, which PyTorch Geometric took over unchanged.
 
+Of :func:`fps` torch-cluster takes more.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pointproj.compat.farthest import boundaries_of, sampled_rows
 from pointproj.compat.torch_geometric import knn, knn_graph, nearest, radius, radius_graph
 
-__all__ = ["knn", "knn_graph", "nearest", "radius", "radius_graph"]
+__all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
+
+
+def fps(
+    src: Float[Tensor, "*points f"],
+    batch: Int[Tensor, " n"] | None = None,
+    ratio: float | Tensor | None = None,
+    random_start: bool = True,
+    batch_size: int | None = None,
+    ptr: Int[Tensor, " clouds+1"] | Sequence[int] | None = None,
+) -> Int[Tensor, " chosen"]:
+    """Choose points that are spread evenly over each cloud.
+
+    Parameters
+    ----------
+    src, batch, random_start, batch_size
+        As ``x`` and the others of :func:`pointproj.compat.torch_geometric.fps`.
+    ratio : float, or tensor of shape () or (B,), optional
+        How much of each cloud. None: 0.5.
+    ptr : (B + 1,) integer tensor or sequence, optional
+        Where each cloud begins and ends, instead of ``batch``.
+
+    Returns
+    -------
+    (sum of ceil(ratio * n),) int64 tensor
+        As of :func:`pointproj.compat.torch_geometric.fps`.
+
+    Raises
+    ------
+    AssertionError, TypeError, ValueError
+        As there, and for boundaries that do not rise from 0 to N.
+    """
+    if ptr is None:
+        ptr = boundaries_of(src, batch, batch_size)
+    elif not isinstance(ptr, Tensor):
+        ptr = torch.tensor(ptr, device=src.device)
+    return sampled_rows(src, ptr, 0.5 if ratio is None else ratio, random_start)

@@ -12,11 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.compat.edges import boundaries, directed, knn_edges, nearest_rows, radius_edges
+from pointproj.compat.farthest import boundaries_of, sampled_rows
 from pointproj.compat.pairs import coordinates
 from pointproj.compat.pairs import nearest as nearest_points
 from pointproj.ops.functional import knn_aggregate
 
-__all__ = ["install", "knn", "knn_graph", "knn_interpolate", "nearest", "radius", "radius_graph"]
+__all__ = ["fps", "install", "knn", "knn_graph", "knn_interpolate", "nearest", "radius", "radius_graph"]
 
 Batch = Int[Tensor, " n"]
 NEAREST = 1e-8  # a distance below is taken for this
@@ -25,6 +26,7 @@ OPERATORS = {  # of pyg-lib, as PyTorch Geometric calls them
     "radius": "Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y, float r, int? max_num_neighbors, "
     "int num_workers, bool ignore_same_index",
     "nearest": "Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y",
+    "fps": "Tensor src, Tensor ptr, float ratio, bool random_start",
 }
 
 _libraries: list[torch.library.Library] = []  # what is registered lives as long as this
@@ -297,12 +299,48 @@ def knn_interpolate(
     return values.to(narrow) if narrow else values
 
 
+def fps(
+    x: Float[Tensor, "*points f"],
+    batch: Batch | None = None,
+    ratio: float = 0.5,
+    random_start: bool = True,
+    batch_size: int | None = None,
+) -> Int[Tensor, " chosen"]:
+    """Choose points that are spread evenly over each cloud: always the one farthest from all chosen before.
+
+    Parameters
+    ----------
+    x : (N, F) or (N,) tensor
+        Points of any real dtype. With more than 3 coordinates each is compared with every chosen one.
+    batch : (N,) int64 tensor, optional
+        The cloud of each point, in ascending order.
+    ratio : float
+        How much of each cloud.
+    random_start : bool
+        Begin with a random point of each cloud, of torch's generator, instead of its first.
+    batch_size : int, optional
+        As for :func:`knn`.
+
+    Returns
+    -------
+    (sum of ceil(ratio * n),) int64 tensor
+        Rows of ``x``, cloud after cloud, in the order in which they were chosen; of equally far points the
+        lower row. The host waits for the device; :func:`pointproj.farthest_points` does not.
+
+    Raises
+    ------
+    AssertionError, TypeError, ValueError
+        For a batch vector of a wrong length, and for points that are not real.
+    """
+    return sampled_rows(x, boundaries_of(x, batch, batch_size), ratio, random_start)
+
+
 def install() -> None:
     """Let PyTorch Geometric search with these functions, also in its layers; a second call changes nothing.
 
     Its searches, and layers such as ``DynamicEdgeConv``, ``XConv`` and ``GravNetConv``, call operators of
-    pyg-lib. Those that are not there are registered by the same names: ``torch.ops.pyg.knn``, ``radius`` and
-    ``nearest``. That cannot be undone in a process.
+    pyg-lib. Those that are not there are registered by the same names: ``torch.ops.pyg.knn``, ``radius``,
+    ``nearest`` and ``fps``. That cannot be undone in a process.
 
     Raises
     ------
@@ -317,6 +355,7 @@ def install() -> None:
             x, y, r, ptr_x, ptr_y, max_num_neighbors=most, skip_self=skip_self
         ),
         "nearest": nearest_rows,
+        "fps": sampled_rows,
     }
     library = torch.library.Library("pyg", "FRAGMENT")
     for name, arguments in OPERATORS.items():

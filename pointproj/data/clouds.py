@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.config import DataConfig, MixtureConfig
-from pointproj.data.farthest_points import farthest_points
 from pointproj.geometry.files.points import random_rows
 from pointproj.geometry.meshes import LONGEST_SIDE
 from pointproj.geometry.sampling import PointSource
 from pointproj.geometry.scanning import scan
+from pointproj.ops.farthest_points import farthest_points
 
 DENSER = 5
 """Points drawn by area for each point of an even cloud."""
@@ -76,7 +76,7 @@ class Sampling:
         """Choose rows of a cloud that has too many points."""
         if self.kind != "even":
             return random_rows(points, count, generator)
-        return farthest_points(torch.from_numpy(points)[None], count)[0].numpy()
+        return farthest_points(torch.from_numpy(points), count).numpy()
 
     def finish(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
         """Make clouds of the points that were drawn for them.

@@ -30,7 +30,8 @@ def farthest_points(
     Parameters
     ----------
     points : (N, 3) or (B, N, 3) float tensor
-        float32 or float64, also (..., 2). Those with a coordinate that is not finite are chosen last.
+        float32 or float64, also (..., 2), or more coordinates, for which ``torch`` compares all points.
+        Those with a coordinate that is not finite are chosen last.
     count : int, or sequence of int
         Points of each cloud; of ragged clouds also one number for each.
     start : int, or (B,) integer tensor
@@ -38,7 +39,8 @@ def farthest_points(
     offsets : (B + 1,) integer tensor, optional
         Where the clouds of packed points (sum N, 3) begin and end.
     backend : str
-        As for :func:`pointproj.knn`. Backends without this operator take that of ``torch``.
+        As for :func:`pointproj.knn`. Backends without this operator take that of ``torch``, as ``"auto"``
+        does where ``native`` is not built: a loop that compares all points once for each that it chooses.
 
     Returns
     -------
@@ -54,7 +56,7 @@ def farthest_points(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    arguments.check_cloud("points", points)
+    arguments.check_cloud("points", points, in_space=False)
     if offsets is not None:
         arguments.check_cloud_offsets("offsets", offsets, points)
     clouds = len(offsets) - 1 if offsets is not None else points.shape[0] if points.ndim == 3 else 1
@@ -77,6 +79,8 @@ def farthest_points(
     else:
         starts = (first + start).clamp(0, size - 1)
         choose_rows = getattr(module, "farthest_points", plain_farthest_points)
+        if positions.shape[1] > 3:
+            choose_rows = plain_farthest_points
         rows = choose_rows(positions, cloud, offsets, starts, steps)
     if offsets is not None:
         return torch.cat([own[:own_count] for own, own_count in zip(rows, counts, strict=True)])
@@ -103,8 +107,8 @@ def _compare_all(points: Tensor, cloud: Tensor, starts: Tensor, steps: int) -> t
     rows, chosen = starts, []
     for _ in range(steps):
         chosen.append(torch.where(occupied, rows, -1))
-        dx, dy, dz = (points - points[rows][cloud]).unbind(-1)
-        squared = dx * dx + dy * dy + dz * dz
+        first, *others = (axis * axis for axis in (points - points[rows][cloud]).unbind(-1))
+        squared = sum(others, first)  # one after the other, as every backend adds them up
         nearest = torch.where(squared < nearest, squared, nearest)
         most = nearest.new_full((clouds,), -torch.inf).scatter_reduce(0, cloud, nearest, "amax")
         candidates = torch.where(nearest == most[cloud], numbers, len(points))

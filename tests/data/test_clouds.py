@@ -10,11 +10,8 @@ from pointproj.data.batches import batches
 from pointproj.data.clouds import DENSER, Sampling, finished_cloud
 from pointproj.data.dataset import Draw, prepare
 from pointproj.data.device_sampler import device_sampler
-from pointproj.data.farthest_points import farthest_points
 from pointproj.data.furniture import write_furniture
 from pointproj.geometry.meshes import LONGEST_SIDE
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def plainly_farthest(points, count):
@@ -26,35 +23,6 @@ def plainly_farthest(points, count):
         nearest = torch.minimum(nearest, squared[:, 0] + squared[:, 1] + squared[:, 2])
         chosen.append(int(nearest.argmax()))
     return torch.tensor(chosen)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("clouds", "size", "count"), [(3, 1001, 201), (1, 5, 5), (2, 17, 3), (1, 16, 1), (1, 1, 1)]
-)
-def test_chosen_points_are_those_of_the_definition(device, clouds, size, count):
-    points = torch.rand((clouds, size, 3), generator=torch.Generator().manual_seed(size))
-    points[..., 2] *= torch.tensor([0.0, 0.5, 3.0])[:clouds, None]  # the first cloud is flat
-    chosen = farthest_points(points.to(device), count)
-    assert chosen.dtype == torch.int64
-    assert chosen.tolist() == [plainly_farthest(cloud, count).tolist() for cloud in points]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_of_equally_far_points_the_first_is_chosen_and_copies_last(device):
-    corners = torch.tensor([[x, y, z] for x in (0.0, 1.0) for y in (0.0, 1.0) for z in (0.0, 1.0)])
-    points = torch.cat([corners, corners.flip(0)])[None].to(device)
-    chosen = farthest_points(points, 12)[0].tolist()
-    assert chosen == plainly_farthest(points[0].cpu(), 12).tolist()
-    assert chosen[:2] == [0, 7]
-    assert sorted(chosen[:8]) == list(range(8))
-    assert chosen[8:] == [0] * 4
-
-
-@pytest.mark.parametrize("count", [0, 6])
-def test_a_count_that_no_cloud_has_is_refused(count):
-    with pytest.raises(ValueError, match=rf"from 1 to 5 points of each cloud, got {count}"):
-        farthest_points(torch.zeros(1, 5, 3), count)
 
 
 def test_an_even_cloud_is_finished_after_the_shape_has_moved():
