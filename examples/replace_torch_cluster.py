@@ -22,9 +22,10 @@ def sorted_edges(edges: torch.Tensor) -> list[tuple[int, int]]:
 distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
 distances[batch[:, None] != batch] = torch.inf  # other clouds
 distances.fill_diagonal_(torch.inf)  # the point itself
-true_nearest = torch.stack([distances.topk(6, largest=False).indices.flatten(), torch.arange(600).repeat_interleave(6)])
+six = distances.topk(6, largest=False).indices.flatten()
+true_nearest = torch.stack([six, torch.arange(600).repeat_interleave(6)])
 true_within = (distances < 0.2).nonzero().T
 
 assert sorted_edges(nearest) == sorted_edges(true_nearest)
 assert sorted_edges(within) == sorted_edges(true_within)
-print(f"{nearest.shape[1]} edges to nearest points and {within.shape[1]} within the radius: as by brute force")
+print(f"as by brute force: {nearest.shape[1]} edges to nearest points, {within.shape[1]} within the radius")
