@@ -1,4 +1,4 @@
-"""What the site shows beside its own files: files of other folders, the config reference, and the examples."""
+"""What the site shows beside its own files: files of other folders, config reference, and examples."""
 
 import ast
 import os
@@ -47,7 +47,7 @@ def examples() -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages and pictures from other folders, and the config reference."""
+    """Add pages and pictures from other folders, the config reference, and the examples."""
     files.append(File.generated(config, "train/config.md", content=CONFIG + reference(PROJECT / "conf")))
     files.append(File.generated(config, "examples.md", content=examples()))
     for source, page in PAGES.items():
