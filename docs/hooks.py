@@ -1,5 +1,6 @@
-"""What the site shows beside the files of this folder: files of other folders, and the config reference."""
+"""What the site shows beside its own files: files of other folders, config reference, and examples."""
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -27,10 +28,28 @@ value, and `GROUP=CHOICE` makes a choice. Lengths are in units of the query cube
 
 """
 
+EXAMPLES = """# Examples
+
+Short scripts of the folder `examples/`, each of which runs as it is: `python examples/NAME.py`.
+"""
+
+
+def examples() -> str:
+    """Each script under its name: what it says of itself first, then the code."""
+    page = EXAMPLES
+    for file in sorted((PROJECT / "examples").glob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        said = ast.get_docstring(ast.parse(source)).replace("``", "`")
+        code = source.split('"""', 2)[2].strip()
+        page += f"\n## {file.stem.replace('_', ' ').capitalize()}\n\n{said}\n\n"
+        page += f'```python title="{file.name}"\n{code}\n```\n'
+    return page
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages and pictures from other folders, and the config reference."""
+    """Add pages and pictures from other folders, the config reference, and the examples."""
     files.append(File.generated(config, "train/config.md", content=CONFIG + reference(PROJECT / "conf")))
+    files.append(File.generated(config, "examples.md", content=examples()))
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=source.read_text(encoding="utf-8")))
     for picture in sorted((PROJECT / "benchmarks").glob("*.png")):
