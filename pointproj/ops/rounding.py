@@ -56,7 +56,6 @@ def radius_in_range(radius: float, dtype: torch.dtype) -> float:
     return float(min(max(radius, limits.tiny), limits.max))
 
 
-@functools.cache
 def largest_square_within(radius: float, dtype: torch.dtype) -> float:
     """The largest squared distance within a radius: the largest number whose rounded root is at most that.
 
@@ -72,6 +71,15 @@ def largest_square_within(radius: float, dtype: torch.dtype) -> float:
     float
         A number of that dtype.
     """
+    return _largest_square_within(radius, dtype)
+
+
+# As torch.compiler.assume_constant_result marks it: torch.compile need not look into numpy.
+largest_square_within._dynamo_marked_constant = True
+
+
+@functools.cache
+def _largest_square_within(radius: float, dtype: torch.dtype) -> float:
     real = np.float32 if dtype == torch.float32 else np.float64
     with np.errstate(over="ignore"):
         limit = real(radius_in_range(radius, dtype))

@@ -15,7 +15,7 @@ POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
 SUMS = ["features", "shape", "eps", "aggregated", "softmax", "grad"]
 SUMS += ["d_query", "d_reference", "d_features", "d_sigma"]
 ROWS = ["clouds", "clouds_of", "cells", "rows", "first", "found"]
-DEFAULT = {"KERNEL": 0, "MEAN": True, "BLOCK": 32, "TILE": sums.LAUNCH["TILE"], "STEP": sums.LAUNCH["STEP"]}
+DEFAULT = {"KERNEL": 0, "REDUCE": 0, "BLOCK": 32, "TILE": sums.LAUNCH["TILE"], "STEP": sums.LAUNCH["STEP"]}
 WITHIN = {**DEFAULT, "LISTED": False, "BATCHED": True}
 LISTED = {**DEFAULT, "LISTED": True, "BATCHED": False}
 SEARCH = {"CONTINUES": False, "BATCHED": False, "SLOTS": 8, "TILE": 32, "STEP": 4}
@@ -27,10 +27,10 @@ KERNELS = {
     "sums": (sums.sum_kernel, WITHIN),
     "sums-lists": (sums.sum_kernel, LISTED),
     "sums-inverse": (sums.sum_kernel, {**LISTED, "KERNEL": 2}),
-    "sums-compact": (sums.sum_kernel, {**WITHIN, "KERNEL": 4, "MEAN": False}),
+    "sums-compact": (sums.sum_kernel, {**WITHIN, "KERNEL": 4, "REDUCE": 1}),
     "gradients": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS}),
     "gradients-lists": (gradients.gradient_kernel, {**LISTED, **GRADIENTS}),
-    "gradients-gaussian": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS, "KERNEL": 1, "MEAN": False}),
+    "gradients-gaussian": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS, "KERNEL": 1, "REDUCE": 1}),
 }
 
 

@@ -187,7 +187,7 @@ def sum_kernel(
                 sums += tl.sum(tl.where(there, weight[:, :, None] * values, 0.0), 1)
     inverse = tl.full([TILE], 1.0, real)
     if REDUCE != SUM:
-        has_neighbor = total > 0
+        has_neighbor = total != 0  # weights may be negative, and NaN stays NaN
         inverse = tl.where(has_neighbor, 1.0 / total, 0.0)
         sums = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])
     if tl.program_id(1) == 0:
