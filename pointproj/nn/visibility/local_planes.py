@@ -214,6 +214,28 @@ def rank_kernel(
 
 
 @wp.func
+def weighted_neighbor(
+    around: wp.array3d(dtype=wp.vec3),
+    scale: float,
+    cloud: int,
+    row: int,
+    place: int,
+    normal: wp.vec3,
+    centre: wp.vec3,
+    within: float,
+):
+    """Displacement of a neighbour, -1 is the point itself, and its weight by the distance from a plane."""
+    away = wp.vec3()
+    if place >= 0:
+        away = around[cloud, row, place] * scale
+    weight = float(1.0)
+    if within > 0.0:
+        weight = closeness(wp.dot(away - centre, normal), within)
+        weight = weight * weight
+    return away, weight
+
+
+@wp.func
 def least_squares(
     around: wp.array3d(dtype=wp.vec3),
     scale: float,
@@ -232,13 +254,7 @@ def least_squares(
     total = float(0.0)
     mean = wp.vec3()
     for place in range(first, last):
-        away = wp.vec3()
-        if place >= 0:
-            away = around[cloud, row, place] * scale
-        weight = float(1.0)
-        if within > 0.0:
-            weight = closeness(wp.dot(away - centre, normal), within)
-            weight = weight * weight
+        away, weight = weighted_neighbor(around, scale, cloud, row, place, normal, centre, within)
         total += weight
         mean += weight * away
     mean = mean / total
@@ -246,13 +262,7 @@ def least_squares(
     y = wp.vec3(0.0, 1.0e-6, 0.0)
     z = wp.vec3(0.0, 0.0, 1.0e-6)
     for place in range(first, last):
-        away = wp.vec3()
-        if place >= 0:
-            away = around[cloud, row, place] * scale
-        weight = float(1.0)
-        if within > 0.0:
-            weight = closeness(wp.dot(away - centre, normal), within)
-            weight = weight * weight
+        away, weight = weighted_neighbor(around, scale, cloud, row, place, normal, centre, within)
         away = away - mean
         x += weight * away[0] * away
         y += weight * away[1] * away
