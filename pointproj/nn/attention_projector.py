@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pointproj.nn.mlp import MLP
 from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.nn.rows import take_rows
 from pointproj.ops.attention import attend
 from pointproj.ops.functional import Index, build_index, knn
 from pointproj.ops.neighbor_lists import Neighbors
@@ -171,5 +172,5 @@ class AttentionProjector(nn.Module):
 
 def _of_rows(points: Tensor, rows: Tensor) -> Float[Tensor, "*batch q k 3"]:
     """Points of rows (..., Q, k) of each cloud; of a query that is not finite any."""
-    flat = rows.clamp(min=0).flatten(-2)[..., None].expand(*rows.shape[:-2], -1, 3)
-    return points.gather(-2, flat).view(*rows.shape, 3)
+    rows = rows.clamp(min=0)
+    return take_rows(points, rows) if points.ndim == 3 else take_rows(points[None], rows[None])[0]

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pointproj.nn.visibility.kernels import take_rows
+from pointproj.nn.rows import take_rows
 from pointproj.ops.reference import safe_sqrt
 
 HEAD_CHANNELS = 8

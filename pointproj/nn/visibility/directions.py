@@ -5,8 +5,9 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import SharedDirection
-from pointproj.nn.visibility.kernels import kernel, take_rows
+from pointproj.nn.visibility.kernels import kernel
 
 
 def shared_directions(

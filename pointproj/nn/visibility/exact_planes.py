@@ -13,9 +13,10 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import ExactPlane
 from pointproj.nn.visibility.directions import plain_shared_directions, shared_directions
-from pointproj.nn.visibility.kernels import displacements, kernel, take_rows
+from pointproj.nn.visibility.kernels import displacements, kernel
 from pointproj.ops.bridge.warp_op import warp_op
 
 

@@ -1,8 +1,7 @@
-"""What the Warp kernels of this folder share: their options, displacements of neighbours, rows of clouds."""
+"""What the Warp kernels of this folder share: their options, and displacements of neighbours."""
 
 from functools import partial
 
-import torch
 import warp as wp
 from jaxtyping import Float
 from torch import Tensor
@@ -36,12 +35,3 @@ def displacements(launch, points: Tensor, rows: Tensor) -> Float[Tensor, "b n k 
         around = points.new_empty(clouds, size, k - 1, 3)
     launch(around_kernel, (clouds, k - 1, size), points, rows, around)
     return around
-
-
-def take_rows(features: Float[Tensor, "b n c"], rows: Tensor) -> Tensor:
-    """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C)."""
-    clouds, points, channels = features.shape
-    first = torch.arange(clouds, device=rows.device).view(-1, *(1,) * (rows.dim() - 1)) * points
-    return (
-        features.reshape(-1, channels).index_select(0, (rows + first).flatten()).view(*rows.shape, channels)
-    )

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import FacePlane
 from pointproj.nn.visibility.directions import plain_shared_directions
-from pointproj.nn.visibility.kernels import take_rows
 from pointproj.nn.visibility.local_planes import least_axis
 
 
