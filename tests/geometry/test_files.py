@@ -224,6 +224,8 @@ REFUSED = {
     "cut.ply": (TEXT_PLY[:-8], "declares 2 of element face, but only 1 lines follow"),
     "cut in a line.ply": (TEXT_PLY[:-2], "face 1 must list as many values"),
     "a word.ply": (TEXT_PLY.replace("4 3 0", "4 b 0"), "a word where a number must be"),
+    "two coordinates.ply": (TEXT_PLY.replace("4 3 0", "4 3"), "too few in a line"),
+    "a blank line.ply": (TEXT_PLY.replace("4 3 0\n", "\n") + "\n", "but only 1 lines follow"),
     "counts beyond the file.ply": (
         BINARY_PLY.replace(b"vertex 4", b"vertex 400000000"),
         "declares 400000000 of element vertex, but only 48 bytes follow",
@@ -246,7 +248,7 @@ REFUSED = {
     "binary and cut.stl": (BINARY_STL[:-1], "2 triangles in 184 bytes; got 183 bytes"),
     "another.glb": (OBJ, "is not a GLB file: expected it to begin with glTF, got 'v 0 0 0"),
     "another.3mf": (OBJ, "is no whole 3MF file (BadZipFile"),
-    "another.fbx": (OBJ, "is no mesh file: expected .off, .obj, .ply, .stl, .glb, .gltf, .3mf, got '.fbx'"),
+    "another.fbx": (OBJ, "is no mesh file: expected .off, .ply, .obj, .stl, .glb, .gltf, .3mf, got '.fbx'"),
 }
 
 

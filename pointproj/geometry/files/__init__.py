@@ -1,4 +1,4 @@
-"""Read and write mesh files: OFF by our own reader, all else by trimesh between checks of ours.
+"""Read and write mesh files: OFF and PLY by our own readers, all else by trimesh between checks of ours.
 
 Any file gives a mesh or a :class:`~pointproj.geometry.meshes.MeshError`. Common readers skip words they do
 not understand, drop polygons, open the files that a file names, or trust its counts. Here nothing is lost
@@ -22,6 +22,7 @@ LARGEST_FILE_BYTES = 256 << 20
 
 READERS: dict[str, Callable[[bytes], Content]] = {
     ".off": off.parse,
+    ".ply": ply.parse,
     **{suffix: partial(library.parse, suffix=suffix) for suffix in library.CHECKS},
 }
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files import checks, ply
+from pointproj.geometry.files import checks
 from pointproj.geometry.files.text import Checked, Content, FormatError
 
 CHECKS: dict[str, Callable[[bytes], Checked]] = {
     ".obj": checks.obj,
-    ".ply": ply.check,
     ".stl": checks.stl,
     ".glb": checks.glb,
     ".gltf": checks.gltf,

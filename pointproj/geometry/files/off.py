@@ -5,13 +5,12 @@ Understood are counts glued to the header (``OFF3514 3546 0``), any line ends, c
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode, fans
 
 _HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
 
@@ -41,7 +40,7 @@ def parse(content: bytes) -> Content:
         )
     faces = body[1 + vertex_count : 1 + vertex_count + face_count]
     corners = (_corners(row, number) for number, row in enumerate(faces))
-    return Content(_coordinates(body[1 : 1 + vertex_count]), _fans(corners))
+    return Content(_coordinates(body[1 : 1 + vertex_count]), fans(corners))
 
 
 def _counts(line: str) -> tuple[int, int]:
@@ -87,15 +86,6 @@ def _holds_three_numbers(row: str) -> bool:
         return len([float(word) for word in row.split(None, 3)[:3]]) == 3
     except ValueError:
         return False
-
-
-def _fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
-    """Cut polygons into fans of triangles; points and edges give none."""
-    triangles = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
-    try:
-        return np.array(triangles, dtype=np.int64).reshape(-1, 3)
-    except OverflowError:
-        raise FormatError("has a face with a vertex index that is too large") from None
 
 
 def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:

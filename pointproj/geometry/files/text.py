@@ -1,6 +1,8 @@
 """What the formats share: what a file holds, text from bytes, and one error."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,6 +26,15 @@ class Content:
 def decode(content: bytes) -> str:
     """Text of a file; what is no UTF-8 becomes a character that no number holds."""
     return content.decode("utf-8", errors="replace")
+
+
+def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
+    """Cut polygons into fans of triangles; points and edges give none."""
+    triangles = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
+    try:
+        return np.array(triangles, dtype=np.int64).reshape(-1, 3)
+    except OverflowError:
+        raise FormatError("has a face with a vertex index that is too large") from None
 
 
 @dataclass(frozen=True)
