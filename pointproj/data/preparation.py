@@ -11,25 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from pointproj import geometry
 from pointproj.config import TARGETS
 from pointproj.data.cache import Cache, entry_key
 from pointproj.data.modelnet import MeshFile
-from pointproj.geometry import (
-    distances,
-    fields,
-    interior,
-    meshes,
-    sampling,
-    visibility,
-    visibility_cells,
-    warp_meshes,
-)
-from pointproj.geometry import files as formats
 from pointproj.geometry.fields import target_field
-from pointproj.geometry.files import checks, library, off, parse_mesh, ply, read_content, text
+from pointproj.geometry.files import parse_mesh, read_content
 from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
 from pointproj.geometry.warp_meshes import usable_device
@@ -37,24 +28,6 @@ from pointproj.runtime.helpers import HelperProcesses
 from pointproj.runtime.run_folder import require_writable
 
 log = logging.getLogger(__name__)
-
-# With this one, the modules that decide what a prepared mesh holds: other code makes another entry.
-_MAKERS = (
-    checks,
-    distances,
-    fields,
-    formats,
-    interior,
-    library,
-    meshes,
-    off,
-    ply,
-    sampling,
-    text,
-    visibility,
-    visibility_cells,
-    warp_meshes,
-)
 
 
 @dataclass(frozen=True)
@@ -98,35 +71,17 @@ class PreparedMesh:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Source:
-    """A mesh file, read once: its content, and the key of the entry that is made from it."""
+class Source(NamedTuple):
+    """A mesh file that was read: its content, and the key of the entry that is made from it."""
 
     path: Path
     content: bytes
     digest: str
     key: str
 
-    @classmethod
-    def read(cls, path: Path, recipe: Recipe) -> "Source":
-        """Read a file.
-
-        Raises
-        ------
-        MeshError
-            If it cannot be read.
-        """
-        content = read_content(path)
-        digest = hashlib.sha256(content).hexdigest()
-        # The suffix says how the content is read.
-        settings = {**asdict(recipe), "suffix": path.suffix.lower(), "code": _code_digest()}
-        return cls(path, content, digest, entry_key(digest, settings))
-
 
 ENOUGH_PROCESSES = 8
 """As many helper processes or more take less time alone than sharing a GPU."""
-
-Job = Callable[[], PreparedMesh]
 
 
 def prepare_meshes(
@@ -165,18 +120,14 @@ def prepare_meshes(
     cache = Cache(cache_folder)
     device = device if helpers.count < ENOUGH_PROCESSES else "cpu"
     fewest = helpers.fewest_jobs
-    jobs: dict[MeshFile, Job] = {}
+    jobs: dict[MeshFile, Callable[[], PreparedMesh]] = {}
     remaining = iter(files)
     for file in remaining:  # until enough are missing from the cache that helper processes pay off
-        try:
-            source = Source.read(file.path, recipe)
-            prepared = _load(source, cache)
-        except MeshError as error:
-            prepared = _unreadable(error)
-        if prepared is not None:
-            yield file, prepared
+        found = _found(file.path, recipe, cache)
+        if isinstance(found, PreparedMesh):
+            yield file, found
             continue
-        jobs[file] = partial(_make, source, recipe, cache, device)
+        jobs[file] = partial(_make, found, recipe, cache, device)
         if len(jobs) == fewest:
             break
     if not jobs:
@@ -194,21 +145,23 @@ def pool_seed(key: str) -> int:
 
 def _prepare(path: Path, recipe: Recipe, cache: Cache, device: str) -> PreparedMesh:
     """Load the entry of a file, or make it."""
+    found = _found(path, recipe, cache)
+    return found if isinstance(found, PreparedMesh) else _make(found, recipe, cache, device)
+
+
+def _found(path: Path, recipe: Recipe, cache: Cache) -> PreparedMesh | Source:
+    """Read a file and look for its entry; return the file where there is none."""
     try:
-        source = Source.read(path, recipe)
-    except MeshError as error:
-        return _unreadable(error)
-    return _load(source, cache) or _make(source, recipe, cache, device)
-
-
-def _unreadable(error: MeshError) -> PreparedMesh:
-    """Without an entry: a file may be readable the next time, whatever it holds."""
-    return PreparedMesh("", "", error.reason)
-
-
-def _load(source: Source, cache: Cache) -> PreparedMesh | None:
-    arrays = cache.load(source.key)  # whole, so that a damaged entry is made again now
-    return None if arrays is None else PreparedMesh(source.digest, source.key, str(arrays["reason"]) or None)
+        content = read_content(path)
+    except MeshError as error:  # no entry: the file may be readable the next time, whatever it holds
+        return PreparedMesh("", "", error.reason)
+    digest = hashlib.sha256(content).hexdigest()
+    # The suffix says how the content is read.
+    key = entry_key(digest, {**asdict(recipe), "suffix": path.suffix.lower(), "code": _code_digest()})
+    arrays = cache.load(key)  # whole, so that a damaged entry is made again now
+    if arrays is None:
+        return Source(path, content, digest, key)
+    return PreparedMesh(digest, key, str(arrays["reason"]) or None)
 
 
 def _make(source: Source, recipe: Recipe, cache: Cache, device: str) -> PreparedMesh:
@@ -245,8 +198,8 @@ def _arrays(source: Source, recipe: Recipe, device: str) -> dict[str, np.ndarray
 
 @functools.cache
 def _code_digest() -> str:
-    """SHA-256 over the source of the modules that make an entry, normalisation constants included."""
-    digest = hashlib.sha256()
-    for path in (*(module.__file__ for module in _MAKERS), __file__):
-        digest.update(Path(path).read_bytes())
+    """SHA-256 over the modules that decide what an entry holds, and some more."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(Path(geometry.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
