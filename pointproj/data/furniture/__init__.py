@@ -16,18 +16,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
-from pointproj.data.furniture.bathtubs import bathtub, varied_bathtub
+from pointproj.data.furniture.bathroom import bathtub, toilet, varied_bathtub, varied_toilet
 from pointproj.data.furniture.beds import bed, varied_bed
-from pointproj.data.furniture.chairs import chair, varied_chair
 from pointproj.data.furniture.defects import defective_surface
-from pointproj.data.furniture.desks import desk, varied_desk
 from pointproj.data.furniture.monitors import monitor, varied_monitor
 from pointproj.data.furniture.parts import chance
-from pointproj.data.furniture.sofas import sofa, varied_sofa
+from pointproj.data.furniture.seats import chair, sofa, varied_chair, varied_sofa
 from pointproj.data.furniture.solids import union
 from pointproj.data.furniture.storage import dresser, night_stand, varied_dresser, varied_night_stand
-from pointproj.data.furniture.tables import table, varied_table
-from pointproj.data.furniture.toilets import toilet, varied_toilet
+from pointproj.data.furniture.tables import desk, table, varied_desk, varied_table
 from pointproj.data.modelnet import SPLITS, DataError
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.writing import replacing

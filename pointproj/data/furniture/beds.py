@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pointproj.data.furniture.parts import LEG_STYLES, Rng, chance, four_legs, pick
+from pointproj.data.furniture.parts import LEG_STYLES, Rng, chance, four_legs, pick, support
 from pointproj.data.furniture.solids import (
     CORNERS,
     SIDES,
@@ -22,7 +22,6 @@ from pointproj.data.furniture.solids import (
     slab,
     superellipse,
 )
-from pointproj.data.furniture.supports import support
 
 
 def bed(rng: Rng) -> Parts:

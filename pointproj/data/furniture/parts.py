@@ -1,4 +1,4 @@
-"""Parts that several pieces of furniture share: legs, drawer fronts, handles; and how styles are drawn."""
+"""Parts that several pieces share: legs, supports, drawer fronts, handles; and how styles are drawn."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,9 +15,13 @@ from pointproj.data.furniture.solids import (
     bar,
     box,
     ellipsoid,
+    limits,
     revolved,
     rod,
     rounded_box,
+    slab,
+    superellipse,
+    tube,
 )
 
 Rng = np.random.Generator
@@ -127,3 +131,160 @@ def drawer_fronts(
             else:
                 solids += handle(centre_x, front, centre_z, min(width, 0.5), style)
     return solids
+
+
+OVERLAP = 0.004  # metres by which supports overlap with what they carry
+
+KINDS = ("legs", "ring", "hairpin", "frames", "crossed", "panels", "column", "plinth", "drum", "sled")
+
+
+def support(rng: Rng, half_x: float, half_y: float, height: float, *kinds: str) -> Parts:
+    """Return the parts under a rectangle of half sides ``half_x``, ``half_y``, from the floor to ``height``.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Chooses the kind and its measures.
+    half_x, half_y, height : float
+        Metres; the parts end ``OVERLAP`` above ``height``.
+    kinds : str
+        Of :data:`KINDS`; all by default.
+    """
+    kind = pick(rng, *(kinds or KINDS))
+    radius = rng.uniform(0.008, 0.035) * (1.0 if height > 0.25 else 0.8)
+    inset = 1.5 * radius + rng.uniform(0.0, 0.15) * min(half_x, half_y)
+    x, y, top = half_x - inset, half_y - inset, height + OVERLAP
+    if kind == "plinth":
+        return [box(x, y, (0.0, top))]
+    return _MAKERS[kind](rng, x, y, top, radius)
+
+
+def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    splay = rng.uniform(-0.3, 0.6) * min(x, y, top) if chance(rng, 0.4) else 0.0
+    parts = four_legs(x, y, top, radius, pick(rng, *LEG_STYLES), splay)
+    if splay:
+        return parts
+    if chance(rng, 0.35):  # stretchers between the legs, in an H or around
+        level, thin = rng.uniform(0.1, 0.8) * top, rng.uniform(0.4, 0.9) * radius
+        parts += [bar(side * x, limits(y), level, thin, 4) for side in SIDES]
+        places = (0,) if chance(rng, 0.5) else (-y, y)
+        parts += [bar(limits(x), place, level, thin, 4) for place in places]
+    if chance(rng, 0.25):  # a board between them
+        level, board = rng.uniform(0.1, 0.7) * top, rng.uniform(0.008, 0.03)
+        parts.append(box(x, y, (level, level + board)))
+    if chance(rng, 0.3):  # an apron under the top
+        apron, board = rng.uniform(0.1, 0.3) * top, rng.uniform(0.5, 1.2) * radius
+        parts.append(box(x, y, (top - apron, top)) - box(x - board, y - board, (0.0, 2 * top)))
+    return parts
+
+
+def _ring(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    count, extent = int(rng.integers(3, 9)), rng.uniform(0.8, 1.4)
+    style, start = pick(rng, *LEG_STYLES), rng.uniform(0.0, np.pi)
+    angles = start + 2 * np.pi * np.arange(count) / count
+    places = [0.7 * np.array([x * np.cos(angle), y * np.sin(angle)]) for angle in angles]
+    return [leg((*(extent * at), 0.0), (*at, top), radius, style) for at in places]
+
+
+def _hairpins(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    thin, apart = rng.uniform(0.004, 0.01), rng.uniform(0.15, 0.4)
+    return [
+        rod((sx * x, sy * y, thin), (sx * x * (1 - dx), sy * y * (1 - dy), top), thin, sides=8)
+        for sx, sy in CORNERS
+        for dx, dy in ((apart, 0.0), (0.0, apart))
+    ]
+
+
+def _frames(rng: Rng, x: float, y: float, top: float, radius: float, *, closed: bool = True) -> Parts:
+    """Frames at both sides, standing or lying on the floor; a sled is open at its rear."""
+    radius *= 0.8
+    parts, square = [], chance(rng, 0.5)
+    for side in SIDES:
+        corners = [(-y, top), (-y, radius), (y, radius), (y, top)]
+        if not closed:
+            corners = [(y, top), *corners[:3]] if chance(rng, 0.3) else corners[:3]
+        path = [np.array([side * x, along, level]) for along, level in corners]
+        if not square:
+            parts.append(tube(np.array(path), radius))
+            continue
+        for one, other in pairwise(path):
+            over = 0.9 * radius * ((other - one) / np.linalg.norm(other - one))
+            parts.append(rod(one - over, other + over, radius, sides=4))
+    level = rng.uniform(0.1, 0.9) * top if chance(rng, 0.5) else radius
+    along = rng.uniform(-0.8, 0.8) * y
+    if not closed:
+        along, level = 0.8 * y, radius
+        parts += [bar(side * x, (-y, 0.5 * y), top - radius, radius) for side in SIDES]
+    return [*parts, bar(limits(x), along, level, 0.9 * radius)]
+
+
+def _sled(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    return _frames(rng, x, y, top, radius, closed=False)
+
+
+def _crossed(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    sides = 4 if chance(rng, 0.6) else 12
+    if chance(rng, 0.3):  # crossed diagonally, once
+        return [
+            rod((-x, -lean * y, low), (x, lean * y, top - low), radius, sides=sides)
+            for lean in SIDES
+            for low in (0.0, top)
+        ]
+    across = [bar(side * x, (-lean * y, lean * y), (0.0, top), radius, sides) for side, lean in CORNERS]
+    return [*across, bar(limits(x), 0, top / 2, 0.7 * radius, sides)]
+
+
+def _panels(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    board = rng.uniform(0.008, 0.06)
+    sides = SIDES if chance(rng, 0.8) else (-1, 0, 1)
+    parts = [box(about(side * x, board / 2), y, (0.0, top)) for side in sides]
+    if chance(rng, 0.4):  # a back between them
+        low, at = rng.uniform(0.0, 0.7) * top, rng.uniform(-0.5, 0.9) * y
+        parts.append(box(x, (at, at + board), (low, top)))
+    if chance(rng, 0.35):  # a shelf, or a bottom
+        level = rng.uniform(0.0, 0.7) * top
+        parts.append(box(x, (-y, 0.95 * y), (level, level + board)))
+    return parts
+
+
+def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    extent = min(x, y)
+    radius = rng.uniform(0.05, 0.2) * extent
+    parts = [bar(0, 0, (0.005, top), radius, end=radius * rng.uniform(0.5, 1.5))]
+    foot = rng.uniform(0.6, 1.1) * extent
+    kind = pick(rng, "plate", "cone", "arms")
+    if kind == "plate":
+        exponent, plate = float(rng.choice([2.0, 12.0])), rng.uniform(0.006, 0.04)
+        parts.append(slab(superellipse(foot, foot, exponent), (0.0, plate)))
+    elif kind == "cone":
+        rise = rng.uniform(0.05, 0.25) * top
+        parts.append(revolved([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)]))
+    else:
+        count, rise = int(rng.integers(3, 7)), rng.uniform(0.02, 0.3) * top
+        thin = 0.4 * radius + 0.006
+        for angle in 2 * np.pi * np.arange(count) / count:
+            tip = foot * np.array([np.cos(angle), np.sin(angle)])
+            parts.append(rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8))
+    if chance(rng, 0.4):  # a plate under the top
+        wide, plate = rng.uniform(0.3, 0.8) * extent, rng.uniform(0.008, 0.02)
+        parts.append(box(wide, wide, (top - plate, top)))
+    return parts
+
+
+def _drum(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
+    waist, wide = rng.uniform(0.5, 1.0), min(x, y)
+    rings = [(0.75, 0.0), (0.75 * waist, 0.5 * top), (0.75, top)]
+    return [revolved([(share * wide, level) for share, level in rings]).scale([x / wide, 1.0, 1.0])]
+
+
+_MAKERS = {
+    "legs": _legs,
+    "ring": _ring,
+    "hairpin": _hairpins,
+    "frames": _frames,
+    "sled": _sled,
+    "crossed": _crossed,
+    "panels": _panels,
+    "column": _column,
+    "drum": _drum,
+}

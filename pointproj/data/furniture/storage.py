@@ -12,6 +12,7 @@ from pointproj.data.furniture.parts import (
     drawer_fronts,
     four_legs,
     pick,
+    support,
 )
 from pointproj.data.furniture.solids import (
     SIDES,
@@ -26,7 +27,6 @@ from pointproj.data.furniture.solids import (
     slab,
     superellipse,
 )
-from pointproj.data.furniture.supports import support
 
 _UNDER = ("legs", "plinth", "panels", "frames", "crossed")
 _DOOR_OVERLAP = 0.002  # metres by which a door overlaps with the boards around it

@@ -1,15 +1,17 @@
-"""Bathtubs."""
+"""Bathtubs and toilets."""
 
 import numpy as np
 from jaxtyping import Float
 from manifold3d import Manifold
 from numpy import ndarray
 
-from pointproj.data.furniture.parts import Rng, chance, either, pick
+from pointproj.data.furniture.parts import Rng, chance, either, pick, support
 from pointproj.data.furniture.solids import (
     CORNERS,
     SIDES,
+    Outline,
     Parts,
+    Range,
     bar,
     beside,
     box,
@@ -17,12 +19,12 @@ from pointproj.data.furniture.solids import (
     loft,
     rectangle,
     rod,
+    rounded_box,
     slab,
     stack_rings,
     superellipse,
     tube,
 )
-from pointproj.data.furniture.supports import support
 
 
 def bathtub(rng: Rng) -> Parts:
@@ -134,3 +136,105 @@ def varied_bathtub(rng: Rng) -> Parts:
     if chance(rng, 0.3):  # a step in front
         parts.append(box(0.8 * half_x, (-half_y - 0.3, -0.9 * half_y), (0.0, 0.4 * height)))
     return parts + _tap(-half_x + 0.5 * wall, height + lift) if chance(rng, 0.3) else parts
+
+
+def toilet(rng: Rng) -> Parts:
+    """Toilet: egg-shaped bowl with seat and lid, on a foot or a skirt, with a tank behind."""
+    length, half_x = rng.uniform(0.46, 0.56), rng.uniform(0.17, 0.2)
+    height = rng.uniform(0.38, 0.44)
+    skirted, steps = chance(rng, 0.35), np.linspace(0.0, 1.0, 9)
+    if skirted:
+        widths, shift = 0.86 + 0.14 * steps, 0.02 * (1 - steps)
+    else:
+        waist = rng.uniform(0.5, 0.62)
+        widths = waist + 0.08 * (1 - steps) ** 4 + (1 - waist) * np.clip((steps - 0.35) / 0.65, 0, 1) ** 0.7
+        shift = 0.3 * length * (1 - widths)
+    outlines = [_egg(half_x * w, length * w) + np.array([0.0, s]) for w, s in zip(widths, shift, strict=True)]
+    bowl = loft(stack_rings(outlines, list(height * steps)))
+    open_lid = chance(rng, 0.6)
+    if open_lid:  # under a closed lid the bowl stays solid: a hidden cavity would be no part of the shape
+        drain = [_egg(half_x * w, length * w) for w in (0.35, 0.55, 0.75, 0.82, 0.83)]
+        bowl -= loft(stack_rings(drain, list(np.array([0.4, 0.5, 0.75, 0.97, 1.1]) * height)))
+    parts, rear = [bowl], 0.5 * length - 0.04
+    deck = rear + rng.uniform(0.14, 0.2)
+    if skirted:
+        parts.append(box(0.8 * half_x, (0.2 * length, deck), (0.0, height)))
+    else:
+        parts.append(rounded_box(0.6 * half_x, (0.1 * length, deck), (0.0, 0.3 * height), 0.03))
+        parts.append(rounded_box(0.75 * half_x, (0.25 * length, deck), (0.55 * height, height), 0.03))
+        parts.append(box(0.4 * half_x, (0.15 * length, deck - 0.02), (0.1 * height, 0.7 * height)))
+    parts += _seat_and_lid(rng, half_x, length, height, open_lid=open_lid)
+    return parts + _tank(rng, half_x, (rear, deck), height)
+
+
+def _egg(half_x: float, length: float) -> Outline:
+    """Egg outline along y, blunt end at the back (+y), centred on the origin."""
+    outline = superellipse(half_x, length / 2, 2.2)
+    outline[:, 0] *= 1.0 + 0.16 * outline[:, 1] / (length / 2)
+    return outline
+
+
+def _seat_and_lid(rng: Rng, half_x: float, length: float, height: float, *, open_lid: bool) -> Parts:
+    seat = slab(_egg(1.04 * half_x, 1.03 * length), (height - 0.005, height + 0.03))
+    lid = slab(_egg(1.0 * half_x, 0.98 * length), (0.0, 0.028))
+    if not open_lid:
+        return [seat, lid.translate([0.0, 0.0, height + 0.025])]
+    hole = slab(_egg(0.66 * half_x, 0.66 * length) - [0.0, 0.02], (height - 1, height + 1))
+    # Turning about x lifts the front of the lid; its rear edge is the hinge, just before the tank.
+    raised = lid.translate([0.0, -(0.46 * length), 0.0]).rotate([-rng.uniform(84.0, 90.0), 0.0, 0.0])
+    return [seat - hole, raised.translate([0.0, 0.5 * length - 0.075, height + 0.02])]
+
+
+def _tank(rng: Rng, half_x: float, y: Range, height: float) -> Parts:
+    wide, top = rng.uniform(0.95, 1.2) * half_x, height + rng.uniform(0.3, 0.42)
+    front, middle = y[0] - 0.005, 0.5 * (y[0] + y[1])
+    body = rounded_box(wide, (front, y[1]), (height - 0.03, top), rng.uniform(0.01, 0.04))
+    lid = rounded_box(wide + 0.015, (front - 0.015, y[1] + 0.01), (top - 0.02, top + 0.03), 0.012)
+    if chance(rng, 0.5):
+        return [body, lid, bar(0, middle, (top, top + 0.045), 0.03)]
+    x, z = -0.7 * wide, top - 0.07
+    lever = bar((x, x + 0.09), front - 0.03, (z, z - 0.01), 0.013, 12)
+    return [body, lid, bar(x, (front + 0.02, front - 0.035), z, 0.014, 12), lever]
+
+
+def varied_toilet(rng: Rng) -> Parts:
+    """Toilet of another build: box, cone or column under a bowl of any outline, tank of any kind or none."""
+    length, half_x = rng.uniform(0.4, 0.65), rng.uniform(0.15, 0.26)
+    height, exponent = rng.uniform(0.32, 0.5), rng.uniform(1.9, 5.0)
+    foot, waist = rng.uniform(0.4, 1.0), rng.uniform(0.3, 1.0)
+    lift = rng.uniform(0.1, 0.5) * height if chance(rng, 0.2) else 0.0  # hung on the wall
+    levels, share = np.linspace(lift, height, 8), np.linspace(0.0, 1.0, 8)
+    widths = foot * (1 - share) ** 2 + 2 * waist * share * (1 - share) + share**2
+    back, half_y = rng.uniform(0.0, 0.4) * length, length / 2
+    outlines = [
+        superellipse(half_x * w, half_y * w, exponent) + np.array([0.0, back * (1 - w)]) for w in widths
+    ]
+    bowl = loft(stack_rings(outlines, list(levels)))
+    wall, is_open = rng.uniform(0.015, 0.06), chance(rng, 0.6)
+    if is_open:
+        depth = rng.uniform(0.3, 0.8) * (height - lift)
+        x, y = half_x - wall, half_y - wall
+        inner = [superellipse(x * scale, y * scale, exponent) for scale in (0.4, 0.8, 1.0, 1.0)]
+        rim = [height - depth, height - 0.6 * depth, height - 0.1 * depth, height + 0.1]
+        bowl -= loft(stack_rings(inner, rim))
+    parts = [bowl]
+    lid = slab(superellipse(1.02 * half_x, half_y, exponent), (0.0, rng.uniform(0.01, 0.03)))
+    if not is_open:
+        parts.append(lid.translate([0.0, 0.0, height - 0.002]))
+    elif chance(rng, 0.6):
+        raised = lid.translate([0.0, -0.5 * length, 0.0]).rotate([-rng.uniform(75.0, 88.0), 0.0, 0.0])
+        parts.append(raised.translate([0.0, 0.45 * length, height - 0.01]))
+    rear = 0.42 * length
+    end = rear + rng.uniform(0.1, 0.25)
+    bottom = lift if lift else (0.0 if chance(rng, 0.5) else rng.uniform(0.2, 0.8) * height)
+    if chance(rng, 0.8):
+        block = 0.8 * half_x, (0.2 * length, end), (bottom, height)
+        parts.append(rounded_box(*block, rng.uniform(0.002, 0.05)))
+    if chance(rng, 0.75):
+        wide, rise = rng.uniform(0.8, 1.4) * half_x, rng.uniform(0.2, 0.6)
+        low = height - 0.02 if chance(rng, 0.7) else 0.0
+        parts.append(rounded_box(wide, (rear, end), (low, height + rise), rng.uniform(0.002, 0.05)))
+    if lift or chance(rng, 0.1):  # the wall behind it
+        wide = rng.uniform(1.0, 2.0) * half_x
+        parts.append(box(wide, (end - 0.01, end + 0.05), (0.0, height + rng.uniform(0.1, 0.7))))
+    return parts
