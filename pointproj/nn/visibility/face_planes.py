@@ -100,7 +100,7 @@ def _spread(
     votes = (support > FacePlane.VOTING) & (noise > 0)[:, None]
     voters = torch.where(votes[..., None], now.normals, 0.0)
     directions = shared_directions(
-        launch, voters, same=FacePlane.SAME_DIRECTION, rounds=FacePlane.MEANS, least=FacePlane.VOTES
+        voters, same=FacePlane.SAME_DIRECTION, rounds=FacePlane.MEANS, least=FacePlane.VOTES
     )
     turned = torch.empty_like(points)
     launch(turn_kernel, shape, clouds, now.normals, directions, turned, block_dim=64)
