@@ -1,7 +1,7 @@
 """Directions that many planes of a cloud share, since shapes that people make repeat them."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -34,28 +34,19 @@ def shared_directions(
     (B, 16, 3) float tensor
         The one with most votes first; 0 where there are no more.
     """
+    cosine = (1 - same**2) ** 0.5
     number = torch.arange(SharedDirection.VOTERS, device=normals.device)
-    # Spread over the cloud; each several times in a small one.
-    voters = normals[:, number * normals.shape[1] // SharedDirection.VOTERS].nan_to_num(0.0)
-    votes, own = voters.any(-1), voters
+    # Spread over the cloud; each several times in a small one. In double precision, since the cosine of a
+    # small angle is too close to 1 for single.
+    voters = normals[:, number * normals.shape[1] // SharedDirection.VOTERS].double().nan_to_num(0.0)
+    own = voters = normalize(voters, dim=-1)
     for _ in range(rounds):
-        agree = _is_close(own, voters, same) & own.any(-1)[:, :, None] & voters.any(-1)[:, None]
-        pairs = zip(own[:, :, None].unbind(-1), voters[:, None].unbind(-1), strict=True)
-        signs = sum(one * other for one, other in pairs).sign() * agree
-        total = [(signs * part[:, None]).sum(-1) for part in voters.unbind(-1)]
-        own = normalize(torch.stack(total, dim=-1), dim=-1, eps=1e-20)
-        votes = agree.sum(-1)
+        along = own @ voters.mT
+        agree = along.abs() > cosine
+        own = normalize((along.sign() * agree) @ voters, dim=-1)
+    votes = agree.sum(-1)
     order = torch.where(votes > 0, (votes + 1) * SharedDirection.VOTERS - 1 - number, 0)
-    surpassed = (_is_close(own, own, same) & (order[:, None] > order[:, :, None])).any(-1)
-    largest, places = torch.where(surpassed, 0, order).topk(SharedDirection.COUNT, dim=1)
+    surpassed = ((own @ own.mT).abs() > cosine) & (order[:, None] > order[:, :, None])
+    largest, places = torch.where(surpassed.any(-1), 0, order).topk(SharedDirection.COUNT, dim=1)
     enough = largest >= least * SharedDirection.VOTERS
-    return torch.where(enough[..., None], take_rows(own, places), 0.0)
-
-
-def _is_close(
-    one: Float[Tensor, "b n 3"], other: Float[Tensor, "b n 3"], same: float
-) -> Bool[Tensor, "b n n"]:
-    """Of each pair of unit vectors, whether the sine of the angle between them is less than ``same``."""
-    (x, y, z), (u, v, w) = one[:, :, None].unbind(-1), other[:, None].unbind(-1)
-    across = y * w - z * v, z * u - x * w, x * v - y * u
-    return sum(part.square() for part in across) < same**2
+    return torch.where(enough[..., None], take_rows(own, places), 0.0).to(normals.dtype)
