@@ -21,7 +21,7 @@ def shared_directions(
     Parameters
     ----------
     normals : (B, N, 3) float tensor
-        Unit normals of either sign; 0 for points that do not vote.
+        Of either sign; 0 for points that do not vote.
     same : float
         Sine of the angle between planes of one direction, at most.
     rounds : int

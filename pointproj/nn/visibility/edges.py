@@ -24,15 +24,8 @@ def nearest_edges(
     far along the line: what goes on beyond is the other side of a gap, or of a board that ends at the piece,
     and has disks of its own.
 
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-    rows : (B, N, k) integer tensor
-        Of the k nearest points, the point itself first. The first 33 are used.
-    normals : (B, N, 3) float tensor
-        Of exact planes, 0 for points that have none.
-    radii : (B, N) float tensor
-        Edges that are farther away do not matter.
+    ``rows`` are those of the nearest points, the point itself first; the first 33 are used. ``normals`` are
+    those of exact planes, 0 for points that have none.
 
     Returns
     -------

@@ -31,24 +31,12 @@ def exact_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> 
     """Find for each point the plane that its neighbours lie on up to rounding.
 
     Of the planes that pairs of near neighbours span with the point, the one that contains most neighbours is
-    taken, if it contains a fourth point or more. Then the directions of wide planes are counted over the
-    cloud. A plane in one of these directions is taken if it contains more neighbours, or any at all where
-    the point has no plane yet. Where it still has none, the plane of a neighbour is taken that contains the
-    point, too.
+    taken, if it contains a fourth point. A plane in a direction that wide planes of the cloud share is taken
+    if it contains more, or any at all where the point has no plane yet; else that of a neighbour that
+    contains the point, too. Clouds with noise have none of these planes.
 
-    A cloud with noise has none of these planes: of four points that are not on a flat piece, one in some
-    thousands is that close to the plane of the others.
-
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-        In the cube [-1, 1]^3, where single precision has the expected rounding.
-    rows : (B, N, k) integer tensor
-        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. The first 33 are used.
-
-    Returns
-    -------
-    ExactPlanes
+    Points are in the cube [-1, 1]^3, where single precision has the expected rounding. ``rows`` are those of
+    the nearest points, the point itself first; the first 33 are used.
     """
     return ExactPlanes(
         *_search(points.detach().float().contiguous(), rows[..., : 1 + ExactPlane.COUNTED].contiguous())

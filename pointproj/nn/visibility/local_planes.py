@@ -23,31 +23,15 @@ class Planes(NamedTuple):
 
 
 def local_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"], unit: float) -> Planes:
-    """Find for each point the plane that most of its neighbours lie on.
+    """Find for each point the plane that most of its neighbours lie on; they do not tell inside from outside.
 
     Every pair of near neighbours spans a plane with the point, which is tried (the search of RANSAC,
-    complete). Samples of a flat piece lie on their plane exactly, so it is found beside an edge, and where a
-    second sheet is closer than the samples are to each other, which an average over neighbours would mix in.
-    Where no plane holds many neighbours, because the surface is curved, the plane has the direction of least
-    squares.
+    complete). Where none holds many neighbours, because the surface is curved, the plane has the direction of
+    least squares. In a cloud with noise even the best plane misses most neighbours, and by how much tells the
+    noise; then planes are sought that hold neighbours within it, and moved to their least squares.
 
-    In a cloud with noise even the best plane misses most neighbours of most points, and by how much tells the
-    noise of the cloud. Then planes are sought that hold neighbours within that noise, and moved to where the
-    squares of those neighbours' distances are least. They need not contain their points.
-
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-    rows : (B, N, k) integer tensor
-        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. At least 16.
-    unit : float
-        The usual distance between points.
-
-    Returns
-    -------
-    Planes
-        Unit normals are on one side of a fixed plane through the origin: they do not tell inside from
-        outside.
+    ``rows`` are those of the k nearest points, at least 16, the point itself first; ``unit`` is the usual
+    distance between points.
     """
     return Planes(*_search(points.detach().contiguous(), rows.contiguous(), unit))
 
