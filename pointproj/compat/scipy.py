@@ -119,7 +119,7 @@ class cKDTree:  # noqa: N801 - its name there
         """
         ranks = [k] if isinstance(k, Integral) else list(k) if isinstance(k, Iterable) else []
         if not ranks or not all(isinstance(rank, Integral) and rank >= 1 for rank in ranks):
-            raise ValueError(f"k must be an integer or a sequence of integers, of at least 1; got {k}")
+            raise ValueError(f"k must be an integer, or a sequence of integers, of at least 1; got {k}")
         x = self._queries(x, p)
         distances, rows = self._searched.nearest(max(ranks), self._box, x=x.reshape(-1, self.m))
         absent = (rows < 0) | (distances >= distance_upper_bound)

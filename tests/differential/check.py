@@ -16,8 +16,8 @@ from tests.oracle import assert_close
 ROUNDINGS = 4  # units in the last place that each step of a formula with noise is off, at most
 # The derivative of a mean by a weight is f / total - mean / total. Each term comes from an exponential (2
 # units), two products, a sum, a quotient and the upstream gradient (half a unit each or more): where both are
-# equal, some 8 units of one are left. Plain torch in float32 needs as many: of 5,186 weighted calls three differ
-# with 4 units, two with 6, none with 8.
+# equal, some 8 units of one are left. Plain torch in float32 needs as many: of 5,186 weighted calls three
+# differ with 4 units, two with 6, none with 8.
 WEIGHTED_ROUNDINGS = 8
 NOISY = 6  # formulas with errors of rounding, where one in plain torch has been lucky
 Outputs = dict[str, Tensor]
