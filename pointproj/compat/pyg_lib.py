@@ -1,6 +1,9 @@
 """Searches of pyg-lib by the names and signatures of ``pyg_lib.ops``.
 
 They take the boundaries of clouds instead of batch vectors, so nothing has to be read to know their number.
+Edges are (2, E) int64 tensors as :mod:`pointproj.compat.torch_geometric` describes them under the same names.
+
+All of them raise TypeError or ValueError for arguments of wrong shape, dtype or device.
 """
 
 from jaxtyping import Float, Int
@@ -36,16 +39,6 @@ def knn(
         Nearest by the angle between vectors.
     num_workers : int
         Not read.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-        As of :func:`pointproj.compat.torch_geometric.knn`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For arguments of wrong shape, dtype or device.
     """
     return knn_edges(x, y, k, ptr_x, ptr_y, cosine=cosine)
 
@@ -70,15 +63,6 @@ def knn_graph(
     flow : {"source_to_target", "target_to_source"}
         Whether the neighbours are in row 1 or in row 0: in pyg-lib the opposite of what it means in PyTorch
         Geometric and torch-cluster, and so it is here.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for :func:`knn`.
     """
     edges = knn_edges(x, x, k, ptr, ptr, cosine=cosine, skip_self=not loop)
     return directed(edges, flow, "target_to_source")
@@ -106,16 +90,6 @@ def radius(
         Of more than that, the nearest stay.
     ignore_same_index : bool
         Whether to leave out pairs of equal row numbers.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-        As of :func:`pointproj.compat.torch_geometric.radius`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for :func:`knn`.
     """
     return radius_edges(
         x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors, skip_self=ignore_same_index
@@ -139,15 +113,6 @@ def radius_graph(
         As for :func:`radius`.
     loop, flow
         As for :func:`knn_graph`.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for :func:`knn`.
     """
     edges = radius(x, x, r, ptr, ptr, max_num_neighbors, num_workers, ignore_same_index=not loop)
     return directed(edges, flow, "target_to_source")
@@ -170,10 +135,5 @@ def nearest(
     -------
     (N,) int64 tensor
         Rows of ``y``; -1 where there is none. Nothing waits for the device up to 3 coordinates.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for :func:`knn`.
     """
     return nearest_rows(x, y, ptr_x, ptr_y)

@@ -8,6 +8,7 @@ from collections import Counter
 import torch
 
 import tests.differential
+from pointproj.ops.reference import KERNELS
 from pointproj.ops.registry import BackendUnavailable, resolve
 from tests.differential.check import Expected, check
 from tests.differential.draw import draw
@@ -15,14 +16,16 @@ from tests.differential.draw import draw
 CHUNK = 20  # cases that a process does before it asks for more
 
 
-def run(numbers: range, seed: int, backends: list[str], device: str, until: float) -> dict[str, dict]:
+def run(
+    numbers: range, seed: int, kernels: tuple[str, ...], backends: list[str], device: str, until: float
+) -> dict[str, dict]:
     """Check these cases; what came of them by backend."""
     tallies = {name: Counter() for name in backends}
     failures = {name: [] for name in backends}
     for number in numbers:
         if time.time() > until:
             break
-        call = draw(seed, number)
+        call = draw(seed, number, kernels=kernels)
         expected = Expected.of(call)
         for name in backends:
             outcome = check(expected, name, device)
@@ -48,6 +51,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--kernels", nargs="+", default=list(KERNELS), choices=KERNELS, help="fewer to compile"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no case is begun")
     parser.add_argument("--verbose", action="store_true", help="describe the calls that differ")
@@ -60,7 +66,10 @@ def main() -> None:
     started = time.time()
     numbers = range(given.first, given.first + given.cases)
     parts = [numbers[i : i + CHUNK] for i in range(0, len(numbers), CHUNK)]
-    jobs = [(part, given.seed, given.backend, given.device, started + given.seconds) for part in parts]
+    jobs = [
+        (part, given.seed, tuple(given.kernels), given.backend, given.device, started + given.seconds)
+        for part in parts
+    ]
     totals = {name: Counter() for name in given.backend}
     failed = Counter()
     with multiprocessing.get_context("spawn").Pool(given.jobs, _start) as pool:
@@ -70,7 +79,7 @@ def main() -> None:
                 failed[name] += len(of["failures"])
                 for number, differences, words in of["failures"]:
                     again = f"--backend {name} --device {given.device} --seed {given.seed}"
-                    again += f" --first {number} --cases 1"
+                    again += f" --first {number} --cases 1 --kernels {' '.join(given.kernels)}"
                     print(f"python -m tests.differential {again}  # {'; '.join(differences)}", flush=True)
                     if given.verbose:
                         print(f"    {words}", flush=True)

@@ -20,9 +20,9 @@ def nearest_edges(
     """Find where the exact planes of points end, within their radii.
 
     The plane of a neighbour crosses that of a point along a line. If no neighbour on the point's own plane is
-    beyond it, the flat piece is taken to end there. So it is if the neighbour is close to the plane, and not
-    far along the line: what goes on beyond is the other side of a gap, or of a board that ends at the piece,
-    and has disks of its own.
+    beyond it, the flat piece is taken to end there. The piece also ends there if the neighbour is close
+    to the plane, and not far along the line: what goes on beyond is the other side of a gap, or of a board
+    that ends at the piece, and has disks of its own.
 
     ``rows`` are those of the nearest points, the point itself first; the first 33 are used. ``normals`` are
     those of exact planes, 0 for points that have none.

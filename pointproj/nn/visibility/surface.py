@@ -30,7 +30,7 @@ class Surface(NamedTuple):
     shift: Float[Tensor, "b n 3"]  # from a sample onto its plane; 0 in clouds without noise
     fit: Float[Tensor, "b n 1"]  # share of the neighbours on the plane
     exact_fit: Float[Tensor, "b n 1"]  # the same up to rounding; 0 where the plane is not exact
-    noise: Float[Tensor, "b 1 1"]  # standard deviation, estimated; 0 where most planes are exact
+    noise: Float[Tensor, "b 1 1"]  # standard deviation; 0 where more than 2% of the planes are exact
     holes: Float[Tensor, "b n 1"]  # width of the holes between samples
     grid: DiskGrid  # the disks
 
