@@ -67,7 +67,9 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
     return files
 
 
-def _further_files(data: DataConfig, files: list[MeshFile], helpers: HelperProcesses | None) -> list[MeshFile]:
+def _further_files(
+    data: DataConfig, files: list[MeshFile], helpers: HelperProcesses | None
+) -> list[MeshFile]:
     """For training beside these: repeats of them, furniture beside real meshes, and cutouts of all."""
     from pointproj.data.cutouts import write_variants
 
