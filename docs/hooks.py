@@ -1,6 +1,7 @@
 """What the site shows beside its own files: files of other folders, config reference, and examples."""
 
 import ast
+import base64
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from pointproj.config.reference import reference
+from pointproj.viz.scenes import viewer
 
 PROJECT = Path(__file__).resolve().parent.parent
 DOCS = PROJECT / "docs"
@@ -20,6 +22,7 @@ PAGES = {
     PROJECT / "benchmarks/tables.md": "benchmarks/tables.md",
     PROJECT / "CONTRIBUTING.md": "contribute/index.md",
 }
+PICTURES = {path: f"benchmarks/{path.name}" for path in sorted((PROJECT / "benchmarks").glob("*.png"))}
 
 CONFIG = """# Config reference
 
@@ -47,13 +50,17 @@ def examples() -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages and pictures from other folders, the config reference, and the examples."""
+    """Add pages and pictures from other folders, the config reference, the examples, and views that turn."""
     files.append(File.generated(config, "train/config.md", content=CONFIG + reference(PROJECT / "conf")))
     files.append(File.generated(config, "examples.md", content=examples()))
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=source.read_text(encoding="utf-8")))
-    for picture in sorted((PROJECT / "benchmarks").glob("*.png")):
-        files.append(File.generated(config, f"benchmarks/{picture.name}", abs_src_path=str(picture)))
+    for picture, place in PICTURES.items():
+        files.append(File.generated(config, place, abs_src_path=str(picture)))
+    before, behind = viewer()
+    for scene in sorted((DOCS / "views").glob("*.glb")):
+        view = before + base64.b64encode(scene.read_bytes()).decode() + behind
+        files.append(File.generated(config, f"views/{scene.stem}.html", content=view))
     return files
 
 
@@ -64,7 +71,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def of_the_site(link: re.Match) -> str:
         file = (source.parent / link[1]).resolve()
-        target = PAGES.get(file) or (file.relative_to(DOCS) if file.is_relative_to(DOCS) else link[1])
+        target = (PAGES | PICTURES).get(file) or (
+            file.relative_to(DOCS) if file.is_relative_to(DOCS) else link[1]
+        )
         return f"]({os.path.relpath(target, Path(place).parent)}{link[2] or ''})"
 
     return re.sub(r"\]\(([^)#:]+)(#[^)]*)?\)", lambda link: of_the_site(link), markdown)

@@ -29,8 +29,9 @@ APPLICATION_PACKAGES = (
     "manifold3d",
     "trimesh",
     "lxml",
-    "pooch",
+    "requests",
     "safetensors",
+    "jinja2",
 )
 VARIANTS = {  # one for each CUDA
     "cuml": ("cuml-cu12", "cuml-cu13"),

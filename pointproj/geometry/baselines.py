@@ -138,10 +138,10 @@ def poisson_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruc
     workspace.generate_surface_reconstruction_screened_poisson(depth=POISSON_DEPTH, threads=1)
     made = workspace.current_mesh()
     mesh = Mesh(made.vertex_matrix(), made.face_matrix(), "poisson")
-    return Reconstruction(mesh, partial(_winds_around, mesh, device))
+    return Reconstruction(mesh, partial(winds_around, mesh, device))
 
 
-def _winds_around(mesh: Mesh, device: str, points: Points) -> Bool[np.ndarray, " n"]:
+def winds_around(mesh: Mesh, device: str, points: Points) -> Bool[np.ndarray, " n"]:
     """Tell whether the surface winds around each point, also where it is open at the solver's box."""
     if not len(mesh.faces):
         return np.zeros(len(points), dtype=bool)

@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,16 +26,18 @@ from pointproj.data.modelnet import DataError, MeshFile, find_meshes
 from pointproj.data.sources import mesh_files
 from pointproj.geometry.baselines import baseline, baselines
 from pointproj.geometry.files import parse_mesh, read_content, write_mesh
-from pointproj.geometry.isosurfaces import Reconstruction, reconstruct
+from pointproj.geometry.isosurfaces import Reconstruction, extract_surface, reconstruct
 from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.metrics import Measured, measure, truth_of
 from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.watertight import require_wrapping, watertight_truth
 from pointproj.geometry.well_posed import label_agreement
-from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained, whole
+from pointproj.inference.trained_model import PACKAGED, TrainedModel, add_arguments, load_trained, whole
 from pointproj.runtime.helpers import HelperProcesses
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.evaluation_page import summary_table, write_csv, write_page, write_summary
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
+from pointproj.viz.scenes import write_scene
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +49,13 @@ Method = Callable[[SampledCloud], Reconstruction]
 SCAN_POINTS, SCAN_NOISE = 3000, 0.005
 """Of the scans in the literature on ModelNet10: see :mod:`pointproj.geometry.scanning`."""
 
+DSR = "dsr"
+"""The protocol of Sulzer et al., Deep surface reconstruction from point clouds with visibility information,
+2022: scans of meshes that were made watertight, and these meshes as the truth."""
 
-def protocols(points: int) -> dict[str, Sampling]:
-    """Return every protocol by its name: ``points`` samples, or scans as in the literature."""
+
+def samplings(points: int) -> dict[str, Sampling]:
+    """Return every way of sampling a mesh by its name: ``points`` samples, or scans as in the literature."""
     return {
         "even": Sampling("even", points),
         "area": Sampling("area", points),
@@ -58,65 +64,70 @@ def protocols(points: int) -> dict[str, Sampling]:
     }
 
 
-def evaluate_shapes(
-    files: Sequence[MeshFile],
+def evaluate_shape(
+    file: MeshFile,
     methods: Mapping[str, Method],
     chosen: Mapping[str, Sampling],
     out: Path,
     *,
     grid: int,
+    watertight: bool = False,
     device: str = "cpu",
-) -> Iterator[Measured]:
-    """Reconstruct and measure meshes, and leave reconstructions and pictures.
+) -> list[Measured]:
+    """Reconstruct a mesh in every way, measure that, and leave reconstructions and pictures.
 
     Parameters
     ----------
-    files : sequence of MeshFile
-        What to reconstruct; meshes that cannot be used, or have no inside, are left out with a warning.
+    file : MeshFile
+        What to reconstruct; one that cannot be used, or has no inside, is left out with a warning.
     methods : mapping of str to Method
         By name; the first is the one that is judged.
     chosen : mapping of str to Sampling
         By name.
     out : Path
-        Gets ``meshes/NAME-PROTOCOL-METHOD.{ply,off}`` and ``pictures/NAME.png``, in the query cube.
+        Gets ``meshes/NAME-SAMPLES-METHOD.{ply,off}``, ``pictures/NAME.png`` and ``views/NAME/*.glb`` of the
+        first kind of samples, in the query cube.
     grid : int
         Points a side of the query grid of ``iou_grid``.
+    watertight : bool
+        Make the mesh watertight first, and take what it encloses for the truth.
     device : str
         Where Warp finds out the truth.
-
-    Yields
-    ------
-    Measured
-        As soon as it is known.
     """
-    for file in files:
-        try:
-            content = read_content(file.path)
-            mesh = normalize(parse_mesh(content, file.path))
-            truth = truth_of(mesh, grid, device=device)
-        except MeshError as error:
-            log.warning("left out %s: %s", file.path, error.reason)
-            continue
-        agreement = label_agreement(mesh, truth.grid_inside, device=device)
-        sampler = SurfaceSampler(mesh.vertices, mesh.faces)
-        identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
-        rows = []
-        for samples, protocol in chosen.items():
-            generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
-            cloud = sample_cloud(sampler, protocol, generator)
-            panels = [cloud_panel(f"{protocol.points:,} points", cloud.points)]
-            for name, method in methods.items():
-                started = time.perf_counter()
-                solid = method(cloud)
-                seconds = time.perf_counter() - started
-                of_mesh = file.name, file.class_name, samples, protocol.points, name, agreement
-                yield Measured(*of_mesh, measure(solid, truth), seconds)
-                for suffix in (".ply", ".off"):
-                    write_mesh(solid.mesh, out / "meshes" / f"{file.name}-{samples}-{name}{suffix}")
-                panels.append(surface_panel(name, solid.mesh))
-            rows.append((samples, [*panels, surface_panel("truth", truth.mesh)]))
-        (out / "pictures").mkdir(parents=True, exist_ok=True)
-        draw_rows(out / "pictures" / f"{file.name}.png", rows)
+    try:
+        content = read_content(file.path)
+        mesh = normalize(parse_mesh(content, file.path))
+        truth = (watertight_truth if watertight else truth_of)(mesh, grid, device=device)
+    except MeshError as error:
+        log.warning("left out %s: %s", file.path, error.reason)
+        return []
+    mesh = truth.mesh
+    agreement = label_agreement(mesh, truth.grid_inside, device=device)
+    sampler = SurfaceSampler(mesh.vertices, mesh.faces)
+    identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
+    label = extract_surface(np.where(truth.grid_inside, -1.0, 1.0).reshape((grid,) * 3), "label")
+    views, rows, measured = {}, [], []
+    for samples, sampling in chosen.items():
+        generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
+        cloud = sample_cloud(sampler, sampling, generator)
+        shown = {}
+        for name, method in methods.items():
+            started = time.perf_counter()
+            solid = method(cloud)
+            seconds = time.perf_counter() - started
+            of_mesh = file.name, file.class_name, samples, sampling.points, name, agreement
+            measured.append(Measured(*of_mesh, measure(solid, truth), seconds))
+            shown[name] = solid.mesh
+            for suffix in (".ply", ".off"):
+                write_mesh(solid.mesh, out / "meshes" / f"{file.name}-{samples}-{name}{suffix}")
+        shown |= {"label": label, "file": mesh}
+        panels = [surface_panel(name, solid) for name, solid in shown.items()]
+        rows.append((samples, [cloud_panel(f"{sampling.points:,} points", cloud.points), *panels]))
+        views = views or {"cloud": cloud.points, **shown}
+    draw_rows(out / "pictures" / f"{file.name}.png", rows)
+    for name, view in views.items():
+        write_scene(view, out / "views" / file.name / f"{name}.glb")
+    return measured
 
 
 def model_method(trained: TrainedModel, side: int) -> Method:
@@ -145,14 +156,16 @@ def _baseline_methods(names: Sequence[str], device: str) -> dict[str, Method]:
     return {name: lambda cloud, run=run: run(cloud.points) for name, run in chosen.items()}
 
 
-def _chosen_protocols(names: Sequence[str] | None, points: int, trained: TrainedModel) -> dict[str, Sampling]:
+def _chosen_samplings(
+    names: Sequence[str] | None, points: int | None, trained: TrainedModel
+) -> dict[str, Sampling]:
     """Return those asked for, or by default all that the model can read."""
-    every = protocols(points)
+    every = samplings(points or trained.points)
     if not trained.config.projector.sensors:
         if "sensors" in (names or []):
             raise DataError("the model was trained without sensors: leave --samples sensors out")
         del every["sensors"]
-    return {name: every[name] for name in dict.fromkeys(names or every)}
+    return {name: every[name] for name in names or every if name in every}
 
 
 @dataclass(frozen=True)
@@ -164,6 +177,7 @@ class _Job:
     side: int
     baselines: Sequence[str]
     chosen: Mapping[str, Sampling]
+    watertight: bool
     out: Path
 
     def __call__(self, file: MeshFile) -> list[Measured]:
@@ -172,7 +186,8 @@ class _Job:
         trained = _loaded(self.checkpoint, self.device)
         device, grid = str(trained.device), trained.config.data.grid
         methods = {NETWORK: model_method(trained, self.side), **_baseline_methods(self.baselines, device)}
-        return [*evaluate_shapes([file], methods, self.chosen, self.out, grid=grid, device=device)]
+        settings = {"grid": grid, "watertight": self.watertight, "device": device}
+        return evaluate_shape(file, methods, self.chosen, self.out, **settings)
 
 
 @cache
@@ -206,6 +221,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m pointproj evaluate",
         description="How well a trained model reconstructs test meshes.",
     )
+    help_checkpoint = "a checkpoint, or the folder of a run; by default the weights of the package"
+    parser.add_argument("checkpoint", type=Path, nargs="?", default=PACKAGED, help=help_checkpoint)
     add_arguments(parser)
     parser.add_argument("--meshes", type=Path, help="other test meshes: FOLDER/<class>/test/*.off")
     parser.add_argument("--limit", type=whole(1), help="at most this many meshes a class")
@@ -213,10 +230,15 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--samples",
         nargs="+",
-        choices=[*protocols(0)],
+        choices=[*samplings(0)],
         help=f"how meshes are sampled: evenly, at random by area, as scans of {SCAN_POINTS:,} points with "
         f"noise of {SCAN_NOISE}, and as such scans with the sensors' directions; by default all that the "
         "model can read",
+    )
+    parser.add_argument(
+        "--protocol",
+        choices=[DSR],
+        help=f"{DSR}: scans of meshes made watertight, as in arXiv 2202.01810; needs the extra baselines",
     )
     parser.add_argument("--baselines", nargs="*", choices=[*baselines()], help="by default all")
     parser.add_argument(
@@ -225,8 +247,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         help="processes that evaluate meshes side by side; by default one for each core, at most "
         f"{MOST_WORKERS}, and on a GPU one for each {WORKER_BYTES // 2**30} GiB of free memory",
     )
-    parser.add_argument("--out", type=Path, help="folder; by default evaluation/ beside the checkpoint")
-    return parser.parse_args(arguments)
+    help_out = "folder; by default evaluation/ beside the checkpoint, outputs/evaluation for the package's"
+    parser.add_argument("--out", type=Path, help=help_out)
+    given = parser.parse_args(arguments)
+    folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
+    given.out = given.out or (Path("outputs") if given.checkpoint is PACKAGED else folder) / "evaluation"
+    return given
 
 
 def _log_model(results: Sequence[Measured]) -> None:
@@ -239,27 +265,31 @@ def _log_model(results: Sequence[Measured]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Evaluate the checkpoint that the arguments name."""
     given = _parsed(arguments)
-    folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
-    out = given.out or folder / "evaluation"
+    out, watertight = given.out, given.protocol == DSR
     require_writable(out)
     _loaded.cache_clear()  # the file may be another one than it was
     trained = _loaded(given.checkpoint, given.device)
     device, side = str(trained.device), given.side or trained.default_side
-    chosen_baselines = _chosen_baselines(given.baselines)
-    _baseline_methods(chosen_baselines, device)  # refuses one that is missing before any work is done
+    names = _chosen_baselines(given.baselines)
+    _baseline_methods(names, device)  # refuses one that is missing before any work is done
+    if watertight:
+        require_wrapping()
     files = _test_files(trained, given.meshes, given.limit)
-    chosen = _chosen_protocols(given.samples, given.points or trained.points, trained)
-    sampled = ", ".join(f"{name} ({protocol.points:,} points)" for name, protocol in chosen.items())
+    chosen = _chosen_samplings(given.samples, given.points, trained)
+    if watertight and given.samples is None:
+        chosen = {name: sampling for name, sampling in chosen.items() if sampling.is_scan}
+    sampled = ", ".join(f"{name} ({sampling.points:,} points)" for name, sampling in chosen.items())
     log.info("%d meshes, sampled as %s, surface from %d^3, %s", len(files), sampled, side, device)
-    facts = {"checkpoint": given.checkpoint, "side": side, "device": device}
-    job = _Job(given.checkpoint, given.device, side, chosen_baselines, chosen, out)
+    facts = {"checkpoint": given.checkpoint, "side": side, "device": device, "protocol": given.protocol}
+    job = _Job(given.checkpoint, given.device, side, names, chosen, watertight, out)
     measured: dict[MeshFile, list[Measured]] = {file: [] for file in files}
     jobs = {file: partial(job, file) for file in files}
     with HelperProcesses(given.workers or _default_workers(trained.device)) as helpers:
         for file, of_file in helpers.run("evaluating", jobs, "meshes"):
             measured[file] = of_file
             results = [*itertools.chain(*measured.values())]
-            write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
+            if results:
+                write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
             _log_model(of_file)
     if not results:
         raise DataError(f"none of the {len(files)} meshes has an inside, so there is nothing to compare")

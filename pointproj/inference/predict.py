@@ -17,7 +17,7 @@ from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh
 from pointproj.geometry.sampling import PointSource
-from pointproj.inference.trained_model import TrainedModel, add_arguments, load_trained
+from pointproj.inference.trained_model import PACKAGED, TrainedModel, add_arguments, load_trained
 from pointproj.runtime.errors import is_user_error
 from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import require_writable
@@ -121,17 +121,24 @@ def _outputs(given: argparse.Namespace) -> dict[Path, list[Path]]:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pointproj predict",
+        usage="%(prog)s [CHECKPOINT] FILE ... [options]",
         description="Reconstruct the solids behind meshes or clouds of points; z points up.",
     )
     add_arguments(parser)
-    parser.add_argument("files", type=Path, nargs="+", help=f"what to reconstruct: {', '.join(SUFFIXES)}")
+    help_files = "a checkpoint or the folder of a run, without which the weights of the package are taken; "
+    help_files += f"then what to reconstruct: {', '.join(SUFFIXES)}"
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=help_files)
     help_sensors = (
         "points from where the cloud's points were seen, in its coordinates: one for each, or one for all"
     )
     parser.add_argument("--sensors", type=Path, help=help_sensors)
     help_out = f"folder of the results; or the file of the one result: {', '.join(WRITERS)}"
     parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help=help_out)
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    given.checkpoint = PACKAGED if given.files[0].suffix.lower() in SUFFIXES else given.files.pop(0)
+    if not given.files:
+        parser.error(f"no FILE to reconstruct: expected {', '.join(SUFFIXES)}")
+    return given
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -139,6 +146,11 @@ def main(arguments: Sequence[str]) -> None:
     given = _parsed(arguments)
     outputs = _outputs(given)
     trained = load_trained(given.checkpoint, given.device)
+    if given.checkpoint is PACKAGED:
+        print(
+            "weights of the package: trained on furniture that this project generates, for any use under its "
+            f"licence, Apache-2.0 ({PACKAGED.parent / 'README.md'})"
+        )
     data = trained.config.data
     sampling = Sampling.for_prediction(data)
     if given.sensors is not None and not trained.config.projector.sensors:

@@ -24,6 +24,9 @@ from pointproj.training.networks import features_of
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 
+PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
+"""Weights for whoever has trained none; a ``README.md`` beside them tells their data and licence."""
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -149,8 +152,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Give a command line what each one needs that uses a checkpoint."""
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
+    """Give a command line what each one needs that uses a trained model."""
     help_side = "grid points a side that the surface is extracted from; by default"
     help_side += f" {GPU_SIDE} on a GPU, else {DEFAULT_SIDE}"
     parser.add_argument("--side", type=whole(2, MOST_SIDE), help=help_side)

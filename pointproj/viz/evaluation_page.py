@@ -1,36 +1,43 @@
 """Results of an evaluation for readers: a table, a CSV file, and a page of pictures, the lowest IoU first."""
 
+import base64
 import csv
-import html
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from jinja2 import Template
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.metrics import METRICS, Measured
 from pointproj.geometry.well_posed import WELL_POSED
+from pointproj.viz.scenes import viewer
 
-NOTE = (
-    "IoU on the query grid and at 100,000 random points of the cube; Chamfer-L1 in tenths of the longest "
-    "side; F-score at 1% of the longest side; normals: mean absolute cosine. Means over meshes. Well posed: "
-    f"two floods from outside agree with the label, IoU {WELL_POSED} or more."
-)
+COLUMNS = {
+    "class": "of the mesh; then means over the meshes whose label is well posed, and over all",
+    "samples": "how the mesh was sampled, and how many points the cloud has",
+    "method": "what reconstructed it from this cloud",
+    "meshes": "over how many the means are",
+    "well posed": f"of how many the label agrees with two floods from outside: IoU {WELL_POSED} or more",
+    "IoU, grid": "intersection over union of the solid and the label, on the query grid",
+    "IoU": "the same at 100,000 random points of the cube",
+    "Chamfer-L1": "mean distance between both surfaces, in tenths of the longest side: lower is better",
+    "F-score": "share of both surfaces within 1% of the longest side of the other",
+    "normals": "mean absolute cosine between the normals of nearest samples",
+    "s": "seconds a reconstruction",
+}
+"""Headings of the table, and what they mean."""
 
 WELL_POSED_MESHES = "well posed"
-HEADINGS = ["class", "samples", "method", "meshes", "well posed", *METRICS.values(), "s"]
+HEADINGS = [*COLUMNS]
 NAMES = 3  # the first of these are words
-
-STYLE = """
-body { font-family: sans-serif; margin: 2em; max-width: 80em; }
-table { border-collapse: collapse; } td, th { padding: 0.2em 0.8em; text-align: right; }
-td:nth-child(-n + 3), th:nth-child(-n + 3) { text-align: left; }
-tr.all { border-top: 1px solid; font-weight: bold; } img { max-width: 100%; } h2 { margin-bottom: 0; }
-"""
+NOTE = "\n".join(f"{heading}: {COLUMNS[heading]}" for heading in HEADINGS[NAMES:])
+MOST_SHOWN = 50  # meshes on the page, which holds all that it shows
 
 
 def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -98,17 +105,12 @@ def write_summary(folder: Path, results: Sequence[Measured]) -> None:
     results : sequence of Measured
     """
     rows = summary(results)
-    buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, list(rows[0]))
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(row | {key: f"{v:.6g}" for key, v in row.items() if isinstance(v, float)})
+    _write_rows(folder / "summary.csv", rows)
     right = len(HEADINGS) - NAMES
     lines = [HEADINGS, ["---"] * NAMES + ["---:"] * right, *map(_cells, rows)]
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    for name, content in (("summary.csv", buffer.getvalue()), ("summary.md", f"{text}\n{NOTE}\n")):
-        with replacing(folder / name) as temporary:
-            temporary.write_text(content, encoding="utf-8", newline="")
+    with replacing(folder / "summary.md") as temporary:
+        temporary.write_text(f"{text}\n{NOTE}\n", encoding="utf-8")
 
 
 def write_csv(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]) -> None:
@@ -121,27 +123,29 @@ def write_csv(path: Path, results: Sequence[Measured], facts: Mapping[str, Any])
     facts : mapping
         Further columns, the same in each row.
     """
-    buffer = io.StringIO(newline="")
-    names = "class", "mesh", "samples", "points", "method", "label_agreement"
-    columns = [*names, *METRICS, "seconds", *facts]
-    writer = csv.DictWriter(buffer, columns)
-    writer.writeheader()
+    rows = []
     for result in results:
-        names = {"class": result.class_name, "mesh": result.name, "samples": result.samples}
-        names |= {"points": result.points, "method": result.method}
-        names["label_agreement"] = f"{result.label_agreement:.4g}"
-        values = {key: f"{value:.6g}" for key, value in result.values.items()}
-        writer.writerow({**names, **values, "seconds": f"{result.seconds:.4g}", **facts})
-    with replacing(path) as temporary:
-        temporary.write_text(buffer.getvalue(), encoding="utf-8", newline="")
+        row = {"class": result.class_name, "mesh": result.name, "samples": result.samples}
+        row |= {"points": result.points, "method": result.method, "label_agreement": result.label_agreement}
+        rows.append({**row, **result.values, "seconds": result.seconds, **facts})
+    _write_rows(path, rows)
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
 
 
 def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]) -> None:
-    """Write an HTML page with the table and ``pictures/NAME.png`` of each mesh, the lowest IoU first.
+    """Write an HTML page that needs no other file and no network, the lowest IoU first.
 
     Parameters
     ----------
     path : Path
+        Beside it are ``pictures/NAME.png`` and ``views/NAME/TITLE.glb``; the page holds copies of them.
     results : sequence of Measured
         The meshes are ordered by the IoU of the first result's samples and method.
     facts : mapping
@@ -149,21 +153,53 @@ def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]
     """
     first = results[0].samples, results[0].method
     meshes = sorted((r for r in results if (r.samples, r.method) == first), key=lambda r: r.values["iou"])
-    headings = "".join(f"<th>{name}</th>" for name in HEADINGS)
-    lines = [f'<!doctype html><meta charset="utf-8"><title>Reconstructions</title><style>{STYLE}</style>']
-    lines.append(f"<h1>Reconstruction of {len(meshes)} meshes</h1><p>{html.escape(_listed(facts))}</p>")
-    lines.append(f"<table><tr>{headings}</tr>")
-    for row in summary(results):
-        cells = "".join(f"<td>{cell}</td>" for cell in _cells(row))
-        lines.append(f'<tr class="{row["class"]}">{cells}</tr>')
-    lines.append(f"</table><p>{NOTE}</p>")
-    for result in meshes:
-        values = ", ".join(f"{METRICS[key]} {value:.3f}" for key, value in result.values.items())
-        name = html.escape(result.name)
-        posed = "" if _is_well_posed(result) else "; the label is not well posed"
-        lines.append(f'<h2>{name}</h2>{values}{posed}<br><img src="pictures/{name}.png" alt="{name}">')
+    template = (Path(__file__).parent / "evaluation.html").read_text(encoding="utf-8")
+    page = Template(template, autoescape=True).render(
+        count=len(meshes),
+        facts=facts,
+        columns=COLUMNS,
+        rows=[(row["class"], _cells(row)) for row in summary(results)],
+        judged=f"{first[1]}, {first[0]} samples",
+        histogram=_data_url(_histogram(results), "image/png"),
+        meshes=[_shown(path.parent, mesh, results) for mesh in meshes[:MOST_SHOWN]],
+        viewer=viewer(),
+    )
     with replacing(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _shown(folder: Path, mesh: Measured, results: Sequence[Measured]) -> dict[str, Any]:
+    """What the page says and shows of a mesh."""
+    of_mesh = [r for r in results if (r.class_name, r.name) == (mesh.class_name, mesh.name)]
+    posed = "" if _is_well_posed(mesh) else "not "
+    lines = [f"label: IoU {mesh.label_agreement:.3f} with floods from outside, so {posed}well posed"]
+    for result in of_mesh:
+        values = ", ".join(f"{METRICS[key]} {value:.3f}" for key, value in result.values.items())
+        lines.append(f"{result.method}, {result.samples}, {result.points:,} points: {values}")
+    shown = {r.method: f"{r.method}: IoU {r.values['iou']:.3f}" for r in of_mesh if r.samples == mesh.samples}
+    titles = {"cloud": f"cloud: {mesh.points:,} points", **shown, "label": "label", "file": "file"}
+    files = {folder / "views" / mesh.name / f"{name}.glb": title for name, title in titles.items()}
+    views = [(title, base64.b64encode(file.read_bytes()).decode()) for file, title in files.items()]
+    picture = _data_url((folder / "pictures" / f"{mesh.name}.png").read_bytes(), "image/png")
+    return {"name": mesh.name, "lines": lines, "views": views, "picture": picture}
+
+
+def _histogram(results: Sequence[Measured]) -> bytes:
+    """Draw how many meshes have which IoU, a line for each method and kind of samples."""
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    axis = figure.subplots()
+    for samples, method in dict.fromkeys((r.samples, r.method) for r in results):
+        values = [r.values["iou"] for r in results if (r.samples, r.method) == (samples, method)]
+        axis.hist(values, bins=20, range=(0, 1), histtype="step", linewidth=1.5, label=f"{method}, {samples}")
+    axis.set(xlabel="IoU", ylabel="meshes", xlim=(0, 1))
+    axis.legend(loc="upper left")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110)
+    return drawn.getvalue()
+
+
+def _data_url(content: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _belongs(result: Measured, group: str) -> bool:
@@ -180,7 +216,3 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     counts = str(row["meshes"]), str(row["well_posed"])
     means = [f"{row[key]:.3f}" for key in METRICS]
     return [row["class"], samples, row["method"], *counts, *means, f"{row['seconds']:.2f}"]
-
-
-def _listed(facts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in facts.items())

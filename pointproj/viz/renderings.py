@@ -40,7 +40,7 @@ def surface_panel(title: str, mesh: Mesh) -> Panel:
     if not len(mesh.faces):
         return Panel(title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8))
     points, normals = sample_surface(mesh, SAMPLES, np.random.default_rng(0))
-    facing = normals @ _view()
+    facing = normals @ view_axes()
     facing *= np.where(facing[:, 2:] < 0, -1, 1)
     shade = 0.25 + 0.75 * np.clip(facing @ LIGHT, 0, 1)
     return Panel(title, _drawn(points, shade[:, None] * COLOUR, size=2))
@@ -54,9 +54,13 @@ def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
     title : str
     points : float array, shape (n, 3)
     """
+    return Panel(title, _drawn(points, height_colours(points), size=2))
+
+
+def height_colours(points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
+    """Colours of points, by their height."""
     low, high = points[:, 2].min(), points[:, 2].max()
-    height = (points[:, 2] - low) / max(high - low, 1e-9)
-    return Panel(title, _drawn(points, colormaps["cividis"](height)[:, :3], size=2))
+    return colormaps["cividis"]((points[:, 2] - low) / max(high - low, 1e-9))[:, :3]
 
 
 def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:
@@ -81,7 +85,7 @@ def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:
     save_figure(figure, path)
 
 
-def _view() -> Float[np.ndarray, "3 3"]:
+def view_axes() -> Float[np.ndarray, "3 3"]:
     """Columns: the picture's right, up, and towards the viewer, in the cube's axes."""
     right = np.array([np.cos(AZIMUTH + np.pi / 2), np.sin(AZIMUTH + np.pi / 2), 0.0])
     ahead = np.array(
@@ -94,7 +98,7 @@ def _drawn(
     points: Float[np.ndarray, "n 3"], colours: Float[np.ndarray, "n 3"], size: int
 ) -> Int[np.ndarray, "SIZE SIZE 3"]:
     """Colour the pixels, ``size`` a side for each point, from the farthest point to the nearest."""
-    seen = points @ _view()
+    seen = points @ view_axes()
     order = np.argsort(seen[:, 2])
     places = np.round((seen[order, :2] / HALF_WIDTH + 1) / 2 * (SIZE - 1)).astype(int)
     pixels = np.full((SIZE, SIZE, 3), 255, dtype=np.uint8)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import trimesh
 from hydra import compose, initialize_config_dir
 
 from pointproj.__main__ import main
@@ -15,8 +16,8 @@ from pointproj.data.furniture import write_furniture
 from pointproj.geometry import well_posed
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.grids import dense_values
-from pointproj.inference.evaluate import _chosen_protocols
-from pointproj.inference.trained_model import load_trained
+from pointproj.inference.evaluate import _chosen_samplings
+from pointproj.inference.trained_model import PACKAGED, load_trained
 from pointproj.runtime import helpers
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
@@ -89,6 +90,9 @@ def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_
     judged = [row for row in rows if (row["samples"], row["method"]) == ("even", "network")]
     worst = min(judged, key=lambda row: float(row["iou"]))
     assert page.index("<h2>") == page.index(f"<h2>{worst['mesh']}</h2>")
+    for name in ("chair_5001", "table_5001"):
+        views = {file.name for file in (out / "views" / name).iterdir()}
+        assert views == {f"{view}.glb" for view in ("cloud", "network", "flood", "label", "file")}
     for row in rows:
         assert (out / "pictures" / f"{row['mesh']}.png").read_bytes()[1:4] == b"PNG"
         name = f"{row['mesh']}-{row['samples']}-{row['method']}"
@@ -130,6 +134,32 @@ def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_pa
     facts = f"{len(made.vertices):,} vertices, {len(made.faces):,} faces, volume {volume:.4g}, watertight, "
     assert said.startswith(f"{source}: 256 points, grid 24^3: {facts}")
     assert said.endswith(" s")
+
+
+def test_without_a_checkpoint_the_weights_of_the_package_are_taken(furniture, tmp_path, capsys):
+    chair = furniture / "chair" / "test" / "chair_5001.off"
+    call("predict", chair, "--out", tmp_path / "solid.ply", "--side", 48)
+    said, facts, *_ = capsys.readouterr().out.splitlines()
+    assert "trained on furniture that this project generates" in said
+    assert f"Apache-2.0 ({PACKAGED.parent / 'README.md'})" in said
+    assert ", watertight, " in facts
+    made, true = (trimesh.load_mesh(path).volume for path in (tmp_path / "solid.ply", chair))
+    assert made == pytest.approx(true, rel=0.3)
+    assert "Licence" in (PACKAGED.parent / "README.md").read_text()
+    with pytest.raises(SystemExit, match="2"):
+        call("predict", tmp_path)
+    assert "no FILE to reconstruct" in capsys.readouterr().err
+
+
+def test_the_protocol_of_the_literature_measures_scans_of_watertight_meshes(furniture, tmp_path):
+    pytest.importorskip("pymeshlab", reason='needs the extra "baselines"', exc_type=ImportError)
+    arguments = ("--meshes", furniture, "--limit", 1, "--side", 16, "--baselines", "--out", tmp_path)
+    call("evaluate", PACKAGED, *arguments, "--protocol", "dsr")
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["samples"] for row in rows} in ({"scan"}, {"scan", "sensors"})  # as the weights can read
+    assert {(row["points"], row["protocol"]) for row in rows} == {("3000", "dsr")}
+    assert all(float(row["iou"]) > 0.3 for row in rows)
 
 
 def test_predict_takes_several_files_and_goes_on_after_one_that_it_cannot_use(
@@ -190,9 +220,9 @@ def test_sensors_change_what_a_network_makes_of_a_scan(furniture, tmp_path, trai
     assert (tmp_path / "scan-reconstruction.off").exists()
     with pytest.raises(SystemExit, match="trained without sensors"):
         call("predict", trained, *told)
-    assert [*_chosen_protocols(None, 256, model)] == ["even", "area", "scan", "sensors"]
+    assert [*_chosen_samplings(None, 256, model)] == ["even", "area", "scan", "sensors"]
     without = load_trained(trained, "cpu")
-    assert [*_chosen_protocols(None, 256, without)] == ["even", "area", "scan"]
+    assert [*_chosen_samplings(None, 256, without)] == ["even", "area", "scan"]
     with pytest.raises(SystemExit, match="trained without sensors"):
         call("evaluate", trained, "--meshes", furniture, "--samples", "sensors")
 
