@@ -83,7 +83,7 @@ def physicsnemo(device: torch.device) -> Function:
     """The attention of its block alone: neither search nor what follows."""
     from physicsnemo.nn.module.point_transformer_attention import LocalPointTransformerBlock
 
-    sizes = {"dim": CHANNELS, "num_heads": HEADS, "neighbor_k": K, "mlp_ratio": 1}
+    sizes = {"dim": CHANNELS, "num_heads": HEADS, "neighbor_k": K, "dilation": 1, "mlp_ratio": 1}
     block = LocalPointTransformerBlock(**sizes, dropout=0.0, use_te=False).to(device)
     return lambda asked: block._attend(*asked.tensors[:2], *[asked.points] * 2, asked.neighbors.indices, None)
 

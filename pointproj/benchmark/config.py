@@ -41,7 +41,7 @@ class BenchConfig:
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
     minutes: float = 8.0  # after this long the rest is left out
-    started: str | None = None  # when the run was; null: now. Rows of one start may be in one file
+    started: str | None = None  # when the run was; null: now. One that was cut off then goes on
     output: str | None = None  # CSV file; null: benchmarks/<device>.csv
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark import libraries
 from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig, unknown
-from pointproj.benchmark.peers import Contender, Nearest, Pairs, import_failure, padded_pairs
+from pointproj.benchmark.peers import Contender, Nearest, Pairs, padded_pairs
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve, waits
@@ -136,7 +136,7 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
         takes_it = workload.peers == "all" or (workload.peers == "batched" and peer.batched)
         wanted = peer.operator == workload.operator and {*peer.modes} & {*workload.modes}
         if peer.name in known and device_type in peer.devices and takes_it and wanted:
-            yield replace(peer, missing=next(filter(None, map(import_failure, peer.imports)), None))
+            yield replace(peer, missing=peer.not_installed())
     if {*LIST_SUMS} <= {*workload.modes} and config.backends != []:  # the same over lists from every backend
         finder = "auto" if config.backends is None else next((n for n in chosen if n != "torch"), "torch")
         given = {"name": "pointproj", "modes": LIST_SUMS, "executions": EXECUTIONS, "brute_force": ()}

@@ -112,6 +112,10 @@ class Contender:
             return OURS
         return THEIR_SUMS if sums and not self.exact_sums else THEIRS
 
+    def not_installed(self) -> str | None:
+        """None if what it needs can be imported, else one line with the reason."""
+        return next(filter(None, map(import_failure, self.imports)), None)
+
     def try_out(self, asked: Question) -> Any:
         """The call whose time says how long the others may take."""
         found = next((self.find[mode] for mode in ("knn", "padded", "csr") if mode in self.modes), None)

@@ -83,8 +83,14 @@ class Recorder:
         given = {"kind": "backend", "execution": "eager", "package": "pointproj"} | columns
         return Row(**given | {"package": package_version(given["package"])} | self.machine)
 
+    def is_measured(self, blank: Row) -> bool:
+        """Whether the run whose start the config names has measured a row before it was cut off."""
+        return self.config.started is not None and self.file.holds(blank)
+
     def record(self, blank: Row, measured: Callable[[Row], Row], longest_s: float = LONGEST_ROW_S) -> None:
         """Add the row that ``measured`` makes of ``blank``; what it raises becomes a row without a time.
+
+        A row that the file holds of this run is not measured again.
 
         Parameters
         ----------
@@ -95,6 +101,8 @@ class Recorder:
         longest_s : float
             After this long it is given up.
         """
+        if self.is_measured(blank):
+            return
         try:
             self.limits.check_clock()
             with given_up_after(longest_s):

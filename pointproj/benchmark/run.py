@@ -63,6 +63,8 @@ def run(config: BenchConfig) -> list[Row]:
         "device": name if processes.alone else f"{processes.count} x {name}",
     }
     machine["date"] = config.started or machine["date"]
+    if not processes.alone:  # one of them knows what is in the file
+        config = dataclasses.replace(config, started=None)
     file = ResultsFile(
         config.output or f"benchmarks/{slug(machine['device'])}.csv", writes=processes.is_first
     )
@@ -146,6 +148,9 @@ class Contest:
             recorder.add(dataclasses.replace(blank, status=MISSING, note=contender.missing))
             return
         blanks = [self._blank(contender, *measurement) for measurement in entry.measurements]
+        blanks = [blank for blank in blanks if not recorder.is_measured(blank)]
+        if not blanks:
+            return
         calls = Calls(contender, self.question)
         try:
             recorder.limits.check_clock()
