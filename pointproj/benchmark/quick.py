@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from pointproj.benchmark import libraries, plots
-from pointproj.benchmark.cells import milliseconds
 from pointproj.benchmark.config import DEVICES, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.results import OK, Row, fastest, select
 from pointproj.benchmark.run import run
+from pointproj.benchmark.table import milliseconds
 from pointproj.runtime.devices import choose_device
 
 TASKS = {  # heading: workload and mode
