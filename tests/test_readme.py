@@ -12,7 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from pointproj.__main__ import main
-from pointproj.benchmark import readme_table, table
+from pointproj.benchmark import table
 from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
@@ -176,7 +176,7 @@ def test_extras_are_listed_whole():
 
 def test_table_of_the_readme_is_that_of_the_committed_results():
     rows = read_rows(PROJECT / "benchmarks/nvidia-h200.csv")
-    assert readme_table.table(rows) in _page(), (
+    assert table.readme_table(rows) in _page(), (
         "python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.md"
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark.contenders import Contender
+from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, SUMS, Question
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.ops.cases import Problem

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from pointproj.benchmark.cells import markdown
 from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
+from pointproj.benchmark.table import markdown
 
 ALLOWED = 1.03  # a row with a larger ratio is slower
 

@@ -12,7 +12,7 @@ from pointproj.config import ConfigError, nearest
 
 WORKLOADS = (  # what matters most first; of what matters less, what takes long comes last
     *("w1", "w2", "w2_wide", "host", "batches", "interop", "import"),
-    *("scaling", "farthest", "large", "lists", "gino", "geotransolver", "start"),
+    *("scaling", "farthest", "attend", "large", "lists", "gino", "geotransolver", "start"),
 )
 OF_OPERATORS = ("build", "search", "knn", "aggregate", "operator", "gradients", "forward", "step")
 OF_LISTS = ("padded", "csr", "aggregate_padded", "aggregate_csr")
@@ -34,13 +34,14 @@ class BenchConfig:
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
     gpu_memory: str = "torch"  # torch | rmm: who allocates it; with rmm, names end in "+ RMM"
-    sizes: list[int] | None = None  # points of scaling; null: 10^4 to 10^7 (CPU: 10^6). Of lists; null: 10^5
+    sizes: list[int] | None = (
+        None  # of scaling, lists, attend; null: 10^4 to 10^8 (CPU: 10^6), 10^5, 10^5 and 10^6
+    )
     elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
-    row_s: float = 4.0  # what a row may take with all it needs; those that took longer are named at the end
     minutes: float = 8.0  # after this long the rest is left out
-    started: str | None = None  # when the run was; null: now. Rows of one start may be in one file
+    started: str | None = None  # when the run was; null: now. One that was cut off then goes on
     output: str | None = None  # CSV file; null: benchmarks/<device>.csv
 
 
@@ -96,7 +97,7 @@ def _problems(config: BenchConfig) -> Iterator[str]:
             yield f"sizes: expected whole numbers of at least 100 points, got {size}"
     if config.elements is not None and config.elements < 1:
         yield f"elements={config.elements}: expected a whole number of at least 1"
-    for key in ("budget_s", "slowest_call_s", "row_s", "minutes"):
+    for key in ("budget_s", "slowest_call_s", "minutes"):
         value = getattr(config, key)
         if not 0 < value < math.inf:
             yield f"{key}={value}: expected a finite number above 0"

@@ -12,7 +12,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import BACKEND_TOLERANCE
+from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import Part, Recorder
 from pointproj.ops.bridge.warp_op import warp_op
 
@@ -42,21 +42,11 @@ def by_default_conversion(x: Tensor, y: Tensor) -> Tensor:
     return z
 
 
-def by_bridge(x: Tensor, y: Tensor) -> Tensor:
-    """The operator made by :func:`pointproj.ops.bridge.warp_op.warp_op`."""
-    return bridged_saxpy(x, y, FACTOR)
-
-
-def by_torch(x: Tensor, y: Tensor) -> Tensor:
-    """No Warp at all."""
-    return torch.add(y.detach(), x.detach(), alpha=FACTOR)
-
-
 # name -> kind, package, call
 CALLS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "warp_op": ("backend", "warp-lang", by_bridge),
+    "warp_op": ("backend", "warp-lang", lambda x, y: bridged_saxpy(x, y, FACTOR)),
     "wp.from_torch": ("peer", "warp-lang", by_default_conversion),
-    "torch.add": ("peer", "torch", by_torch),
+    "torch.add": ("peer", "torch", lambda x, y: torch.add(y.detach(), x.detach(), alpha=FACTOR)),
 }
 
 
@@ -73,14 +63,14 @@ def _measure(recorder: Recorder, names: list[str]) -> None:
     x, y = (torch.rand(elements, generator=generator, device=recorder.device) for _ in range(2))
 
     def error_of(z: Tensor) -> float:
-        worst = (z.detach() - (FACTOR * x + y)).abs().max().item()
-        return worst if worst == worst else float("inf")
+        return (z.detach() - (FACTOR * x + y)).abs().max().nan_to_num(nan=torch.inf).item()
 
     for name in names:
         kind, package, function = CALLS[name]
-        named = {"workload": "interop", "operator": "saxpy", "contender": name, "mode": "launch"}
-        sizes = {"queries": elements, "references": elements}
+        blank = recorder.blank(
+            **{"workload": "interop", "operator": "saxpy", "contender": name, "mode": "launch"},
+            **{"queries": elements, "references": elements, "kind": kind, "package": package},
+        )
         # New tensors for each call, which have no gradient yet.
         call = lambda of=function: of(x.detach().requires_grad_(), y.detach().requires_grad_())  # noqa: E731
-        timed = partial(recorder.timed, make=lambda c=call: c, error_of=error_of, allowed=BACKEND_TOLERANCE)
-        recorder.record(recorder.blank(**named, **sizes, kind=kind, package=package), timed)
+        recorder.time(blank, lambda call=call: call, error_of, OURS)

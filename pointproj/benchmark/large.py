@@ -15,8 +15,9 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
-from pointproj.benchmark.contenders import BACKEND_TOLERANCE, backend_names, missing_backend
+from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.limits import Unaffordable
+from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import Missing, Part, Recorder
 from pointproj.benchmark.results import Row
 from pointproj.ops import reference, sharded
@@ -47,14 +48,12 @@ def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
     of_workload = {"workload": "large", "operator": "radius", "channels": CHANNELS, **sizes}
 
     def measured(row: Row) -> Row:
-        missing = missing_backend(name, recorder.device.type, "radius")
-        if missing is not None:
+        if missing := missing_backend(name, recorder.device.type, "radius"):
             raise Missing(missing)
         if name == "torch":
             raise Unaffordable(f"compares all {queries * references:.0e} pairs")
         cloud = LargeCloud(distributed.join(), recorder.device, name)
-        make = partial(cloud.call, row.mode)
-        return recorder.timed(row, make, cloud.error, BACKEND_TOLERANCE, REPETITIONS)
+        return recorder.timed(row, partial(cloud.call, row.mode), cloud.error, OURS, REPETITIONS)
 
     for mode in modes:
         recorder.record(recorder.blank(contender=name, mode=mode, **of_workload), measured)

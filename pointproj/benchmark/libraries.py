@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pointproj.benchmark.peers import PEERS, Library, Nearest, Pairs, padded_pairs, peer
+from pointproj.benchmark.peers import PEERS, Nearest, Pairs, library, padded_pairs, peer
 from pointproj.benchmark.workloads import Question
 
 __all__ = ["PEERS"]
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
+EAGER = ("eager",)  # no table shows how their networks run compiled
 
 
 def _aggregate_pairs(
@@ -41,7 +42,7 @@ def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(array) for array in arrays)
 
 
-TUTORIAL = Library("tutorial torch", "torch", devices=BOTH)
+TUTORIAL = library("tutorial torch", "torch", devices=BOTH)
 
 
 @peer(TUTORIAL, "sums", operator="knn", traceable=True, brute_force=BOTH, bytes_per_pair=16.0)
@@ -62,7 +63,7 @@ def tutorial_radius(
     return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
 
 
-PHYSICSNEMO = Library("PhysicsNeMo", "nvidia-physicsnemo", ("physicsnemo.nn.functional",), BOTH)
+PHYSICSNEMO = library("PhysicsNeMo", "nvidia-physicsnemo", "physicsnemo.nn.functional", devices=BOTH)
 
 
 @peer(PHYSICSNEMO, "knn", brute_force=("cuda",))
@@ -121,7 +122,7 @@ def physicsnemo_csr(asked: Question) -> tuple[Tensor, ...]:
     return radius_search(points, queries, asked.radius, return_dists=True)
 
 
-@peer(Library("cuML", "cuml-cu13", ("cuml", "cupy", "rmm")), "knn", brute_force=("cuda",))
+@peer(library("cuML", "cuml-cu13", "cuml", "cupy", "rmm"), "knn", brute_force=("cuda",))
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     import cupy
@@ -131,7 +132,7 @@ def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(*map(torch.from_dlpack, found.kneighbors(cupy.from_dlpack(query.detach()))))
 
 
-@peer(Library("cupyx KDTree", "cupy-cuda13x", ("cupyx.scipy.spatial",)), "knn")
+@peer(library("cupyx KDTree", "cupy-cuda13x", "cupyx.scipy.spatial"), "knn", executions=EAGER)
 def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree, query it."""
     import cupy
@@ -141,7 +142,7 @@ def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(*map(torch.from_dlpack, tree.query(cupy.from_dlpack(query.detach()), k)))
 
 
-@peer(Library("jz-tree", "jztree", ("jztree",)), "knn")
+@peer(library("jz-tree", "jztree", "jztree"), "knn", executions=EAGER)
 def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
     import jztree
@@ -155,10 +156,10 @@ def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(torch.from_dlpack(distances), torch.from_dlpack(indices))
 
 
-TORCHBVH = Library("torchbvh", "torchbvh", ("torchbvh",))
+TORCHBVH = library("torchbvh", "torchbvh", "torchbvh")
 
 
-@peer(TORCHBVH, "knn", batched=True)
+@peer(TORCHBVH, "knn", executions=EAGER, batched=True)
 def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
     import torchbvh
@@ -177,7 +178,7 @@ def torchbvh_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds count"
     return torchbvh.fps(points, count, mode="exact_bucketed").indices
 
 
-TORCH_CLUSTER = Library("torch-cluster", "torch-cluster", ("torch_cluster",), BOTH)
+TORCH_CLUSTER = library("torch-cluster", "torch-cluster", "torch_cluster", devices=BOTH)
 
 
 def _clouds_of(points: Tensor) -> Tensor:
@@ -195,7 +196,7 @@ def torch_cluster_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds c
     return rows.view(*points.shape[:-2], count) % size
 
 
-@peer(TORCH_CLUSTER._replace(devices=("cuda",)), "knn", batched=True, brute_force=("cuda",))
+@peer(TORCH_CLUSTER, "knn", devices=("cuda",), batched=True, brute_force=("cuda",))
 def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     """One brute-force kernel, without distances."""
     import torch_cluster
@@ -207,7 +208,7 @@ def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
     return Nearest(None, rows.view(*query.shape[:2], k) % reference.shape[1])
 
 
-@peer(TORCH_CLUSTER._replace(devices=("cuda",)), "sums", brute_force=("cuda",))
+@peer(TORCH_CLUSTER, "sums", devices=("cuda",), brute_force=("cuda",))
 def torch_cluster_radius(
     query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
 ) -> Tensor:
@@ -237,7 +238,7 @@ def torch_cluster_csr(asked: Question) -> Tensor:
     return torch_cluster_padded(asked._replace(k=asked.most))
 
 
-NVALCHEMIOPS = Library("nvalchemiops", "nvalchemi-toolkit-ops", ("nvalchemiops.torch.neighbors",), BOTH)
+NVALCHEMIOPS = library("nvalchemiops", "nvalchemi-toolkit-ops", "nvalchemiops.torch.neighbors", devices=BOTH)
 
 
 def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
@@ -273,7 +274,7 @@ def nvalchemiops_csr(asked: Question) -> tuple[Tensor, ...]:
     return nvalchemiops_padded(asked._replace(k=asked.most), return_neighbor_list=True)
 
 
-KEOPS = Library("KeOps", "pykeops", ("pykeops.torch",), BOTH)
+KEOPS = library("KeOps", "pykeops", "pykeops.torch", devices=BOTH)
 
 
 def _keops_squared(query: Tensor, reference: Tensor):
@@ -300,7 +301,7 @@ def keops_radius(query: Tensor, reference: Tensor, features: Tensor, radius: flo
     return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
 
 
-SCIPY = Library("scipy cKDTree", "scipy", ("scipy.spatial",), ("cpu",))
+SCIPY = library("scipy cKDTree", "scipy", "scipy.spatial", devices=("cpu",))
 
 
 @peer(SCIPY, "knn")
@@ -365,7 +366,7 @@ def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
     return _tensors(*(found[column].copy() for column in "ijv"))
 
 
-PYKDTREE = Library("pykdtree", "pykdtree", ("pykdtree.kdtree",), ("cpu",))
+PYKDTREE = library("pykdtree", "pykdtree", "pykdtree.kdtree", devices=("cpu",))
 
 
 def _pykdtree(query: Tensor, reference: Tensor, k: int, **within: float) -> tuple[Tensor, Tensor]:

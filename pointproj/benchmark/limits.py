@@ -2,14 +2,13 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import Contender
+from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.results import OK, OUT_OF_MINUTES, Row
 from pointproj.benchmark.workloads import Question
 from pointproj.runtime.memory import free_bytes
@@ -37,7 +36,7 @@ class Limits:
         self.config = config
         self.device = device
         self.started = time.monotonic()
-        self._seen: dict[tuple, list[tuple[int, float]]] = {}  # sizes and seconds, smallest first
+        self._seen: dict[tuple, list[tuple[int, float]]] = {}  # sizes and seconds, in the order of the rows
 
     @property
     def is_over(self) -> bool:
@@ -59,19 +58,23 @@ class Limits:
             if needed > free:
                 raise Unaffordable(f"would need about {needed / GIB:.0f} GiB, {free / GIB:.0f} GiB are free")
         pilot = PILOT_PAIRS[self.device.type]
-        if contender.brute_force and question.pairs > 8 * pilot:
+        if self.device.type in contender.brute_force and question.pairs > 8 * pilot:
             few = question.part(pilot)
-            seconds = self._seconds(contender.forward, few)
+            for _ in range(2):
+                start = time.perf_counter()
+                contender.try_out(few)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                seconds = time.perf_counter() - start
             self.refuse_if_slow(seconds * question.pairs / few.pairs)
 
     def check_growth(self, blank: Row) -> None:
         """Raise if the same call on smaller clouds says that this one would take too long."""
         seen = self._seen.get(_family(blank), [])
         smaller = [(size, seconds) for size, seconds in seen if size < blank.references]
-        if not smaller:
-            return
-        size, seconds = smaller[-1]
-        self.refuse_if_slow(seconds * blank.references / size)
+        if smaller:
+            size, seconds = smaller[-1]
+            self.refuse_if_slow(seconds * blank.references / size)
 
     def learn(self, row: Row) -> None:
         """Remember a time for :meth:`check_growth`."""
@@ -83,15 +86,6 @@ class Limits:
         limit = self.config.slowest_call_s
         if seconds > limit:
             raise Unaffordable(f"would take about {seconds:.0f} s a call, more than slowest_call_s={limit:g}")
-
-    def _seconds(self, function: Callable[[Question], Any], question: Question) -> float:
-        """Seconds of a call, the second time."""
-        for _ in range(2):
-            start = time.perf_counter()
-            function(question)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-        return time.perf_counter() - start
 
 
 @contextmanager

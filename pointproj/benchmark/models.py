@@ -1,84 +1,234 @@
 """The workloads ``gino`` and ``geotransolver``: a step of a model, with its library's search and with ours.
 
-Each row is measured by a process of its own (:mod:`pointproj.benchmark.model_process`). On a GPU these begin
-with the run, take their first steps side by side, and wait: importing and compiling take longer than a step.
-On the CPU such steps take seconds to minutes: those that are known to take longer than ``slowest_call_s`` are
-left out.
+GINO (neuraloperator, its defaults) searches for the neighbours of 32^3 grid points among points on a surface,
+and the other way round, and puts a network between each pair; the library's own search forms all pairs, and
+its sums are a loop over the queries. A step of GeoTransolver (PhysicsNeMo) with local features of six scales
+makes twelve ball queries of 32 neighbours among the points themselves; the library's search takes the first
+that it finds, ours the nearest ones.
+
+A step is the forward, the mean square of the output, the backward, and SGD, which holds no state.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
-from pointproj.benchmark import geotransolver, gino
-from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.model_process import Request
-from pointproj.benchmark.recorder import MIB, Missing, Part, Recorder, check_error, with_time
-from pointproj.benchmark.results import Row
-from pointproj.benchmark.timing import Timing
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-MODELS = {"gino": gino, "geotransolver": geotransolver}
-OURS = "pointproj"
-TOLERANCE = 1e-4  # sums in fp32, in another order
-TIMEOUT_S = 1800
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.parity import relative_error
+from pointproj.benchmark.peers import OURS, import_failure
+from pointproj.benchmark.recorder import MIB, Missing, Part, Recorder, check_error
+from pointproj.benchmark.results import Row
+from pointproj.benchmark.workloads import furniture_surface
+from pointproj.runtime.memory import allocated_bytes
+
+LONGEST_S = 1800
+Made = tuple[nn.Module, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A library's model, and what is measured of it; ``make`` takes whether the search is ours."""
+
+    package: str
+    imports: str
+    make: Callable[[bool, int, torch.device], Made]
+    make_small: Callable[[bool, torch.device], Made]  # few points and a small network, to compare results
+    sizes: dict[str, tuple[int, ...]]
+    seconds_on_cpu: dict[tuple[str, int], float]
+    radius: float
+    channels: int
+    queries: int | None = None  # None: as many as points
+    executions: tuple[str, ...] = ("eager",)
+
+
+def _surface(count: int, device: torch.device) -> Tensor:
+    points = furniture_surface("chair", count, np.random.default_rng(0))
+    return torch.from_numpy(points).float().to(device)
+
+
+def _random(device: torch.device) -> Tensor:
+    return torch.rand(300, 3, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def _gino(ours: bool, device: torch.device, radius: float, **settings) -> nn.Module:
+    from neuralop.models import GINO
+
+    # Without Open3D and torch-scatter, which are made for no recent torch.
+    without = {"gno_use_open3d": False, "gno_use_torch_scatter": False}
+    radii = {"in_gno_radius": radius, "out_gno_radius": radius}
+    model = GINO(in_channels=3, out_channels=1, **radii, **without, **settings).to(device)
+    if ours:
+        from pointproj.compat.neuraloperator import replace_search
+
+        replace_search(model)
+    return model
+
+
+def _gino_inputs(points: Tensor, side: int) -> dict[str, Tensor]:
+    ticks = torch.linspace(0, 1, side, device=points.device)
+    grid = torch.stack(torch.meshgrid(ticks, ticks, ticks, indexing="ij"), dim=-1)
+    inputs = {"input_geom": points[None], "latent_queries": grid[None], "output_queries": points[None]}
+    return inputs | {"x": points[None] - 0.5}
+
+
+def make_gino(ours: bool, points: int, device: torch.device) -> Made:
+    return _gino(ours, device, GINO.radius), _gino_inputs((_surface(points, device) + 1) / 2, 32)
+
+
+def make_small_gino(ours: bool, device: torch.device) -> Made:
+    points = _random(device)
+    grid = _gino_inputs(points, side=8)["latent_queries"].view(-1, 3).double()
+    # At the radius itself the library's rounding, of a matrix product, decides what is a neighbour.
+    near = ((torch.cdist(points.double(), grid) - 0.25).abs() < 1e-3).any(1)
+    model = _gino(ours, device, 0.25, fno_n_modes=(4, 4, 4), fno_hidden_channels=8)
+    return model, _gino_inputs(points[~near], side=8)
+
+
+def _geotransolver(device: torch.device, radii: tuple[float, ...], **settings) -> nn.Module:
+    from physicsnemo.models.geotransolver import GeoTransolver
+
+    scales = {"radii": [*radii], "neighbors_in_radius": [32] * len(radii)}
+    local = {"geometry_dim": 3, "include_local_features": True, **scales}
+    return GeoTransolver(functional_dim=6, out_dim=4, **local, **settings).to(device)
+
+
+def _geotransolver_inputs(points: Tensor) -> dict[str, Tensor]:
+    features = torch.cat([points, points.square()], dim=1)
+    return {"local_embedding": features[None], "local_positions": points[None], "geometry": points[None]}
+
+
+def _use_our_search(ours: bool) -> None:
+    from pointproj.compat import physicsnemo
+
+    physicsnemo.install() if ours else physicsnemo.uninstall()
+
+
+def make_geotransolver(ours: bool, points: int, device: torch.device) -> Made:
+    _use_our_search(ours)
+    model = _geotransolver(device, (0.01, 0.02, 0.05, 0.1, 0.25, 0.5))  # the surface is 1 long
+    return model, _geotransolver_inputs(_surface(points, device) / 2)
+
+
+def make_small_geotransolver(ours: bool, device: torch.device) -> Made:
+    from physicsnemo.nn.functional import radius_search
+    from physicsnemo.nn.module import ball_query
+
+    _use_our_search(ours)
+    if not ours:  # in torch it finds the nearest, too
+        radius_search = functools.partial(radius_search, implementation="torch")
+    ball_query.radius_search = radius_search
+    settings = {"n_layers": 1, "n_hidden": 16, "n_head": 2, "slice_num": 4}
+    return _geotransolver(device, (0.1, 0.3), **settings), _geotransolver_inputs(_random(device))
+
+
+OURS_NAMED = "pointproj"
+GINO = Model(
+    "neuraloperator",
+    "neuralop.models",
+    make_gino,
+    make_small_gino,
+    # Of 10^6 points the library would form 3e10 pairs.
+    sizes={"neuraloperator": (10**4,), "pointproj": (10**4, 10**6)},
+    seconds_on_cpu={("neuraloperator", 10**4): 180, ("pointproj", 10**4): 5, ("pointproj", 10**6): 150},
+    **{"radius": 0.033, "channels": 3, "queries": 32**3},  # the radius is the default
+)  # the number of pairs is a shape, so only eager
+GEOTRANSOLVER = Model(
+    "nvidia-physicsnemo",
+    "physicsnemo.models.geotransolver",
+    make_geotransolver,
+    make_small_geotransolver,
+    sizes={"nvidia-physicsnemo": (10**5,), "pointproj": (10**5,)},
+    seconds_on_cpu={("nvidia-physicsnemo", 10**5): 90, ("pointproj", 10**5): 90},
+    **{"radius": 0.5, "channels": 6, "executions": ("eager", "compiled")},
+)
+MODELS = {"gino": GINO, "geotransolver": GEOTRANSOLVER}
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each row."""
-    for request in requests(config, device_type):
-        yield Part(1, partial(_measure, request=request))
+    for row in rows_of(config):
+        yield Part(1, partial(_measure, *row))
 
 
-def requests(config: BenchConfig, device: str) -> list[Request]:
-    """What the rows ask processes for."""
+def rows_of(config: BenchConfig) -> list[tuple[str, str, int, str]]:
+    """(workload, contender, points, execution) of each row."""
     if "step" not in config.modes:
         return []
     return [
-        Request(workload, contender == OURS, execution, points, device, config.budget_s)
-        for workload, model in MODELS.items()
-        if workload in config.workloads
-        for contender in (model.PACKAGE, OURS)
-        if contender == OURS or config.peers != []
-        for points in model.SIZES[contender]
-        for execution in model.EXECUTIONS
-        if execution in (config.execution or model.EXECUTIONS)
+        (name, contender, points, execution)
+        for name, model in MODELS.items()
+        if name in config.workloads
+        for contender in (model.package, OURS_NAMED)
+        if contender == OURS_NAMED or config.peers != []
+        for points in model.sizes[contender]
+        for execution in model.executions
+        if execution in (config.execution or model.executions)
     ]
 
 
-def begin(recorder: Recorder) -> None:
-    """Start the processes that will measure all rows."""
-    asked = requests(recorder.config, recorder.device.type)
-    recorder.prepared.begin(json.dumps(request) for request in asked)
-
-
-def _measure(recorder: Recorder, request: Request) -> None:
-    model = MODELS[request.workload]
-    contender = OURS if request.replaced else model.PACKAGE
-    of_model = {"radius": model.RADIUS, "channels": model.CHANNELS, "references": request.points}
+def _measure(name: str, contender: str, points: int, execution: str, recorder: Recorder) -> None:
+    model, device = MODELS[name], recorder.device
+    ours = contender == OURS_NAMED
     blank = recorder.blank(
-        workload=request.workload,
-        operator="radius",
-        contender=contender,
-        kind="backend" if request.replaced else "peer",
-        mode="step",
-        execution=request.execution,
-        queries=getattr(model, "GRID", 0) ** 3 or request.points,
-        package=contender,
-        **of_model,
+        **{"workload": name, "operator": "radius", "mode": "step", "execution": execution},
+        **{"contender": contender, "package": contender, "kind": "backend" if ours else "peer"},
+        **{"radius": model.radius, "channels": model.channels},
+        **{"queries": model.queries or points, "references": points},
     )
 
     def measured(row: Row) -> Row:
-        if recorder.device.type == "cpu":
-            recorder.limits.refuse_if_slow(model.SECONDS_ON_CPU[contender, request.points])
-        found = json.loads(recorder.prepared.ask(json.dumps(request), TIMEOUT_S))
-        if found.get("missing"):
-            raise Missing(found["missing"])
-        if found["error"] is not None:
-            check_error("output and gradients of a small model", found["error"], TOLERANCE)
-        timing = Timing(*(found[name] for name in ("p20_ms", "p50_ms", "p80_ms", "repetitions")))
-        note = f"{found['before'] / MIB:.0f} MiB before the first step"
-        facts = {"peak_mib": found["peak"] / MIB, "parity_error": found["error"], "note": note}
-        return dataclasses.replace(with_time(row, timing), **facts)
+        if device.type == "cpu":
+            recorder.limits.refuse_if_slow(model.seconds_on_cpu[contender, points])
+        if missing := import_failure(model.imports):
+            raise Missing(missing)
+        error = disagreement(model, device) if ours else None
+        if error is not None:
+            check_error("output and gradients of a small model", error, OURS)
+        before: list[int] = []
 
-    recorder.record(blank, measured, TIMEOUT_S)
+        def make() -> Callable[[], None]:
+            torch.manual_seed(0)
+            call = step_of(*model.make(ours, points, device), compiled=execution == "compiled")
+            before.append(allocated_bytes(device))
+            return call
+
+        timed = recorder.timed(row, make, lambda _: None, OURS)
+        note = f"{before[0] / MIB:.0f} MiB before the first step"
+        return dataclasses.replace(timed, parity_error=error, note=note)
+
+    recorder.record(blank, measured, LONGEST_S)
+    if model is GEOTRANSOLVER and import_failure(model.imports) is None:
+        _use_our_search(False)
+    torch.compiler.reset()
+
+
+def disagreement(model: Model, device: torch.device) -> float:
+    """The largest relative error of output and parameters' gradients of the small model with our search."""
+    results = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        network, inputs = model.make_small(ours, device)
+        output = network(**inputs)
+        gradients = torch.autograd.grad(output.square().mean(), [*network.parameters()], allow_unused=True)
+        found = [output, *(gradient for gradient in gradients if gradient is not None)]
+        results.append([torch.view_as_real(t) if t.is_complex() else t for t in found])
+    return max(relative_error(got, expected) for expected, got in zip(*results, strict=True))
+
+
+def step_of(network: nn.Module, inputs: dict[str, Tensor], *, compiled: bool) -> Callable[[], None]:
+    """A training step."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    called = torch.compile(network) if compiled else network
+
+    def step() -> None:
+        optimizer.zero_grad()
+        called(**inputs).square().mean().backward()
+        optimizer.step()
+
+    return step

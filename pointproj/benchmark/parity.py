@@ -12,8 +12,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.calls import Calls
-from pointproj.benchmark.contenders import Contender, PeerNetwork
-from pointproj.benchmark.peers import Nearest, Pairs
+from pointproj.benchmark.peers import Contender, Nearest, Pairs, PeerNetwork
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
 from pointproj.ops import reference
 
@@ -64,7 +63,7 @@ class Expected:
         if mode in ("knn", "search"):
             return self.neighbors_error(result, check_distances=contender.kind == "backend")
         if mode in ("padded", "csr"):
-            return self.pairs_error(mode, contender.read[mode](result), contender)
+            return self.pairs_error(mode, contender.read(result), contender)
         if mode == "farthest":
             return self.farthest_error(result)
         if mode == "aggregate":

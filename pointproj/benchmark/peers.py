@@ -1,29 +1,30 @@
-"""What a peer is: another library that does the same work; :mod:`pointproj.benchmark.libraries` has them.
+"""What a contender is: one of our backends, or another library that does the same work.
 
-A peer is a small function of a library. What it finds says what it takes and returns:
-
-- ``knn``: (query points, reference points, k) to :class:`Nearest`; torch gathers and weighs around it.
-- ``sums``: (query points, reference points, features, k or radius, sigma) to aggregated features.
-- ``farthest``: (points (N, 3) or (B, N, 3), count) to rows in the order in which they are chosen.
-- ``padded``, ``csr``: a :class:`~pointproj.benchmark.workloads.Question` to whatever the library returns,
-  which ``read`` turns into :class:`Pairs`. Libraries return different things under the same name, so each
-  says in ``returns`` what its result lacks.
-
-A peer's package is imported when the peer is asked whether it can run, not before.
+Its functions take a :class:`~pointproj.benchmark.workloads.Question`, and return all that a user's call
+returns. What a compiled function leaves out, the compiler does not compute: a time of half the results would
+be of half the work. :mod:`pointproj.benchmark.libraries` is the table of the other libraries.
 """
 
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from pointproj.benchmark.config import EXECUTIONS
+from pointproj.benchmark.workloads import NETWORK, Question
+from pointproj.nn.projector import Projector
+from pointproj.ops.cases import Problem
 from pointproj.runtime.errors import first_line
+
+HIDDEN = 25
+OURS, THEIRS = 1e-4, 1e-3  # errors allowed
+THEIR_SUMS = 5e-2  # around their search: of two equally far they may take the other
 
 
 class Nearest(NamedTuple):
@@ -42,35 +43,40 @@ class Pairs(NamedTuple):
     counts: Int[Tensor, " q"] | None = None  # all within the radius, also those that were left out
 
 
-class Library(NamedTuple):
-    """A library: its name in the results, the package whose version is noted, and what must be importable."""
-
-    name: str
-    distribution: str
-    imports: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("cuda",)
-
-
 @dataclass(frozen=True)
-class Peer:
-    """A library, and one thing that it finds.
+class Contender:
+    """What the benchmark calls.
 
     Parameters
     ----------
-    library : Library
-    finds : {"knn", "sums", "farthest", "padded", "csr"}
-    function : callable
-        What is timed; the module says what it takes and returns.
+    name, package : str
+        Its name in the results, and the distribution whose version is noted.
+    find : mapping of str to callable
+        By mode, of a question: what is searched for. "search" takes the index that "build" made, too.
+    aggregate : callable, optional
+        Of a question, its features, and where gradients go, sigma.
+    sums : callable, optional
+        Of a library: (query points, reference points, features, question) to aggregated features.
+    kind : {"backend", "peer"}
     operator : {"knn", "radius", "farthest"}
+        For which it is asked.
+    modes : tuple of str
+        Which of a workload's are called.
+    executions : tuple of str
+    imports, devices : tuple of str
+        What must be importable, and the types of devices that it runs on.
+    missing : str, optional
+        Why it cannot run here.
     batched : bool
         Whether it takes dense batches too.
-    traceable : bool
-        Whether torch.compile can trace the function; those of ``knn`` are called by a custom operator.
+    exact_sums : bool
+        Whether its sums are of the reference's neighbours.
     brute_force : tuple of str
-        Devices on which time grows with queries times references.
+        Types of devices on which time grows with queries times references.
     bytes_per_pair : float
         Memory that grows so as well; 0 if it does not.
     read : callable, optional
+        Turns a list that it found into :class:`Pairs`. Libraries return different things under the same name.
     returns : str
         What a list is, where that is something else than ours.
     nearest : bool
@@ -79,12 +85,20 @@ class Peer:
         Whether a point is a neighbour of itself.
     """
 
-    library: Library
-    finds: str
-    function: Callable[..., Any]
+    name: str
+    package: str
+    find: Mapping[str, Callable[..., Any]]
+    aggregate: Callable[..., Tensor] | None = None
+    sums: Callable[..., Tensor] | None = None
+    kind: str = "peer"
     operator: str = "radius"
+    modes: tuple[str, ...] = ()
+    executions: tuple[str, ...] = ("eager",)
+    imports: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cuda",)
+    missing: str | None = None
     batched: bool = False
-    traceable: bool = False
+    exact_sums: bool = True
     brute_force: tuple[str, ...] = ()
     bytes_per_pair: float = 0.0
     read: Callable[[Any], Pairs] | None = None
@@ -92,28 +106,117 @@ class Peer:
     nearest: bool = True
     itself: bool = True
 
-    def missing(self) -> str | None:
-        """None if it can be imported, else one line with the reason."""
-        return next(filter(None, map(import_failure, self.library.imports)), None)
+    def allowed(self, *, sums: bool) -> float:
+        """The largest error of what it finds, or of its sums."""
+        if self.kind == "backend":
+            return OURS
+        return THEIR_SUMS if sums and not self.exact_sums else THEIRS
+
+    def not_installed(self) -> str | None:
+        """None if what it needs can be imported, else one line with the reason."""
+        return next(filter(None, map(import_failure, self.imports)), None)
+
+    def try_out(self, asked: Question) -> Any:
+        """The call whose time says how long the others may take."""
+        found = next((self.find[mode] for mode in ("knn", "padded", "csr") if mode in self.modes), None)
+        return found(asked) if found else self.aggregate(asked, asked.problem.features)
+
+    def network(self, asked: Question) -> nn.Module:
+        """The network around its aggregation: of ours a projector, of others its MLPs."""
+        if self.sums is None:
+            return projector(asked, self.name)
+        return PeerNetwork(projector(asked, "torch"), lambda *tensors: self.sums(*tensors, asked))
 
 
-PEERS: list[Peer] = []
+def projector(asked: Question, backend: str) -> Projector:
+    """The network that is trained, for a question of either operator."""
+    of = {"kind": "knn", "k": asked.k} if asked.radius is None else {"kind": "radius", "radius": asked.radius}
+    return Projector(**of, sigma=asked.sigma, hidden_channels=HIDDEN, backend=backend)
 
 
-def peer(library: Library, finds: str, **properties: Any) -> Callable[[Callable], Callable]:
-    """Add the decorated function to :data:`PEERS`, with the properties of :class:`Peer`."""
+class PeerNetwork(nn.Module):
+    """The projector's two MLPs with another aggregation between them; one cloud per batch.
+
+    Parameters
+    ----------
+    projector : Projector
+        Whose MLPs are used.
+    aggregate : callable
+        Takes query points (Q, 3), reference points (N, 3) and features (N, C); gives (Q, C).
+    """
+
+    def __init__(self, projector: Projector, aggregate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.reference_mlp = projector.reference_mlp
+        self.query_mlp = projector.query_mlp
+        self.aggregate = aggregate
+
+    def forward(
+        self, query_points: Tensor, reference_points: Tensor, features: Tensor | None = None
+    ) -> Tensor:
+        """(Q, 3), (1, N, 3) and (1, N, C) to (1, Q, 1), as the projector's."""
+        hidden = self.reference_mlp(reference_points if features is None else features)[0]
+        return self.query_mlp(self.aggregate(query_points, reference_points[0], hidden))[None]
+
+
+PEERS: list[Contender] = []
+
+
+def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = ("cuda",)) -> dict[str, Any]:
+    """The properties of :class:`Contender` that all functions of a library have in common."""
+    return {"name": name, "package": package, "imports": imports, "devices": devices}
+
+
+def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[[Callable], Callable]:
+    """Add the decorated function to :data:`PEERS`.
+
+    Parameters
+    ----------
+    library : mapping
+        From :func:`library`.
+    finds : {"knn", "sums", "farthest", "padded", "csr"}
+        What the function takes and returns: ``knn`` (query points, reference points, k) to :class:`Nearest`,
+        and torch gathers and weighs around it; ``sums`` (query points, reference points, features, k or
+        radius, sigma) to aggregated features; ``farthest`` (points, count) to rows in the order in which they
+        are chosen; lists a question to whatever ``read`` turns into pairs.
+    **properties
+        Of :class:`Contender`; ``traceable`` says that torch.compile can trace the function.
+    """
 
     def register(function: Callable) -> Callable:
-        operator = finds if finds in ("knn", "farthest") else "radius"
-        PEERS.append(Peer(library, finds, function, **{"operator": operator} | properties))
+        traceable = properties.pop("traceable", finds == "knn")
+        of = {"operator": finds if finds in ("knn", "farthest") else "radius", "modes": (finds,)}
+        of["executions"] = EXECUTIONS[:2] if traceable else EXECUTIONS[:1]
+        if finds in ("knn", "sums"):
+            sums = _sums_of(function, finds, library["name"])
+            of["modes"] = (*of["modes"], "aggregate", "operator", *NETWORK)
+            of |= {"sums": sums, "exact_sums": finds == "sums"}
+            of["aggregate"] = lambda asked, features: sums(*asked.points, features, asked)
+        take = {
+            "knn": lambda asked: function(*asked.points, asked.k),
+            "farthest": lambda asked: function(asked.points[0], asked.k),
+        }.get(finds, function)
+        find = {} if finds == "sums" else {finds: take}
+        PEERS.append(Contender(**{**library, "find": find, **of, **properties}))
         return function
 
     return register
 
 
+def _sums_of(function: Callable, finds: str, name: str) -> Callable[..., Tensor]:
+    def sums(query: Tensor, reference: Tensor, features: Tensor, asked: Question) -> Tensor:
+        if finds == "sums":
+            return function(query, reference, features, asked.k or asked.radius, asked.sigma)
+        rows = search(name, query, reference, asked.k)
+        return gather_aggregate(query, reference, features, rows, asked.sigma)
+
+    return sums
+
+
 @functools.cache
 def import_failure(module: str) -> str | None:
     """None if a module can be imported, else one line with the reason."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
     failure = None
     for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
         try:
@@ -125,19 +228,15 @@ def import_failure(module: str) -> str | None:
     return f"{module} cannot be imported: {first_line(failure)}"
 
 
-def prepare_environment() -> None:
-    """Settings that peers read when they are imported."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
-
-
 def search(
     name: str, query_points: Float[Tensor, "q 3"], reference_points: Float[Tensor, "n 3"], k: int
 ) -> Int[Tensor, "q k"]:
     """Indices of the k nearest that a library finds; torch.compile calls an operator for it."""
     if torch.compiler.is_compiling():
         return torch.ops.pointproj_benchmark.peer_search(query_points, reference_points, k, name)
-    chosen = next(known for known in PEERS if (known.library.name, known.finds) == (name, "knn"))
-    return chosen.function(query_points, reference_points, k).indices.long()
+    chosen = next(known for known in PEERS if known.name == name and "knn" in known.find)
+    asked = Question(Problem(query_points, reference_points, reference_points), k)
+    return chosen.find["knn"](asked).indices.long()
 
 
 @torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())

@@ -12,11 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from pointproj.benchmark import libraries, plots
-from pointproj.benchmark.cells import milliseconds
 from pointproj.benchmark.config import DEVICES, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.results import OK, Row, fastest, select
 from pointproj.benchmark.run import run
+from pointproj.benchmark.table import milliseconds
 from pointproj.runtime.devices import choose_device
 
 TASKS = {  # heading: workload and mode
@@ -33,9 +33,7 @@ LEFT_OUT = {"cpu": ("torch", "triton"), "cuda": ("torch",)}  # all pairs; interp
 def config_for(device_type: str, output: Path, minutes: float) -> BenchConfig:
     """What is measured: our backends, and the libraries that are installed for this type of device."""
     ours = [name for name in backend_names(None) if missing_backend(name, device_type, "knn") is None]
-    installed = {
-        p.library.name for p in libraries.PEERS if device_type in p.library.devices and not p.missing()
-    }
+    installed = {p.name for p in libraries.PEERS if device_type in p.devices and not p.not_installed()}
     return BenchConfig(
         workloads=["w1", "lists", "w2"],
         modes=list(dict.fromkeys(mode for _, mode in TASKS.values())),

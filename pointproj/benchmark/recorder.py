@@ -4,17 +4,16 @@ import dataclasses
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.display import Display
 from pointproj.benchmark.limits import LONGEST_ROW_S, Limits, Unaffordable, given_up_after
-from pointproj.benchmark.processes import Prepared
-from pointproj.benchmark.results import FAILED, MISSING, SKIPPED, WRONG, ResultsFile, Row
+from pointproj.benchmark.results import FAILED, MISSING, OK, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure, measure_host
 from pointproj.machine import package_version
 from pointproj.runtime.errors import first_line
@@ -23,6 +22,7 @@ from pointproj.runtime.memory import allocated_bytes, empty_cache, peak_bytes, r
 log = logging.getLogger(__name__)
 
 MIB = 2**20
+Make = Callable[[], Callable[[], Any]]  # gives the call
 
 
 class WrongResult(RuntimeError):  # noqa: N818 - a verdict
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class Recorder:
-    """What all workloads of a run share: the config, the machine, the results and the display.
+    """What all workloads of a run share: the config, the machine and the results.
 
     Parameters
     ----------
@@ -54,9 +54,8 @@ class Recorder:
     machine : dict of str to str
         The columns of every row that say where and with what it was measured.
     file : ResultsFile
-    display : Display
-    prepared : Prepared
-        Processes for rows that are measured by one of their own.
+    shows : bool
+        Whether it prints: of several processes that measure together, one does.
     """
 
     def __init__(
@@ -65,27 +64,33 @@ class Recorder:
         device: torch.device,
         machine: dict[str, str],
         file: ResultsFile,
-        display: Display,
-        prepared: Prepared,
+        *,
+        shows: bool = True,
     ) -> None:
-        self.config = config
-        self.device = device
-        self.machine = machine
-        self.file = file
-        self.display = display
-        self.prepared = prepared
+        self.config, self.device, self.machine, self.file = config, device, machine, file
+        self.shows = shows
         self.limits = Limits(config, device)
         self.rows: list[Row] = []
-        self.spent: list[tuple[str, float]] = []  # seconds of each row and of what was made for several
-        self._last_mark = time.monotonic()
+        self.expected = 0  # rows
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self.shows:
+            print(text, flush=True)
 
     def blank(self, **columns: Any) -> Row:
         """A row of this machine without its results; ``package`` is named, its version is looked up."""
         given = {"kind": "backend", "execution": "eager", "package": "pointproj"} | columns
         return Row(**given | {"package": package_version(given["package"])} | self.machine)
 
+    def is_measured(self, blank: Row) -> bool:
+        """Whether the run whose start the config names has measured a row before it was cut off."""
+        return self.config.started is not None and self.file.holds(blank)
+
     def record(self, blank: Row, measured: Callable[[Row], Row], longest_s: float = LONGEST_ROW_S) -> None:
         """Add the row that ``measured`` makes of ``blank``; what it raises becomes a row without a time.
+
+        A row that the file holds of this run is not measured again.
 
         Parameters
         ----------
@@ -96,7 +101,8 @@ class Recorder:
         longest_s : float
             After this long it is given up.
         """
-        self.display.doing(blank)
+        if self.is_measured(blank):
+            return
         try:
             self.limits.check_clock()
             with given_up_after(longest_s):
@@ -110,19 +116,32 @@ class Recorder:
         """Keep a row and show it."""
         self.rows.append(row)
         self.file.add(row)
-        self.display.row(row)
-        self.mark(f"{row.workload}, {row.contender}, {row.mode}, {row.execution}, {row.references:,} points")
+        count = f"[{len(self.rows)}/{self.expected}]"
+        seconds = f"{time.monotonic() - self.limits.started:.0f} s"
+        line = f"{count:>10} {seconds:>6} {row.contender:16} {row.mode:16} {row.execution:9}"
+        if row.status == OK:
+            line += f" {row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
+            line += "" if row.peak_mib is None else f" {row.peak_mib:9.1f} MiB"
+            line += "" if row.parity_error is None else f"  error {row.parity_error:.1e}"
+        else:
+            line += f" {row.status}: {row.note}"
+        self.say(line)
 
-    def mark(self, what: str) -> None:
-        """Note that the time since the last mark was spent for this."""
-        now = time.monotonic()
-        self.spent.append((what, now - self._last_mark))
-        self._last_mark = now
+    def end(self) -> None:
+        """Say how many rows have which status."""
+        counts = Counter(row.status for row in self.rows)
+        said = ", ".join(f"{count} {status}" for status, count in counts.items())
+        self.say(f"\n{said}; {time.monotonic() - self.limits.started:.0f} s in all")
+
+    def time(self, blank: Row, make: Make, error_of: Callable, allowed: float, **options: Any) -> None:
+        """Record what :meth:`timed` measures, which has the parameters."""
+        measured = partial(self.timed, make=make, error_of=error_of, allowed=allowed, **options)
+        self.record(blank, measured)
 
     def timed(
         self,
         blank: Row,
-        make: Callable[[], Callable[[], Any]],
+        make: Make,
         error_of: Callable[[Any], float | None],
         allowed: float,
         repetitions: int | None = None,
@@ -210,26 +229,3 @@ def without_time(blank: Row, reason: Exception) -> Row:
             return dataclasses.replace(blank, status=status, note=str(reason))
     log.debug("%s failed", blank.key, exc_info=reason)
     return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
-
-
-def exclude_from_collection() -> None:
-    """Collect garbage; what is left is not looked at again within :func:`collect_only_new_garbage`.
-
-    To be called before the next contender, when nothing but the imports of the last one is left.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-@contextmanager
-def collect_only_new_garbage() -> Iterator[None]:
-    """Exclude all objects that exist now from garbage collection within the block.
-
-    Each row begins with a collection, and torch.compile and the other libraries keep so many objects that
-    looking at them all takes half a second.
-    """
-    exclude_from_collection()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

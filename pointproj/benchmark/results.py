@@ -97,6 +97,12 @@ class ResultsFile:
         self._writes = writes
         self._rows = {row.key: row for row in read_rows(self.path)} if writes and self.path.exists() else {}
 
+    def holds(self, blank: Row) -> bool:
+        """Whether this run has measured a row already, before it was cut off and went on."""
+        row = self._rows.get(blank.key)
+        again = row is None or row.note.startswith(OUT_OF_MINUTES)
+        return not again and (row.commit, row.date) == (blank.commit, blank.date)
+
     def add(self, row: Row) -> None:
         """Keep ``row``, in place of an older one of the same measurement."""
         if not self._writes:

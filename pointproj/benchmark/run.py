@@ -1,29 +1,34 @@
 """The run: plan the rows, then measure workload after workload."""
 
+import dataclasses
+import gc
 import logging
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 
-from pointproj.benchmark import clouds, interop, large, models, start
-from pointproj.benchmark.ahead import compile_ahead
+from pointproj.benchmark import attention, interop, large, models, start
+from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_names, executions, peer_names
-from pointproj.benchmark.display import Display
-from pointproj.benchmark.peers import prepare_environment
-from pointproj.benchmark.processes import Prepared
-from pointproj.benchmark.recorder import Recorder
-from pointproj.benchmark.results import ResultsFile, Row
+from pointproj.benchmark.contenders import Entry, backend_names, entries, executions, peer_names
+from pointproj.benchmark.limits import LONGEST_ROW_S, given_up_after
+from pointproj.benchmark.parity import Expected
+from pointproj.benchmark.peers import Contender
+from pointproj.benchmark.recorder import Part, Recorder, check_error, without_time
+from pointproj.benchmark.results import MISSING, ResultsFile, Row
+from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
 from pointproj.machine import device_name, machine_columns, slug
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device
-from pointproj.runtime.distributed import Processes
 from pointproj.runtime.memory import configure_allocator
 
 log = logging.getLogger(__name__)
 
-ROOMS = (clouds, interop, large, models, start)  # each plans and measures the rows of its workloads
+SEARCHES = ("search", "knn", "farthest", *LISTS)
+WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
 
 
 def run(config: BenchConfig) -> list[Row]:
@@ -46,47 +51,162 @@ def run(config: BenchConfig) -> list[Row]:
     KeyboardInterrupt
         After Ctrl-C; the file holds the rows up to then.
     """
-    prepare_environment()
     configure_allocator(AllocatorConfig(name=config.gpu_memory))
     device = choose_device(config.device)
     backend_names(config.backends), peer_names(config.peers), executions(config, device.type)
     processes = distributed.join()
     if not processes.alone and config.workloads != ["large"]:
         raise ConfigError("several processes measure one workload together: write workloads=[large]")
-    machine = {**machine_columns(device), "device": _device_names(device, processes)}
+    name = device_name(device)
+    machine = {
+        **machine_columns(device),
+        "device": name if processes.alone else f"{processes.count} x {name}",
+    }
     machine["date"] = config.started or machine["date"]
-    output = config.output or f"benchmarks/{slug(machine['device'])}.csv"
-    file = ResultsFile(output, writes=processes.is_first)
-    with Display(shown=processes.is_first) as display, Prepared() as prepared:
-        recorder = Recorder(config, device, machine, file, display, prepared)
-        _measure(recorder, ahead=device.type == "cuda" and processes.alone)
-    return recorder.rows
-
-
-def _measure(recorder: Recorder, ahead: bool) -> None:
-    config, display, device = recorder.config, recorder.display, recorder.device
-    display.header(recorder.machine, str(recorder.file.path))
-    if ahead:
-        models.begin(recorder)
-    parts = [
-        (name, part)
-        for name in config.workloads
-        for room in ROOMS
-        for part in room.parts(replace(config, workloads=[name]), device.type)
-    ]
-    display.expect(sum(part.rows for _, part in parts))
-    if ahead:
-        compile_ahead(config, device, display)
-        recorder.prepared.until_ready()
-        recorder.mark("ahead, what rows compile and import")
+    if not processes.alone:  # one of them knows what is in the file
+        config = dataclasses.replace(config, started=None)
+    file = ResultsFile(
+        config.output or f"benchmarks/{slug(machine['device'])}.csv", writes=processes.is_first
+    )
+    recorder = Recorder(config, device, machine, file, shows=processes.is_first)
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "cuda", "warp") if machine[name])
+    recorder.say(f"{machine['device']}, {versions}; results go to {file.path}")
+    parts = [(name, part) for name in config.workloads for part in _parts(config, name, device.type)]
+    recorder.expected = sum(part.rows for _, part in parts)
     for name, part in parts:
         if part.rows and recorder.limits.is_over:
             log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, part.rows, name)
         elif part.rows:
             part.measure(recorder)
-    display.footer(recorder.rows, recorder.spent, config.row_s)
+    recorder.end()
+    return recorder.rows
 
 
-def _device_names(device: torch.device, processes: Processes) -> str:
-    name = device_name(device)
-    return name if processes.alone else f"{processes.count} x {name}"
+def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
+    """Of one workload that the config names."""
+    only = dataclasses.replace(config, workloads=[name])
+    for workload in workloads(only, device_type):  # importing the peers takes a while
+        planned = [*entries(only, workload, device_type)]
+        yield Part(sum(e.rows for e in planned), partial(_measure, workload=workload, planned=planned))
+    for room in (attention, interop, large, models, start):
+        yield from room.parts(only, device_type)
+
+
+def _measure(recorder: Recorder, workload: Workload, planned: list[Entry]) -> None:
+    """Make the workload's clouds and measure the planned rows; without clouds, rows say why."""
+    try:
+        contest = Contest(recorder, workload)
+    except Exception as reason:
+        named = {"workload": workload.name, "operator": workload.operator, "queries": 0, "references": 0}
+        for contender, ((mode, execution), *_) in planned:
+            whose = {"contender": contender.name, "kind": contender.kind, "package": contender.package}
+            blank = recorder.blank(**named, **whose, mode=mode, execution=execution)
+            recorder.add(without_time(blank, reason))
+        return
+    contest.introduce()
+    try:
+        for entry in planned:
+            # Each row begins with a collection; looking at all objects of the libraries takes half a second.
+            gc.collect()
+            gc.freeze()
+            contest.measure(entry)
+            torch.compiler.reset()  # its limit of versions of one function is for a whole process
+    finally:
+        gc.unfreeze()
+
+
+class Contest:
+    """The tensors of one workload, and what the reference makes of them.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    workload : Workload
+    """
+
+    def __init__(self, recorder: Recorder, workload: Workload) -> None:
+        self.recorder, self.workload = recorder, workload
+        self.question = workload.question(recorder.device)
+        self.expected = Expected(workload, self.question)
+
+    def introduce(self) -> None:
+        """Say what is asked."""
+        asked, problem = self.question, self.question.problem
+        queries, points = (tensor.shape[:-1].numel() for tensor in problem[:2])
+        numbers = {"k": asked.k, "r": asked.radius}
+        said = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
+        self.recorder.say(
+            f"\n{self.workload.name} {self.workload.operator}{said}, {queries:,} queries, {points:,} points; "
+            f"{self.expected.checked_queries:,} queries are compared with the reference"
+        )
+
+    def measure(self, entry: Entry) -> None:
+        """Add a row for each (mode, execution); the eager results are compared first."""
+        contender, recorder = entry.contender, self.recorder
+        if contender.missing:
+            blank = self._blank(contender, contender.modes[0] if contender.modes[0] in LISTS else "-", "-")
+            recorder.add(dataclasses.replace(blank, status=MISSING, note=contender.missing))
+            return
+        blanks = [self._blank(contender, *measurement) for measurement in entry.measurements]
+        blanks = [blank for blank in blanks if not recorder.is_measured(blank)]
+        if not blanks:
+            return
+        calls = Calls(contender, self.question)
+        try:
+            recorder.limits.check_clock()
+            recorder.limits.check_growth(blanks[0])
+            with given_up_after(LONGEST_ROW_S):
+                recorder.limits.check_pairs(contender, self.question)
+                self._check_eager(calls, {blank.mode for blank in blanks})
+        except Exception as reason:
+            for blank in blanks:
+                recorder.add(without_time(blank, reason))
+            return
+        for blank in blanks:
+            recorder.record(blank, partial(self._measured, calls))
+
+    def _check_eager(self, calls: Calls, modes: set[str]) -> None:
+        """Compare what the modes rest on; raises WrongResult."""
+        contender = calls.contender
+        if "knn" in contender.find and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
+            error = self.expected.error(calls, "knn", "eager", contender.find["knn"](self.question))
+            check_error("neighbours", error, contender.allowed(sums=False))
+        if modes & {*SUMS, *NETWORK}:
+            self.expected.fill_upstream(calls.upstream, checked_only=True)
+            error = self.expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
+            check_error("values and feature gradient", error, contender.allowed(sums=True))
+
+    def _measured(self, calls: Calls, blank: Row) -> Row:
+        mode, execution = blank.mode, blank.execution
+
+        def make() -> Callable[[], Any]:
+            self.recorder.limits.check_growth(blank)
+            if mode in WITH_GRADIENTS:
+                self.expected.fill_upstream(calls.upstream, checked_only=True)
+            return calls.make(mode, execution)
+
+        def error_of(result: Any) -> float | None:
+            error = self.expected.error(calls, mode, execution, result)
+            if mode in WITH_GRADIENTS:
+                self.expected.fill_upstream(calls.upstream, checked_only=False)
+            return error
+
+        allowed = calls.contender.allowed(sums=mode not in SEARCHES)
+        return self.recorder.timed(blank, make, error_of, allowed, host=self.workload.host)
+
+    def _blank(self, contender: Contender, mode: str, execution: str) -> Row:
+        """A row of this workload without its results."""
+        asked, problem = self.question, self.question.problem
+        return self.recorder.blank(
+            workload=self.workload.name,
+            operator=self.workload.operator,
+            **{"contender": contender.name, "kind": contender.kind, "package": contender.package},
+            **{"mode": mode, "execution": execution, "note": contender.returns},
+            queries=problem.query_points.shape[:-1].numel(),
+            references=problem.reference_points.shape[:-1].numel(),
+            clouds=len(problem.ranges()),
+            k=None if mode.endswith("csr") else asked.k,
+            radius=asked.radius,
+            channels=1 if mode in LISTS else problem.features.shape[-1],
+            dtype=str(problem.query_points.dtype).removeprefix("torch."),
+        )

@@ -7,18 +7,19 @@ it is built, are the same in both. ``import`` is ``from pointproj import knn``, 
 
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import NamedTuple
 
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
-from pointproj.benchmark.processes import Process
 from pointproj.benchmark.recorder import Part, Recorder, with_time
 from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
+from pointproj.machine import PROJECT
 
 TIMEOUT_S = 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "WARP_CACHE_PATH")
@@ -32,21 +33,14 @@ before = time.perf_counter()
 from pointproj import knn
 print(time.perf_counter() - before)
 """
-
-
-class Job(NamedTuple):
-    """A training run; ``{folder}`` is where it may keep data."""
-
-    arguments: tuple[str, ...]
-    modes: tuple[str, ...]
-
-
+# Arguments of train.py, where {folder} may keep data, and the modes that are rows. Pictures come after a
+# first step, and are in no row's time.
 JOBS = {
-    "tutorial_knn": Job(("experiment=tutorial_knn", "backend=warp", "compile=true"), MODES),
-    "default": Job(
+    "tutorial_knn": (("experiment=tutorial_knn", "backend=warp", "compile=true"), MODES),
+    "default": (
         (
             *("training.epochs=1", "data.root={folder}/data", "data.cache={folder}/cache"),
-            "training.pictures=0",  # after the first step, and no row's time
+            "training.pictures=0",
         ),
         MODES[:1],
     ),
@@ -55,11 +49,30 @@ JOBS = {
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """A part for each job with its rows, cold and then warm, and one of the import."""
-    for name, job in JOBS.items() if "start" in config.workloads and config.execution is None else ():
-        modes = [mode for mode in job.modes if mode in config.modes]
+    for name, (_, able) in JOBS.items() if "start" in config.workloads and config.execution is None else ():
+        modes = [mode for mode in able if mode in config.modes]
         yield Part(len(STARTS) * len(modes), partial(_start, name=name, modes=modes))
     if {"import"} <= {*config.workloads} & {*config.modes} and "eager" in (config.execution or EXECUTIONS):
         yield Part(1, _import)
+
+
+def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run this Python with these arguments in the project's folder; the last line that it printed.
+
+    Raises
+    ------
+    RuntimeError
+        With the last line of what it wrote to standard error, if it failed.
+    TimeoutExpired
+    """
+    settings = {"cwd": PROJECT, "env": environment, "timeout": TIMEOUT_S, "stdin": subprocess.DEVNULL}
+    ended = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **settings)
+    if ended.returncode != 0:
+        reason = (
+            ended.stderr.strip() or ended.stdout.strip() or f"exit status {ended.returncode}"
+        ).splitlines()
+        raise RuntimeError(f"the process failed: {reason[-1]}")
+    return next(reversed(ended.stdout.strip().splitlines()), "")
 
 
 def _blank(recorder: Recorder, workload: str, **columns: str) -> Row:
@@ -68,7 +81,7 @@ def _blank(recorder: Recorder, workload: str, **columns: str) -> Row:
 
 
 def _start(recorder: Recorder, name: str, modes: list[str]) -> None:
-    arguments = JOBS[name].arguments
+    arguments, _ = JOBS[name]
     note = f"python train.py {' '.join(arguments[:3])}"
     with TemporaryDirectory() as folder:
         for start in STARTS:
@@ -79,7 +92,7 @@ def _start(recorder: Recorder, name: str, modes: list[str]) -> None:
                 recorder.record(blank, measured, TIMEOUT_S)
 
 
-def run_seconds(arguments: tuple[str, ...], device_type: str, folder: Path) -> dict[str, float]:
+def run_seconds(arguments: Sequence[str], device_type: str, folder: Path) -> dict[str, float]:
     """Train in a new process with all caches below ``folder``.
 
     Returns
@@ -90,14 +103,14 @@ def run_seconds(arguments: tuple[str, ...], device_type: str, folder: Path) -> d
     Raises
     ------
     RuntimeError
-        With the last line of what the process wrote, if it failed.
+        As of :func:`answer_of`.
     """
     run = Path(mkdtemp(dir=folder))
     chosen = [argument.format(folder=folder) for argument in arguments]
     caches = {name: str(folder / name) for name in CACHES}
     started, before = time.time(), time.monotonic()
     command = ["train.py", *chosen, f"device={device_type}", f"hydra.run.dir={run}"]
-    Process.begin(command, {**os.environ, **caches}).answer(TIMEOUT_S)
+    answer_of(command, {**os.environ, **caches})
     whole = time.monotonic() - before
     first = json.loads((run / "metrics.json").read_text(encoding="utf-8"))["first_step_ended"]
     return {"first_step": first - started, "whole": whole}
@@ -110,6 +123,5 @@ def _import(recorder: Recorder) -> None:
 
 def import_seconds() -> list[float]:
     """Seconds that importing the operators took after torch, in new processes; errors as of a run's."""
-    command = ["-c", IMPORT_PROGRAM]
-    _, *seconds = [float(Process.begin(command).answer(TIMEOUT_S)) for _ in range(1 + IMPORTS)]
+    _, *seconds = [float(answer_of(["-c", IMPORT_PROGRAM])) for _ in range(1 + IMPORTS)]
     return seconds  # the first filled the disk's cache

@@ -1,6 +1,7 @@
-"""All tables of the benchmark, as one Markdown page, from result files alone.
+"""The writer of tables, from result files alone: all as one Markdown page, and the one of README.md.
 
 python -m pointproj benchmark-table benchmarks/*.csv --output benchmarks/tables.md
+python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.md
 """
 
 import argparse
@@ -8,10 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from pointproj.benchmark.cells import markdown, milliseconds, only, peak, seconds
 from pointproj.benchmark.config import WITH_RMM
-from pointproj.benchmark.readme_table import renew
-from pointproj.benchmark.results import MISSING, OK, Row, read_rows, require_one_run, select
+from pointproj.benchmark.results import (
+    MISSING,
+    OK,
+    OUT_OF_MINUTES,
+    SKIPPED,
+    Row,
+    fastest,
+    read_rows,
+    require_one_run,
+    select,
+)
 from pointproj.benchmark.tutorial import LINES
 
 HEAD = """# What was measured
@@ -30,6 +39,16 @@ HOST = {("host_64", "knn"): "64, kNN", ("host_64", "radius"): "64, radius", ("ho
 HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
 START = {"first_step": "first step", "whole": "whole run"}
 EXECUTION_ORDER = ("captured", "compiled", "eager")
+
+BEGIN, END = "<!-- begin of the benchmark's table -->", "<!-- end of the benchmark's table -->"
+README_WORKLOADS = {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}
+README_LINES = {
+    "tutorial torch": "plain torch, brute force",
+    "cuML": "cuML",
+    "PhysicsNeMo": "PhysicsNeMo",
+    "warp": "**pointproj**, `backend=warp`",
+    "native": "**pointproj**, `backend=native`",
+}
 
 Columns = dict[str, dict[str, object]]  # heading -> what the row has whose value stands there
 Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
@@ -139,6 +158,15 @@ def _farthest(rows: list[Row]) -> Columns:
     }
 
 
+def _attend(rows: list[Row]) -> Columns:
+    headings = {"forward": "aggregate", "with gradients": "operator", "with gradients, peak MiB": "operator"}
+    return {
+        f"{_count(size)}, {heading}": {"workload": "attend", "references": size, "mode": mode}
+        for size in sorted({row.references for row in select(rows, workload="attend")})
+        for heading, mode in headings.items()
+    }
+
+
 def _models(rows: list[Row]) -> Columns:
     keys = sorted({(row.workload, row.references) for row in rows if row.workload in MODELS})
     return {f"{MODELS[name]}, {_count(n)} points": {"workload": name, "references": n} for name, n in keys}
@@ -212,6 +240,7 @@ _TABLES: dict[str, tuple[Callable[[list[Row]], Columns], Callable[[list[Row]], G
         _scaling,
         _by_execution,
     ),
+    "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": (_attend, _by_execution),
     "Farthest points, milliseconds": (_farthest, partial(_by_contender, workload="farthest")),
     "Time that the host takes to issue an eager call, milliseconds": (_fixed(_HOSTS), _by_contender),
     "Batches: forward with the features' gradient, milliseconds": (_fixed(_BATCHES), _by_execution),
@@ -244,6 +273,88 @@ _TABLES: dict[str, tuple[Callable[[list[Row]], Columns], Callable[[list[Row]], G
         partial(_by_contender, workload="import"),
     ),
 }
+
+
+def renew(page: Path, rows: list[Row]) -> None:
+    """Write the table of these rows into a page, in place of the one that it has.
+
+    Parameters
+    ----------
+    page : Path
+        With the two comments, which stay.
+    rows : list of Row
+        Of one run on one device.
+
+    Raises
+    ------
+    ValueError
+        If the rows are not of one run, or the page has no place for the table.
+    """
+    require_one_run(rows)
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page}: expected the lines {BEGIN} and {END} around its table")
+    page.write_text(f"{before}{BEGIN}\n\n{readme_table(rows)}\n\n{END}{after}", encoding="utf-8")
+
+
+def readme_table(rows: list[Row]) -> str:
+    """The table and a sentence about its run."""
+    steps = select(rows, mode="step")
+    head = [f"{words}: {how}" for words in README_WORKLOADS.values() for how in ("eager", "best")]
+    body = [_readme_line(name, select(steps, contender=name)) for name in README_LINES]
+    lines = markdown("milliseconds", [*head, "peak memory, kNN"], [line for line in body if any(line[1:])])
+    run = rows[-1]
+    versions = f"torch {run.torch.partition('+')[0]}, commit {run.commit[:7]}, {run.date[:10]}"
+    return "\n".join([*lines, "", f"One {run.device}; all rows are of one run ({versions})."])
+
+
+def _readme_line(name: str, rows: list[Row]) -> list[str]:
+    cells = []
+    for workload in README_WORKLOADS:
+        of = select(rows, workload=workload)
+        cells += [milliseconds(only(of, execution="eager")), milliseconds(fastest(of))]
+    best = fastest(select(rows, workload="w1"))
+    return [README_LINES[name], *cells, f"{peak(best)} MiB" if best is not None else ""]
+
+
+def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
+    """The lines of a Markdown table; ``corner`` is the head of its first column."""
+    lines = [[corner, *head], ["---", *("---:" for _ in head)], *body]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def only(rows: Iterable[Row], **wanted: object) -> Row | None:
+    """The row that has these values, if there is one."""
+    return next(reversed(select(rows, **wanted)), None)
+
+
+def milliseconds(row: Row | None) -> str:
+    """The median time."""
+    return cell(row, lambda row: f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:.0f}")
+
+
+def seconds(row: Row | None) -> str:
+    """The median time, for what takes seconds."""
+    return cell(row, lambda row: f"{row.p50_ms / 1e3:.1f}")
+
+
+def peak(row: Row | None) -> str:
+    """Peak memory in MiB."""
+    return cell(row, lambda row: f"{row.peak_mib:,.0f}")
+
+
+def cell(row: Row | None, value: Callable[[Row], str]) -> str:
+    """The value of a row that was measured, else why it was not in a word or two."""
+    if row is None or row.status == MISSING:
+        return ""
+    if row.status == OK:
+        return value(row)
+    if "OutOfMemory" in row.note or "GiB are free" in row.note:
+        return "out of memory"
+    if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
+        return "not run"
+    return "too slow" if row.status == SKIPPED else row.status
 
 
 def main(arguments: Sequence[str]) -> None:

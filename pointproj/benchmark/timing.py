@@ -20,6 +20,8 @@ LONG_CALL_S = 0.5  # of longer calls only the second one is timed
 FEWEST_SAMPLES = 3
 ISSUED_IN_A_ROW = 5  # calls without waiting between them; so many that none waits for room in the queue
 
+Call = Callable[[], object]
+
 
 class Timing(NamedTuple):
     """Percentiles in milliseconds per call."""
@@ -30,9 +32,7 @@ class Timing(NamedTuple):
     repetitions: int
 
 
-def measure(
-    function: Callable[[], object], device: torch.device, budget_s: float, repetitions: int | None = None
-) -> Timing:
+def measure(function: Call, device: torch.device, budget_s: float, repetitions: int | None = None) -> Timing:
     """Time ``function``, which has run before at least once.
 
     Parameters
@@ -56,31 +56,23 @@ def measure(
     if warm_up[0] > LONG_CALL_S:
         return percentiles(warm_up, 1)
     few = sample(function, device, 1, FEWEST_SAMPLES)
-    estimate = min(few)
-    if FEWEST_SAMPLES * estimate > budget_s:
+    if FEWEST_SAMPLES * min(few) > budget_s:
         return percentiles(few, 1)
-    calls = _calls_per_sample(estimate)
-    if calls > 1:
+    calls, estimate = 1, min(few)
+    for _ in range(2):  # the first estimate is of single calls, whose events cost too much
+        wanted = math.ceil(SHORTEST_SAMPLE_S / max(estimate, FASTEST_CALL_S))
+        if wanted == calls:
+            break
+        calls = wanted
         estimate = min(sample(function, device, calls, FEWEST_SAMPLES))
-        calls = _calls_per_sample(estimate)
     samples = min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S))))
     return percentiles(sample(function, device, calls, max(FEWEST_SAMPLES, samples)), calls)
 
 
-def measure_host(function: Callable[[], object], device: torch.device, budget_s: float) -> Timing:
+def measure_host(function: Call, device: torch.device, budget_s: float) -> Timing:
     """Time that the host takes to issue a call, without waiting for the device; on a CPU that of the call.
 
-    Parameters
-    ----------
-    function : callable
-        It has run before at least once.
-    device : torch.device
-    budget_s : float
-        Seconds that the repetitions take, approximately.
-
-    Returns
-    -------
-    Timing
+    Parameters and result as those of :func:`measure`.
     """
     if device.type != "cuda":
         return measure(function, device, budget_s)
@@ -94,10 +86,6 @@ def measure_host(function: Callable[[], object], device: torch.device, budget_s:
     return percentiles(seconds, ISSUED_IN_A_ROW)
 
 
-def _calls_per_sample(estimate: float) -> int:
-    return math.ceil(SHORTEST_SAMPLE_S / max(estimate, FASTEST_CALL_S))
-
-
 def percentiles(seconds: list[float], calls: int) -> Timing:
     """Percentiles of samples given in seconds per call, each the mean over ``calls`` calls."""
     ms = torch.tensor(seconds, dtype=torch.float64) * 1e3
@@ -105,9 +93,7 @@ def percentiles(seconds: list[float], calls: int) -> Timing:
     return Timing(p20, p50, p80, len(seconds) * calls)
 
 
-def _sample_on_gpu(
-    function: Callable[[], object], device: torch.device, calls: int, samples: int
-) -> list[float]:
+def _sample_on_gpu(function: Call, device: torch.device, calls: int, samples: int) -> list[float]:
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
     torch.cuda.synchronize(device)
     marks[0].record()
@@ -119,9 +105,7 @@ def _sample_on_gpu(
     return [before.elapsed_time(after) / 1e3 / calls for before, after in itertools.pairwise(marks)]
 
 
-def _sample_on_host(
-    function: Callable[[], object], device: torch.device, calls: int, samples: int
-) -> list[float]:
+def _sample_on_host(function: Call, device: torch.device, calls: int, samples: int) -> list[float]:
     seconds = []
     for _ in range(samples):
         start = time.perf_counter()

@@ -27,6 +27,7 @@ SELF_K = 8
 SEARCH = ("build", "search", "knn")
 SUMS = ("aggregate", "operator", "gradients")
 NETWORK = ("forward", "step")
+LISTS = ("padded", "csr")
 LIST_SUMS = ("aggregate_padded", "aggregate_csr")
 UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; compiling all takes minutes
 GRID = 30**3

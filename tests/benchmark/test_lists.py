@@ -10,10 +10,10 @@ import torch
 from pointproj import knn, radius_neighbors
 from pointproj.benchmark import libraries, table
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import Contender, entries, peer_contender
+from pointproj.benchmark.contenders import entries
 from pointproj.benchmark.libraries import PEERS
 from pointproj.benchmark.parity import Expected
-from pointproj.benchmark.peers import Pairs, Peer, padded_pairs
+from pointproj.benchmark.peers import Contender, Pairs, padded_pairs
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row
 from pointproj.benchmark.run import run
 from pointproj.benchmark.workloads import (
@@ -30,11 +30,11 @@ from pointproj.ops.cases import Problem
 from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")
-ANY = Contender("any", "peer", "", (), (), {})
+ANY = Contender("any", "", {})
 
 
-def named(name: str, finds: str) -> Peer:
-    return next(peer for peer in PEERS if (peer.library.name, peer.finds) == (name, finds))
+def named(name: str, finds: str) -> Contender:
+    return next(peer for peer in PEERS if peer.name == name and finds in peer.find)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchConfig:
             asked = partial(list_question, uniform(size))
             yield Workload("lists_uniform", "radius", OF_LISTS, asked)
 
-    monkeypatch.setattr("pointproj.benchmark.clouds.workloads", small)
+    monkeypatch.setattr("pointproj.benchmark.run.workloads", small)
     few = {"device": "cpu", "workloads": ["lists"], "sizes": [200], "budget_s": 0.01}
     return BenchConfig(**few, execution=["eager"], backends=["torch"], output=str(tmp_path / "r.csv"))
 
@@ -71,11 +71,9 @@ def peers_of_the_cpu() -> list:
     """Those that are imported quickly, and the others for ``pytest -m peers``."""
     quick = ("scipy cKDTree", "pykdtree")
     return [
-        pytest.param(
-            p, id=f"{p.library.name}-{p.finds}", marks=[] if p.library.name in quick else pytest.mark.peers
-        )
+        pytest.param(p, id=f"{p.name}-{p.modes[0]}", marks=[] if p.name in quick else pytest.mark.peers)
         for p in PEERS
-        if "cpu" in p.library.devices and p.read
+        if "cpu" in p.devices and p.read
     ]
 
 
@@ -101,7 +99,8 @@ class TestRun:
 
     def test_wrong_list_gets_no_time(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
         right = named("scipy cKDTree", "padded")
-        wrong = dataclasses.replace(right, function=lambda asked: right.function(asked._replace(k=31)))
+        less = {"padded": lambda asked: right.find["padded"](asked._replace(k=31))}
+        wrong = dataclasses.replace(right, find=less)
         monkeypatch.setattr(libraries, "PEERS", [wrong])
         only = {"backends": [], "modes": ["padded"]}
         (result,) = run(dataclasses.replace(config, **only))
@@ -109,7 +108,7 @@ class TestRun:
 
     def test_missing_peer_is_a_row_that_says_so(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
         right = named("scipy cKDTree", "padded")
-        absent = dataclasses.replace(right, library=right.library._replace(imports=("no_such_package",)))
+        absent = dataclasses.replace(right, imports=("no_such_package",))
         monkeypatch.setattr(libraries, "PEERS", [absent])
         only = {"backends": [], "modes": ["padded"]}
         (result,) = run(dataclasses.replace(config, **only))
@@ -150,12 +149,11 @@ class TestPlan:
 
 class TestParity:
     @pytest.mark.parametrize("peer", peers_of_the_cpu())
-    def test_peers_agree_with_the_reference(self, asked: Question, peer: Peer):
-        if peer.missing():
-            pytest.skip(peer.missing())
-        expected = expected_of(asked)
-        contender = peer_contender(peer, expected.workload, "cpu")
-        assert expected.pairs_error(peer.finds, peer.read(peer.function(asked)), contender) < 1e-5
+    def test_peers_agree_with_the_reference(self, asked: Question, peer: Contender):
+        if peer.not_installed():
+            pytest.skip(peer.not_installed())
+        ((mode, find),) = peer.find.items()
+        assert expected_of(asked).pairs_error(mode, peer.read(find(asked)), peer) < 1e-5
 
     def test_error_is_that_of_the_changed_list(self, asked: Question):
         expected, found = expected_of(asked), padded(asked)

@@ -1,118 +1,88 @@
-"""Steps of whole models: which rows there are, and what a process answers."""
+"""Steps of whole models: which rows there are, and what they are compared with."""
 
-import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
-from pointproj.benchmark import geotransolver, gino, models, processes
+from pointproj.benchmark import models
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.model_process import PreparedStep, Request
-from pointproj.benchmark.processes import Prepared
 from pointproj.benchmark.results import MISSING, OK, SKIPPED, WRONG
 from pointproj.benchmark.run import run
 from tests.benchmark.test_run import bench_config
 from tests.compat.physicsnemo_library import import_physicsnemo
 
+CPU = torch.device("cpu")
 CONFIG = {"workloads": ["gino"], "slowest_call_s": 1000.0}
-TIMES = '"p20_ms": 1, "p50_ms": 2, "p80_ms": 3, "repetitions": 4'
-ANSWER = f'{{{TIMES}, "error": %s, "before": 1048576, "peak": 3145728}}'
 
 
-def asked_for(config: BenchConfig, device: str) -> list[tuple]:
-    """(workload, contender, execution, points) of each row."""
-    rows = models.requests(config, device)
-    return [
-        (r.workload, "pointproj" if r.replaced else models.MODELS[r.workload].PACKAGE, r.execution, r.points)
-        for r in rows
-    ]
+def small(ours: bool, *_: object) -> models.Made:
+    """A network in place of a library's, to which every search is the same."""
+    network = torch.nn.Linear(3, 1)
+    return network, {"input": torch.ones(5, 3)}
 
 
 def test_every_model_has_rows_with_its_own_search_and_with_ours():
-    rows = asked_for(BenchConfig(), "cpu")
-    assert ("gino", "neuraloperator", "eager", 10**4) in rows
-    assert ("gino", "pointproj", "eager", 10**6) in rows
+    rows = models.rows_of(BenchConfig())
+    assert ("gino", "neuraloperator", 10**4, "eager") in rows
+    assert ("gino", "pointproj", 10**6, "eager") in rows
     for asked, executions in ((None, ["eager", "compiled"]), (["eager"], ["eager"])):
-        rows = asked_for(BenchConfig(execution=asked), "cpu")
-        assert [row[2] for row in rows if row[:2] == ("geotransolver", "pointproj")] == executions
-    assert not asked_for(BenchConfig(modes=["knn"]), "cpu")
-    assert not asked_for(BenchConfig(workloads=["w1"]), "cpu")
-    assert {row[1] for row in asked_for(BenchConfig(peers=[]), "cpu")} == {"pointproj"}
+        rows = models.rows_of(BenchConfig(execution=asked))
+        assert [row[3] for row in rows if row[:2] == ("geotransolver", "pointproj")] == executions
+    assert not models.rows_of(BenchConfig(modes=["knn"]))
+    assert not models.rows_of(BenchConfig(workloads=["w1"]))
+    assert {row[1] for row in models.rows_of(BenchConfig(peers=[]))} == {"pointproj"}
 
 
 def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Prepared, "ask", lambda *_: '{"missing": "neuralop cannot be imported"}')
+    monkeypatch.setattr(models, "import_failure", lambda name: f"{name} cannot be imported")
     rows = run(bench_config(tmp_path, **CONFIG))
-    assert [(row.status, row.note) for row in rows] == [(MISSING, "neuralop cannot be imported")] * 3
+    assert [(row.status, row.note) for row in rows] == [(MISSING, "neuralop.models cannot be imported")] * 3
     rows = run(bench_config(tmp_path, workloads=["gino"]))
     assert {row.status for row in rows} == {SKIPPED}
     assert "more than slowest_call_s=2" in rows[0].note
 
 
-@pytest.mark.parametrize(("error", "status"), [("1e-6", OK), ("null", OK), ("0.1", WRONG)])
-def test_what_a_process_answers_is_a_row(
-    error: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("error", "status"), [(1e-6, OK), (0.1, WRONG)])
+def test_a_step_is_timed_if_the_small_model_agrees(
+    error: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Prepared, "ask", lambda *_: ANSWER % error)
-    row, *_ = run(bench_config(tmp_path, **CONFIG))
-    assert (row.contender, row.queries, row.references, row.status) == (
+    model = models.dataclasses.replace(models.GINO, make=small, make_small=small)
+    monkeypatch.setitem(models.MODELS, "gino", model)
+    monkeypatch.setattr(models, "import_failure", lambda name: None)
+    monkeypatch.setattr(models, "disagreement", lambda *_: error)
+    theirs, ours, _ = run(bench_config(tmp_path, **CONFIG))
+    assert (theirs.contender, theirs.queries, theirs.references, theirs.status) == (
         "neuraloperator",
         32**3,
         10**4,
-        status,
+        OK,
     )
-    if status == OK:
-        assert (row.p50_ms, row.repetitions, row.peak_mib) == (2, 4, 3)
-        assert row.note == "1 MiB before the first step"
+    assert 0 < theirs.p20_ms <= theirs.p50_ms <= theirs.p80_ms
+    assert theirs.parity_error is None
+    assert "MiB before the first step" in theirs.note
+    assert (ours.contender, ours.status, ours.parity_error) == ("pointproj", status, error)
 
 
-def test_processes_prepare_wait_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    program = """
-        import os, pathlib, sys
-        name = sys.argv[1]
-        begun = pathlib.Path(name)
-        if name == "fails beside others" and not begun.exists():
-            begun.touch()
-            sys.exit("no memory")
-        if name == "fails":
-            sys.exit("a line\\nno such library")
-        print("the library prints too\\n\\nready to measure", flush=True)
-        if sys.stdin.readline():
-            print(f"{name} in {os.getpid()}")
-    """
-    (tmp_path / "answers.py").write_text(textwrap.dedent(program))
-    monkeypatch.setattr(processes, "PROJECT", tmp_path)
-    with Prepared("answers") as prepared:
-        prepared.begin(["a", "b", "fails beside others", "fails"])
-        prepared.until_ready()
-        begun = {request: each.process for request, each in prepared._waiting.items()}
-        assert prepared.ask("a", 60) == f"a in {begun['a'].pid}"
-        again = prepared.ask("a", 60)  # a process answers once
-        assert again.startswith("a in ")
-        assert again != f"a in {begun['a'].pid}"
-        assert prepared.ask("fails beside others", 60).startswith("fails beside others in ")
-        with pytest.raises(RuntimeError, match="the process failed: no such library"):
-            prepared.ask("fails", 60)
-    assert all(process.poll() is not None for process in begun.values())
+def test_another_output_or_gradient_is_a_disagreement():
+    def made(ours: bool, device: torch.device) -> models.Made:
+        network, inputs = small(ours)
+        return network, {"input": inputs["input"] * (1.01 if ours else 1.0)}
+
+    of = models.dataclasses.replace(models.GINO, make_small=small)
+    assert models.disagreement(of, CPU) == 0.0
+    assert models.disagreement(models.dataclasses.replace(of, make_small=made), CPU) > 1e-3
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("module", [gino, geotransolver], ids=["gino", "geotransolver"])
-def test_a_small_model_agrees_and_is_timed(module, monkeypatch: pytest.MonkeyPatch):
-    if module is gino:
+@pytest.mark.parametrize("name", [*models.MODELS])
+def test_a_small_model_agrees(name: str):
+    if name == "gino":
         pytest.importorskip("neuralop", reason="neuraloperator is not installed: extra peers")
     else:
         import_physicsnemo()
-    few = lambda replaced, points, device: module.make_small(replaced, device)  # noqa: E731
-    monkeypatch.setattr(module, "make", few)
-    name = module.__name__.rpartition(".")[2]
     try:
-        found = PreparedStep(Request(name, True, "eager", 0, "cpu", 0.01)).answer()
+        assert models.disagreement(models.MODELS[name], CPU) < 1e-4
     finally:
-        if module is geotransolver:
-            from pointproj.compat import physicsnemo
-
-            physicsnemo.uninstall()
-    assert found["error"] < models.TOLERANCE
-    assert 0 < found["p20_ms"] <= found["p50_ms"] <= found["p80_ms"]
-    assert found["peak"] >= found["before"] > 0
+        if name == "geotransolver":
+            models._use_our_search(False)

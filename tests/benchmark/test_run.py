@@ -1,9 +1,7 @@
 """The benchmark: rows are kept, and wrong results get no time."""
 
 import dataclasses
-import gc
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +13,11 @@ from pointproj import knn
 from pointproj.benchmark import interop, libraries, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_contender, entries, missing_backend, peer_contender
+from pointproj.benchmark.contenders import backend_contender, entries, missing_backend
 from pointproj.benchmark.libraries import PEERS
 from pointproj.benchmark.limits import Limits, Unaffordable, given_up_after
 from pointproj.benchmark.parity import Expected, relative_error
-from pointproj.benchmark.peers import Nearest, Peer
-from pointproj.benchmark.recorder import collect_only_new_garbage
+from pointproj.benchmark.peers import Contender, Nearest
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import ISSUED_IN_A_ROW, measure, measure_host, percentiles
@@ -36,14 +33,17 @@ KNN = Workload("small", "knn", ("knn", "operator", "step"), of_case(SMALL, "knn"
 RADIUS = Workload("small", "radius", ("operator", "step"), of_case(SMALL, "radius"))
 
 
-def peer_named(name: str, operator: str = "knn") -> Peer:
-    return next(peer for peer in PEERS if (peer.library.name, peer.operator) == (name, operator))
+def peer_named(name: str, operator: str = "knn") -> Contender:
+    return next(peer for peer in PEERS if (peer.name, peer.operator) == (name, operator))
 
 
-def without_package(name: str, function: Callable) -> Peer:
+def here(peer: Contender) -> bool:
+    return "cpu" in peer.devices and not peer.not_installed()
+
+
+def without_package(name: str, function: Callable) -> Contender:
     """A peer with another function, for which nothing is imported."""
-    right = peer_named(name)
-    return dataclasses.replace(right, function=function, library=right.library._replace(imports=()))
+    return dataclasses.replace(peer_named(name), find={"knn": function}, imports=())
 
 
 def bench_config(tmp_path: Path, **values: object) -> BenchConfig:
@@ -54,7 +54,7 @@ def bench_config(tmp_path: Path, **values: object) -> BenchConfig:
 
 def measure_small(monkeypatch: pytest.MonkeyPatch, config: BenchConfig, *made: Workload) -> list[Row]:
     """Run with these workloads in place of the named ones."""
-    monkeypatch.setattr("pointproj.benchmark.clouds.workloads", lambda *_: iter(made))
+    monkeypatch.setattr("pointproj.benchmark.run.workloads", lambda *_: iter(made))
     return run(config)
 
 
@@ -78,8 +78,11 @@ class TestRun:
 
     def test_wrong_result_gets_no_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
         right = peer_named("scipy cKDTree")
-        beyond = lambda q, r, k: Nearest(None, right.function(q, r, k + 1).indices[:, 1:])  # noqa: E731
-        wrong = dataclasses.replace(right, library=right.library._replace(name="wrong"), function=beyond)
+
+        def beyond(asked: Question) -> Nearest:
+            return Nearest(None, right.find["knn"](asked._replace(k=asked.k + 1)).indices[:, 1:])
+
+        wrong = dataclasses.replace(right, name="wrong", find={"knn": beyond})
         monkeypatch.setattr(libraries, "PEERS", [wrong])
         rows = measure_small(monkeypatch, bench_config(tmp_path, execution=["eager"], backends=[]), KNN)
         assert [(r.mode, r.status, r.p50_ms) for r in rows] == [
@@ -112,7 +115,7 @@ class TestRun:
 
     def test_missing_peer_is_a_row_that_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         right = peer_named("pykdtree")
-        absent = dataclasses.replace(right, library=right.library._replace(imports=("no_such_package",)))
+        absent = dataclasses.replace(right, imports=("no_such_package",))
         monkeypatch.setattr(libraries, "PEERS", [absent])
         config = bench_config(tmp_path, execution=["eager"], backends=[])
         (only,) = measure_small(monkeypatch, config, KNN)
@@ -132,19 +135,14 @@ class TestRun:
             measure_small(monkeypatch, config, KNN)
         assert [r.contender for r in read_rows(tmp_path / "r.csv")] == ["torch"]
 
-    def test_the_end_says_where_the_time_went(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-        only = {"execution": ["eager"], "backends": ["torch"], "peers": [], "modes": ["knn"]}
-        measure_small(monkeypatch, bench_config(tmp_path, **only, row_s=1e-6), KNN)
-        shown = capsys.readouterr().out.partition("1 ok; ")[2]
-        assert "s in all\nsmall " in shown
-        named = shown.partition("longer than row_s=1e-06:")[2].splitlines()[1:]
-        assert {line.partition("s  ")[2] for line in named} == {
-            "small, clouds of 200 points",
-            "small, torch, comparison with the reference",
-            "small, torch, knn, eager, 200 points",
-        }
-        measure_small(monkeypatch, bench_config(tmp_path, **only, row_s=1000.0), KNN)
-        assert "longer than" not in capsys.readouterr().out
+    def test_a_run_that_was_cut_off_goes_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        only = {"execution": ["eager"], "backends": ["torch"], "peers": [], "started": "2026-01-02"}
+        first = measure_small(monkeypatch, bench_config(tmp_path, modes=["knn"], **only), KNN)
+        again = measure_small(monkeypatch, bench_config(tmp_path, **only), KNN)
+        assert [[row.mode for row in rows] for rows in (first, again)] == [["knn"], ["operator", "step"]]
+        assert [row.mode for row in read_rows(tmp_path / "r.csv")] == ["knn", "operator", "step"]
+        only["started"] = "2026-01-03"
+        assert len(measure_small(monkeypatch, bench_config(tmp_path, **only), KNN)) == 3
 
     def test_workloads_are_measured_in_the_order_asked_for(self, tmp_path: Path):
         few = {"peers": [], "elements": 9, "sizes": [200], "modes": ["launch", "knn"], "backends": ["torch"]}
@@ -192,15 +190,11 @@ class TestCalls:
             torch.testing.assert_close(distances, expected[0], rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(indices, expected[1], rtol=0, atol=0)
 
-    @pytest.mark.parametrize(
-        "peer",
-        [p for p in PEERS if p.finds == "knn" and "cpu" in p.library.devices],
-        ids=lambda p: p.library.name,
-    )
-    def test_peers_return_what_they_find(self, peer: Peer):
-        if peer.missing():
-            pytest.skip(peer.missing())
-        found = peer_contender(peer, KNN).find["knn"](KNN.question(CPU))
+    @pytest.mark.parametrize("peer", [p for p in PEERS if "knn" in p.find], ids=lambda p: p.name)
+    def test_peers_return_what_they_find(self, peer: Contender):
+        if not here(peer):
+            pytest.skip("not on this machine")
+        found = peer.find["knn"](KNN.question(CPU))
         assert found.indices.shape == found.distances.shape == (60, 5)
 
 
@@ -209,9 +203,7 @@ class TestParity:
     def test_backends_and_peers_agree_with_the_reference(self, workload: Workload):
         question = workload.question(CPU)
         expected = Expected(workload, question)
-        here = [p for p in PEERS if p.operator == workload.operator and "cpu" in p.library.devices]
-        summing = [p for p in here if p.finds in ("knn", "sums") and not p.missing()]
-        contenders = [peer_contender(p, workload) for p in summing]
+        contenders = [p for p in PEERS if p.operator == workload.operator and p.sums and here(p)]
         assert {"tutorial torch", "scipy cKDTree"} <= {contender.name for contender in contenders}
         for contender in [backend_contender("torch", workload), *contenders]:
             calls = Calls(contender, question)
@@ -289,14 +281,14 @@ class TestLimits:
         problem = of_case(Case("huge", gaussian(1, 1)), "knn")(CPU).problem
         points = problem.reference_points.expand(3_000_000, 3)
         question = Question(problem._replace(query_points=points, reference_points=points), 4)
-        contender = peer_contender(peer_named("tutorial torch"), KNN)
+        contender = peer_named("tutorial torch")
         with pytest.raises(Unaffordable, match=r"would need about 1[\d.e+]+ GiB"):
             Limits(BenchConfig(), CPU).check_pairs(contender, question)
 
     @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
     def test_the_call_that_is_made_with_few_queries_is_one_of_the_workload(self, workload: Workload):
         part = workload.question(CPU).part(1000)
-        found = backend_contender("torch", workload).forward(part)
+        found = backend_contender("torch", workload).try_out(part)
         assert len(found.indices if workload is KNN else found) == 5
 
     def test_a_call_that_takes_too_long_is_given_up(self):
@@ -313,22 +305,6 @@ class TestLimits:
         limits.check_growth(row(references=10_000, contender="another"))
         with pytest.raises(Unaffordable, match="would take about 3 s a call, more than slowest_call_s=2"):
             limits.check_growth(row(references=10_000))
-
-
-def test_only_what_was_made_within_is_looked_at_for_garbage():
-    class Ring:
-        def __init__(self):
-            self.itself = self
-
-    before = Ring()
-    old = weakref.ref(before)
-    with collect_only_new_garbage():
-        young = weakref.ref(Ring())
-        del before
-        gc.collect()
-        assert (old() is None, young() is None) == (False, True)
-    gc.collect()
-    assert old() is None
 
 
 class TestTiming:

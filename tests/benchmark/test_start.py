@@ -28,19 +28,15 @@ def test_each_job_starts_cold_and_then_warm():
 def test_runs_are_rows_and_share_their_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     caches = []
 
-    class Trained:
-        def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
-            caches.append(environment["WARP_CACHE_PATH"])
-            self.arguments = arguments
+    def trained(arguments: list[str], environment: Mapping[str, str]) -> str:
+        caches.append(environment["WARP_CACHE_PATH"])
+        folder = Path(arguments[-1].removeprefix("hydra.run.dir="))
+        (folder / "metrics.json").write_text(json.dumps({"first_step_ended": time.time() + 3}))
+        if "experiment=tutorial_knn" not in arguments:
+            raise RuntimeError("the process failed: no such backend")
+        return ""
 
-        def answer(self, timeout_s: float) -> str:
-            folder = Path(self.arguments[-1].removeprefix("hydra.run.dir="))
-            (folder / "metrics.json").write_text(json.dumps({"first_step_ended": time.time() + 3}))
-            if "experiment=tutorial_knn" not in self.arguments:
-                raise RuntimeError("the process failed: no such backend")
-            return ""
-
-    monkeypatch.setattr(start.Process, "begin", Trained)
+    monkeypatch.setattr(start, "answer_of", trained)
     rows = run(bench_config(tmp_path, workloads=["start"]))
     assert [(row.contender, row.mode, row.execution, row.status) for row in rows] == [
         *[("tutorial_knn", mode, of, OK) for of in ("cold", "warm") for mode in ("first_step", "whole")],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import plots, readme_table, table
+from pointproj.benchmark import plots, table
 from pointproj.benchmark.results import MISSING, WRONG, ResultsFile, write_rows
 from tests.benchmark.rows import row
 
@@ -96,7 +96,7 @@ class TestTable:
     def test_the_readmes_table_is_written_as_a_whole(self, tmp_path: Path, capsys: pytest.CaptureFixture):
         write_rows(tmp_path / "r.csv", self.ROWS)
         page = tmp_path / "README.md"
-        page.write_text(f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n")
+        page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
         for _ in range(2):
             table.main([str(tmp_path / "r.csv"), "--readme", str(page)])
         text = page.read_text()
@@ -104,12 +104,27 @@ class TestTable:
         assert "| plain torch, brute force | 87.7 | 87.7 |  |  |  |  | 40,960 MiB |" in text
         assert "One NVIDIA H200; all rows are of one run (torch 2.11, commit abc, 2026-01-02)." in text
         assert "old" not in text
-        assert (text[:7], text[-7:], text.count(readme_table.END)) == ("before\n", "\nafter\n", 1)
+        assert (text[:7], text[-7:], text.count(table.END)) == ("before\n", "\nafter\n", 1)
         page.write_text("no place\n")
         with pytest.raises(SystemExit):
             table.main([str(tmp_path / "r.csv"), "--readme", str(page)])
         assert "expected the lines" in capsys.readouterr().err
         assert page.read_text() == "no place\n"
+
+    def test_attention_is_a_table_with_its_memory(self):
+        of = {"workload": "attend", "operator": "attend", "k": 16, "channels": 64, "execution": "eager"}
+        text = table.tables(
+            [
+                row(**of, contender="native", mode="aggregate", p50_ms=0.4),
+                row(**of, contender="native", mode="operator", p50_ms=1.2, peak_mib=300.0),
+                row(
+                    **of, contender="gather + SDPA", kind="peer", mode="operator", p50_ms=9.0, peak_mib=2400.0
+                ),
+            ]
+        )
+        assert "|  | 10^5, forward | 10^5, with gradients | 10^5, with gradients, peak MiB |" in text
+        assert "| **native**, eager | 0.4 | 1.2 | 300 |" in text
+        assert "| gather + SDPA, eager |  | 9 | 2,400 |" in text
 
     def test_the_time_of_the_import_is_a_table(self):
         text = table.tables([row(workload="import", contender="pointproj", mode="import", p50_ms=34.42)])
