@@ -17,7 +17,6 @@ from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
 from pointproj.config import register_schema, to_config
-from pointproj.ops.registry import Backend
 from pointproj.runtime.overrides import check_arguments
 from tests.compat.physicsnemo_library import import_physicsnemo
 
@@ -168,26 +167,11 @@ def test_table_of_groups_names_every_choice(page: str):
     assert all(f"| `{name}` |" in _page(page) for name in experiments)
 
 
-def test_tree_names_what_is_there():
-    (tree,) = [block for block in _blocks("CONTRIBUTING.md", "text") if block.startswith("pointproj/")]
-    for line in tree.splitlines()[1:]:
-        package, names = line.split(maxsplit=1)
-        for name in names.split(", "):
-            file = PROJECT / "pointproj" / package / name
-            assert file.is_dir() if name.endswith("/") else file.with_suffix(".py").is_file(), file
-
-
 def test_extras_are_listed_whole():
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     table = _page("docs/index.md").partition("| extra |")[2].partition("\n\n")[0]
     listed = [re.findall(r"`([\w-]+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
     assert {name for names in listed for name in names} == set(project["optional-dependencies"])
-
-
-def test_contract_of_backends_is_listed_whole():
-    parts = {*Backend.__annotations__, *(name for name in vars(Backend) if not name.startswith("_"))}
-    listed = re.findall(r"^ +\| `(\w+)(?:\(.*?\))?`", _page("CONTRIBUTING.md"), flags=re.MULTILINE)
-    assert set(listed) == parts
 
 
 def test_table_of_the_readme_is_that_of_the_committed_results():

@@ -76,8 +76,8 @@ def _data_problems(config: Config) -> Iterator[str]:
             yield f"data.{name}=true is for data=furniture; data={data.name} is taken as it is: leave it out"
     if data.repeats > 1 and data.name != "mixed":
         yield f"data.repeats={data.repeats} is for data=mixed: write training.epochs instead"
-    if data.variants and data.name != "mixed":
-        yield f"data.variants={data.variants} is for data=mixed: leave it out"
+    if data.variants and data.name not in ("mixed", "furniture"):
+        yield f"data.variants={data.variants} is for data=mixed and data=furniture: leave it out"
 
 
 def _query_problems(config: Config) -> Iterator[str]:

@@ -139,7 +139,7 @@ class DataConfig:
     pool: int = value(16384, "cached random points of each shape that queries are drawn from", least=1)
     repeats: int = value(1, "`data=mixed` only: how often each real mesh occurs in an epoch", least=1)
     variants: int = value(
-        0, "`data=mixed` only: variants of each real training mesh with cutouts in its surface", least=0
+        0, "`mixed`, `furniture`: variants of each training mesh with cutouts in its surface", least=0
     )
     cache: str = value("data/cache", "folder of prepared samples, by content and settings")
     sampler: str = value(

@@ -63,7 +63,7 @@ def batches(
     """
     whole = batch_size * processes.count
     parts = (
-        _part(batch, number, sampling, dataset.costs, processes)
+        _part(batch, number, sampling, processes)
         for number in range(epoch, epoch + epochs)
         for batch, sampling in _whole_batches(
             dataset, whole, number, seed if shuffle else None, start if number == epoch else 0
@@ -104,47 +104,12 @@ def _whole_batches(
 
 
 def _part(
-    batch: Int[np.ndarray, " B"],
-    epoch: int,
-    sampling: Sampling,
-    costs: Sequence[float] | None,
-    processes: Processes,
+    batch: Int[np.ndarray, " B"], epoch: int, sampling: Sampling, processes: Processes
 ) -> tuple[list[Draw], float]:
     """Return what this process draws of a batch, and its share of the whole."""
-    part = split_batch(batch, costs, processes.count)[processes.rank]
+    part = np.array_split(batch, processes.count)[processes.rank]
     indices = part if len(part) else batch[:1]
     return [Draw(epoch, int(index), sampling) for index in indices], len(part) / len(batch)
-
-
-def split_batch(batch: Int[np.ndarray, " B"], costs: Sequence[float] | None, count: int) -> list[np.ndarray]:
-    """Divide a step's shapes among processes: numbers as equal as can be, and costs nearly so.
-
-    A step takes as long as its slowest part. The most expensive shapes are assigned first, each to the
-    process with the least so far.
-
-    Parameters
-    ----------
-    batch : int array, shape (B,)
-        Indices of shapes.
-    costs : sequence of float, optional
-        Of all shapes; None if nothing is known of them.
-    count : int
-        Of processes.
-
-    Returns
-    -------
-    list of int arrays
-        One a process; empty ones if there are fewer shapes than processes.
-    """
-    parts = np.array_split(batch, count)
-    if costs is None or count == 1:
-        return parts
-    assigned: list[list[int]] = [[] for _ in parts]
-    for index in sorted(batch, key=lambda index: -costs[index]):
-        places = [place for place, part in enumerate(parts) if len(assigned[place]) < len(part)]
-        least = min(places, key=lambda place: sum(costs[other] for other in assigned[place]))
-        assigned[least].append(int(index))
-    return [np.array(indices, dtype=int) for indices in assigned]
 
 
 def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Shapes to train on: found, prepared once, and sampled anew at every epoch."""
 
-import itertools
 import logging
 import os
 import time
@@ -20,7 +19,6 @@ from torch.utils.data import Dataset
 from pointproj.config import Config
 from pointproj.data.cache import Cache
 from pointproj.data.clouds import Sampling, finished_cloud
-from pointproj.data.costs import search_cost
 from pointproj.data.modelnet import SPLITS, DataError, MeshFile
 from pointproj.data.preparation import PreparedMesh, Recipe, prepare_meshes
 from pointproj.data.shapes import Entry, Shape, StoredShapes
@@ -63,8 +61,6 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         (:meth:`pointproj.data.clouds.Sampling.finish`); those that stay the same are finished here.
     queries : int
         Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
-    costs : sequence of float, optional
-        Of a step with each shape, in any unit; by these, processes get parts of equal work.
     """
 
     def __init__(
@@ -76,10 +72,8 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         seed: int,
         resample: bool,
         queries: int = 0,
-        costs: Sequence[float] | None = None,
     ) -> None:
         self.shapes = shapes
-        self.costs = costs
         self.query_points = query_points
         self.samplings = samplings
         self.seed = seed
@@ -204,8 +198,7 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
         for split, some in shapes.items()
         if some
     }
-    samplings, costs = mixture or [of_tests], _costs(train, processes)
-    training = ShapeDataset(train, grid, samplings=samplings, costs=costs, **of_training)
+    training = ShapeDataset(train, grid, samplings=mixture or [of_tests], **of_training)
     return PreparedData(training, unseen["test"], left_out, unseen.get("validation"))
 
 
@@ -251,14 +244,6 @@ def _prepared_meshes(
     for others in processes.gather(ready):
         ready |= others
     return ready
-
-
-def _costs(shapes: StoredShapes, processes: Processes) -> list[float] | None:
-    """What a step with each shape costs; None where one process takes all of a step."""
-    if processes.alone:
-        return None
-    own = [(place, search_cost(shapes[place].source)) for place in processes.shard(range(len(shapes)))]
-    return [cost for _, cost in sorted(itertools.chain(*processes.gather(own)))]
 
 
 def _gaussian(config: Config) -> PreparedData:

@@ -137,7 +137,7 @@ class SurfaceBatches:
         drawn = to_device({"drawn": drawn}, self._device)["drawn"]
         sampling = chunk[0].sampling
         searched = self._searched if sampling.is_scan else None
-        cloud = draw_on_surfaces(self._surfaces, drawn, self._dataset.seed, sampling.drawn, searched)
+        cloud = draw_on_surfaces(*self._surfaces, searched, drawn, self._dataset.seed, sampling.drawn)
         return {
             **sampling.known(*cloud),
             **self._queries(drawn),

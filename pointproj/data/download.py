@@ -6,19 +6,19 @@ folder, which is moved to its destination when it is complete.
 
 import argparse
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
-import pooch
+import requests
 
 from pointproj.data.modelnet import DataError, layout_root
 from pointproj.runtime.progress_bar import progress
@@ -128,73 +128,40 @@ def _fetch(archive: Archive, part: Path) -> None:
     """Append to ``part`` what is missing from it."""
     have = part.stat().st_size if part.exists() else 0
     if have > archive.size:
-        part.unlink()
         have = 0
     if have == archive.size:
         return
     log.info("fetching %s into %s%s", archive.url, part, f", from byte {have:,} on" if have else "")
-    title = f"fetching {archive.folder}"
+    missing = {"Range": f"bytes={have}-"} if have else {}
     try:
-        with open(part, "ab") as file, progress(title, archive.size, done=have, unit="bytes") as advance:
-            download = _Download(file, archive, advance)
-            fetch = pooch.HTTPDownloader(
-                progressbar=download,
-                chunk_size=CHUNK_BYTES,
-                timeout=TIMEOUT_SECONDS,
-                headers={"Range": f"bytes={have}-"} if have else {},
-            )
-            fetch(archive.url, download, None)
+        with requests.get(archive.url, headers=missing, stream=True, timeout=TIMEOUT_SECONDS) as response:
+            response.raise_for_status()
+            if response.status_code != requests.codes.partial_content:  # the server sends all of it
+                have = 0
+            offered = have + int(response.headers.get("Content-Length", archive.size - have))
+            if offered != archive.size:
+                raise DownloadError(
+                    f"{archive.url} offers {offered:,} bytes; expected {archive.size:,}: the file at that "
+                    "address has changed, or is an error page"
+                )
+            title = f"fetching {archive.folder}"
+            with open(part, "ab") as file, progress(title, archive.size, done=have, unit="bytes") as advance:
+                file.truncate(have)
+                for chunk in response.iter_content(CHUNK_BYTES):
+                    have += file.write(chunk)
+                    advance(len(chunk))
     except OSError as error:  # all errors of requests are
-        raise DownloadError(f"{_reason(error, archive, part)}. {_by_hand(archive, part)}") from error
-    finally:
-        if not part.stat().st_size:
-            part.unlink()
-
-
-class _Download:
-    """The file that a download goes on in; also the progress bar of the library, which tells it the total."""
-
-    def __init__(self, file: BinaryIO, archive: Archive, advance: Callable[[int], None]) -> None:
-        self.file, self.archive, self.advance = file, archive, advance
-
-    @property
-    def total(self) -> int:
-        """Bytes that the server announces; another file is refused before it is fetched."""
-        return self.archive.size
-
-    @total.setter
-    def total(self, announced: int) -> None:
-        have = self.file.tell()
-        if have and announced == self.archive.size:  # the server sends all of it again
-            self.file.truncate(0)
-        elif announced and have + announced != self.archive.size:
-            raise DownloadError(
-                f"{self.archive.url} offers {have + announced:,} bytes; expected {self.archive.size:,}: the "
-                "file at that address has changed, or is an error page"
+        reason = f"fetching {archive.url} failed: {error}"
+        if (response := getattr(error, "response", None)) is not None:
+            reason = (
+                f"fetching {archive.url} failed: the server answers {response.status_code} {response.reason}"
             )
-
-    def write(self, chunk: bytes) -> None:
-        """Append what came."""
-        self.file.write(chunk)
-        self.advance(len(chunk))
-
-    def flush(self) -> None:
-        """Leave that to the file."""
-
-    update = reset = close = lambda self, *_: None  # of a progress bar: :meth:`write` advances it
+        elif have:
+            reason = f"the connection ended after {have:,} of {archive.size:,} bytes ({error})"
+        raise DownloadError(f"{reason}. {_by_hand(part.with_suffix(''))}") from error
 
 
-def _reason(error: OSError, archive: Archive, part: Path) -> str:
-    response = getattr(error, "response", None)
-    if response is not None:
-        error = OSError(f"the server answers {response.status_code} {response.reason}")
-    elif part.stat().st_size:
-        return f"the connection ended after {part.stat().st_size:,} of {archive.size:,} bytes ({error})"
-    return f"fetching {archive.url} failed: {error}"
-
-
-def _by_hand(archive: Archive, part: Path) -> str:
-    zip_file = part.with_suffix("")
+def _by_hand(zip_file: Path) -> str:
     return (
         "Run the same command again to go on from where it stopped, or place the data by hand: fetch that "
         f"address on a machine that reaches it and put the file at {zip_file}, or unpack it so that "
@@ -209,14 +176,11 @@ def _check(zip_file: Path, archive: Archive) -> None:
         raise DownloadError(
             f"{zip_file} has {size:,} bytes, expected {archive.size:,}: delete it and run the command again"
         )
-    digest = pooch.file_hash(str(zip_file), alg="sha256")
+    with zip_file.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != archive.sha256:
-        log.warning(
-            "%s has SHA-256 %s, expected %s; continuing, since its size is right",
-            zip_file,
-            digest,
-            archive.sha256,
-        )
+        other = f"has SHA-256 {digest}, expected {archive.sha256}"
+        log.warning("%s %s; continuing, since its size is right", zip_file, other)
 
 
 def unpack(zip_file: Path, root: Path, folder: str) -> None:
@@ -226,12 +190,9 @@ def unpack(zip_file: Path, root: Path, folder: str) -> None:
 
     Parameters
     ----------
-    zip_file : Path
-        The archive.
-    root : Path
-        Where the folder goes; must not have one of that name.
+    zip_file, root : Path
+        The archive, and where the folder goes; there must be none of that name.
     folder : str
-        Name of the folder.
 
     Raises
     ------
@@ -244,8 +205,13 @@ def unpack(zip_file: Path, root: Path, folder: str) -> None:
     workspace.mkdir()
     try:
         with zipfile.ZipFile(zip_file) as archive:
-            members = _wanted(archive, zip_file, folder)
-            _check_space(members, zip_file, root)
+            members = [member for member in archive.infolist() if _is_wanted(member, folder)]
+            needed, free = sum(member.file_size for member in members), shutil.disk_usage(root).free
+            if needed > min(free, LARGEST_UNPACKED_BYTES):
+                raise DownloadError(
+                    f"{zip_file} would unpack to {needed:,} bytes; expected at most "
+                    f"{LARGEST_UNPACKED_BYTES:,}, and {root} has {free:,} left: make room, or fetch it again"
+                )
             with progress(f"unpacking {folder}", len(members), unit="files") as advance:
                 for member in members:
                     # no further than the size that the archive declares, which has been checked
@@ -262,46 +228,24 @@ def unpack(zip_file: Path, root: Path, folder: str) -> None:
         shutil.rmtree(workspace, ignore_errors=True)
 
 
-def _wanted(archive: zipfile.ZipFile, zip_file: Path, folder: str) -> list[zipfile.ZipInfo]:
-    """Files of the archive that belong to the data."""
-    members = []
-    for member in archive.infolist():
-        path = PurePosixPath(member.filename.replace("\\", "/"))
-        if not path.parts:
-            continue
-        if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-            raise DownloadError(
-                f"{zip_file} holds {member.filename!r}, which leads out of its folder: refused"
-            )
-        if stat.S_ISLNK(member.external_attr >> 16):
-            raise DownloadError(f"{zip_file} holds {member.filename!r}, which is a link: refused")
-        resource_fork = path.parts[0] == "__MACOSX" or path.name.startswith("._") or path.name == ".DS_Store"
-        if not member.is_dir() and not resource_fork and path.parts[0] == folder:
-            _check_header(member)
-            members.append(member)
-    return members
-
-
-def _check_header(member: zipfile.ZipInfo) -> None:
-    """Check what zipfile would complain about only while it unpacks, by errors that a full disk has too."""
+def _is_wanted(member: zipfile.ZipInfo, folder: str) -> bool:
+    """Whether a file of the archive belongs to the data; refuses what is not to be unpacked at all."""
+    path = PurePosixPath(member.filename.replace("\\", "/"))
+    if not path.parts:
+        return False
+    outside = path.is_absolute() or ".." in path.parts or ":" in path.parts[0]
+    if outside or stat.S_ISLNK(member.external_attr >> 16):
+        what = "leads out of its folder" if outside else "is a link"
+        raise DownloadError(f"the archive holds {member.filename!r}, which {what}: refused")
+    resource_fork = path.parts[0] == "__MACOSX" or path.name.startswith("._") or path.name == ".DS_Store"
+    if member.is_dir() or resource_fork or path.parts[0] != folder:
+        return False
+    # What zipfile would complain about only while it unpacks, by errors that a full disk has too.
     if member.header_offset < 0:
         raise zipfile.BadZipFile(f"{member.filename!r} begins before the archive")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise zipfile.BadZipFile(f"{member.filename!r} is compressed by method {member.compress_type}")
-
-
-def _check_space(members: list[zipfile.ZipInfo], zip_file: Path, root: Path) -> None:
-    needed = sum(member.file_size for member in members)
-    if needed > LARGEST_UNPACKED_BYTES:
-        raise DownloadError(
-            f"{zip_file} would unpack to {needed:,} bytes; "
-            f"expected at most {LARGEST_UNPACKED_BYTES:,}: refused"
-        )
-    free = shutil.disk_usage(root).free
-    if needed > free:
-        raise DownloadError(
-            f"{root} has {free:,} bytes left and {zip_file.name} unpacks to {needed:,}: make room"
-        )
+    return True
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list
     else:
         files = _real_files(data)
     files = held_out(files, data.validation, data.split_seed)
-    return files + _further_files(data, files, helpers) if data.name == "mixed" else files
+    return files + _further_files(data, files, helpers)
 
 
 def _real_files(data: DataConfig) -> list[MeshFile]:
@@ -67,12 +67,12 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
     return files
 
 
-def _further_files(data: DataConfig, real: list[MeshFile], helpers: HelperProcesses | None) -> list[MeshFile]:
-    """For training beside real meshes: repeats of these, furniture, and cutouts of both."""
+def _further_files(data: DataConfig, files: list[MeshFile], helpers: HelperProcesses | None) -> list[MeshFile]:
+    """For training beside these: repeats of them, furniture beside real meshes, and cutouts of all."""
     from pointproj.data.cutouts import write_variants
 
-    train = [file for file in real if file.split == "train"]
-    made = _furniture_files(data, None, 0, helpers)
+    train = [file for file in files if file.split == "train"]
+    made = _furniture_files(data, None, 0, helpers) if data.name == "mixed" else []
     variants = write_variants(train, "data/variants", data.variants, helpers)
     variants += write_variants(made, "data/variants", min(data.variants, 1), helpers)
     return [*train * (data.repeats - 1), *made, *variants]

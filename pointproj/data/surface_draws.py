@@ -53,58 +53,6 @@ class SurfacesStruct:
     last_face: wp.array(dtype=wp.int32)
 
 
-def draw_on_surfaces(
-    surfaces: Surfaces,
-    drawn: Int[Tensor, "B 3"],
-    seed: int,
-    count: int,
-    scanned: Int[Tensor, " S"] | None = None,
-) -> tuple[Float[Tensor, "B n 3"], Float[Tensor, "B n 3"], Float[Tensor, "B n 3"]]:
-    """Draw points from shapes, uniformly by area, or what cameras see on the way to them.
-
-    Parameters
-    ----------
-    surfaces : Surfaces
-    drawn : (B, 3) int64 tensor
-        Of each cloud: number of its shape, the shape's identity, epoch.
-    seed : int
-    count : int
-        Points a cloud.
-    scanned : (S,) int64 tensor, optional
-        Ids of the shapes' ``warp.Mesh`` objects on the same device. With these, a cloud is a scan
-        (:mod:`pointproj.geometry.scanning`).
-
-    Returns
-    -------
-    points, normals, sensors : (B, count, 3) float32 tensors
-        Unit normals of the faces; unit vectors towards the cameras, 0 where there are none.
-    """
-    return _points(*surfaces, scanned, drawn, seed, count)
-
-
-def draw_from_pools(
-    points: Float[Tensor, "S P 3"],
-    values: Float[Tensor, "S P"],
-    drawn: Int[Tensor, "B 3"],
-    seed: int,
-    count: int,
-) -> tuple[Float[Tensor, "B q 3"], Float[Tensor, "B q"]]:
-    """Draw query points and their targets, each as likely as any other of the shape's pool.
-
-    Parameters
-    ----------
-    points, values : float32 tensors
-        The pools.
-    drawn, seed, count
-        As for :func:`draw_on_surfaces`.
-
-    Returns
-    -------
-    query_points, target : (B, count, 3) and (B, count) float32 tensors
-    """
-    return _queries(points, values, drawn, seed, count)
-
-
 @wp.func
 def random_words(counter: Words, key_0: wp.uint32, key_1: wp.uint32) -> Words:
     """Four random words for a counter and a key."""
@@ -220,11 +168,9 @@ def _clouds(drawn: Tensor, count: int, *names: str) -> dict[str, tuple[Sequence[
 
 @warp_op(
     "pointproj::draw_on_surfaces",
-    outputs=lambda vertices, faces, summed_areas, first_face, last_face, scanned, drawn, seed, count: _clouds(
-        drawn, count, "points", "normals", "sensors"
-    ),
+    outputs=lambda drawn, count, **others: _clouds(drawn, count, "points", "normals", "sensors"),
 )
-def _points(
+def draw_on_surfaces(
     launch,
     vertices: Tensor,
     faces: Tensor,
@@ -235,29 +181,64 @@ def _points(
     drawn: Tensor,
     seed: int,
     count: int,
+    *,
     points: Tensor,
     normals: Tensor,
     sensors: Tensor,
-):
+) -> None:
+    """Draw points from shapes, uniformly by area, or what cameras see on the way to them.
+
+    Parameters
+    ----------
+    vertices, faces, summed_areas, first_face, last_face
+        :class:`Surfaces`.
+    scanned : (S,) int64 tensor, optional
+        Ids of the shapes' ``warp.Mesh`` objects on the same device. With these, a cloud is a scan
+        (:mod:`pointproj.geometry.scanning`).
+    drawn : (B, 3) int64 tensor
+        Of each cloud: number of its shape, the shape's identity, epoch.
+    seed : int
+    count : int
+        Points a cloud.
+
+    Returns
+    -------
+    points, normals, sensors : (B, count, 3) float32 tensors
+        Unit normals of the faces; unit vectors towards the cameras, 0 where there are none.
+    """
     surfaces = Surfaces(vertices, faces, summed_areas, first_face, last_face)
     launch(points_kernel, (len(drawn), count), surfaces, scanned, drawn, seed, points, normals, sensors)
 
 
 @warp_op(
     "pointproj::draw_from_pools",
-    outputs=lambda pool_points, pool_values, drawn, seed, count: {
+    outputs=lambda drawn, count, **others: {
         **_clouds(drawn, count, "query_points"),
         "target": ((len(drawn), count), torch.float32),
     },
 )
-def _queries(
+def draw_from_pools(
     launch,
-    pool_points: Tensor,
-    pool_values: Tensor,
+    points: Tensor,
+    values: Tensor,
     drawn: Tensor,
     seed: int,
     count: int,
+    *,
     query_points: Tensor,
     target: Tensor,
-):
-    launch(queries_kernel, (len(drawn), count), pool_points, pool_values, drawn, seed, query_points, target)
+) -> None:
+    """Draw query points and their targets, each as likely as any other of the shape's pool.
+
+    Parameters
+    ----------
+    points, values : (S, P, 3) and (S, P) float32 tensors
+        The pools.
+    drawn, seed, count
+        As for :func:`draw_on_surfaces`.
+
+    Returns
+    -------
+    query_points, target : (B, count, 3) and (B, count) float32 tensors
+    """
+    launch(queries_kernel, (len(drawn), count), points, values, drawn, seed, query_points, target)

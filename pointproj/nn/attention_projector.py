@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.mlp import MLP
-from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.nn.projector import as_predicted, last_mlp
 from pointproj.nn.rows import take_rows
 from pointproj.ops.attention import attend
 from pointproj.ops.functional import Index, build_index, knn
@@ -73,16 +73,11 @@ class AttentionProjector(nn.Module):
             raise ValueError(
                 f"expected hidden_channels to be a multiple of {heads} heads, got {hidden_channels}"
             )
-        if predicts not in PREDICTED_CHANNELS:
-            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
         self.k, self.heads, self.predicts, self.backend = k, heads, predicts, backend
         self.reference_mlp = MLP(in_channels, hidden_channels, 2 * hidden_channels)
         self.query = MLP(3, hidden_channels, hidden_channels)
         self.bias = nn.Linear(PLACE_CHANNELS, heads)
-        predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
-        self.query_mlp = MLP(hidden_channels + PLACE_CHANNELS, hidden_channels, predicted_channels)
-        if predicts != "value":
-            begin_at_soft_distance(self.query_mlp)
+        self.query_mlp = last_mlp(hidden_channels + PLACE_CHANNELS, hidden_channels, out_channels, predicts)
 
     def encode(
         self,
@@ -91,22 +86,7 @@ class AttentionProjector(nn.Module):
         *,
         index: Index | None = None,
     ) -> AttentionEncoding:
-        """Compute once what all queries share: keys, values, and the search structure.
-
-        Parameters
-        ----------
-        reference_points : (N, 3) or (B, N, 3) float tensor
-            The cloud, or a batch of clouds.
-        features : (N, C) or (B, N, C) float tensor, optional
-            What the first MLP sees; the reference points themselves by default.
-        index : Index, optional
-            From :func:`pointproj.build_index` on these reference points. None: it is built here.
-
-        Returns
-        -------
-        AttentionEncoding
-            For :meth:`decode`.
-        """
+        """Compute once what all queries share: see :meth:`pointproj.Projector.encode`."""
         if index is None:
             index = build_index(reference_points, backend=self.backend)
         hidden = self.reference_mlp(reference_points if features is None else features)
@@ -115,19 +95,7 @@ class AttentionProjector(nn.Module):
     def decode(
         self, query_points: Float[Tensor, "*batch q 3"], encoding: AttentionEncoding
     ) -> Float[Tensor, "*batch q out"]:
-        """Evaluate the network at query points; a large set may be given in parts.
-
-        Parameters
-        ----------
-        query_points : (Q, 3) or (B, Q, 3) float tensor
-            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
-        encoding : AttentionEncoding
-            From :meth:`encode`.
-
-        Returns
-        -------
-        (Q, out) or (B, Q, out) float tensor
-        """
+        """Evaluate the network at query points: see :meth:`pointproj.Projector.decode`."""
         reference_points, keys, values, index = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)

@@ -21,17 +21,8 @@ def aggregate_with_context(
 ) -> list[Tensor]:
     """Aggregate features, and with them where the neighbours are.
 
-    Parameters
-    ----------
-    aggregate : callable
-        Aggregates ``(..., N, C)`` onto the query points, as :func:`pointproj.knn_aggregate` does; 0 where a
-        query has no neighbour.
-    query_points : (..., Q, 3) float tensor
-        Those that ``aggregate`` uses.
-    reference_points : (..., N, 3) float tensor
-        Those that ``aggregate`` uses.
-    features : (..., N, C) float tensor
-        Of the reference points.
+    ``aggregate`` carries values at these reference points to these query points, as
+    :func:`pointproj.knn_aggregate` does; 0 where a query has no neighbour.
 
     Returns
     -------

@@ -22,7 +22,6 @@ TILE = 64  # rows that go through the layers together
 # Of the backward. More rows leave too few registers, more programs too many partial sums.
 BACKWARD_TILE, BACKWARD_WARPS = 32, 2
 PROGRAMS = 512  # each leaves one partial sum of every gradient
-SUMMED = 32  # columns of these that a program adds up
 
 PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
 
@@ -55,7 +54,7 @@ def _forward(
 ) -> tuple[Tensor]:
     parameters = weight_1, bias_1, weight_2, bias_2, weight_3, bias_3
     if not runs_kernels(rows):
-        return (_Layers(rows, *parameters).result(),)
+        return (_layers(rows, *parameters),)
     count = rows.shape[0]
     result = rows.new_empty(count, weight_3.shape[0])
     widths = _widths(*parameters)
@@ -67,7 +66,7 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     rows, *parameters = saved.inputs.values()
     grad = grads[0]
     if not runs_kernels(rows):
-        return _Layers(rows, *parameters).gradients(grad)
+        return torch.func.vjp(_layers, rows, *parameters)[1](grad)
     count = rows.shape[0]
     d_rows = torch.empty_like(rows) if needs["rows"] else rows.new_empty(0)
     partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
@@ -76,16 +75,20 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     ones = widths[0] < widths[3] and widths[1] < widths[4]
     settings = *widths, needs["rows"], ones, PROGRAMS, BACKWARD_TILE
     launch(backward_kernel, (PROGRAMS,), *tensors, count, *settings, num_warps=BACKWARD_WARPS)
-    made = [torch.empty_like(p) for p in parameters]
-    columns = cdiv(partial.shape[1], SUMMED)
-    launch(sum_kernel, (columns,), partial, *made, *widths[:3], PROGRAMS, SUMMED)
-    return d_rows if needs["rows"] else None, *made
+    sums = torch.split_with_sizes_copy(partial.sum(0), [p.numel() for p in parameters])
+    gradients = (part.view_as(p) for part, p in zip(sums, parameters, strict=True))
+    return d_rows if needs["rows"] else None, *gradients
 
 
 def _second_backward(
     directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
 ) -> tuple[Tensor, ...]:
-    return _Layers(*saved.inputs.values()).second_gradients(grads[0], directions)
+    def along(grad: Tensor, *inputs: Tensor) -> Tensor:
+        gradients = torch.func.vjp(_layers, *inputs)[1](grad)
+        return sum((one * other).sum() for one, other in zip(directions, gradients, strict=True))
+
+    inputs = grads[0], *saved.inputs.values()
+    return torch.func.grad(along, argnums=tuple(range(len(inputs))))(*inputs)
 
 
 def _widths(weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, *last: Tensor) -> tuple:
@@ -94,63 +97,12 @@ def _widths(weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, 
     return *widths, *(max(16, triton.next_power_of_2(width)) for width in widths)
 
 
-class _Layers:
+def _layers(rows: Tensor, *parameters: Tensor) -> Tensor:
     """The same in plain torch: the formulas, and what runs where no kernel does."""
-
-    def __init__(
-        self, rows: Tensor, w_1: Tensor, b_1: Tensor, w_2: Tensor, b_2: Tensor, w_3: Tensor, b_3: Tensor
-    ) -> None:
-        self.rows = rows
-        self.weights = w_1, w_2, w_3
-        self.last_bias = b_3
-        self.hidden_1 = torch.addmm(b_1, rows, w_1.T).relu()
-        self.hidden_2 = torch.addmm(b_2, self.hidden_1, w_2.T).relu()
-
-    def result(self) -> Tensor:
-        return torch.addmm(self.last_bias, self.hidden_2, self.weights[2].T)
-
-    def gradients(self, grad: Tensor) -> tuple[Tensor, ...]:
-        """Of rows and parameters, for the upstream gradient."""
-        grad_1, grad_2 = self._hidden_gradients(grad)
-        of_layers = [
-            gradient
-            for upstream, seen in ((grad_1, self.rows), (grad_2, self.hidden_1), (grad, self.hidden_2))
-            for gradient in (upstream.T @ seen, upstream.sum(0))
-        ]
-        return grad_1 @ self.weights[0], *of_layers
-
-    def second_gradients(self, grad: Tensor, directions: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Of the upstream gradient, rows and parameters.
-
-        The sum of directions times gradients is the upstream gradient times the derivative of the result
-        along the directions; that derivative goes through the layers as their values do (``along``).
-        """
-        w_1, w_2, w_3 = self.weights
-        v_rows, v_1, v_bias_1, v_2, v_bias_2, v_3, v_bias_3 = directions
-        along_1 = self._mask(1, torch.addmm(v_bias_1, v_rows, w_1.T) + self.rows @ v_1.T)
-        along_2 = self._mask(2, torch.addmm(v_bias_2, along_1, w_2.T) + self.hidden_1 @ v_2.T)
-        along = torch.addmm(v_bias_3, along_2, w_3.T) + self.hidden_2 @ v_3.T
-        grad_1, grad_2 = self._hidden_gradients(grad)
-        onto_2 = self._mask(2, grad @ v_3)  # what the hidden layers themselves do to the derivative
-        onto_1 = self._mask(1, grad_2 @ v_2 + onto_2 @ w_2)
-        return (
-            along,
-            grad_1 @ v_1 + onto_1 @ w_1,
-            grad_1.T @ v_rows + onto_1.T @ self.rows,
-            onto_1.sum(0),
-            grad_2.T @ along_1 + onto_2.T @ self.hidden_1,
-            onto_2.sum(0),
-            grad.T @ along_2,
-            torch.zeros_like(self.last_bias),
-        )
-
-    def _hidden_gradients(self, grad: Tensor) -> tuple[Tensor, Tensor]:
-        grad_2 = self._mask(2, grad @ self.weights[2])
-        return self._mask(1, grad_2 @ self.weights[1]), grad_2
-
-    def _mask(self, layer: int, values: Tensor) -> Tensor:
-        hidden = self.hidden_1 if layer == 1 else self.hidden_2
-        return torch.where(hidden <= 0, 0.0, values)
+    weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = parameters
+    hidden_1 = torch.addmm(bias_1, rows, weight_1.T).relu()
+    hidden_2 = torch.addmm(bias_2, hidden_1, weight_2.T).relu()
+    return torch.addmm(bias_3, hidden_2, weight_3.T)
 
 
 @triton.jit
@@ -280,33 +232,6 @@ def backward_kernel(
     store_partial(mine, sums_1, bias_sums_1, hidden, ins, HIDDEN, INS, ONES)
     store_partial(mine + second, sums_2, bias_sums_2, hidden, hidden, HIDDEN, HIDDEN, ONES)
     store_partial(mine + third, sums_3, bias_sums_3, outs, hidden, OUTS, HIDDEN, ONES)
-
-
-@triton.jit
-def store_part(start, column, begin, size, values):
-    """Store the columns of one parameter; returns where the next one's begin."""
-    place = column - begin
-    tl.store(start + place, values, mask=(place >= 0) & (place < size))
-    return begin + size
-
-
-@triton.jit
-def sum_kernel(
-    partial, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, ins, hidden, outs,
-    PROGRAMS: tl.constexpr, SUMMED: tl.constexpr,
-):  # fmt: skip
-    """Add up the partial gradients of some columns, and store each where it belongs."""
-    total = hidden * (ins + 1) + hidden * (hidden + 1) + outs * (hidden + 1)
-    column = tl.program_id(0) * SUMMED + tl.arange(0, SUMMED)
-    program = tl.arange(0, PROGRAMS)[:, None]
-    parts = tl.load(partial + program * total + column[None, :], mask=column[None, :] < total, other=0.0)
-    sums = tl.sum(parts, 0)
-    begin = store_part(weight_1, column, 0, hidden * ins, sums)
-    begin = store_part(bias_1, column, begin, hidden, sums)
-    begin = store_part(weight_2, column, begin, hidden * hidden, sums)
-    begin = store_part(bias_2, column, begin, hidden, sums)
-    begin = store_part(weight_3, column, begin, outs * hidden, sums)
-    store_part(bias_3, column, begin, outs, sums)
 
 
 _mlp = triton_op(

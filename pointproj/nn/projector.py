@@ -87,10 +87,6 @@ class Projector(nn.Module):
             raise ValueError(f"expected kind 'knn' or 'radius', got {kind!r}")
         if kind == "radius" and radius is None:
             raise ValueError("kind='radius' needs a radius, got None; give radius in the unit of the points")
-        if predicts not in PREDICTED_CHANNELS:
-            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
-        if predicts != "value" and not context:
-            raise ValueError(f"predicts={predicts!r} begins with the soft distance, which needs context=True")
         self.kind = kind
         self.k = k
         self.radius = radius
@@ -100,10 +96,9 @@ class Projector(nn.Module):
         self.backend = backend
         self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
         query_channels = hidden_channels + (CONTEXT_CHANNELS if context else 0)
-        predicted_channels = out_channels * PREDICTED_CHANNELS[predicts]
-        self.query_mlp = MLP(query_channels, hidden_channels, predicted_channels)
-        if predicts != "value":
-            begin_at_soft_distance(self.query_mlp)
+        self.query_mlp = last_mlp(query_channels, hidden_channels, out_channels, predicts)
+        if predicts != "value" and not context:
+            raise ValueError(f"predicts={predicts!r} begins with the soft distance, which needs context=True")
 
     def encode(
         self,
@@ -234,7 +229,18 @@ def as_predicted(
     return (1 + scale) * soft_distance + shift
 
 
-def begin_at_soft_distance(mlp: MLP) -> None:
-    """Make a predicted distance the soft distance until something is learned."""
-    nn.init.zeros_(mlp[-1].weight)
-    nn.init.zeros_(mlp[-1].bias)
+def last_mlp(in_channels: int, hidden_channels: int, out_channels: int, predicts: str) -> MLP:
+    """The MLP whose output :func:`as_predicted` takes: at first a predicted distance is the soft distance.
+
+    Raises
+    ------
+    ValueError
+        For another ``predicts``.
+    """
+    if predicts not in PREDICTED_CHANNELS:
+        raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
+    mlp = MLP(in_channels, hidden_channels, out_channels * PREDICTED_CHANNELS[predicts])
+    if predicts != "value":
+        nn.init.zeros_(mlp[-1].weight)
+        nn.init.zeros_(mlp[-1].bias)
+    return mlp

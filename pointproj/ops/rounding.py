@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-LOW_BITS = 27  # of the 52 that a double stores: products of what is left of it are exact
-FAR, NEAR = 2.0**500, 2.0**-500  # squares beyond are scaled, so that no product overflows or vanishes
+SCALE = 2.0**240  # squares beyond SCALE and 1 / SCALE are scaled by its square: their roots are floats then
 
 
 def rounded_root(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -31,13 +30,15 @@ def rounded_root(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     if squared.dtype == torch.float32:
         # No such root is so near the middle of two floats that a double could be on the wrong side of it.
         return squared.double().sqrt().float()
-    scale = torch.ones_like(squared).masked_fill(squared > FAR, 2.0**-300)
-    scale = scale.masked_fill(squared < NEAR, 2.0**300)
+    scale = torch.ones_like(squared)
+    for limit in (SCALE, SCALE**3):
+        scale = torch.where(squared > limit, scale / SCALE, scale)
+        scale = torch.where(squared < 1 / limit, scale * SCALE, scale)
     scaled = squared * scale * scale
     root = scaled.sqrt()
-    # The root is off by one unit at most: the rest says to which side. High and low parts have 26 bits, so
-    # every product and difference is exact, whether or not a compiler fuses them.
-    high = ((root.view(torch.int64) + (1 << LOW_BITS - 1)) >> LOW_BITS << LOW_BITS).view(root.dtype)
+    # The root is off by one unit at most: the rest says to which side. The high part has 24 bits and the low
+    # one 29, so all but the last product are exact, whether or not a compiler fuses them with differences.
+    high = root.float().double()
     low = root - high
     rest = ((scaled - high * high) - 2 * high * low) - low * low
     up = torch.nextafter(root, torch.full_like(root, torch.inf)) - root

@@ -13,7 +13,7 @@ from pointproj.data.augmentation import augment
 from pointproj.data.batches import batches
 from pointproj.data.dataset import PreparedData, ShapeDataset
 from pointproj.data.device_sampler import DrawBatch, SamplerUnavailable, device_sampler
-from pointproj.data.transfer import made_ahead, prefetch_to_device
+from pointproj.data.transfer import made_ahead
 from pointproj.ops.functional import knn
 from pointproj.runtime.devices import to_device
 from pointproj.runtime.distributed import Processes
@@ -119,9 +119,7 @@ class BatchLoader:
         draw = self._draws.get(id(dataset))
         order |= {"workers": self.config.data.workers, "draw": draw, "processes": self.processes}
         made = batches(dataset, self.config.training.batch_size, **order)
-        if draw is not None:
-            return (to_device(batch, self.device) for batch in made)
-        return prefetch_to_device(made, self.device)
+        return (to_device(batch, self.device) for batch in made)
 
     def _with_neighbors(self, batch: dict[str, Any]) -> dict[str, Any]:
         return batch if self._neighbors is None else self._neighbors(batch)

@@ -107,7 +107,7 @@ def test_points_are_those_of_the_host_for_the_same_random_numbers(device):
     shapes, identities = [2, 0, 1, 1], [2**64 - 3, 1, 2**40 + 5, 6]
     drawn = np.array([[s, i, EPOCH] for s, i in zip(shapes, identities, strict=True)], dtype=np.uint64)
     drawn = torch.from_numpy(drawn.view(np.int64)).to(device)
-    points, normals, _ = draw_on_surfaces(joined(samplers, device), drawn, SEED, 131)
+    points, normals, _ = draw_on_surfaces(*joined(samplers, device), None, drawn, SEED, 131)
     for cloud, (shape, identity) in enumerate(zip(shapes, identities, strict=True)):
         words = words_of(range(131), identity, EPOCH, SEED) / 2**32
         numbers = np.stack([words[:, 0] + words[:, 1] / 2**32, words[:, 2], words[:, 3]])

@@ -63,15 +63,15 @@ def test_a_scan_on_the_device_holds_what_cameras_see_fixed_by_seed_epoch_and_sha
         wp.synchronize_device(device)
     ids = torch.tensor([mesh.id for mesh in meshes], device=device)
     drawn = torch.tensor([[1, 5, 0], [0, 7, 3], [0, 8, 3]], device=device)
-    points, *known = draw_on_surfaces(joined(samplers, device), drawn, 11, 501, ids)
+    points, *known = draw_on_surfaces(*joined(samplers, device), ids, drawn, 11, 501)
     for cloud, (identity, epoch) in enumerate([(5, 0), (7, 3), (8, 3)]):
         words = words_of([2**30 + camera for camera in range(CAMERAS)], identity, epoch, 11) / 2**32
         height, angle = 2 * words[:, 0] - 1, 2 * np.pi * words[:, 1]
         across = np.sqrt(1 - height**2)[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         cameras = CAMERA_DISTANCE * np.concatenate([across, height[:, None]], axis=1)
         assert_seen(points[cloud].cpu().numpy(), *(each[cloud].cpu().numpy() for each in known), cameras)
-    alone, *_ = draw_on_surfaces(joined(samplers, device), drawn[1:2], 11, 501, ids)
+    alone, *_ = draw_on_surfaces(*joined(samplers, device), ids, drawn[1:2], 11, 501)
     assert torch.equal(alone[0], points[1])
     assert not torch.equal(points[1], points[2])
-    *_, nowhere = draw_on_surfaces(joined(samplers, device), drawn, 11, 501)
+    *_, nowhere = draw_on_surfaces(*joined(samplers, device), None, drawn, 11, 501)
     assert not nowhere.any()

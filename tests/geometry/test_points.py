@@ -159,7 +159,7 @@ PLANE = np.random.default_rng(0).uniform(0, 1, (30, 2)) @ [[1.0, 0, 1], [0, 1, 1
         (CORNERS[:, :2], r"must have shape \(n, 3\)"),
         (np.hstack([CORNERS, 0 * CORNERS]), "normals without a direction"),
         (CORNERS.astype(complex), "real numbers"),
-        (CORNERS.astype(object), r"real numbers, got \|O"),
+        (CORNERS.astype(object), "real numbers .*Object arrays"),
     ],
 )
 def test_clouds_without_an_inside_are_refused(tmp_path, points, reason):
@@ -174,9 +174,9 @@ def test_clouds_without_an_inside_are_refused(tmp_path, points, reason):
         ("a.xyz", b"", "is empty"),
         ("a.xyz", b"0 0 0\n1 1\n", "must have x y z"),
         ("a.xyz", b"0 0 0\n1 1 one\n", "must have x y z.*'one'"),
-        ("a.npy", b"no array", "no NPY file"),
-        ("a.npy", b"", "no NPY file"),
-        ("a.npz", b"no archive", "no whole NPZ file"),
+        ("a.npy", b"no array", "no whole NPY or NPZ file"),
+        ("a.npy", b"", "no whole NPY or NPZ file"),
+        ("a.npz", b"no archive", "no whole NPY or NPZ file"),
         ("a.csv", b"x,y,z\n0,0,0,0\n", r"must have shape \(n, 3\)"),
         ("a.off", b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "is empty"),
         ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nend_header\n", "must have the property x"),

@@ -8,18 +8,15 @@ import sys
 import tempfile
 import time
 
-import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pointproj.config import Config, DataConfig, TargetConfig, register_schema, to_config
-from pointproj.data.batches import batches, split_batch
+from pointproj.config import register_schema, to_config
+from pointproj.data.batches import batches
 from pointproj.data.clouds import Sampling
-from pointproj.data.costs import search_cost
-from pointproj.data.dataset import ShapeDataset, prepare
-from pointproj.geometry.sampling import FixedCloud
+from pointproj.data.dataset import ShapeDataset
 from pointproj.runtime import distributed, tensor_file
 from pointproj.runtime.devices import own_gpu
 from pointproj.runtime.distributed import (
@@ -181,53 +178,15 @@ def test_parts_of_batches_make_the_whole(size, count):
         assert sum(shares) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("size", "count"), [(32, 2), (64, 4), (30, 4), (5, 3), (2, 4)])
-def test_parts_are_of_equal_size_and_nearly_equal_cost(size, count):
-    rng = np.random.default_rng(size)
-    costs = rng.lognormal(0, 0.4, 200)
-    spreads = {"by_cost": [], "split": []}
-    for _ in range(20):
-        batch = rng.permutation(200)[:size]
-        parts, split = split_batch(batch, costs, count), np.array_split(batch, count)
-        assert [len(part) for part in parts] == [len(part) for part in split]
-        assert sorted(np.concatenate(parts)) == sorted(batch)
-        for name, division in (("by_cost", parts), ("split", split)):
-            sums = [costs[part].sum() for part in division]
-            spreads[name].append(max(sums) * count / sum(sums))
-    assert np.mean(spreads["by_cost"]) <= np.mean(spreads["split"])
-    if size == 16 * count:
-        assert np.mean(spreads["by_cost"]) < 1.02 < 1.05 < np.mean(spreads["split"])
-
-
 def test_processes_deal_alike_and_alone_the_order_stays():
     dataset = shapes(13)
-    dataset.costs = list(range(13))
     order = {"shuffle": True, "seed": 3}
     whole = [batch["name"] for batch in batches(dataset, 4, **order)]
     parts = [list(batches(dataset, 2, processes=Processes(rank, 2), **order)) for rank in range(2)]
     for number, names in enumerate(whole):
         given = [part[number] for part in parts if part[number]["share"]]
         assert sorted(name for part in given for name in part["name"]) == sorted(names)
-    dataset.costs = None
     assert whole == [batch["name"] for batch in batches(dataset, 4, **order)]
-
-
-def test_shapes_whose_queries_are_far_cost_more():
-    full, flat = np.random.default_rng(1).uniform(-0.9, 0.9, (2, 5000, 3)).astype(np.float32)
-    flat[:, 0] = flat[:, 0] / 10 - 0.8
-    assert search_cost(FixedCloud(flat)) > 1.3 * search_cost(FixedCloud(full))
-
-
-def costs_are_known(processes, folder):
-    data = DataConfig(name="furniture", root=f"{folder}/meshes", cache=f"{folder}/cache", grid=6)
-    data.classes, data.train_meshes, data.test_meshes, data.validation = ["chair", "bed"], 4, 1, 0.0
-    train_set = prepare(Config(data=data, target=TargetConfig(name="random")), processes).train
-    assert train_set.costs == [search_cost(shape.source) for shape in train_set.shapes]
-    assert len(set(train_set.costs)) == 8
-
-
-def test_every_process_knows_what_each_shape_costs(tmp_path):
-    run_together(costs_are_known, tmp_path)
 
 
 def test_epochs_in_one_stream_are_the_epochs_one_by_one():

@@ -62,14 +62,6 @@ def read_mesh(path: str | Path) -> Mesh:
 def read_content(path: str | Path) -> bytes:
     """Read the bytes of a mesh file: a regular file of at most :data:`LARGEST_FILE_BYTES`.
 
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    bytes
-
     Raises
     ------
     MeshError
@@ -90,17 +82,13 @@ def read_content(path: str | Path) -> bytes:
 
 
 def parse_mesh(content: bytes, path: str | Path) -> Mesh:
-    """Make a mesh of the content of a file: see :func:`read_mesh`.
+    """Make a mesh of the content of a file, as :func:`read_mesh` does.
 
     Parameters
     ----------
     content : bytes
     path : str or Path
         Its suffix says the format, its stem is the name of the mesh.
-
-    Returns
-    -------
-    Mesh
 
     Raises
     ------
@@ -110,53 +98,8 @@ def parse_mesh(content: bytes, path: str | Path) -> Mesh:
     return surface(parse(content, path), path)
 
 
-def surface(held: Content, path: str | Path) -> Mesh:
-    """Make a mesh of what a file holds.
-
-    Parameters
-    ----------
-    held : Content
-    path : str or Path
-        Named in errors; its stem is the name of the mesh.
-
-    Returns
-    -------
-    Mesh
-
-    Raises
-    ------
-    MeshError
-        If it holds no finite surface.
-    """
-    path = Path(path)
-    if not len(held.faces):
-        raise MeshError(path, "has no face with three vertices")
-    try:
-        mesh = Mesh(held.vertices, held.faces, path.stem)
-    except MeshError as error:  # from the arrays themselves; here it is the file that is at fault
-        raise MeshError(path, error.reason) from error
-    _check_surface(mesh, path)
-    return mesh
-
-
 def parse(content: bytes, path: str | Path) -> Content:
-    """Read the content of a file: a surface, or points.
-
-    Parameters
-    ----------
-    content : bytes
-    path : str or Path
-        Its suffix says the format.
-
-    Returns
-    -------
-    Content
-
-    Raises
-    ------
-    MeshError
-        If the content is not a whole file of its format.
-    """
+    """Read the content of a file, a surface or points, or raise a MeshError."""
     path = Path(path)
     read = READERS.get(path.suffix.lower())
     if read is None:
@@ -167,17 +110,21 @@ def parse(content: bytes, path: str | Path) -> Content:
         raise MeshError(path, str(error)) from error
 
 
-def _check_surface(mesh: Mesh, source: Path) -> None:
-    """Refuse a mesh that holds nothing to sample or to measure distances to."""
-    finite = np.isfinite(mesh.vertices).all(axis=1)
-    if not finite.all():
-        raise MeshError(source, f"is not finite: vertex {int(np.argmin(finite))} holds a NaN or an infinity")
+def surface(held: Content, path: str | Path) -> Mesh:
+    """Make a mesh of what a file holds, or raise a MeshError if that is no finite surface."""
+    path = Path(path)
+    if not len(held.faces):
+        raise MeshError(path, "has no face with three vertices")
     try:
-        unit = normalize(mesh)
-    except MeshError as error:
-        raise MeshError(source, error.reason) from error
-    if not (face_areas(unit) > SMALLEST_AREA).any():
-        raise MeshError(source, f"has no face with area among its {len(mesh.faces)} faces")
+        mesh = Mesh(held.vertices, held.faces, path.stem)
+        finite = np.isfinite(mesh.vertices).all(axis=1)
+        if not finite.all():
+            raise MeshError(path, f"is not finite: vertex {np.argmin(finite)} holds a NaN or an infinity")
+        if not (face_areas(normalize(mesh)) > SMALLEST_AREA).any():
+            raise MeshError(path, f"has no face with area among its {len(mesh.faces)} faces")
+    except MeshError as error:  # of the arrays too it is the file that is at fault
+        raise MeshError(path, error.reason) from error
+    return mesh
 
 
 def write_mesh(mesh: Mesh, path: str | Path) -> None:

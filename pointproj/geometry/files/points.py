@@ -219,69 +219,53 @@ def _is_number(word: bytes) -> bool:
     return True
 
 
-def _npy(content: bytes) -> Content:
-    """Read an array as long as its header declares; numpy itself takes the memory before it looks."""
+def _arrays(content: bytes) -> Content:
+    """Read an array of points, or an archive with the arrays ``points`` and ``normals``, or with any one."""
     file = io.BytesIO(content)
     try:
-        version = np.lib.format.read_magic(file)
-        of_version = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-        shape, by_columns, dtype = of_version[version[0]](file)
-    except Exception as error:  # the header is Python, and may be wrong in as many ways
-        raise FormatError(f"is no NPY file of plain numbers ({type(error).__name__})") from None
-    if dtype.kind not in "fiu":
-        raise FormatError(f"must be one NPY array of real numbers, got {dtype.str}")
-    if len(shape) != 2:
-        raise FormatError(f"must have shape (n, 3), or (n, 6) with normals; got {shape}")
-    left = len(content) - file.tell()
-    if shape[0] * shape[1] * dtype.itemsize != left:
-        raise FormatError(
-            f"declares {shape[0]} points of {shape[1]} numbers in {dtype.str}, but holds {left} bytes"
-        )
-    numbers = np.frombuffer(content, dtype, offset=file.tell()).reshape(
-        shape, order="F" if by_columns else "C"
-    )
-    return _columns(numbers.astype(np.float64))
-
-
-def _npz(content: bytes) -> Content:
-    """Read the arrays ``points`` and ``normals``, or the only array."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            unfolded = sum(member.file_size for member in archive.infolist())
+        if zipfile.is_zipfile(file):
+            unfolded = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
             if unfolded > LARGEST_CONTENT:
                 raise FormatError(f"unfolds to {unfolded:,} bytes: expected at most {LARGEST_CONTENT:,}")
-            arrays = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+        file.seek(0)
+        loaded = np.load(file, allow_pickle=False)
+        is_archive = isinstance(loaded, np.lib.npyio.NpzFile)
+        arrays = dict(loaded) if is_archive else {"points": loaded}
+        if not is_archive and file.read(1):
+            raise FormatError("holds more than the array that it declares")
     except FormatError:
         raise
-    except Exception as error:  # of zipfile and zlib, as many as there are ways to be damaged
-        raise FormatError(f"is no whole NPZ file ({type(error).__name__}: {error})") from None
-    name = "points" if len(arrays) != 1 else next(iter(arrays))
-    if name not in arrays:
+    except Exception as error:  # as many as there are ways to be damaged
+        raise FormatError(
+            f"is no whole NPY or NPZ file of real numbers ({type(error).__name__}: {error})"
+        ) from None
+    points = arrays.get("points") if len(arrays) != 1 else next(iter(arrays.values()))
+    if points is None:
         raise FormatError(
             f"must hold the array points, and normals if it has them; got {', '.join(arrays)[:80]}"
         )
-    points = _npy(arrays[name])
-    if "normals" not in arrays or name == "normals":
-        return points
-    normals = _npy(arrays["normals"]).vertices
-    if normals.shape != points.vertices.shape:
-        raise FormatError(f"must hold a normal of each of {len(points.vertices)} points, got {len(normals)}")
-    return Content(points.vertices, points.faces, normals)
+    found = _columns(points)
+    if len(arrays) == 1 or "normals" not in arrays:
+        return found
+    normals = _columns(arrays["normals"]).vertices
+    if len(normals) != len(found.vertices):
+        raise FormatError(f"must hold a normal of each of {len(found.vertices)} points, got {len(normals)}")
+    return Content(found.vertices, found.faces, normals)
 
 
 def _columns(numbers: Float[np.ndarray, "n columns"]) -> Content:
-    if numbers.shape[1] not in (3, 6):
+    if numbers.dtype.kind not in "fiu":
+        raise FormatError(f"must hold real numbers, got an array of {numbers.dtype.str}")
+    if numbers.ndim != 2 or numbers.shape[1] not in (3, 6):
         raise FormatError(f"must have shape (n, 3), or (n, 6) with normals; got {numbers.shape}")
+    numbers = numbers.astype(np.float64)
     normals = numbers[:, 3:] if numbers.shape[1] == 6 and len(numbers) else None
     return Content(numbers[:, :3], np.empty((0, 3), np.int64), normals)
 
 
 _POINT_READERS: dict[str, Callable[[bytes], Content]] = {
-    ".xyz": _text,
-    ".txt": _text,
-    ".csv": _text,
-    ".npy": _npy,
-    ".npz": _npz,
+    **dict.fromkeys((".xyz", ".txt", ".csv"), _text),
+    **dict.fromkeys((".npy", ".npz"), _arrays),
 }
 
 POINT_SUFFIXES = (".ply", ".obj", *_POINT_READERS)

@@ -73,11 +73,10 @@ class SideAttention(nn.Module):
 
         Parameters
         ----------
-        known : (B, Q, own_channels) float tensor
-            What each point knows of itself.
+        known, points : (B, Q, own_channels) and (B, Q, 3) float tensors
+            What each point knows of itself, and where it is.
         sides : (B, N, 2, side_channels) float tensor
             Features of the side of each reference point that its normal points to, and of the other.
-        points : (B, Q, 3) float tensor
         places : (B, N, 7) or, with sensors, (B, N, 10) float tensor
             Of the reference points: position, unit normal, unit of length; unit vector towards the sensor
             that saw the point, 0 where that is not known.
@@ -86,10 +85,6 @@ class SideAttention(nn.Module):
             NaN.
         own_normals : (B, Q, 3) float tensor, optional
             Where the points are themselves on sides of planes: the normals of these sides.
-
-        Returns
-        -------
-        (B, Q, channels) float tensor
         """
         with full_precision(points):
             pair, rows = self._pairs(points, places, rows, own_normals)

@@ -28,6 +28,7 @@ class LocalPlane:
     FEW = 0.25  # share of neighbours on it, below which the surface is curved
     FEWEST = 0.05  # the same, below which its direction means nothing
     SQUARED = 5  # times that an inverse is squared: its largest eigenvalue alone is left
+    FAR = 1e30  # distance at which a neighbour counts half where all count the same
     UPWARDS = wp.vec3(0.37, 0.52, 0.77)  # normals lie on its side; few planes of made things contain it
 
 

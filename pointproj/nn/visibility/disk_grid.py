@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import warp as wp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import Disk, DiskCell, Edge, Ray
@@ -66,21 +66,6 @@ def direction_of(number: int) -> wp.vec3f:
     ...
 
 
-_BIT_COUNT = """
-#if defined(__CUDA_ARCH__)
-    return __popcll(bits);
-#else
-    return __builtin_popcountll(bits);
-#endif
-"""
-
-
-@wp.func_native(_BIT_COUNT)
-def bit_count(bits: wp.uint64) -> int:
-    """How many bits are set."""
-    ...
-
-
 @wp.func_native(f"""
     static const unsigned long long masks[{Ray.COUNT}] = {{ {_MASKS} }};
     return masks[number];
@@ -96,7 +81,7 @@ def pairs_in(escaped: wp.uint64):
     twice = int(0)
     for number in range(Ray.COUNT):
         if (escaped >> wp.uint64(number)) & wp.uint64(1):
-            twice += bit_count(escaped & neighbors_of(number))
+            twice += int(wp.bit_count(escaped & neighbors_of(number)))
     return twice / 2
 
 
@@ -251,30 +236,6 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
     return found
 
 
-@wp.func
-def every_third(number: int):
-    """Six bits, with two places free after each."""
-    result = int(0)
-    for bit in range(6):
-        result |= ((number >> bit) & 1) << (3 * bit)
-    return result
-
-
-@kernel
-def keys_kernel(
-    frames: wp.array2d(dtype=wp.float32), points: wp.array2d(dtype=wp.vec3), keys: wp.array2d(dtype=wp.int32)
-):
-    """One thread a point, launched over (B, Q): its place along a Morton curve through half cells."""
-    cloud, number = wp.tid()
-    point = points[cloud, number]
-    key = int(0)
-    if wp.isfinite(point):
-        for axis in range(3):
-            halves = 2.0 * (point[axis] - frames[cloud, axis]) * frames[cloud, 3]
-            key |= every_third(int(wp.clamp(halves, 0.0, 63.0))) << axis
-    keys[cloud, number] = (cloud << 18) + key
-
-
 @kernel
 def rays_kernel(
     grid: DiskGridStruct,
@@ -318,9 +279,9 @@ def count_kernel(
             large |= bit
         bit = bit << wp.uint64(1)
     result[cloud, number] = wp.vec4(
-        float(bit_count(small)) / float(Ray.COUNT),
+        float(wp.bit_count(small)) / float(Ray.COUNT),
         float(pairs_in(small)) / float(PAIRS),
-        float(bit_count(large)) / float(Ray.COUNT),
+        float(wp.bit_count(large)) / float(Ray.COUNT),
         float(pairs_in(large)) / float(PAIRS),
     )
 
@@ -371,9 +332,17 @@ def look_around(
 ) -> None:
     """Visibility (B, Q, 4) at points (B, Q, 3)."""
     grid = DiskGrid(frames, disks.view(-1, 4), edges.view(-1, 4), start, entries)
-    keys = torch.empty(points.shape[:2], dtype=torch.int32, device=points.device)
-    launch(keys_kernel, keys.shape, frames, points, keys)
-    order = keys.view(-1).argsort()
+    order = _morton_order(frames, points)
     escaped = torch.empty((Ray.COUNT, len(order)), dtype=torch.uint8, device=points.device)
     launch(rays_kernel, escaped.shape, grid, points, order, escaped, block_dim=128)
     launch(count_kernel, len(order), points, order, escaped, result)
+
+
+def _morton_order(frames: Float[Tensor, "b 7"], points: Float[Tensor, "b q 3"]) -> Int[Tensor, " b*q"]:
+    """Points of all clouds, cloud by cloud, along a Morton curve through half cells."""
+    halves = 2 * (points - frames[:, None, :3]) * frames[:, None, 3:4]
+    bits = halves.nan_to_num(0.0).clamp(0, 63).int()
+    for shift, kept in ((8, 0x300F), (4, 0x30C3), (2, 0x9249)):  # two places free after each of the six
+        bits = (bits | bits << shift) & kept
+    clouds = torch.arange(len(points), dtype=torch.int32, device=points.device)[:, None] << 18
+    return (clouds | bits[..., 0] | bits[..., 1] << 1 | bits[..., 2] << 2).flatten().argsort()

@@ -24,15 +24,8 @@ def nearest_edges(
     far along the line: what goes on beyond is the other side of a gap, or of a board that ends at the piece,
     and has disks of its own.
 
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-    rows : (B, N, k) integer tensor
-        Of the k nearest points, the point itself first. The first 33 are used.
-    normals : (B, N, 3) float tensor
-        Of exact planes, 0 for points that have none.
-    radii : (B, N) float tensor
-        Edges that are farther away do not matter.
+    ``rows`` are those of the nearest points, the point itself first; the first 33 are used. ``normals`` are
+    those of exact planes, 0 for points that have none.
 
     Returns
     -------
@@ -100,25 +93,20 @@ def edges_kernel(
                     if beyond == 1 and shows_a_gap(own, edge, around[cloud, row, number], Edge.NEAR * radius):
                         beyond = int(0)
                     ends |= (1 - beyond) << number
+    best = wp.vec4()
     for place in range(Edge.COUNT):
+        before = direction_of_edge(best)
         best = wp.vec4()
         nearest = radius
-        chosen = int(0)
         for number in range(count):
             if (ends >> number) & 1:
                 neighbor = int(rows[cloud, row, number + 1])
                 edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
-                if edge[3] < nearest:
+                if wp.dot(direction_of_edge(edge), before) > Edge.APART:
+                    ends &= ~(1 << number)  # about the same direction does not matter any more
+                elif edge[3] < nearest:
                     best = edge
                     nearest = edge[3]
-        if nearest < radius:
-            for number in range(count):  # those in about the same direction do not matter any more
-                if (ends >> number) & 1:
-                    neighbor = int(rows[cloud, row, number + 1])
-                    edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
-                    if wp.dot(direction_of_edge(edge), direction_of_edge(best)) > Edge.APART:
-                        chosen |= 1 << number
-            ends &= ~chosen
         edges[cloud, row, place] = best
 
 
@@ -129,7 +117,7 @@ def edges_kernel(
     },
 )
 def _edges(launch, points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor, edges: Tensor) -> None:
-    around = displacements(launch, points, rows)
+    around = displacements(launch, points, rows)[:, :, 1:]
     launch(edges_kernel, points.shape[:2], around, rows, normals, radii, edges, block_dim=64)
 
 

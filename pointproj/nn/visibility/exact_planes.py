@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import ExactPlane
-from pointproj.nn.visibility.directions import plain_shared_directions, shared_directions
+from pointproj.nn.visibility.directions import shared_directions
 from pointproj.nn.visibility.kernels import displacements, kernel
 from pointproj.ops.bridge.warp_op import warp_op
 
@@ -31,24 +31,12 @@ def exact_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> 
     """Find for each point the plane that its neighbours lie on up to rounding.
 
     Of the planes that pairs of near neighbours span with the point, the one that contains most neighbours is
-    taken, if it contains a fourth point or more. Then the directions of wide planes are counted over the
-    cloud. A plane in one of these directions is taken if it contains more neighbours, or any at all where
-    the point has no plane yet. Where it still has none, the plane of a neighbour is taken that contains the
-    point, too.
+    taken, if it contains a fourth point. A plane in a direction that wide planes of the cloud share is taken
+    if it contains more, or any at all where the point has no plane yet; else that of a neighbour that
+    contains the point, too. Clouds with noise have none of these planes.
 
-    A cloud with noise has none of these planes: of four points that are not on a flat piece, one in some
-    thousands is that close to the plane of the others.
-
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-        In the cube [-1, 1]^3, where single precision has the expected rounding.
-    rows : (B, N, k) integer tensor
-        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. The first 33 are used.
-
-    Returns
-    -------
-    ExactPlanes
+    Points are in the cube [-1, 1]^3, where single precision has the expected rounding. ``rows`` are those of
+    the nearest points, the point itself first; the first 33 are used.
     """
     return ExactPlanes(
         *_search(points.detach().float().contiguous(), rows[..., : 1 + ExactPlane.COUNTED].contiguous())
@@ -125,6 +113,16 @@ def normal_of(plane: wp.vec4):
 
 
 @wp.func
+def count_on(normal: wp.vec3, within: float, around: wp.array3d(dtype=wp.vec3), cloud: int, row: int):
+    """How many neighbours are that close to a plane through the point."""
+    found = int(0)
+    for place in range(around.shape[2]):
+        if wp.abs(wp.dot(normal, around[cloud, row, place])) < within:
+            found += 1
+    return found
+
+
+@wp.func
 def of_neighbors(
     planes: wp.array2d(dtype=wp.vec4),
     rows: wp.array3d(dtype=wp.int64),
@@ -133,9 +131,8 @@ def of_neighbors(
     around: wp.array3d(dtype=wp.vec3),
 ):
     """Plane of a neighbour that contains the point and most others, and how many; 0 if there is none."""
-    count = around.shape[2]
     best = wp.vec4()
-    for number in range(count):
+    for number in range(around.shape[2]):
         neighbor = int(rows[cloud, row, number + 1])
         if neighbor >= 0:
             plane = planes[cloud, neighbor]
@@ -144,10 +141,7 @@ def of_neighbors(
                 plane[3] >= float(ExactPlane.CONFIRMED)
                 and wp.abs(wp.dot(normal, around[cloud, row, number])) < ExactPlane.ON_NEIGHBORS
             ):
-                on_plane = int(0)
-                for place in range(count):
-                    if wp.abs(wp.dot(normal, around[cloud, row, place])) < ExactPlane.ON_NEIGHBORS:
-                        on_plane += 1
+                on_plane = count_on(normal, ExactPlane.ON_NEIGHBORS, around, cloud, row)
                 if on_plane >= ExactPlane.SHARED and float(on_plane) > best[3]:
                     best = wp.vec4(normal[0], normal[1], normal[2], float(on_plane))
     return best
@@ -164,7 +158,6 @@ def directions_kernel(
 ):
     """One thread a point, launched over (B, N): its plane, one in a common direction, or a neighbour's."""
     cloud, row = wp.tid()
-    count = around.shape[2]
     normal = normal_of(planes[cloud, row])
     most = int(planes[cloud, row][3])
     if most < ExactPlane.CONFIRMED:
@@ -172,10 +165,7 @@ def directions_kernel(
     for number in range(directions.shape[1]):
         direction = directions[cloud, number]
         if wp.dot(direction, direction) > 0.0:
-            on_plane = int(0)
-            for place in range(count):
-                if wp.abs(wp.dot(direction, around[cloud, row, place])) < ExactPlane.ON_DIRECTION:
-                    on_plane += 1
+            on_plane = count_on(direction, ExactPlane.ON_DIRECTION, around, cloud, row)
             if on_plane > most:
                 normal = direction
                 most = on_plane
@@ -184,7 +174,7 @@ def directions_kernel(
         normal = normal_of(shared)
         most = int(shared[3])
     normals[cloud, row] = normal
-    support[cloud, row] = float(most) / float(count)
+    support[cloud, row] = float(most) / float(around.shape[2])
 
 
 @warp_op(
@@ -196,14 +186,14 @@ def directions_kernel(
 )
 def _search(launch, points: Tensor, rows: Tensor, normals: Tensor, support: Tensor) -> None:
     clouds, size, _ = points.shape
-    around = displacements(launch, points, rows)
+    around = displacements(launch, points, rows)[:, :, 1:]
     planes = points.new_empty(clouds, size, 4)
     heights = points.new_empty(clouds, size)
     paired = min(ExactPlane.PAIRED, around.shape[2])
     launch(pairs_kernel, (clouds, size), around, paired, planes, heights, block_dim=64)
     sure = (planes[..., 3] >= ExactPlane.SURE) & (heights > ExactPlane.WIDE)
     voters = torch.where(sure[..., None], planes[..., :3], 0.0)
-    chosen = shared_directions(launch, voters, same=ExactPlane.SAME, rounds=1, least=ExactPlane.VOTES)
+    chosen = shared_directions(voters, same=ExactPlane.SAME, rounds=1, least=ExactPlane.VOTES)
     where = around, rows, planes, chosen
     launch(directions_kernel, (clouds, size), *where, normals, support.view(clouds, size), block_dim=64)
 
@@ -214,7 +204,7 @@ def plain_exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     away = torch.where(rows[..., None] < 0, torch.nan, around)[:, :, 1:]
     normals, most, height = _plain_pairs(away)
     voters = torch.where(((most >= ExactPlane.SURE) & (height > ExactPlane.WIDE))[..., None], normals, 0.0)
-    directions = plain_shared_directions(voters, same=ExactPlane.SAME, rounds=1, least=ExactPlane.VOTES)
+    directions = shared_directions(voters, same=ExactPlane.SAME, rounds=1, least=ExactPlane.VOTES)
     most = torch.where(most < ExactPlane.CONFIRMED, 0, most)
     on_plane = ((away @ directions.mT[:, None]).abs() < ExactPlane.ON_DIRECTION).sum(2)
     on_plane = torch.where(directions.any(-1)[:, None], on_plane, 0)

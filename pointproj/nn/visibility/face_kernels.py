@@ -7,11 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import FacePlane
-from pointproj.nn.visibility.kernels import kernel
-
-# For planes in a direction of the cloud:
-
-# For planes that are fitted to all samples:
+from pointproj.nn.visibility.kernels import adjugate_power, kernel
 
 
 class Fitted(NamedTuple):
@@ -58,9 +54,10 @@ def closeness(distance: float):
 
 
 @wp.func
-def not_opposite(one: wp.vec3, other: wp.vec3, normal: wp.vec3):
-    """0 if two sensors are on different sides of a plane."""
-    return wp.where(wp.dot(one, normal) * wp.dot(other, normal) < 0.0, 0.0, 1.0)
+def not_opposite(clouds: NoisyStruct, cloud: int, row: int, other: int, normal: wp.vec3):
+    """0 if the sensors of two points are on different sides of a plane."""
+    one = wp.dot(clouds.sensors[cloud, row], normal)
+    return wp.where(one * wp.dot(clouds.sensors[cloud, other], normal) < 0.0, 0.0, 1.0)
 
 
 @wp.func
@@ -82,10 +79,7 @@ def least_axis(squares: wp.vec3, products: wp.vec3, before: wp.vec3):
     x = wp.vec3(squares[0] + FacePlane.FLAT, products[2], products[1])
     y = wp.vec3(products[2], squares[1] + FacePlane.FLAT, products[0])
     z = wp.vec3(products[1], products[0], squares[2] + FacePlane.FLAT)
-    power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
-    for _ in range(FacePlane.SQUARED):
-        power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-30)
-        power = power * power
+    power = adjugate_power(x, y, z, FacePlane.SQUARED)
     axis = power * before
     length = wp.length(axis)
     result = before
@@ -98,6 +92,23 @@ def least_axis(squares: wp.vec3, products: wp.vec3, before: wp.vec3):
 def foot(point: wp.vec3, normal: wp.vec3, mean: wp.vec3):
     """Where a plane is nearest to a point."""
     return point - wp.dot(point - mean, normal) * normal
+
+
+@wp.func
+def store(
+    fitted: FittedStruct,
+    cloud: int,
+    row: int,
+    normal: wp.vec3,
+    mean: wp.vec3,
+    squares: wp.vec3,
+    products: wp.vec3,
+):
+    """Write the plane of a point."""
+    fitted.normals[cloud, row] = normal
+    fitted.means[cloud, row] = mean
+    fitted.covariances[cloud, row, 0] = squares
+    fitted.covariances[cloud, row, 1] = products
 
 
 @kernel
@@ -121,7 +132,7 @@ def fit_kernel(clouds: NoisyStruct, given: wp.array2d(dtype=wp.vec3), fitted: Fi
                 if other >= 0:
                     away = clouds.points[cloud, other] - point - centre
                     weight = closeness(wp.dot(away, normal) / within)
-                    weight *= not_opposite(clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal)
+                    weight *= not_opposite(clouds, cloud, row, other, normal)
                     total += weight
                     first += weight * away
                     squares += weight * wp.cw_mul(away, away)
@@ -129,10 +140,7 @@ def fit_kernel(clouds: NoisyStruct, given: wp.array2d(dtype=wp.vec3), fitted: Fi
             first, squares, products = centred(total, first, squares, products)
             centre += first
             normal = least_axis(squares, products, normal)
-    fitted.normals[cloud, row] = normal
-    fitted.means[cloud, row] = point + centre
-    fitted.covariances[cloud, row, 0] = squares
-    fitted.covariances[cloud, row, 1] = products
+    store(fitted, cloud, row, normal, point + centre, squares, products)
 
 
 @kernel
@@ -162,7 +170,7 @@ def spread_kernel(
                 weight = closeness(wp.dot(between, normal) / agreeing)
                 weight *= closeness(wp.dot(between, its) / agreeing)
                 weight *= closeness(wp.length(wp.cross(its, normal)) / FacePlane.BENT)
-                weight *= not_opposite(clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal)
+                weight *= not_opposite(clouds, cloud, row, other, normal)
                 away = centre - mean
                 total += weight
                 first += weight * away
@@ -172,10 +180,7 @@ def spread_kernel(
         first, squares, products = centred(total, first, squares, products)
         mean += first
         normal = least_axis(squares, products, normal)
-    spread.normals[cloud, row] = normal
-    spread.means[cloud, row] = mean
-    spread.covariances[cloud, row, 0] = squares
-    spread.covariances[cloud, row, 1] = products
+    store(spread, cloud, row, normal, mean, squares, products)
     support[cloud, row] = total / float(clouds.rows.shape[2])
 
 
@@ -197,7 +202,7 @@ def take_kernel(
                 its = fitted.normals[cloud, other]
                 height = wp.dot(point - fitted.means[cloud, other], its)
                 score = support[cloud, other] * closeness(height / near)
-                score *= not_opposite(clouds.sensors[cloud, row], clouds.sensors[cloud, other], its)
+                score *= not_opposite(clouds, cloud, row, other, its)
                 if score > most:
                     most = score
                     best = other
@@ -242,9 +247,7 @@ def turn_kernel(
                         if other >= 0:
                             its = wp.dot(clouds.points[cloud, other] - point, normal)
                             weight = closeness((its - height) / (FacePlane.ON_TURNED * noise))
-                            weight *= not_opposite(
-                                clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal
-                            )
+                            weight *= not_opposite(clouds, cloud, row, other, normal)
                             total += weight
                             first += weight * its
                     height = first / wp.max(total, 1.0e-6)
@@ -276,7 +279,7 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
                 point = clouds.points[cloud, other]
                 between = foot(point, its, fitted.means[cloud, other]) - here
                 weight = closeness(wp.dot(between, normal) / agreeing) * same * same
-                weight *= not_opposite(clouds.sensors[cloud, row], clouds.sensors[cloud, other], normal)
+                weight *= not_opposite(clouds, cloud, row, other, normal)
                 if weight > 0.0:  # that of a point that is not finite is not
                     away = point - mean
                     total += weight

@@ -46,25 +46,14 @@ def spread_planes(
     5. Each plane is fitted to all samples whose own planes agree with it, wherever they are, if there are
        enough of them.
 
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-    rows : (B, N, k) integer tensor
-        Of the k nearest points, the point itself first; from :func:`pointproj.knn`.
-    normals : (B, N, 3) float tensor
-        Unit normals of first planes through the points, of either sign; 0 for a point that has none.
-    noise : (B, 1, 1) float tensor
-        Standard deviation of each cloud's noise. Where it is 0, everything stays as it is.
-    sensors : (B, N, 3) float tensor, optional
-        Unit vectors to the sensors that saw the points, 0 where not known: points that were seen from
-        different sides of a plane are not both on it.
+    ``rows`` are those of the nearest points, the point itself first. ``normals`` are those of first planes, 0
+    for a point that has none. ``noise`` is the standard deviation of each cloud's; where it is 0, everything
+    stays. ``sensors`` are unit vectors to those that saw the points, 0 where not known.
 
     Returns
     -------
-    normals : (B, N, 3) float tensor
-        Of either sign.
-    shift : (B, N, 3) float tensor
-        From the points onto their planes. Neither has gradients.
+    normals, shift : (B, N, 3) float tensors
+        Normals of either sign, and the ways from the points onto their planes. Neither has gradients.
     """
     where = points.detach().float().contiguous()
     sensors = torch.zeros_like(where) if sensors is None else sensors
@@ -100,7 +89,7 @@ def _spread(
     votes = (support > FacePlane.VOTING) & (noise > 0)[:, None]
     voters = torch.where(votes[..., None], now.normals, 0.0)
     directions = shared_directions(
-        launch, voters, same=FacePlane.SAME_DIRECTION, rounds=FacePlane.MEANS, least=FacePlane.VOTES
+        voters, same=FacePlane.SAME_DIRECTION, rounds=FacePlane.MEANS, least=FacePlane.VOTES
     )
     turned = torch.empty_like(points)
     launch(turn_kernel, shape, clouds, now.normals, directions, turned, block_dim=64)

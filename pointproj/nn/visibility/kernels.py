@@ -16,7 +16,7 @@ def around_kernel(
 ):
     """One thread a neighbour, launched over (B, k, N)."""
     cloud, place, row = wp.tid()
-    neighbor = int(rows[cloud, row, place + 1])
+    neighbor = int(rows[cloud, row, place])
     away = wp.vec3(wp.NAN, wp.NAN, wp.NAN)
     if neighbor >= 0:
         away = points[cloud, neighbor] - points[cloud, row]
@@ -24,14 +24,24 @@ def around_kernel(
 
 
 def displacements(launch, points: Tensor, rows: Tensor) -> Float[Tensor, "b n k 3"]:
-    """Of the neighbours of points; NaN for those that do not exist.
+    """Of the neighbours of points, themselves among them; NaN for those that do not exist.
 
     On a GPU those of one place are side by side, as threads read them.
     """
     clouds, size, k = rows.shape
     if points.is_cuda:
-        around = points.new_empty(clouds, k - 1, size, 3).transpose(1, 2)
+        around = points.new_empty(clouds, k, size, 3).transpose(1, 2)
     else:
-        around = points.new_empty(clouds, size, k - 1, 3)
-    launch(around_kernel, (clouds, k - 1, size), points, rows, around)
+        around = points.new_empty(clouds, size, k, 3)
+    launch(around_kernel, (clouds, k, size), points, rows, around)
     return around
+
+
+@wp.func
+def adjugate_power(x: wp.vec3, y: wp.vec3, z: wp.vec3, squared: int):
+    """The adjugate of a matrix with these rows, squared so many times and scaled."""
+    power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
+    for _ in range(squared):
+        power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-30)
+        power = power * power
+    return power

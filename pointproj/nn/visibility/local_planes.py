@@ -9,13 +9,8 @@ from torch import Tensor
 
 from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import LocalPlane
-from pointproj.nn.visibility.kernels import displacements, kernel
+from pointproj.nn.visibility.kernels import adjugate_power, displacements, kernel
 from pointproj.ops.bridge.warp_op import warp_op
-
-LocalPlane.FEW, LocalPlane.FEWEST = (
-    0.25,
-    0.05,
-)  # share of the neighbours on a plane: with less than few the surface is curved
 
 
 class Planes(NamedTuple):
@@ -28,31 +23,15 @@ class Planes(NamedTuple):
 
 
 def local_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"], unit: float) -> Planes:
-    """Find for each point the plane that most of its neighbours lie on.
+    """Find for each point the plane that most of its neighbours lie on; they do not tell inside from outside.
 
     Every pair of near neighbours spans a plane with the point, which is tried (the search of RANSAC,
-    complete). Samples of a flat piece lie on their plane exactly, so it is found beside an edge, and where a
-    second sheet is closer than the samples are to each other, which an average over neighbours would mix in.
-    Where no plane holds many neighbours, because the surface is curved, the plane has the direction of least
-    squares.
+    complete). Where none holds many neighbours, because the surface is curved, the plane has the direction of
+    least squares. In a cloud with noise even the best plane misses most neighbours, and by how much tells the
+    noise; then planes are sought that hold neighbours within it, and moved to their least squares.
 
-    In a cloud with noise even the best plane misses most neighbours of most points, and by how much tells the
-    noise of the cloud. Then planes are sought that hold neighbours within that noise, and moved to where the
-    squares of those neighbours' distances are least. They need not contain their points.
-
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-    rows : (B, N, k) integer tensor
-        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. At least 16.
-    unit : float
-        The usual distance between points.
-
-    Returns
-    -------
-    Planes
-        Unit normals are on one side of a fixed plane through the origin: they do not tell inside from
-        outside.
+    ``rows`` are those of the k nearest points, at least 16, the point itself first; ``unit`` is the usual
+    distance between points.
     """
     return Planes(*_search(points.detach().contiguous(), rows.contiguous(), unit))
 
@@ -65,10 +44,9 @@ def plain_local_planes(points: Tensor, rows: Tensor, unit: float) -> tuple[Tenso
     rolled = [paired.roll(shift, 2) for shift in range(1, paired.shape[2] // 2 + 1)]
     crossed = torch.linalg.cross(torch.cat([paired] * len(rolled), dim=2), torch.cat(rolled, dim=2))
     candidates = crossed / crossed.norm(dim=-1, keepdim=True).clamp(min=1e-6)
-    along = zip(candidates[:, :, :, None].unbind(-1), away[:, :, None].unbind(-1), strict=True)
-    height = sum(one * other for one, other in along).abs()  # (B, N, pairs, neighbours)
+    height = _dot(candidates[:, :, :, None], away[:, :, None]).abs()  # (B, N, pairs, neighbours)
     _, best = _most_on_plane(candidates, height, LocalPlane.EXACT)
-    noise = _noise(height, best)
+    noise = _noise(height.gather(2, best[..., None].expand(-1, -1, -1, away.shape[2]))[:, :, 0])
     within = (LocalPlane.WITHIN * noise).clamp(min=LocalPlane.EXACT)
     fit, best = _most_on_plane(candidates, height, within[..., None])
     candidate = candidates.gather(2, best[..., None].expand(-1, -1, -1, 3))[:, :, 0]
@@ -89,19 +67,17 @@ def _most_on_plane(
     return on_plane.max(-1, keepdim=True)
 
 
-def _noise(height: Float[Tensor, "b n pairs k"], best: Int[Tensor, "b n 1"]) -> Float[Tensor, "b 1 1"]:
+def _dot(one: Float[Tensor, "*pairs 3"], other: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
+    return sum(part * beside for part, beside in zip(one.unbind(-1), other.unbind(-1), strict=True))
+
+
+def _noise(height: Float[Tensor, "b n k"]) -> Float[Tensor, "b 1 1"]:
     """Standard deviation of a cloud's noise: 0 where half of the points have exact planes.
 
     A plane is spanned by two neighbours. How far off the next ones are is sorted for each point, and the
     median over the cloud is taken.
     """
-    of_best = height.gather(2, best[..., None].expand(-1, -1, -1, height.shape[-1]))[:, :, 0]
-    return _deviation(of_best.sort(dim=-1).values[..., LocalPlane.NOISE_RANK])
-
-
-def _deviation(next_ones: Float[Tensor, "b n"]) -> Float[Tensor, "b 1 1"]:
-    """What :func:`_noise` returns, of how far off the next neighbours are."""
-    middle = next_ones.shape[1] // 2
+    next_ones, middle = height.sort(dim=-1).values[..., LocalPlane.NOISE_RANK], height.shape[1] // 2
     return LocalPlane.NOISE_OF_RANK * next_ones.sort(dim=1).values.narrow(1, middle, 1)[..., None]
 
 
@@ -117,8 +93,7 @@ def _refined(
     """
     centre = torch.zeros_like(normal)
     for _ in range(LocalPlane.REFINED):
-        away = (around - centre[:, :, None]).unbind(-1)
-        height = sum(one * other for one, other in zip(away, normal[:, :, None].unbind(-1), strict=True))
+        height = _dot(around - centre[:, :, None], normal[:, :, None])
         weights = (1 / (1 + (height / within).square())).square()[..., None]
         normal, centre = _least_squares(around, weights)
     off = (centre * normal).sum(-1, keepdim=True)
@@ -176,13 +151,13 @@ def most_kernel(
     most = float(-1.0)
     for turn in range(1, LocalPlane.PAIRED // 2 + 1):
         for first in range(LocalPlane.PAIRED):
-            one = around[cloud, row, first] * scale
-            other = around[cloud, row, (first + LocalPlane.PAIRED - turn) % LocalPlane.PAIRED] * scale
+            one = around[cloud, row, 1 + first] * scale
+            other = around[cloud, row, 1 + (first + LocalPlane.PAIRED - turn) % LocalPlane.PAIRED] * scale
             across = wp.cross(one, other)
             normal = across / wp.max(wp.length(across), 1.0e-6)
             total = float(0.0)
             for place in range(LocalPlane.COUNTED):
-                total += closeness(wp.dot(normal, around[cloud, row, place] * scale), within[cloud])
+                total += closeness(wp.dot(normal, around[cloud, row, 1 + place] * scale), within[cloud])
             share = total / float(LocalPlane.COUNTED) * wp.dot(normal, normal)
             if share > most:
                 most = share
@@ -191,49 +166,11 @@ def most_kernel(
     fit[cloud, row] = wp.max(most, 0.0)
 
 
-@kernel
-def rank_kernel(
-    around: wp.array3d(dtype=wp.vec3),
-    scale: float,
-    planes: wp.array2d(dtype=wp.vec3),
-    next_ones: wp.array2d(dtype=wp.float32),
-):
-    """One thread a point, launched over (B, N): height of the neighbour that tells the noise."""
-    cloud, row = wp.tid()
-    normal = planes[cloud, row]
-    result = float(wp.NAN)
-    for place in range(LocalPlane.COUNTED):
-        height = wp.abs(wp.dot(normal, around[cloud, row, place] * scale))
-        nearer = int(0)
-        for number in range(LocalPlane.COUNTED):
-            other = wp.abs(wp.dot(normal, around[cloud, row, number] * scale))
-            if other < height or (other == height and number < place):
-                nearer += 1
-        if nearer == LocalPlane.NOISE_RANK:
-            result = height
-    next_ones[cloud, row] = result
-
-
 @wp.func
-def weighted_neighbor(
-    around: wp.array3d(dtype=wp.vec3),
-    scale: float,
-    cloud: int,
-    row: int,
-    place: int,
-    normal: wp.vec3,
-    centre: wp.vec3,
-    within: float,
-):
-    """Displacement of a neighbour, -1 is the point itself, and its weight by the distance from a plane."""
-    away = wp.vec3()
-    if place >= 0:
-        away = around[cloud, row, place] * scale
-    weight = float(1.0)
-    if within > 0.0:
-        weight = closeness(wp.dot(away - centre, normal), within)
-        weight = weight * weight
-    return away, weight
+def weight_of(away: wp.vec3, normal: wp.vec3, centre: wp.vec3, within: float):
+    """Of a neighbour, by its distance from a plane."""
+    weight = closeness(wp.dot(away - centre, normal), within)
+    return weight * weight
 
 
 @wp.func
@@ -248,14 +185,12 @@ def least_squares(
     centre: wp.vec3,
     within: float,
 ):
-    """Normal and place of the plane nearest to neighbours, by their distances from a plane; -1 is the point.
-
-    Where ``within`` is 0, all neighbours count the same.
-    """
+    """Normal and place of the plane nearest to neighbours, weighted by their distances from a plane."""
     total = float(0.0)
     mean = wp.vec3()
     for place in range(first, last):
-        away, weight = weighted_neighbor(around, scale, cloud, row, place, normal, centre, within)
+        away = around[cloud, row, place] * scale
+        weight = weight_of(away, normal, centre, within)
         total += weight
         mean += weight * away
     mean = mean / total
@@ -263,15 +198,13 @@ def least_squares(
     y = wp.vec3(0.0, 1.0e-6, 0.0)
     z = wp.vec3(0.0, 0.0, 1.0e-6)
     for place in range(first, last):
-        away, weight = weighted_neighbor(around, scale, cloud, row, place, normal, centre, within)
+        away = around[cloud, row, place] * scale
+        weight = weight_of(away, normal, centre, within)
         away = away - mean
         x += weight * away[0] * away
         y += weight * away[1] * away
         z += weight * away[2] * away
-    power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
-    for _ in range(LocalPlane.SQUARED):
-        power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-20)
-        power = power * power
+    power = adjugate_power(x, y, z, LocalPlane.SQUARED)
     column = wp.vec3(power[0, 0], power[1, 0], power[2, 0])
     largest = power[0, 0]
     if power[1, 1] > largest:
@@ -300,12 +233,13 @@ def refined_kernel(
         centre = wp.vec3()
         for _ in range(LocalPlane.REFINED):
             normal, centre = least_squares(
-                around, scale, cloud, row, -1, around.shape[2], normal, centre, within[cloud]
+                around, scale, cloud, row, 0, around.shape[2], normal, centre, within[cloud]
             )
         farthest = LocalPlane.FARTHEST * within[cloud]
         way = wp.clamp(wp.dot(centre, normal), -farthest, farthest) / scale * normal
     elif fit[cloud, row] > LocalPlane.FEWEST:
-        normal, _mean = least_squares(around, scale, cloud, row, 0, LocalPlane.COUNTED, normal, way, 0.0)
+        last = 1 + LocalPlane.COUNTED
+        normal, _mean = least_squares(around, scale, cloud, row, 1, last, normal, way, LocalPlane.FAR)
     if wp.dot(normal, LocalPlane.UPWARDS) < 0.0:
         normal = -normal
     normals[cloud, row] = normal
@@ -341,9 +275,8 @@ def _search(
     within = points.new_full((len(points),), LocalPlane.EXACT)
     shape = points.shape[:2]
     launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)
-    next_ones = torch.empty_like(shares)
-    launch(rank_kernel, shape, around, scale, planes, next_ones, block_dim=64)
-    deviation = _deviation(next_ones)
+    counted = around[:, :, 1 : 1 + LocalPlane.COUNTED] * scale
+    deviation = _noise(_dot(counted, planes[:, :, None]).abs())
     noise.copy_(unit * deviation)
     within = (LocalPlane.WITHIN * deviation).clamp(min=LocalPlane.EXACT).flatten()
     launch(most_kernel, shape, around, scale, within, planes, shares, block_dim=64)

@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.context import aggregate_with_context
-from pointproj.nn.mlp import MLP
-from pointproj.nn.projector import PREDICTED_CHANNELS, as_predicted, begin_at_soft_distance
+from pointproj.nn.projector import as_predicted, last_mlp
 from pointproj.nn.visibility.attention import SideAttention, full_precision
 from pointproj.nn.visibility.constants import Cloud, Disk, Ray, SightLine
 from pointproj.nn.visibility.rays import DiskGrid, soft_visibility
@@ -95,8 +94,6 @@ class VisibilityNetwork(nn.Module):
         super().__init__()
         if neighbors <= Disk.HOLE_NEIGHBOR:
             raise ValueError(f"expected at least {Disk.HOLE_NEIGHBOR + 1} neighbours, got {neighbors}")
-        if predicts not in PREDICTED_CHANNELS:
-            raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
         self.neighbors = neighbors
         self.predicts = predicts
         self.backend = backend
@@ -107,10 +104,9 @@ class VisibilityNetwork(nn.Module):
         among = partial(SideAttention, width, width, width, own_normals=True, sensors=sensors)
         self.rounds = nn.ModuleList(among() for _ in range(rounds))
         self.near = SideAttention(SEEN + lines, width, width, sensors=sensors)
-        self.query_mlp = MLP(width + SEEN + lines, 2 * width, out_channels * PREDICTED_CHANNELS[predicts])
+        self.query_mlp = last_mlp(width + SEEN + lines, 2 * width, out_channels, predicts)
         if predicts != "value":
             self.log_sigma = nn.Parameter(torch.tensor(Cloud.UNIT / 4).log())
-            begin_at_soft_distance(self.query_mlp)
 
     def encode(
         self,
@@ -119,21 +115,9 @@ class VisibilityNetwork(nn.Module):
         *,
         index: Index | None = None,
     ) -> VisibilityEncoding:
-        """Do once what all queries share: everything but the last step.
+        """Do once what all queries share: see :meth:`pointproj.Projector.encode`.
 
-        Parameters
-        ----------
-        reference_points : (N, 3) or (B, N, 3) float tensor
-            The cloud, or a batch of clouds.
-        features : (N, C) or (B, N, C) float tensor, optional
-            What else is known of the points. A network of ``sensors`` takes none for 0.
-        index : Index, optional
-            Result of :func:`pointproj.build_index` on these reference points; built here without.
-
-        Returns
-        -------
-        VisibilityEncoding
-            For :meth:`decode`.
+        ``features`` are what else is known of the points. A network of ``sensors`` takes none for 0.
         """
         if reference_points.dtype != (dtype := self.side.weight.dtype):
             raise TypeError(
@@ -175,19 +159,7 @@ class VisibilityNetwork(nn.Module):
     def decode(
         self, query_points: Float[Tensor, "*batch q 3"], encoding: VisibilityEncoding
     ) -> Float[Tensor, "*batch q out"]:
-        """Evaluate the network at query points; a large set may be given in parts.
-
-        Parameters
-        ----------
-        query_points : (Q, 3) or (B, Q, 3) float tensor
-            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
-        encoding : VisibilityEncoding
-            From :meth:`encode`.
-
-        Returns
-        -------
-        (Q, out) or (B, Q, out) float tensor
-        """
+        """Evaluate the network at query points: see :meth:`pointproj.Projector.decode`."""
         reference_points, places, sides, grid, index, batched = encoding
         if query_points.dim() == 2:
             query_points = query_points.expand(places.shape[0], -1, -1)

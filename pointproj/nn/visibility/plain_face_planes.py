@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import FacePlane
-from pointproj.nn.visibility.directions import plain_shared_directions
+from pointproj.nn.visibility.directions import shared_directions
 from pointproj.nn.visibility.local_planes import least_axis
 
 
@@ -19,7 +19,7 @@ def plain_spread_planes(
     normals, means, support = _plain_spread_over_faces(*where, normals)
     voters = torch.where((support > FacePlane.VOTING) & has_plane, normals, 0.0)
     settings = {"same": FacePlane.SAME_DIRECTION, "rounds": FacePlane.MEANS, "least": FacePlane.VOTES}
-    turned = _plain_turned(*where, normals, plain_shared_directions(voters, **settings))
+    turned = _plain_turned(*where, normals, shared_directions(voters, **settings))
     normals, means, _ = _plain_spread_over_faces(*where, turned)
     for _ in range(FacePlane.WHOLE):
         normals, means = _plain_whole(points, sensors, where[-1][..., 0], normals, means)

@@ -18,15 +18,8 @@ def nearest_sight_lines(
 ) -> Float[Tensor, "b q 2"]:
     """Find how close to points lines of sight pass by.
 
-    Parameters
-    ----------
-    points : (B, Q, 3) float tensor
-    samples : (B, N, 3) float tensor
-        Where lines begin.
-    sensors : (B, N, 3) float tensor
-        Unit vectors along the lines; 0 for a sample that has none.
-    beyond : (B,) float tensor
-        A length for each cloud; 0 for a cloud without lines, which takes no time then.
+    Lines begin at ``samples`` and go along unit vectors to ``sensors``, 0 for a sample that has none.
+    ``beyond`` is a length for each cloud; 0 for a cloud without lines, which takes no time then.
 
     Returns
     -------

@@ -48,18 +48,9 @@ def find_surface(
     (:func:`~pointproj.nn.visibility.local_planes.local_planes`). In clouds with noise it is spread over its
     face (:func:`~pointproj.nn.visibility.face_planes.spread_planes`).
 
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-        In the cube [-1, 1]^3, without gradients.
-    distances, rows : (B, N, k) tensors
-        Of the k nearest points, the point itself first; from :func:`pointproj.knn`. At least ``NEIGHBORS``.
-    sensors : (B, N, 3) or (B, N, 0) float tensor
-        Unit vectors to the sensors that saw the points, 0 where not known; no channels where none is.
-
-    Returns
-    -------
-    Surface
+    Points are in the cube [-1, 1]^3, without gradients. ``distances`` and ``rows`` are those of at least
+    ``NEIGHBORS`` nearest points, the point itself first. ``sensors`` are unit vectors to the sensors that saw
+    the points, 0 where not known; without channels where none is.
     """
     near = rows[..., :PLANE_ROWS]
     local, exact = local_planes(points, near, Cloud.UNIT), exact_planes(points, rows)

@@ -50,7 +50,8 @@ struct AttentionProblem {
   template <class Sum>
   Attention<Sum> view() const {
     return {lists(), matrix<const Sum>(queries), matrix<const Sum>(keys), matrix<const Sum>(values),
-            bias.size(0) > 0 ? data<const Sum>(bias) : nullptr, static_cast<int>(heads), static_cast<int>(channels), static_cast<Sum>(scale),
+            bias.size(0) > 0 ? data<const Sum>(bias) : nullptr, static_cast<int>(heads), static_cast<int>(channels),
+            static_cast<Sum>(scale),
             channels % 4 == 0 && is_aligned(queries) && is_aligned(keys) && is_aligned(values)};
   }
   ListedRows lists() const {
@@ -82,8 +83,9 @@ std::tuple<Tensor, Tensor> attend(POINTPROJ_ATTENTION, bool) {
   }
   problem.for_types([&](auto sum, auto lanes) {
     using Sum = decltype(sum);
-    problem.device.each(Attend<Sum, decltype(lanes)::value>{problem.view<Sum>(), matrix<Sum>(result), data<Sum>(log_sums)},
-                        log_sums.numel());
+    problem.device.each(
+        Attend<Sum, decltype(lanes)::value>{problem.view<Sum>(), matrix<Sum>(result), data<Sum>(log_sums)},
+        log_sums.numel());
   });
   return {result, log_sums};
 }
@@ -115,16 +117,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, c
       return of_references && !in_fixed_order ? matrix<Sum>(made) : Matrix<Sum>{nullptr, 0};
     };
     problem.device.each(
-        AttendGradient<Sum, kLanes>{given, matrix<const Sum>(grad), matrix<const Sum>(result), data<const Sum>(log_sums),
-                                    data<Sum>(means), needs[0] ? matrix<Sum>(d_queries) : Matrix<Sum>{nullptr, 0},
-                                    d_bias.numel() > 0 ? data<Sum>(d_bias) : nullptr, by_atomics(d_keys), by_atomics(d_values)},
+        AttendGradient<Sum, kLanes>{given, matrix<const Sum>(grad), matrix<const Sum>(result),
+                                    data<const Sum>(log_sums), data<Sum>(means),
+                                    needs[0] ? matrix<Sum>(d_queries) : Matrix<Sum>{nullptr, 0},
+                                    d_bias.numel() > 0 ? data<Sum>(d_bias) : nullptr, by_atomics(d_keys),
+                                    by_atomics(d_values)},
         log_sums.numel());
     if (!of_references || !in_fixed_order) return;
     const InvertedRows inverted(problem.device, problem.lists(), rows.numel(), keys.size(0), rows);
     problem.device.each(
         AttendReferenceGradient<Sum, kLanes>{given, matrix<const Sum>(grad), data<const Sum>(log_sums),
                                              data<const Sum>(means), data<const int>(inverted.start),
-                                             data<const int>(inverted.pairs), matrix<Sum>(d_keys), matrix<Sum>(d_values)},
+                                             data<const int>(inverted.pairs), matrix<Sum>(d_keys),
+                                             matrix<Sum>(d_values)},
         keys.size(0) * heads);
   });
   return made;

@@ -19,7 +19,8 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kBuildThreads = 512, kBuildWarps = kBuildThreads / 32;
 
-// All threads of one cooperative launch. Loops are shared out; barriers separate a loop from one that needs its results.
+// All threads of one cooperative launch. Loops are shared out; a barrier comes before a loop that needs results of
+// another.
 struct AllThreads {
   cooperative_groups::grid_group all = cooperative_groups::this_grid();
   Shared<32, float>* shared;

@@ -40,21 +40,23 @@ Tensor farthest_points(const Tensor& points, const OptionalTensor& offsets, int6
     const Real* const positions = data<const Real>(points);
     const SortedPoints<Real> by_place{data<Real>(sorted), size + kReadAhead};
     device.each(
-        PlaceOnCurve<Real>{positions, data<const Real>(low), data<const Real>(high), cloud.batch, data<int64_t>(places)},
+        PlaceOnCurve<Real>{positions, data<const Real>(low), data<const Real>(high), cloud.batch,
+                           data<int64_t>(places)},
         size);
     const Tensor order = call("aten::argsort", "", places, /*dim=*/int64_t(0), /*descending=*/false);
-    device.each(SortPoints<Real>{positions, data<const int64_t>(order), by_place}, size);
+    device.each(PutInOrder<Real>{positions, data<const int64_t>(order), by_place}, size);
     run(device,
-        FarthestPoints<Real>{positions, by_place, data<Real>(nearest), cloud.batch, data<const int64_t>(starts), data<int64_t>(rows), static_cast<int>(steps)},
+        FarthestPoints<Real>{positions, by_place, data<Real>(nearest), cloud.batch, data<const int64_t>(starts),
+                             data<int64_t>(rows), static_cast<int>(steps)},
         static_cast<int>(clouds));
   });
   return rows;
 }
 
-const Operators registered(__FILE__, {{"native_farthest_points",
-                                       "(Tensor points, Tensor? offsets, SymInt clouds, Tensor starts, SymInt steps) -> "
-                                       "Tensor",
-                                       TORCH_BOX(&farthest_points)}});
+const Operators registered(
+    __FILE__, {{"native_farthest_points",
+                "(Tensor points, Tensor? offsets, SymInt clouds, Tensor starts, SymInt steps) -> Tensor",
+                TORCH_BOX(&farthest_points)}});
 
 }  // namespace
 

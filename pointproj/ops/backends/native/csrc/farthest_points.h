@@ -7,6 +7,7 @@
 #pragma once
 
 #include "lanes.h"
+#include "scan.h"
 
 #if defined(__CUDACC__)
 #include "warp_lanes.cuh"
@@ -66,22 +67,6 @@ struct PlaceOnCurve {
       for (int bit = 0; bit < kCurveBits; ++bit) place |= static_cast<int64_t>(cell >> bit & 1) << (3 * bit + axis);
     }
     places[row] = place;
-  }
-};
-
-template <class Real>
-struct SortPoints {
-  using Number = Real;
-  static constexpr int kLanes = 1, kBlocks = 8;
-
-  const Real* points;    // (N, 3)
-  const int64_t* order;  // (N,)
-  SortedPoints<Real> sorted;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes&, int64_t at) const {
-    const int row = static_cast<int>(order[at]);
-    sorted.store(static_cast<int>(at), load_position(points, row), row);
   }
 };
 

@@ -107,7 +107,8 @@ struct BuildHashGrids {
     const auto spread = [](unsigned i, int rows) {
       return static_cast<int>((static_cast<uint64_t>(i * 2654435769u) * static_cast<unsigned>(rows)) >> 32);
     };
-    const int a = spread(pair % kSampledPoints, first.rows), b = spread(kSampledPoints + pair / kSampledPoints, second.rows);
+    const int a = spread(pair % kSampledPoints, first.rows);
+    const int b = spread(kSampledPoints + pair / kSampledPoints, second.rows);
     const Vec3<Real> p = load_position(sides[0].positions, a), q = load_position(sides[1].positions, b);
     return squared_distance<Real>(p, q) <= radius * radius && first.cloud_of(a) == second.cloud_of(b);
   }

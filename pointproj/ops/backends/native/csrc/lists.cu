@@ -87,8 +87,8 @@ std::tuple<Tensor, Tensor, Tensor> radius_search(POINTPROJ_POINTS, const Optiona
   return {distances, rows, counts};
 }
 
-// Where the neighbours of each query begin (Q + 1,), their rows, ascending, as far as there is room, and their distances
-// (capacity,).
+// Where the neighbours of each query begin (Q + 1,), their rows, ascending, as far as there is room, and their
+// distances (capacity,).
 std::tuple<Tensor, Tensor, Tensor> radius_list(POINTPROJ_POINTS, const OptionalTensor& reference_grid, double radius,
                                                const OptionalTensor& radii, int64_t capacity) {
   POINTPROJ_CHECK(capacity >= 0, "capacity must not be negative; got ", capacity);

@@ -42,7 +42,8 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
 
 void check_k(const Clouds& clouds, int64_t k) {
   const int most = clouds.references.batch.rows;
-  POINTPROJ_CHECK(k >= 1 && (k <= most || clouds.queries.batch.rows == 0), "k must be from 1 to the number of reference points, ", most, "; got ", k);
+  POINTPROJ_CHECK(k >= 1 && (k <= most || clouds.queries.batch.rows == 0),
+                  "k must be from 1 to the number of reference points, ", most, "; got ", k);
 }
 
 void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances) {

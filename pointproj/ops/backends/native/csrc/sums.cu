@@ -330,9 +330,9 @@ Gradients differentiate(Problem& problem, const Tensor& grad, const std::vector<
           needs[3] ? torch::stable::sum(made.sigma_rows) : none};
 }
 
-#define POINTPROJ_PROBLEM                                                                                              \
-  query_points, query_offsets, reference_points, reference_offsets, clouds_in_all, features, sigma, kernel, reduce, power, \
-      eps, support, in_fixed_order
+#define POINTPROJ_PROBLEM                                                                                            \
+  query_points, query_offsets, reference_points, reference_offsets, clouds_in_all, features, sigma, kernel, reduce, \
+      power, eps, support, in_fixed_order
 
 // Over the k nearest: sums (Q, channels), weights (Q, k), and the rows, which are searched, unless they are given; then
 // there are none here.
@@ -369,9 +369,10 @@ Gradients radius_aggregate_backward(
   return differentiate(problem, grad, needs, aggregated, saved);
 }
 
-const std::string kKnn = kPoints + "Tensor? cell_list, Tensor? neighbor_indices, Tensor features, Tensor sigma, SymInt k" +
-                         kWeighting;
-const std::string kRadius = kPoints + "Tensor? reference_grid, Tensor features, Tensor sigma, float radius" + kWeighting;
+const std::string kKnn =
+    kPoints + "Tensor? cell_list, Tensor? neighbor_indices, Tensor features, Tensor sigma, SymInt k" + kWeighting;
+const std::string kRadius =
+    kPoints + "Tensor? reference_grid, Tensor features, Tensor sigma, float radius" + kWeighting;
 const std::string kResults = ") -> (Tensor, Tensor, Tensor)";
 const std::string kSaved =
     ", Tensor output_0, Tensor output_1, Tensor output_2) -> (Tensor, Tensor, Tensor, Tensor)";

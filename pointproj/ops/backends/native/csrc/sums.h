@@ -25,8 +25,8 @@ struct SortRows {
   }
 };
 
-// The weights of rows, and the weighted sum of features. Weights are relative to that of the first row: no running total
-// as in RadiusSums, which would be 1500 instructions instead of 900, for W1 `aggregate`.
+// The weights of rows, and the weighted sum of features. Weights are relative to that of the first row: a running total
+// as in RadiusSums would be 1500 instructions instead of 900, for W1 `aggregate`.
 template <class Real, class Weighting>
 struct NeighborSums {
   using Sum = typename Weighting::Sum;

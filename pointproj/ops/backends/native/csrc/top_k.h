@@ -208,8 +208,8 @@ struct WarpBlocks {
       if (block == (k - 1) / Lanes::width) worst = farthest;
     }
   }
-  // The nearer half of a block and 32 candidates, both sorted, goes on to the block before, the other half stays; of the
-  // last block it is left out.
+  // The nearer half of a block and 32 candidates, both sorted, goes on to the block before, the other half stays; of
+  // the last block it is left out.
   template <int block, class Lanes>
   POINTPROJ_FN void merge(Lanes& lanes, Real candidate, int row) {
     const Real other = lanes.exchange(candidate, Lanes::width - 1);

@@ -299,7 +299,8 @@ struct WarpLanes {
       POINTPROJ_UNROLL
       for (int part = 0; part < kParts; ++part) {
         const bool reads = begin + column_of(part) < channels;
-        RowSum<Sum, kVector>::load(reinterpret_cast<const char*>(row + begin + (reads ? column_of(part) : 0)), own[part]);
+        const Sum* from = row + begin + (reads ? column_of(part) : 0);
+        RowSum<Sum, kVector>::load(reinterpret_cast<const char*>(from), own[part]);
       }
       // Nothing is left out that would have to be decided before it is read: all rows are on their way at once.
       POINTPROJ_UNROLL

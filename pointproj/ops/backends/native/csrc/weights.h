@@ -5,8 +5,8 @@
 //   anchor(nearest)            what the weights of a row are relative to, so that they cannot all vanish
 //   weight(distance, anchor)
 //   fall(distance)             minus the derivative of the logarithm of the weight by the distance
-//   sigma_term(distance, base) a part of the derivative by sigma, which of_sigma(sum of such terms) completes; less that
-//                              at a base, which is the same for a whole row: terms need not cancel in a mean
+//   sigma_term(distance, base) a part of the derivative by sigma, which of_sigma(sum of such terms) completes; less
+//                              that at a base, the same for a whole row: terms need not cancel in a mean
 #pragma once
 
 #include "common.h"
