@@ -151,7 +151,16 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
     """Name in the table, threads of a block where the kernel names no bound, and kernel."""
     import torch
 
-    from pointproj.ops.backends.warp import cell_list_build, gradients, knn_search, lists, neighbors, sums
+    from pointproj.ops.backends.warp import (
+        cell_list,
+        cell_list_build,
+        gradients,
+        knn_search,
+        lists,
+        neighbors,
+        sums,
+    )
+    from pointproj.ops.backends.warp.knn_search import search_kernel
 
     usual = 256
     for real, label in ((torch.float32, "fp32"), (torch.float64, "fp64")):
@@ -161,9 +170,9 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
         yield f"cell list: scatter, {label}", usual, cell_list_build.scatter_kernel(real)
         for k in (7, 32, None):
             name = f"kNN search, k = {k or 'more'}, {label}"
-            yield name, knn_search.BLOCK, knn_search.search_kernel(real, k, torch.int64, 8)
+            yield name, knn_search.BLOCK, search_kernel(cell_list.CellList, real, k, torch.int64, 8)
             name = f"the nearest within a radius, k = {k or 'more'}, {label}"
-            yield name, lists.BLOCK, lists.nearest_kernel(real, k)
+            yield name, lists.BLOCK, search_kernel(neighbors.Ball, real, k, torch.int64, 1)
         for part, kernel in zip(("count", "fill"), lists.list_kernels(real, 8), strict=True):
             yield f"lists: {part}, {label}", lists.BLOCK, kernel
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):

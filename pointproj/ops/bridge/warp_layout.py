@@ -21,6 +21,7 @@ class _Field(NamedTuple):
     ctype: Any
     format: str  # of the module ``struct``
     flat: Callable[[Any, dict[int, tuple]], Sequence]  # what is packed; the dict: what was converted before
+    absent: Sequence  # what is packed for None: no array, or the gradient of what has none
 
 
 class Layout:
@@ -28,7 +29,7 @@ class Layout:
 
     def __init__(self, kinds: Sequence[Any]):
         fields = [_field(kind) for kind in kinds]
-        self._flats = [field.flat for field in fields]
+        self._flats = [(field.flat, field.absent) for field in fields]
         # Each is wrapped in a struct: Warp takes no other parameters by their addresses.
         self._views = [type("View", (ctypes.Structure,), {"_fields_": [("value", f.ctype)]}) for f in fields]
         named = [(f"_{i}", field.ctype) for i, field in enumerate(fields)]
@@ -46,8 +47,8 @@ class Layout:
     def flat(self, values: Sequence[Any], converted: dict[int, tuple]) -> list:
         """The values as they are packed."""
         flat: list[Any] = []
-        for of_value, value in zip(self._flats, values, strict=True):
-            flat += of_value(value, converted)
+        for (of_value, absent), value in zip(self._flats, values, strict=True):
+            flat += absent if value is None else of_value(value, converted)
         return flat
 
 
@@ -62,10 +63,10 @@ def _field(kind: Any) -> _Field:
     if wp.types.type_is_struct(kind):
         return _struct_field(kind)
     if wp.types.type_is_composite(kind):
-        as_bytes = lambda value, _: (bytes(value if isinstance(value, kind) else kind(*(value or ()))),)  # noqa: E731
-        return _Field(kind, f"{ctypes.sizeof(kind)}s", as_bytes)
+        as_bytes = lambda value, _: (bytes(value if isinstance(value, kind) else kind(*value)),)  # noqa: E731
+        return _Field(kind, f"{ctypes.sizeof(kind)}s", as_bytes, (bytes(kind()),))
     ctype = wp.types.type_ctype(kind)
-    return _Field(ctype, ctype._type_, lambda value, _: (value or 0,))  # None: the gradient of a number
+    return _Field(ctype, ctype._type_, lambda value, _: (value,), (0,))
 
 
 def _array_field(kind: Any) -> _Field:
@@ -75,9 +76,7 @@ def _array_field(kind: Any) -> _Field:
     inner = wp.types.type_is_composite(kind.dtype) + wp.types.type_is_matrix(kind.dtype)  # dimensions
     checked: set[tuple] = set()  # dtypes, and shapes and strides of inner dimensions
 
-    def flat(value: Tensor | None, converted: dict[int, tuple]) -> tuple:
-        if value is None:
-            return absent
+    def flat(value: Tensor, converted: dict[int, tuple]) -> tuple:
         if value.is_neg():  # the memory of such a view holds other numbers
             value = value.resolve_neg()
             converted[id(value)] = (value,)  # as long as it is read
@@ -96,7 +95,7 @@ def _array_field(kind: Any) -> _Field:
             return value.data_ptr(), shape[0], shape[1], strides[0] * size, strides[1] * size, 2
         return value.data_ptr(), *shape[:ndim], *[s * size for s in strides[:ndim]], ndim
 
-    return _Field(ctype, layout or f"{ctypes.sizeof(ctype)}s", flat)
+    return _Field(ctype, layout or f"{ctypes.sizeof(ctype)}s", flat, absent)
 
 
 @functools.cache
@@ -134,9 +133,9 @@ def _struct_field(kind: Any) -> _Field:
     def flat(value: Any, converted: dict[int, tuple]) -> tuple[bytes]:
         known = converted.get(id(value))
         if known is None or known[1] is not kind:
-            values = [None] * len(kind.vars) if value is None else fields(value)[:-1]
-            packed = (layout.packed.pack(*layout.flat(values, converted)),)
+            packed = (layout.packed.pack(*layout.flat(fields(value)[:-1], converted)),)
             known = converted[id(value)] = value, kind, packed  # kept, so that no other object gets its id
         return known[2]
 
-    return _Field(kind.ctype, f"{layout.size}s", flat)
+    absent = (layout.packed.pack(*layout.flat([None] * len(kind.vars), {})),)
+    return _Field(kind.ctype, f"{layout.size}s", flat, absent)

@@ -19,37 +19,26 @@ from pointproj.ops.bridge.triton_op import runs_kernels, triton_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
 from pointproj.ops.pairs import chunks_within, listed_chunks
+from pointproj.ops.records import fields_apart, record_of
 from pointproj.ops.reference import Weighting
 
 
-def _search(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    cells: list[Tensor],
-    k: int,
-) -> tuple[Tensor]:
-    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    if not runs_kernels(query_points):
-        return (plain.search(packed, (), k).to(torch.int32),)
-    return (nearest_rows(packed, CellList(*cells), k),)
+@fields_apart
+def _search(clouds: Clouds, cells: list[Tensor], k: int) -> tuple[Tensor]:
+    if not runs_kernels(clouds.query_points):
+        return (plain.search(clouds, (), k).to(torch.int32),)
+    return (nearest_rows(clouds, CellList(*cells), k),)
 
 
+@fields_apart
 def _sum_lists(
     query_points: Tensor,
     reference_points: Tensor,
     features: Tensor,
     sigma: Tensor,
     neighbor_indices: Tensor,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
+    weighting: Weighting,
 ) -> tuple[Tensor, Tensor]:
-    weighting = Weighting(kernel, reduce, power, eps, support)
     if not runs_kernels(query_points):
         clouds = Clouds(query_points, None, reference_points, None, 1)
         summed = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices, weighting)
@@ -57,28 +46,19 @@ def _sum_lists(
     return aggregate(listed(query_points, reference_points, neighbor_indices), features, sigma, weighting)
 
 
+@fields_apart
 def _sum_within(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
+    clouds: Clouds,
     cells: list[Tensor],
     features: Tensor,
     sigma: Tensor,
     radius: float,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
+    weighting: Weighting,
 ) -> tuple[Tensor, Tensor]:
-    packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    weighting = Weighting(kernel, reduce, power, eps, support)
-    if not runs_kernels(query_points):
-        summed = plain.radius_aggregate(packed, None, features, sigma, radius, weighting)
+    if not runs_kernels(clouds.query_points):
+        summed = plain.radius_aggregate(clouds, None, features, sigma, radius, weighting)
         return summed, features.new_empty(0, 2)
-    return aggregate(within(packed, CellList(*cells), radius), features, sigma, weighting)
+    return aggregate(within(clouds, CellList(*cells), radius), features, sigma, weighting)
 
 
 def _by_torch(query_points: Tensor) -> bool:
@@ -101,8 +81,7 @@ def _within_backward(
     inputs = saved.inputs
     if _by_torch(inputs["query_points"]):
         return aggregate_backward(grads[0], needs, inputs, chunks_within)
-    clouds = Clouds(*(inputs[name] for name in Clouds._fields[:-1]), inputs["clouds"])
-    source = within(clouds, CellList(*inputs["cells"]), inputs["radius"])
+    source = within(record_of(Clouds, inputs), CellList(*inputs["cells"]), inputs["radius"])
     return gradients(source, grads[0], needs, saved)
 
 

@@ -81,4 +81,4 @@ def weigh(nearest, distance, shape, eps, KERNEL: tl.constexpr):
     else:
         weight = tl.full(distance.shape, 1.0, distance.dtype)
         per_length = tl.zeros_like(distance)
-    return tl.minimum(weight, most), per_length, by_sigma
+    return tl.where(weight > most, most, weight), per_length, by_sigma  # a minimum would drop NaN

@@ -14,7 +14,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS, aligned, once
+from pointproj.ops.backends.warp.common import REALS, IntRows, Ints, PlaceRows, aligned, once, struct_of
 
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
 # Below about this distance squares round to 0, or to numbers of few bits: slack for that.
@@ -22,36 +22,21 @@ LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
 
 
 class CellList(NamedTuple):
-    """The tables of a set of points; in kernels :func:`cell_list_struct`.
+    """The tables of a set of points.
 
     Each cloud has a grid, with one more cell, its last, for points that are not finite: nobody looks there.
     """
 
-    frames: Tensor  # (clouds, 12) real: corner of cell 0, edges of cells, lowest and highest corner of all
-    shapes: Tensor  # (clouds, 5) int32: cells along x, y, z; numbers of the first cell and of the last
-    start: Tensor  # (cells + 1,) int32: first sorted point of each cell, then their number
-    points: Tensor  # (rows, 4) real: positions, sorted, and the bits of their row in the set as given
+    frames: PlaceRows  # (clouds, 12): corner of cell 0, edges of cells, lowest and highest corner of all
+    shapes: IntRows  # (clouds, 5): cells along x, y, z; numbers of the first cell and of the last
+    start: Ints  # (cells + 1,): first sorted point of each cell, then their number
+    points: PlaceRows  # (rows, 4): positions, sorted, and the bits of their row in the set as given
 
 
 def cell_list_of(tables: Sequence[Tensor]) -> CellList:
     """The tables of an index; points are read in long words, wherever a hook has brought them back."""
     cells = CellList(*tables)
     return cells._replace(points=aligned(cells.points))
-
-
-@once
-def cell_list_struct(dtype: torch.dtype) -> Any:
-    """:class:`CellList` inside a kernel."""
-    real, *_ = REALS[dtype]
-
-    @wp.struct
-    class CellListStruct:
-        frames: wp.array2d(dtype=real)
-        shapes: wp.array2d(dtype=wp.int32)
-        start: wp.array(dtype=wp.int32)
-        points: wp.array2d(dtype=real)
-
-    return CellListStruct
 
 
 class Grid(NamedTuple):
@@ -71,7 +56,7 @@ class Grid(NamedTuple):
 def grid_functions(dtype: torch.dtype) -> Grid:
     """Struct and functions for positions of one dtype."""
     real, vec3, _ = REALS[dtype]
-    CellListStruct = cell_list_struct(dtype)
+    CellListStruct = struct_of(CellList, dtype)
     unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
 
     @wp.struct

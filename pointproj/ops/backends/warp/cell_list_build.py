@@ -11,7 +11,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct, grid_functions
+from pointproj.ops.backends.warp.cell_list import CellList, grid_functions
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
@@ -22,6 +22,7 @@ from pointproj.ops.backends.warp.common import (
     once,
     packed_point,
     points_of,
+    struct_of,
 )
 from pointproj.ops.backends.warp.lanes import WARP, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -237,7 +238,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     Their means are the box that holds most of the cloud, but no outliers.
     """
     real, vec3, _ = REALS[dtype]
-    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
+    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
     shape_of = _shape_function(dtype)
     group = lanes(count)
 
@@ -302,7 +303,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """The cell of each point, and its rank of arrival there."""
     real, *_ = REALS[dtype]
-    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
+    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
     grid_of = grid_functions(dtype)
 
     @wp.kernel(**OPTIONS)
@@ -326,7 +327,7 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
 @once
 def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Each point goes to its place in the order of the cells."""
-    CellListStruct, (PointsStruct, _) = cell_list_struct(dtype), points_of(dtype)
+    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
     _, store_point, _ = packed_point(dtype)
 
     @wp.kernel(**OPTIONS)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import torch
 import warp as wp
@@ -36,25 +36,46 @@ def aligned(values: Tensor) -> Tensor:
     return values.clone() if values.data_ptr() % 16 else values
 
 
-class Batch(NamedTuple):
-    """How packed rows are divided among the clouds of a batch; in kernels :class:`BatchStruct`."""
+# What a record's fields are in kernels: numbers of the dtype of positions ("place"), of another one, say that
+# of sums ("number"), or of one dtype; and the dimensions of the array.
+Vectors = Annotated[Tensor | None, "vector", 1]  # of three places
+Places = Annotated[Tensor | None, "place", 1]
+PlaceRows = Annotated[Tensor | None, "place", 2]
+Numbers = Annotated[Tensor | None, "number", 1]
+NumberPairs = Annotated[Tensor | None, "pair", 1]
+NumberRows = Annotated[Tensor | None, "number", 2]
+Ints = Annotated[Tensor | None, wp.int32, 1]
+IntRows = Annotated[Tensor | None, wp.int32, 2]
+Longs = Annotated[Tensor | None, wp.int64, 1]
+Long = Annotated[int, wp.int64, 0]
 
-    offsets: Tensor | None  # (count + 1,) int32; None: all clouds are of equal size
+
+@once
+def struct_of(record: type, places: torch.dtype, numbers: torch.dtype | None = None) -> Any:
+    """A record inside kernels: the struct of its fields, for positions and other numbers of these dtypes."""
+    place, vec3, _ = REALS[places]
+    number = wp.dtype_from_torch(numbers or places)
+    pair = wp.types.vector(length=2, dtype=number)
+    kinds = {"place": place, "vector": vec3, "number": number, "pair": pair, float: number, int: int}
+    fields = {}
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        kind, ndim = getattr(hint, "__metadata__", (hint, 0))
+        kind = struct_of(kind, places) if hasattr(kind, "_fields") else kinds.get(kind, kind)
+        fields[name] = wp.array(dtype=kind, ndim=ndim) if ndim else kind
+    made = type(f"{record.__name__}Struct", (), {"__annotations__": fields, "__module__": record.__module__})
+    return wp.struct(made)
+
+
+class Batch(NamedTuple):
+    """How packed rows are divided among the clouds of a batch."""
+
+    offsets: Ints  # (count + 1,); None: all clouds are of equal size
     rows: int
     count: int  # clouds
 
 
-@wp.struct
-class BatchStruct:
-    """:class:`Batch` inside a kernel."""
-
-    offsets: wp.array(dtype=wp.int32)
-    rows: int
-    count: int
-
-
 @wp.func
-def first_row_of(cloud: int, batch: BatchStruct):
+def first_row_of(cloud: int, batch: Any):
     """First packed row of a cloud (of the one past the last: number of rows)."""
     if batch.count == 1:
         return cloud * batch.rows
@@ -64,7 +85,7 @@ def first_row_of(cloud: int, batch: BatchStruct):
 
 
 @wp.func
-def cloud_of(row: int, batch: BatchStruct):
+def cloud_of(row: int, batch: Any):
     """Cloud that a packed row belongs to."""
     if batch.count == 1:
         return 0
@@ -82,24 +103,19 @@ def cloud_of(row: int, batch: BatchStruct):
 
 
 class Points(NamedTuple):
-    """One set of points, in the order in which a kernel takes them; in kernels :func:`points_of`."""
+    """One set of points, in the order in which a kernel takes them."""
 
-    positions: Tensor | None  # (rows, 3)
+    positions: Vectors  # (rows, 3)
     batch: Batch
-    ordered: Tensor | None = None  # (n, 4): the sorted points of a cell list, if taken in that order
+    ordered: PlaceRows = None  # (n, 4): the sorted points of a cell list, if taken in that order
 
 
 @once
 def points_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
-    """:class:`Points` inside a kernel, and ``take(points, at) -> row, position`` of its number ``at``."""
-    real, vec3, _ = REALS[dtype]
+    """The struct of :class:`Points`, and ``take(points, at) -> row, position`` of its number ``at``."""
+    _, vec3, _ = REALS[dtype]
     load_point, _, row_of = packed_point(dtype)
-
-    @wp.struct
-    class PointsStruct:
-        positions: wp.array(dtype=vec3)
-        batch: BatchStruct
-        ordered: wp.array2d(dtype=real)
+    PointsStruct = struct_of(Points, dtype)
 
     @wp.func
     def take(points: PointsStruct, at: int):

@@ -17,34 +17,20 @@ from pointproj.ops.backends.warp.common import (
     once,
     points_of,
     squared_distance,
+    struct_of,
 )
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Lists, Source, meeting
+from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
 from pointproj.ops.backends.warp.sums import (
     BLOCKS,
     Problem,
     counts_function,
     form_of,
-    problem_struct,
     row_functions,
 )
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
-
-
-class Wanted(NamedTuple):
-    """The gradients to fill, None where one is not needed."""
-
-    query_points: Tensor | None
-    reference_points: Tensor | None
-    features: Tensor | None
-    sigma: Tensor | None
-
-    @property
-    def of_points(self) -> bool:
-        """Whether any is wanted that takes products of upstream gradients and features."""
-        return self.query_points is not None or self.reference_points is not None or self.sigma is not None
 
 
 class Gathered(NamedTuple):
@@ -59,41 +45,31 @@ class Gathered(NamedTuple):
     features: bool
 
 
-def launch_query_gradients(
-    launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
+def launch_gradients(
+    launch: Launch,
+    points: Points,
+    source: Source,
+    problem: Problem,
+    weighting: Weighting,
+    gathered: Gathered,
+    d_points: Tensor | None,
+    d_sigma: Tensor | None = None,
 ) -> None:
-    """Gradients of the query points and of sigma; over lists all others too.
+    """Fill the gradients of the points, of features and of sigma, as far as they are gathered.
 
-    With that of the points it fills ``problem.means`` (Q,), which those of the references read.
+    With that of query points it fills ``problem.means`` (Q,), which those of the references read.
     """
-    if isinstance(source, Lists):
-        problem = problem._replace(d_others=wanted.reference_points, d_features=wanted.features)
-        for added in (wanted.reference_points, wanted.features):
-            if added is not None:
-                added.zero_()
-    gathered = Gathered(True, wanted.of_points, problem.d_features is not None)
-    d_points, of_sigma = wanted.query_points, None
-    if wanted.of_points:
-        d_points = torch.empty_like(queries.positions) if d_points is None else d_points
-        of_sigma = problem.softmax.new_empty(queries.batch.rows)
-    form = form_of(source, queries, problem, weighting)
-    given = queries, source, problem, 1, d_points, of_sigma
-    launch(gradient_kernel(form, gathered), (queries.batch.rows, form.lanes), *given, block_dim=BLOCK)
-    if wanted.sigma is not None:
-        torch.sum(of_sigma, 0, out=wanted.sigma)
-
-
-def launch_reference_gradients(
-    launch: Launch, references: Points, source: Source, problem: Problem, weighting: Weighting, wanted: Wanted
-) -> None:
-    """Gradients of the features and of the reference points, as far as they are wanted, within a radius."""
-    d_points, problem = wanted.reference_points, problem._replace(d_features=wanted.features)
-    gathered = Gathered(False, d_points is not None, wanted.features is not None)
-    form = form_of(source, references, problem, weighting)
-    chunks = problem.chunks if gathered.features else 1  # each takes a search
-    given = references, source, problem, chunks, d_points, None
-    shape = references.batch.rows * chunks, form.lanes
+    of_sigma = None
+    if gathered.of_queries and gathered.points:
+        d_points = torch.empty_like(points.positions) if d_points is None else d_points
+        of_sigma = problem.softmax.new_empty(points.batch.rows)
+    form = form_of(source, points, problem, weighting)
+    chunks = problem.chunks if gathered.features and not gathered.of_queries else 1  # each takes a search
+    given = points, source, problem, chunks, d_points, of_sigma
+    shape = points.batch.rows * chunks, form.lanes
     launch(gradient_kernel(form, gathered), shape, *given, block_dim=BLOCK)
+    if d_sigma is not None:
+        torch.sum(of_sigma, 0, out=d_sigma)
 
 
 @once
@@ -103,7 +79,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
     PointsStruct, take_point = points_of(positions)
-    ProblemStruct = problem_struct(positions, sums)
+    ProblemStruct = struct_of(Problem, positions, sums)
     rows = row_functions(form)
     group = lanes(form.lanes)
     weights = weights_of(form.kernel, reduce, sums)
@@ -177,7 +153,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     positions, sums = form.positions, form.sums
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
-    ProblemStruct = problem_struct(positions, sums)
+    ProblemStruct = struct_of(Problem, positions, sums)
     rows = row_functions(form)
     Channels = rows.Channels
     weights = weights_of(form.kernel, form.reduce, sums)

@@ -6,7 +6,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_of, cell_list_struct
+from pointproj.ops.backends.warp.cell_list import CellList, cell_list_of
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -17,12 +17,14 @@ from pointproj.ops.backends.warp.common import (
     once,
     packed_point,
     points_of,
+    struct_of,
 )
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, found_struct, top_k
-from pointproj.ops.backends.warp.traversal import Visitor, shell_search
+from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, top_k
+from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, shell_search
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.records import fields_apart
 from pointproj.ops.registry import Tables
 
 BLOCK = 128
@@ -50,13 +52,10 @@ def _specs(query_points: Tensor, k: int, long_rows: bool, **_: Any) -> dict:
 
 
 @warp_op("pointproj::warp_search", outputs=_specs)
+@fields_apart
 def _search(
     launch: Launch,
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
+    clouds: Clouds,
     tables: list[Tensor],
     k: int,
     long_rows: bool,
@@ -64,8 +63,7 @@ def _search(
     rows: Tensor,
     distances: Tensor,
 ) -> None:
-    sets = sets_of(Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds))
-    launch_search(launch, *sets, tables, Found(rows, distances))
+    launch_search(launch, *sets_of(clouds), tables, Found(rows, distances))
 
 
 def launch_search(
@@ -73,12 +71,16 @@ def launch_search(
 ) -> None:
     """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
     cells = cell_list_of(tables) if tables else new_cell_list(launch, references, for_radius=False)
-    k = found.rows.shape[1]
     own = in_order_of(cells, queries, references)
-    in_list = k if k <= LONGEST_LIST else None
     blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
-    compiled = search_kernel(queries.positions.dtype, in_list, found.rows.dtype, blocks)
+    compiled = search_kernel(CellList, queries.positions.dtype, *list_of(found), blocks)
     launch(compiled, queries.batch.rows, own, cells, found, block_dim=BLOCK)
+
+
+def list_of(found: Found) -> tuple[int | None, torch.dtype]:
+    """The length of the lists, None if they are kept in memory, and the dtype of their rows."""
+    k = found.rows.shape[1]
+    return k if k <= LONGEST_LIST else None, found.rows.dtype
 
 
 def sets_of(clouds: Clouds) -> tuple[Points, Points]:
@@ -101,30 +103,51 @@ def in_order_of(cells: CellList, queries: Points, references: Points) -> Points:
 
 
 @once
-def search_kernel(dtype: torch.dtype, k: int | None, indices: torch.dtype, blocks: int) -> wp.Kernel:
-    """The search. With k None the neighbours wait in memory, else in registers."""
+def search_kernel(
+    where: type[CellList | Ball], dtype: torch.dtype, k: int | None, indices: torch.dtype, blocks: int
+) -> wp.Kernel:
+    """The search, everywhere or in a ball, where it also counts. With k None neighbours wait in memory."""
     real, vec3, vec4 = REALS[dtype]
-    CellListStruct, FoundStruct = cell_list_struct(dtype), found_struct(dtype, indices)
+    WhereStruct, FoundStruct = struct_of(where, dtype), struct_of(Found, dtype, indices)
     PointsStruct, take = points_of(dtype)
-    State, begin, limit, insert, finish = top_k(dtype, k, indices)
+    ListState, begin, farthest, insert, finish = top_k(dtype, k, indices)
     _, _, row_of = packed_point(dtype)
+    within = where is Ball
+
+    @wp.struct
+    class State:
+        list: ListState
+        square: real  # of a ball
+        count: int  # of those within it
+
+    @wp.func
+    def limit(state: State, found: FoundStruct):
+        return farthest(state.list, found)
 
     @wp.func
     def visit(state: State, found: FoundStruct, q: vec3, point: vec4, squared: real, exists: bool):
+        if wp.static(within):
+            if squared <= state.square:
+                state.count += 1
+            else:
+                squared = real(wp.inf)
         if squared <= limit(state, found) and squared < real(wp.inf):
-            state = insert(state, found, squared, row_of(point))
+            state.list = insert(state.list, found, squared, row_of(point))
         return state
 
-    find = shell_search(dtype, lanes(1), Visitor(State, FoundStruct, visit, None, limit, k or LONGEST_LIST))
-    single = dtype == torch.float32 and k is not None and k <= SHORT_LIST
+    visitor = Visitor(State, FoundStruct, visit, None, None if within else limit, k or LONGEST_LIST)
+    search = (ball_search if within else shell_search)(dtype, lanes(1), visitor)
+    short = dtype == torch.float32 and k is not None and k <= SHORT_LIST
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
 
-    @wp.kernel(**options, launch_bounds=(BLOCK, blocks if single else 1))
-    def search_nearest(queries: PointsStruct, cells: CellListStruct, found: FoundStruct):
+    @wp.kernel(**options, launch_bounds=(BLOCK, blocks if short else 1))
+    def search_nearest(queries: PointsStruct, where: WhereStruct, found: FoundStruct):
         """Launched over the queries; fills ``found``."""
         query, q = take(queries, wp.tid())
-        state = begin(query, found)
-        state = find(state, q, cells, found, cloud_of(query, queries.batch))
-        finish(state, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
+        state = State(begin(query, found), real(0.0), 0)
+        state = search(state, query, q, cloud_of(query, queries.batch), where, found)
+        finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
+        if wp.static(within):
+            found.counts[query] = wp.int64(state.count)
 
     return search_nearest

@@ -22,21 +22,14 @@ class Lanes(NamedTuple):
     count: int
     item: wp.Function  # (first of wp.tid()) -> what these lanes work on, in a launch of (items, count)
     lane: wp.Function  # () -> own number
-    take: wp.Function  # (x, lane) -> that lane's x
     any: wp.Function  # (flag) -> whether it is set for any lane of any point of the GPU's warp
     ballot: wp.Function  # (flag) -> one bit for each lane
     minimum: wp.Function  # (x) -> smallest over all lanes
     total: wp.Function  # (x) -> sum over all lanes
-    totals: wp.Function | None  # (four numbers) -> sum over all lanes of number lane % 4
+    totals: wp.Function  # (four numbers) -> sum over all lanes of number lane % 4
     bits_before: wp.Function  # (bits) -> how many are set for the lanes before this one
     bit_count: wp.Function  # (bits)
     sync: wp.Function  # (): after this, lanes see what others of the GPU's warp have written
-
-
-@once
-def lanes(count: int) -> Lanes:
-    """Functions for the lanes of a GPU, or for a single one."""
-    return _one_lane() if count == 1 else _several_lanes(count)
 
 
 def lanes_on(device_type: str) -> int:
@@ -44,57 +37,34 @@ def lanes_on(device_type: str) -> int:
     return LANES if device_type == "cuda" else 1
 
 
-def _one_lane() -> Lanes:
-    @wp.func
-    def lane():
-        return 0
+@once
+def lanes(count: int) -> Lanes:
+    """Functions for the lanes of a GPU, or for a single one."""
 
-    @wp.func
-    def take(x: Any, source: int):
-        return x
+    def code(several: str, one: str) -> str:
+        return one if count == 1 else several
 
-    @wp.func
-    def ballot(flag: bool):
-        return wp.where(flag, 1, 0)
-
-    @wp.func
-    def itself(x: Any):
-        return x
-
-    @wp.func
-    def bits_before(bits: int):
-        return 0
-
-    @wp.func
-    def sync():
-        pass
-
-    return Lanes(1, itself, lane, take, itself, ballot, itself, itself, None, bits_before, itself, sync)
-
-
-def _several_lanes(count: int) -> Lanes:
     # What wp.tid() says, without its division by a number that it does not know to be a power of two.
-    @wp.func_native(f"return (static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / {count};")
+    number = f"(static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / {count}"
+
+    @wp.func_native(code(f"return {number};", "return first;"))
     def item(first: int) -> int: ...
 
-    @wp.func_native(f"return threadIdx.x & {count - 1};")
+    @wp.func_native(code(f"return threadIdx.x & {count - 1};", "return 0;"))
     def lane() -> int: ...
 
-    @wp.func_native("return __any_sync(0xffffffffu, flag);")
+    @wp.func_native(code("return __any_sync(0xffffffffu, flag);", "return flag;"))
     def any_of_warp(flag: bool) -> bool: ...
 
     of_point = f">> (threadIdx.x & {32 - count}u) & {2**count - 1}u"
 
-    @wp.func_native(f"return __ballot_sync(0xffffffffu, flag) {of_point};")
+    @wp.func_native(code(f"return __ballot_sync(0xffffffffu, flag) {of_point};", "return flag;"))
     def ballot(flag: bool) -> int: ...
 
-    for number in (wp.int32, wp.float32, wp.float64):
+    for real in (wp.float32, wp.float64):
 
-        @wp.func_native(f"return __shfl_sync(0xffffffffu, x, source, {count});")
-        def take(x: number, source: int) -> number: ...
-
-        @wp.func_native("return __shfl_xor_sync(0xffffffffu, x, mask);")
-        def exchange(x: number, mask: int) -> number: ...
+        @wp.func_native(code("return __shfl_xor_sync(0xffffffffu, x, mask);", "return x;"))
+        def exchange(x: real, mask: int) -> real: ...
 
     bits = count.bit_length() - 1
 
@@ -121,15 +91,13 @@ def _several_lanes(count: int) -> Lanes:
             x = x + exchange(x, 1 << bit)
         return x
 
-    @wp.func_native(f"return __popc(bits & ((1u << (threadIdx.x & {count - 1})) - 1u));")
+    @wp.func_native(code(f"return __popc(bits & ((1u << (threadIdx.x & {count - 1})) - 1u));", "return 0;"))
     def bits_before(bits: int) -> int: ...
 
-    @wp.func_native("return __popc(bits);")
+    @wp.func_native(code("return __popc(bits);", "return bits;"))
     def bit_count(bits: int) -> int: ...
 
-    @wp.func_native("__syncwarp();")
+    @wp.func_native(code("__syncwarp();", ""))
     def sync(): ...
 
-    return Lanes(
-        count, item, lane, take, any_of_warp, ballot, minimum, total, totals, bits_before, bit_count, sync
-    )
+    return Lanes(count, item, lane, any_of_warp, ballot, minimum, total, totals, bits_before, bit_count, sync)

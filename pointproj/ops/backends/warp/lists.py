@@ -17,28 +17,26 @@ from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
+    Long,
+    Longs,
+    Places,
     Points,
+    Vectors,
     cloud_of,
     once,
     packed_point,
     points_of,
     squared_distance,
+    struct_of,
 )
-from pointproj.ops.backends.warp.knn_search import in_order_of, sets_of
+from pointproj.ops.backends.warp.knn_search import BLOCK, in_order_of, list_of, search_kernel, sets_of
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
-from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, found_struct, top_k
-from pointproj.ops.backends.warp.traversal import (
-    Ball,
-    Visitor,
-    ball_search,
-    ball_struct,
-    new_ball,
-)
+from pointproj.ops.backends.warp.top_k import Found
+from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.records import fields_apart
 from pointproj.ops.registry import Tables
-
-BLOCK = 128
 
 
 def nearest_within(
@@ -83,13 +81,10 @@ def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
 
 
 @warp_op("pointproj::warp_nearest_within", outputs=_nearest_specs)
+@fields_apart
 def _nearest_within(
     launch: Launch,
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
+    clouds: Clouds,
     tables: list[Tensor],
     radius: float,
     radii: Tensor | None,
@@ -99,50 +94,9 @@ def _nearest_within(
     rows: Tensor,
     counts: Tensor,
 ) -> None:
-    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    searched = _queries_and_ball(launch, both, tables, radius, radii)
-    kernel = nearest_kernel(query_points.dtype, k if k <= LONGEST_LIST else None)
-    launch(kernel, rows.shape[0], *searched, Found(rows, distances), counts, block_dim=BLOCK)
-
-
-@once
-def nearest_kernel(dtype: torch.dtype, k: int | None) -> wp.Kernel:
-    """The nearest within the radius, and how many there are. With k None they wait in memory."""
-    real, vec3, vec4 = REALS[dtype]
-    PointsStruct, take_point = points_of(dtype)
-    BallStruct, FoundStruct = ball_struct(dtype), found_struct(dtype, torch.int64)
-    ListState, begin, limit, insert, finish = top_k(dtype, k, torch.int64)
-    _, _, row_of = packed_point(dtype)
-
-    @wp.struct
-    class State:
-        list: ListState
-        square: real
-        count: int
-
-    @wp.func
-    def visit(state: State, found: FoundStruct, q: vec3, point: vec4, squared: real, exists: bool):
-        if squared <= state.square:
-            state.count += 1
-            if squared <= limit(state.list, found) and squared < real(wp.inf):
-                state.list = insert(state.list, found, squared, row_of(point))
-        return state
-
-    search = ball_search(dtype, lanes(1), Visitor(State, FoundStruct, visit))
-    options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
-
-    @wp.kernel(**options)
-    def nearest(
-        queries: PointsStruct, ball: BallStruct, found: FoundStruct, counts: wp.array(dtype=wp.int64)
-    ):
-        """Launched over the queries; fills ``found`` and ``counts`` (Q,)."""
-        query, q = take_point(queries, wp.tid())
-        state = State(begin(query, found), real(0.0), 0)
-        state = search(state, query, q, cloud_of(query, queries.batch), ball, found)
-        finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
-        counts[query] = wp.int64(state.count)
-
-    return nearest
+    searched, found = _queries_and_ball(launch, clouds, tables, radius, radii), Found(rows, distances, counts)
+    kernel = search_kernel(Ball, distances.dtype, *list_of(found), 1)
+    launch(kernel, rows.shape[0], *searched, found, block_dim=BLOCK)
 
 
 def _all_specs(query_points: Tensor, capacity: int, **_: Any) -> dict:
@@ -154,13 +108,10 @@ def _all_specs(query_points: Tensor, capacity: int, **_: Any) -> dict:
 
 
 @warp_op("pointproj::warp_all_within", outputs=_all_specs)
+@fields_apart
 def _all_within(
     launch: Launch,
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
+    clouds: Clouds,
     tables: list[Tensor],
     radius: float,
     radii: Tensor | None,
@@ -170,15 +121,15 @@ def _all_within(
     rows: Tensor,
     distances: Tensor,
 ) -> None:
-    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    searched = _queries_and_ball(launch, both, tables, radius, radii)
-    count = lanes_on(query_points.device.type)
-    shape = query_points.shape[0], count
+    searched = _queries_and_ball(launch, clouds, tables, radius, radii)
+    count = lanes_on(rows.device.type)
+    shape = searched[0].batch.rows, count
     for filled, value in ((row_splits[:1], 0), (rows, -1), (distances, torch.inf)):
         filled.fill_(value)
-    count_within, fill = list_kernels(query_points.dtype, count)
-    scratch = rows.new_empty(reference_points.shape[0])
-    parts = Parts(reference_points, row_splits, rows[:1], distances[:1], capacity, scratch)
+    count_within, fill = list_kernels(distances.dtype, count)
+    points = clouds.reference_points
+    scratch = rows.new_empty(len(points))
+    parts = Parts(points, row_splits, rows[:1], distances[:1], capacity, scratch)
     launch(count_within, shape, *searched, parts, block_dim=BLOCK)
     row_splits.cumsum_(0)
     if capacity:
@@ -188,12 +139,12 @@ def _all_within(
 class Parts(NamedTuple):
     """Where all neighbours go."""
 
-    points: Tensor  # those that are searched, (N, 3)
-    row_splits: Tensor  # (Q + 1,) int64
-    rows: Tensor  # int64: where they begin in memory; Warp's arrays end at 2^31
-    distances: Tensor  # likewise
-    capacity: int
-    scratch: Tensor  # (N,) int64: for the rows of the query that is cut off by the capacity
+    points: Vectors  # those that are searched, (N, 3)
+    row_splits: Longs  # (Q + 1,)
+    rows: Longs  # where they begin in memory; Warp's arrays end at 2^31
+    distances: Places  # likewise
+    capacity: Long
+    scratch: Longs  # (N,): for the rows of the query that is cut off by the capacity
 
 
 # Slots of lists are numbered by 64 bits, which Warp's arrays do not take.
@@ -251,19 +202,10 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     """The first counts the neighbours of each query, the second writes them as far as there is room."""
     real, vec3, vec4 = REALS[dtype]
     PointsStruct, take_point = points_of(dtype)
-    BallStruct = ball_struct(dtype)
+    BallStruct, PartsStruct = struct_of(Ball, dtype), struct_of(Parts, dtype)
     _, _, row_of = packed_point(dtype)
     squared_of = squared_distance(dtype, dtype)
     group = lanes(count)
-
-    @wp.struct
-    class PartsStruct:
-        points: wp.array(dtype=vec3)
-        row_splits: wp.array(dtype=wp.int64)
-        rows: wp.array(dtype=wp.int64)
-        distances: wp.array(dtype=real)
-        capacity: wp.int64
-        scratch: wp.array(dtype=wp.int64)
 
     @wp.func_native("distances.data[slot] = distance;")
     def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...

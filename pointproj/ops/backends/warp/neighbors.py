@@ -8,16 +8,22 @@ from typing import Any, NamedTuple
 
 import torch
 import warp as wp
-from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
+from pointproj.ops.backends.warp.common import (
+    REALS,
+    IntRows,
+    Vectors,
+    once,
+    packed_point,
+    squared_distance,
+    struct_of,
+)
 from pointproj.ops.backends.warp.lanes import LANES, lanes
 from pointproj.ops.backends.warp.traversal import (
     AT_ONCE,
     Ball,
     Visitor,
     ball_search,
-    ball_struct,
 )
 
 BLOCK = 128  # threads that share memory
@@ -28,8 +34,8 @@ ROWS_AT_ONCE = 4  # on their way to all lanes of a point, and products that they
 class Lists(NamedTuple):
     """The neighbours of each query."""
 
-    others: Tensor  # (N, 3) positions of the references
-    rows: Tensor  # (Q, k) int32, nearest first, -1 where there are fewer
+    others: Vectors  # (N, 3) positions of the references
+    rows: IntRows  # (Q, k), nearest first, -1 where there are fewer
 
 
 Source = Ball | Lists
@@ -197,7 +203,7 @@ def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     place, vec3, vec4 = REALS[form.positions]
     State, Problem, *_ = adder
     meet, pause, finish = _waiting(form, adder)
-    BallStruct = ball_struct(form.positions)
+    BallStruct = struct_of(Ball, form.positions)
     squared_of = squared_distance(form.positions, form.sums)
     _, _, row_of = packed_point(form.positions)
 
@@ -224,10 +230,7 @@ def _meet_lists(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     squared_of = squared_distance(form.positions, form.sums)
     count, lane = form.lanes, lanes(form.lanes).lane
 
-    @wp.struct
-    class ListsStruct:
-        others: wp.array(dtype=vec3)
-        rows: wp.array2d(dtype=wp.int32)
+    ListsStruct = struct_of(Lists, form.positions)
 
     @wp.func
     def each_neighbor(state: State, own: int, q: vec3, cloud: int, lists: ListsStruct, problem: Problem):

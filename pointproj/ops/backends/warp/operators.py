@@ -1,5 +1,6 @@
-"""The aggregations as torch operators: over given neighbours, over the k nearest, within a radius."""
+"""The aggregations as torch operators: over the k nearest or given neighbours, and within a radius."""
 
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -7,8 +8,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.warp.cell_list import cell_list_of
 from pointproj.ops.backends.warp.cell_list_build import build_cell_list, sorted_into
-from pointproj.ops.backends.warp.common import Batch, Points
-from pointproj.ops.backends.warp.gradients import Wanted, launch_query_gradients, launch_reference_gradients
+from pointproj.ops.backends.warp.gradients import Gathered, launch_gradients
 from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, sets_of
 from pointproj.ops.backends.warp.neighbors import Lists, Source
 from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
@@ -17,7 +17,8 @@ from pointproj.ops.backends.warp.traversal import Ball, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
-from pointproj.ops.pairs import chunks_within, listed_chunks, weighting_of
+from pointproj.ops.pairs import chunks_within, listed_chunks
+from pointproj.ops.records import fields_apart, record_of
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Tables
 
@@ -26,15 +27,15 @@ def aggregate_neighbors(
     clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
 ) -> Tensor:
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
-    points = clouds.query_points, clouds.reference_points
-    return _aggregate_neighbors(*points, features, sigma, rows, *weighting)[0]
+    one = Clouds(clouds.query_points, None, clouds.reference_points, None, 1)
+    return _knn_aggregate(*one, [], rows, features, sigma, rows.shape[1], *weighting)[0]
 
 
 def knn_aggregate(
     clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
 ) -> Tensor:
     """Weighted mean or sum of the features of the k nearest: ``(Q, C)`` in their dtype."""
-    return _knn_aggregate(*clouds, list(tables or ()), features, sigma, k, *weighting)[0]
+    return _knn_aggregate(*clouds, list(tables or ()), None, features, sigma, k, *weighting)[0]
 
 
 def radius_aggregate(
@@ -56,28 +57,43 @@ def radius_aggregate(
     return _radius_aggregate(*clouds, list(tables), features, sigma, radius, *weighting)[0]
 
 
+_wanted = itemgetter(*(f"d_{name}" for name in DIFFERENTIABLE))  # gradients, None where one is not needed
+
+
 def _gradient_problem(
-    values: dict[str, Any], source: type[Source], others: Tensor
-) -> tuple[Problem, Weighting, Wanted]:
+    values: dict[str, Any], source: type[Source], of_points: bool, **others: Tensor | None
+) -> tuple[Problem, Weighting]:
     """Of the rows those that are read: for the features' gradient alone only upstream gradients."""
-    weighting, wanted = weighting_of(values), Wanted(*[values[f"d_{name}"] for name in DIFFERENTIABLE])
-    rows = [values["features"], values["aggregated"]]
-    if wanted.of_points:
-        rows = [in_words(source, r) for r in rows]
-    problem = new_problem(rows[0], values["sigma"], weighting, rows[1], values["softmax"])
-    grad, columns = in_words(source, values["grad_aggregated"]), values["features"].shape[1]
-    return problem._replace(grad=grad, columns=columns, others=others), weighting, wanted
+    weighting, features, aggregated = record_of(Weighting, values), values["features"], values["aggregated"]
+    columns = features.shape[1]
+    if of_points:
+        features, aggregated = in_words(source, features), in_words(source, aggregated)
+    given = features, values["sigma"], weighting, aggregated, values["softmax"], columns
+    return new_problem(*given, grad=in_words(source, values["grad_aggregated"]), **others), weighting
+
+
+def _lists_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, with the lists that were given or found."""
+    given = values["neighbor_indices"]
+    return values | {"neighbor_indices": values["found"] if given is None else given}
 
 
 def _lists_backward(launch: Launch, **values: Any) -> None:
+    values = _lists_of(values)
     if values["grad_aggregated"].is_cuda and torch.are_deterministic_algorithms_enabled():
         _fill_in_fixed_order(values)
         return
-    queries, references = values["query_points"], values["reference_points"]
-    problem, weighting, wanted = _gradient_problem(values, Lists, references)
-    own = Points(queries, Batch(None, queries.shape[0], 1))
-    source = Lists(references, values["neighbor_indices"])
-    launch_query_gradients(launch, own, source, problem, weighting, wanted)
+    d_queries, d_references, d_features, d_sigma = _wanted(values)
+    for added in (d_references, d_features):
+        if added is not None:
+            added.zero_()
+    of_points = not (d_queries is d_references is d_sigma is None)
+    queries, references = sets_of(record_of(Clouds, values))
+    added = {"others": references.positions, "d_others": d_references, "d_features": d_features}
+    problem, weighting = _gradient_problem(values, Lists, of_points, **added)
+    source = Lists(references.positions, values["neighbor_indices"])
+    gathered = Gathered(True, of_points, d_features is not None)
+    launch_gradients(launch, queries, source, problem, weighting, gathered, d_queries, d_sigma)
 
 
 def _fill_in_fixed_order(values: dict[str, Any]) -> None:
@@ -97,38 +113,11 @@ def _sum_specs(query_points: Tensor, features: Tensor, **_: Any) -> dict:
     }
 
 
-@warp_op(
-    "pointproj::warp_aggregate_neighbors",
-    outputs=_sum_specs,
-    differentiable=DIFFERENTIABLE,
-    backward=_lists_backward,
-    second_backward=lambda launch, **values: fill_second_backward(values, listed_chunks),
-)
-def _aggregate_neighbors(
-    launch: Launch,
-    query_points: Tensor,
-    reference_points: Tensor,
-    features: Tensor,
-    sigma: Tensor,
-    neighbor_indices: Tensor,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
-    *,
-    aggregated: Tensor,
-    softmax: Tensor,
-) -> None:
-    weighting = Weighting(kernel, reduce, power, eps, support)
-    queries = Points(query_points, Batch(None, query_points.shape[0], 1))
-    problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
-
-
-def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict:
-    lists = {"neighbor_indices": ((query_points.shape[0], k), torch.int32)}
-    return _sum_specs(query_points, features) | lists
+def _knn_specs(
+    query_points: Tensor, neighbor_indices: Tensor | None, features: Tensor, k: int, **_: Any
+) -> dict:
+    searched = query_points.shape[0] if neighbor_indices is None else 0
+    return _sum_specs(query_points, features) | {"found": ((searched, k), torch.int32)}
 
 
 @warp_op(
@@ -136,54 +125,51 @@ def _knn_specs(query_points: Tensor, features: Tensor, k: int, **_: Any) -> dict
     outputs=_knn_specs,
     differentiable=DIFFERENTIABLE,
     backward=_lists_backward,
-    second_backward=lambda launch, **values: fill_second_backward(values, listed_chunks),
+    second_backward=lambda launch, **values: fill_second_backward(_lists_of(values), listed_chunks),
 )
+@fields_apart
 def _knn_aggregate(
     launch: Launch,
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
+    clouds: Clouds,
     tables: list[Tensor],
+    neighbor_indices: Tensor | None,
     features: Tensor,
     sigma: Tensor,
     k: int,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
+    weighting: Weighting,
     *,
     aggregated: Tensor,
     softmax: Tensor,
-    neighbor_indices: Tensor,
+    found: Tensor,
 ) -> None:
-    weighting = Weighting(kernel, reduce, power, eps, support)
-    both = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
-    queries, references = sets_of(both)
-    heap = query_points.new_empty(query_points.shape[0], k) if k > LONGEST_LIST else None
-    launch_search(launch, queries, references, tables, Found(neighbor_indices, heap))
-    problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, queries, Lists(reference_points, neighbor_indices), problem, weighting)
+    queries, references = sets_of(clouds)
+    if neighbor_indices is None:
+        heap = clouds.query_points.new_empty(found.shape) if k > LONGEST_LIST else None
+        launch_search(launch, queries, references, tables, Found(found, heap))
+        neighbor_indices = found
+    columns, features = features.shape[1], in_words(Lists, features)
+    problem = new_problem(features, sigma, weighting, aggregated, softmax, columns)
+    launch_sums(launch, queries, Lists(references.positions, neighbor_indices), problem, weighting)
 
 
 def _radius_backward(launch: Launch, **values: Any) -> None:
-    clouds = Clouds(*[values[name] for name in Clouds._fields[:-1]], values["clouds"])
-    queries, references = sets_of(clouds)
+    d_queries, d_references, d_features, d_sigma = _wanted(values)
+    of_points = not (d_queries is d_references is d_sigma is None)
+    queries, references = sets_of(record_of(Clouds, values))
     cells, radius = cell_list_of(values["tables"]), values["radius"]
-    problem, weighting, wanted = _gradient_problem(values, Ball, references.positions)
-    of_references = wanted.reference_points is not None or wanted.features is not None
-    if of_references:
+    problem, weighting = _gradient_problem(values, Ball, of_points, others=references.positions)
+    gathered = Gathered(False, d_references is not None, d_features is not None)
+    if gathered.points or gathered.features:
         query_cells = sorted_into(launch, queries, cells, radius)
         queries = queries._replace(ordered=query_cells.points)
-    if wanted.of_points:
+    if of_points:
         problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
-        launch_query_gradients(launch, queries, new_ball(cells, radius), problem, weighting, wanted)
-    if of_references:
-        problem = problem._replace(others=queries.positions)
-        references, ball = references._replace(ordered=cells.points), new_ball(query_cells, radius)
-        launch_reference_gradients(launch, references, ball, problem, weighting, wanted)
+        given = new_ball(cells, radius), problem, weighting, Gathered(True, True, False)
+        launch_gradients(launch, queries, *given, d_queries, d_sigma)
+    if gathered.points or gathered.features:
+        problem = problem._replace(others=queries.positions, d_features=d_features)
+        given = new_ball(query_cells, radius), problem, weighting, gathered
+        launch_gradients(launch, references._replace(ordered=cells.points), *given, d_references)
 
 
 @warp_op(
@@ -193,28 +179,19 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     backward=_radius_backward,
     second_backward=lambda launch, **values: fill_second_backward(values, chunks_within),
 )
+@fields_apart
 def _radius_aggregate(
     launch: Launch,
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
+    clouds: Clouds,
     tables: list[Tensor],
     features: Tensor,
     sigma: Tensor,
     radius: float,
-    kernel: str,
-    reduce: str,
-    power: float,
-    eps: float,
-    support: float,
+    weighting: Weighting,
     *,
     aggregated: Tensor,
     softmax: Tensor,
 ) -> None:
-    weighting = Weighting(kernel, reduce, power, eps, support)
-    sets = sets_of(Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds))
-    cells = cell_list_of(tables)
-    problem = new_problem(features, sigma, weighting, aggregated, softmax)
-    launch_sums(launch, in_order_of(cells, *sets), new_ball(cells, radius), problem, weighting)
+    cells, columns, features = cell_list_of(tables), features.shape[1], in_words(Ball, features)
+    problem = new_problem(features, sigma, weighting, aggregated, softmax, columns)
+    launch_sums(launch, in_order_of(cells, *sets_of(clouds)), new_ball(cells, radius), problem, weighting)

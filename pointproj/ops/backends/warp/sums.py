@@ -15,11 +15,17 @@ from torch import Tensor
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
+    NumberPairs,
+    NumberRows,
+    Numbers,
+    PlaceRows,
     Points,
+    Vectors,
     aligned,
     cloud_of,
     once,
     points_of,
+    struct_of,
 )
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
@@ -34,47 +40,21 @@ BLOCKS = 4  # of a multiprocessor at a time
 
 
 class Problem(NamedTuple):
-    """What is aggregated; in kernels :func:`problem_struct`."""
+    """What is aggregated."""
 
-    sigma: Tensor  # ()
+    sigma: Numbers  # ()
     power: float
     limit: float  # of the kernel: see the module of weights
-    features: Tensor  # (N, C), of the reference points
-    aggregated: Tensor  # (Q, C), results of the queries
-    softmax: Tensor  # (Q, 2), of the queries: distance that weights are relative to, and 1 / total weight
+    features: NumberRows  # (N, C), of the reference points
+    aggregated: NumberRows  # (Q, C), results of the queries
+    softmax: NumberPairs  # (Q, 2), of the queries: what weights are relative to, 1 / total weight
     columns: int  # C
     chunks: int  # searches that it takes to cover all channels
-    grad: Tensor | None = None  # (Q, C), upstream gradients of the results
-    means: Tensor | None = None  # (Q,), sums over the channels of upstream gradient times result
-    others: Tensor | None = None  # (n, 3), positions of the neighbours
-    d_others: Tensor | None = None  # (n, 3), gradient of those positions that lists are added to
-    d_features: Tensor | None = None  # (N, C), gradient of the features
-
-
-@once
-def problem_struct(positions: torch.dtype, sums: torch.dtype) -> Any:
-    """:class:`Problem` inside a kernel."""
-    place, vec3, _ = REALS[positions]
-    real, *_ = REALS[sums]
-    Pair = wp.types.vector(length=2, dtype=real)
-
-    @wp.struct
-    class ProblemStruct:
-        sigma: wp.array(dtype=real)
-        power: real
-        limit: real
-        features: wp.array2d(dtype=real)
-        aggregated: wp.array2d(dtype=real)
-        softmax: wp.array(dtype=Pair)
-        columns: int
-        chunks: int
-        grad: wp.array2d(dtype=real)
-        means: wp.array(dtype=real)
-        others: wp.array(dtype=vec3)
-        d_others: wp.array2d(dtype=place)
-        d_features: wp.array2d(dtype=real)
-
-    return ProblemStruct
+    grad: NumberRows = None  # (Q, C), upstream gradients of the results
+    means: Numbers = None  # (Q,), sums over the channels of upstream gradient times result
+    others: Vectors = None  # (n, 3), positions of the neighbours
+    d_others: PlaceRows = None  # (n, 3), gradient of those positions that lists are added to
+    d_features: NumberRows = None  # (N, C), gradient of the features
 
 
 class Rows(NamedTuple):
@@ -172,12 +152,17 @@ def row_functions(form: Form) -> Rows:
 
 
 def new_problem(
-    features: Tensor, sigma: Tensor, weighting: Weighting, aggregated: Tensor, softmax: Tensor
+    features: Tensor,
+    sigma: Tensor,
+    weighting: Weighting,
+    aggregated: Tensor,
+    softmax: Tensor,
+    columns: int,
+    **others: Tensor | None,
 ) -> Problem:
     """The problem as kernels take it."""
-    columns = features.shape[1]
-    numbers = weighting.power, limit_of(weighting)
-    return Problem(sigma, *numbers, features, aggregated, softmax, columns, -(-columns // CHANNELS))
+    rows, chunks = (features, aggregated, softmax), -(-columns // CHANNELS)
+    return Problem(sigma, weighting.power, limit_of(weighting), *rows, columns, chunks, **others)
 
 
 def vector_of(source: type[Source], values: Tensor) -> int:
@@ -213,7 +198,6 @@ def launch_sums(
 ) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
     form = form_of(source, queries, problem, weighting)
-    problem = problem._replace(features=in_words(form.source, problem.features))
     shape = queries.batch.rows * problem.chunks, form.lanes
     launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
 
@@ -221,7 +205,7 @@ def launch_sums(
 @once
 def counts_function(form: Form) -> wp.Function:
     """``counts(problem, row)``: whether a reference has a weight, its last feature, if they have."""
-    ProblemStruct = problem_struct(form.positions, form.sums)
+    ProblemStruct = struct_of(Problem, form.positions, form.sums)
 
     @wp.func
     def counts(problem: ProblemStruct, row: int):
@@ -238,7 +222,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     positions, sums, reduce = form.positions, form.sums, form.reduce
     real, *_ = REALS[sums]
     PointsStruct, take_point = points_of(positions)
-    ProblemStruct = problem_struct(positions, sums)
+    ProblemStruct = struct_of(Problem, positions, sums)
     store = row_functions(form).store
     group = lanes(form.lanes)
     rate_of = weights_of(form.kernel, reduce, sums).rate
@@ -280,7 +264,7 @@ def _sum_adder(form: Form) -> Adder:
     positions, sums, relative = form.positions, form.sums, is_relative(form.kernel, form.reduce)
     place, *_ = REALS[positions]
     real, *_ = REALS[sums]
-    ProblemStruct = problem_struct(positions, sums)
+    ProblemStruct = struct_of(Problem, positions, sums)
     rows = row_functions(form)
     Channels, load, add_row = rows.Channels, rows.load, rows.add
     minimum = lanes(form.lanes).minimum

@@ -6,38 +6,22 @@ point matters, ``insert(state, found, squared, row) -> state`` and ``finish(stat
 which writes the neighbours' rows and distances, nearest first; ``missing`` stands where there is none.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import warp as wp
-from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS, once
+from pointproj.ops.backends.warp.common import REALS, Longs, NumberRows, PlaceRows, once, struct_of
 
 LONGEST_LIST = 32  # more neighbours wait in memory
 
 
 class Found(NamedTuple):
-    """Where the neighbours of each query go; in kernels :func:`found_struct`."""
+    """Where the neighbours of each query go. A heap of them is kept there, too, by squared distances."""
 
-    rows: Tensor  # (Q, k) int32 or int64
-    distances: (
-        Tensor | None
-    )  # (Q, k), or None or (0, k): not wanted. While a heap is kept there, squared distances
-
-
-@once
-def found_struct(dtype: torch.dtype, indices: torch.dtype) -> Any:
-    """:class:`Found` inside a kernel."""
-    real, *_ = REALS[dtype]
-    integer = wp.dtype_from_torch(indices)
-
-    @wp.struct
-    class FoundStruct:
-        rows: wp.array2d(dtype=integer)
-        distances: wp.array2d(dtype=real)
-
-    return FoundStruct
+    rows: NumberRows  # (Q, k) int32 or int64
+    distances: PlaceRows  # (Q, k); None or (0, k): not wanted
+    counts: Longs = None  # (Q,), of all within a radius
 
 
 def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> tuple:
@@ -65,7 +49,7 @@ def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
 @once
 def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
     real, *_ = REALS[dtype]
-    FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
+    FoundStruct, integer = struct_of(Found, dtype, indices), wp.dtype_from_torch(indices)
     comes_before, distance_of = _functions(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
     last = k - 1
@@ -117,7 +101,7 @@ def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
 def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
     """A heap in the output rows, its farthest neighbour on top."""
     real, *_ = REALS[dtype]
-    FoundStruct, integer = found_struct(dtype, indices), wp.dtype_from_torch(indices)
+    FoundStruct, integer = struct_of(Found, dtype, indices), wp.dtype_from_torch(indices)
     comes_before, distance_of = _functions(dtype)
 
     @wp.struct

@@ -12,8 +12,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_struct, grid_functions
-from pointproj.ops.backends.warp.common import REALS, once, packed_point, squared_distance
+from pointproj.ops.backends.warp.cell_list import CellList, grid_functions
+from pointproj.ops.backends.warp.common import REALS, Places, once, packed_point, squared_distance, struct_of
 from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.rounding import largest_square_within, largest_squares_within
 
@@ -86,7 +86,7 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 @once
 def _place_struct(dtype: torch.dtype, data: Any) -> Any:
     _, vec3, _ = REALS[dtype]
-    CellListStruct, GridStruct, Data = cell_list_struct(dtype), grid_functions(dtype).struct, data
+    CellListStruct, GridStruct, Data = struct_of(CellList, dtype), grid_functions(dtype).struct, data
     real, *_ = REALS[dtype]
 
     @wp.struct
@@ -171,13 +171,13 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
 
 class Ball(NamedTuple):
-    """Where a search within a radius goes; in kernels :func:`ball_struct`."""
+    """Where a search within a radius goes."""
 
     cells: CellList
     radius: float
     largest_square: float  # largest squared distance that counts as within the radius
-    radii: Tensor | None = None  # (Q,) of each query, in place of one for all
-    largest_squares: Tensor | None = None  # (Q,)
+    radii: Places = None  # (Q,) of each query, in place of one for all
+    largest_squares: Places = None  # (Q,)
 
 
 def new_ball(cells: CellList, radius: float, radii: Tensor | None = None) -> Ball:
@@ -187,23 +187,6 @@ def new_ball(cells: CellList, radius: float, radii: Tensor | None = None) -> Bal
     return Ball(cells, 0.0, 0.0, radii, largest_squares_within(radii))
 
 
-@once
-def ball_struct(dtype: torch.dtype) -> Any:
-    """:class:`Ball` inside a kernel."""
-    real, *_ = REALS[dtype]
-    CellListStruct = cell_list_struct(dtype)
-
-    @wp.struct
-    class BallStruct:
-        cells: CellListStruct
-        radius: real
-        largest_square: real
-        radii: wp.array(dtype=real)
-        largest_squares: wp.array(dtype=real)
-
-    return BallStruct
-
-
 def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``search(state, query, q, cloud, ball, data) -> state``: meet everything within the radius.
 
@@ -211,7 +194,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     farther away. Of a ``q`` that is not finite it sees none.
     """
     real, vec3, _ = REALS[dtype]
-    BallStruct, State, Data = ball_struct(dtype), visitor.State, visitor.Data
+    BallStruct, State, Data = struct_of(Ball, dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
     visit_box = _box_visitor(dtype, lanes, visitor)
@@ -242,9 +225,9 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
 
 
 def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
-    """``search(state, q, cells, data, grid) -> state``: meet the nearest, unless ``q`` is not finite."""
+    """``search(state, query, q, cloud, cells, data) -> state``: meet the nearest, if ``q`` is finite."""
     real, vec3, _ = REALS[dtype]
-    CellListStruct, State, Data = cell_list_struct(dtype), visitor.State, visitor.Data
+    CellListStruct, State, Data = struct_of(CellList, dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
     grid_of = grid_functions(dtype)
     GridStruct, limit_of, wanted = grid_of.struct, visitor.limit, visitor.wanted
@@ -269,9 +252,9 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         return shell
 
     @wp.func
-    def search(state: State, q: vec3, cells: CellListStruct, data: Data, number: int):
-        if wp.isfinite(q) and cells.frames[number, 0] < real(wp.inf):
-            grid = grid_of.load(cells, number, q)
+    def search(state: State, query: int, q: vec3, cloud: int, cells: CellListStruct, data: Data):
+        if wp.isfinite(q) and cells.frames[cloud, 0] < real(wp.inf):
+            grid = grid_of.load(cells, cloud, q)
             place = Place(q, cells, data, grid, real(0.0))
             at = grid_of.cell_at(q, grid)
             inner = int(-1)  # the shell up to which all has been visited

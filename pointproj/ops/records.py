@@ -1,0 +1,49 @@
+"""Functions of records as torch takes operators: with the records' fields as arguments of their own."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+from torch import Tensor
+
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.reference import Weighting
+
+FIELDS: dict[type, dict[str, Any]] = {
+    Clouds: {
+        "query_points": Tensor,
+        "query_offsets": Tensor | None,
+        "reference_points": Tensor,
+        "reference_offsets": Tensor | None,
+        "clouds": int,
+    },
+    Weighting: {"kernel": str, "reduce": str, "power": float, "eps": float, "support": float},
+}
+_fields_among = {record: itemgetter(*fields) for record, fields in FIELDS.items()}
+
+
+def record_of(record: type, inputs: dict[str, Any]) -> Any:
+    """A record of an operator's inputs, which hold its fields."""
+    return record(*_fields_among[record](inputs))
+
+
+def fields_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with the fields of arguments that are annotated as records of :data:`FIELDS` one by one."""
+    signature, parameters = inspect.signature(function, eval_str=True), []
+    for p in signature.parameters.values():
+        fields = FIELDS.get(p.annotation, {p.name: p.annotation})
+        parameters += [inspect.Parameter(name, p.kind, annotation=of) for name, of in fields.items()]
+    positional = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    records = [p.annotation if p.annotation in FIELDS else None for p in positional]
+
+    @functools.wraps(function)
+    def flat(*args: Any, **others: Any) -> Any:
+        rest = iter(args)
+        made = [next(rest) if r is None else r(*islice(rest, len(FIELDS[r]))) for r in records]
+        return function(*made, **others)
+
+    flat.__signature__ = signature.replace(parameters=parameters)
+    return flat
