@@ -64,8 +64,8 @@ def knn_search(
     neighbours, and points so far apart that the squared distance overflows are not neighbours of each other.
     """
     rows = max(1, PAIRS_AT_ONCE // reference_points.shape[0])
-    chunks = [_nearest(chunk, reference_points, k) for chunk in query_points.split(rows)]
-    return torch.cat(chunks)
+    chunks = query_points.split(rows)
+    return torch.cat([_smallest(squared_distances(chunk, reference_points), k) for chunk in chunks])
 
 
 def knn_aggregate(
@@ -188,10 +188,6 @@ def nan_where_query_is_not_finite(
     # In eager mode isfinite() and all() take twice as many kernels; the largest of a NaN and others is NaN.
     is_finite = query_points.detach().abs().amax(-1, keepdim=True) < torch.inf
     return torch.where(is_finite, per_query, torch.nan)
-
-
-def _nearest(query_points: Tensor, reference_points: Tensor, k: int) -> Tensor:
-    return _smallest(squared_distances(query_points, reference_points), k)
 
 
 def _smallest(squared: Tensor, k: int) -> Tensor:
@@ -323,20 +319,13 @@ TABLE = {
 KERNELS = tuple(TABLE)
 
 
-def log_kernel(
-    distances: Float[Tensor, "*pairs"], sigma: float | Tensor, weighting: Weighting
-) -> Float[Tensor, "*pairs"]:
-    """Logarithm of the kernel at each distance, -inf where it is 0."""
-    return TABLE[weighting.kernel].log(distances, sigma, weighting)
-
-
 def log_kernel_slopes(
     distances: Float[Tensor, "*pairs"],
     sigma: Float[Tensor, ""],
     weighting: Weighting,
     nearest: Float[Tensor, "*rows"] | float = 0.0,
 ) -> Slopes:
-    """Derivatives of :func:`log_kernel`, for backward passes that are written out.
+    """Derivatives of the logarithm of the kernel, for backward passes that are written out.
 
     What is the same for a whole row is of no account in a mean: slopes along sigma are those beyond the
     ``nearest``, so that equal distances have none, instead of slopes that must cancel.
@@ -355,28 +344,12 @@ def kernel_weights(
 ) -> Float[Tensor, "*pairs"]:
     """The kernel at each neighbour, 0 for all others; relative to the row's ``nearest`` if that is given."""
     if nearest is None:
-        logits = log_kernel(distances, sigma, weighting)
+        logits = TABLE[weighting.kernel].log(distances, sigma, weighting)
     else:
         logits = TABLE[weighting.kernel].relative(distances, nearest, sigma, weighting)
         # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
         logits = logits.clamp(max=math.log(torch.finfo(logits.dtype).max) - 8)
     return torch.where(is_neighbor, logits, -torch.inf).exp()
-
-
-def weights_of(
-    distances: Float[Tensor, "*pairs"],
-    is_neighbor: Bool[Tensor, "*pairs"],
-    sigma: float | Tensor,
-    weighting: Weighting,
-    reference_weights: Float[Tensor, "*n"] | None,
-) -> Float[Tensor, "*pairs"]:
-    """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
-    counts = is_neighbor if reference_weights is None else is_neighbor & (reference_weights != 0)
-    nearest = nearest_of(distances, counts) if weighting.reduce == "mean" else None
-    weights = kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
-    if reference_weights is not None:
-        weights = weights * reference_weights.to(weights.dtype)
-    return normalized(weights, is_neighbor) if weighting.reduce == "mean" else weights
 
 
 def normalized(
@@ -399,8 +372,14 @@ def counted_features(
 def _weights(
     delta: Tensor, is_neighbor: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None
 ) -> Tensor:
+    """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
     delta = delta.to(torch.promote_types(delta.dtype, torch.float32))
     distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
     if isinstance(sigma, Tensor):
         sigma = sigma_in_range(sigma)
-    return weights_of(distances, is_neighbor, sigma, weighting, own)
+    counts = is_neighbor if own is None else is_neighbor & (own != 0)
+    nearest = nearest_of(distances, counts) if weighting.reduce == "mean" else None
+    weights = kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
+    if own is not None:
+        weights = weights * own.to(weights.dtype)
+    return normalized(weights, is_neighbor) if weighting.reduce == "mean" else weights

@@ -64,7 +64,10 @@ def replicated(tensor: Float[Tensor, "*shape"], group: ProcessGroup | None = Non
     -------
     float tensor of that shape
     """
-    return _Replicated.apply(tensor, group)
+    tensor = tensor.view_as(tensor)
+    if tensor.requires_grad:
+        tensor.register_hook(lambda grad: _Sum.apply(grad, group))
+    return tensor
 
 
 def knn_aggregate(
@@ -270,19 +273,6 @@ def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: funct
 
 def _replicated_sigma(sigma: float | Tensor, group: ProcessGroup | None) -> float | Tensor:
     return replicated(sigma, group) if isinstance(sigma, Tensor) else sigma
-
-
-class _Replicated(torch.autograd.Function):
-    """Forward nothing, backward the sum over all processes."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Sum.apply(grad, ctx.group), None
 
 
 class _Sum(torch.autograd.Function):

@@ -12,46 +12,19 @@ which are three kinds of sums in all: of each query, of each reference point, an
 g_i . f_j of pairs have the same three in their derivatives.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from pointproj.ops.bridge.torch_op import Saved, torch_op
+from pointproj.ops.bridge.torch_op import Saved, signed, torch_op
 from pointproj.ops.clouds import queries_of
 
 VALUES_AT_ONCE = 2**26  # features that a chunk of pairs may gather
 SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
 REST = 4096  # parts of the slots that are left over: a GPU goes through each part slot by slot
-
-
-def weighted_sums(
-    features: Float[Tensor, "n c"],
-    weights: Float[Tensor, "*pairs"],
-    rows: Int[Tensor, "*pairs"],
-    row_splits: Int[Tensor, " q+1"] | None = None,
-) -> Float[Tensor, "q c"]:
-    """The sum of weight times feature over each query's pairs; differentiable twice in both.
-
-    Parameters
-    ----------
-    features : (N, C) float tensor
-    weights : (Q, K) or (M,) float tensor
-        In the features' dtype, finite where there is no neighbour.
-    rows : (Q, K) or (M,) int64 tensor
-        Rows of the features, N where there is no neighbour.
-    row_splits : (Q + 1,) int64 tensor, optional
-        For (M,) pairs: those of query i are at ``row_splits[i]:row_splits[i + 1]``, and behind the last
-        one's there is no neighbour.
-
-    Returns
-    -------
-    (Q, C) float tensor
-    """
-    return _weighted_sums(features, weights, rows, row_splits)
 
 
 class Lists(NamedTuple):
@@ -63,6 +36,21 @@ class Lists(NamedTuple):
     @property
     def queries(self) -> int:
         return len(self.rows) if self.row_splits is None else len(self.row_splits) - 1
+
+    def sums(
+        self,
+        result: str,
+        *,
+        features: Tensor,
+        upstream: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """The products of the two others, summed over the pairs that the result has one row for."""
+        if result == "upstream":
+            return self.of_queries(features, weights)
+        if result == "features":
+            return self.of_references(upstream, weights, len(features))
+        return self.of_pairs(upstream, features)
 
     def of_queries(self, features: Tensor, weights: Tensor) -> Tensor:
         """Sums over the pairs of each query: (Q, C)."""
@@ -131,109 +119,68 @@ def rows_or_spare(rows: Tensor, count: int) -> Tensor:
     return torch.where(rows < count, rows, count + (number & (SPARE - 1)))
 
 
-def _forward(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Tensor]:
-    return (Lists(rows, row_splits).of_queries(features, weights),)
+def _product_sums(
+    name: str, result: str, factors: tuple[str, str], outputs: Callable[..., tuple]
+) -> Callable[..., Tensor]:
+    """An operator ``(*factors, rows, row_splits)`` that makes ``result``: see :meth:`Lists.sums`.
 
-
-def _outputs(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Any]:
-    queries = rows.shape[0] if row_splits is None else row_splits.shape[0] - 1
-    return (((queries, features.shape[1]), features.dtype),)
-
-
-def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
-    features, weights, *lists = saved.inputs.values()
-    lists = Lists(*lists)
-    return (
-        lists.of_references(grads[0], weights, len(features)) if needs["features"] else None,
-        lists.of_pairs(grads[0], features) if needs["weights"] else None,
-    )
-
-
-def _second_backward(
-    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
-) -> tuple[Tensor, ...]:
-    features, weights, *lists = saved.inputs.values()
-    lists = Lists(*lists)
-    return (
-        lists.of_queries(directions[0], weights) + lists.of_queries(features, directions[1]),
-        lists.of_references(grads[0], directions[1], len(features)),
-        lists.of_pairs(grads[0], directions[0]),
-    )
-
-
-_weighted_sums = torch_op(
-    "pointproj::weighted_sums",
-    _forward,
-    _outputs,
-    differentiable=("features", "weights"),
-    backward=_backward,
-    second_backward=_second_backward,
-)
-
-
-def pair_products(
-    upstream: Float[Tensor, "q c"],
-    features: Float[Tensor, "n c"],
-    rows: Int[Tensor, "*pairs"],
-    row_splits: Int[Tensor, " q+1"] | None = None,
-) -> Float[Tensor, "*pairs"]:
-    """The product of each pair's query row and feature row; differentiable twice in both.
-
-    Parameters
-    ----------
-    upstream : (Q, C) float tensor
-    features : (N, C) float tensor
-    rows, row_splits : integer tensors
-        As for :func:`weighted_sums`.
-
-    Returns
-    -------
-    (Q, K) or (M,) float tensor
-        0 where there is no neighbour.
+    ``rows`` (Q, K) or (M,) int64 are rows of the features, N where there is no neighbour. ``row_splits``
+    (Q + 1,) int64 or None: of (M,) pairs those of query i are at ``row_splits[i]:row_splits[i + 1]``, and
+    behind the last one's there is no neighbour. It is differentiable twice in both factors.
     """
-    return _pair_products(upstream, features, rows, row_splits)
+    kinds = dict.fromkeys((*factors, "rows"), Tensor) | {"row_splits": Tensor | None}
 
+    def forward(*args: Any) -> tuple[Tensor]:
+        return (Lists(*args[2:]).sums(result, **dict(zip(factors, args[:2], strict=True))),)
 
-def _products(upstream: Tensor, features: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Tensor]:
-    return (Lists(rows, row_splits).of_pairs(upstream, features),)
+    def known(grads: tuple[Tensor, ...], saved: Saved) -> tuple[dict[str, Tensor], Lists]:
+        *values, rows, row_splits = saved.inputs.values()
+        return {**dict(zip(factors, values, strict=True)), result: grads[0]}, Lists(rows, row_splits)
 
+    def backward(
+        grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
+    ) -> tuple[Tensor | None, ...]:
+        values, lists = known(grads, saved)
+        return tuple(lists.sums(factor, **values) if needs[factor] else None for factor in factors)
 
-def _products_backward(
-    grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
-) -> tuple[Tensor | None, ...]:
-    upstream, features, *lists = saved.inputs.values()
-    lists = Lists(*lists)
-    return (
-        lists.of_queries(features, grads[0]) if needs["upstream"] else None,
-        lists.of_references(upstream, grads[0], len(features)) if needs["features"] else None,
+    def second_backward(
+        directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
+    ) -> tuple[Tensor, ...]:
+        values, lists = known(grads, saved)
+        first, second = ({**values, factor: u} for factor, u in zip(factors, directions, strict=True))
+        return (
+            lists.sums(result, **first) + lists.sums(result, **second),
+            lists.sums(factors[0], **second),
+            lists.sums(factors[1], **first),
+        )
+
+    return torch_op(
+        f"pointproj::{name}",
+        signed(forward, kinds, tuple[Tensor]),
+        outputs,
+        differentiable=factors,
+        backward=backward,
+        second_backward=second_backward,
     )
 
 
-def _products_second_backward(
-    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
-) -> tuple[Tensor, ...]:
-    upstream, features, *lists = saved.inputs.values()
-    lists = Lists(*lists)
-    return (
-        lists.of_pairs(directions[0], features) + lists.of_pairs(upstream, directions[1]),
-        lists.of_queries(directions[1], grads[0]),
-        lists.of_references(directions[0], grads[0], len(features)),
-    )
-
-
-_pair_products = torch_op(
-    "pointproj::pair_products",
-    _products,
-    lambda upstream, features, rows, row_splits: ((rows.shape, features.dtype),),
-    differentiable=("upstream", "features"),
-    backward=_products_backward,
-    second_backward=_products_second_backward,
+# The sum (Q, C) of weight times feature over each query's pairs. Weights are finite also where there is no
+# neighbour.
+weighted_sums = _product_sums(
+    "weighted_sums",
+    "upstream",
+    ("features", "weights"),
+    lambda features, weights, rows, row_splits: (
+        (((rows if row_splits is None else row_splits[1:]).shape[0], features.shape[1]), features.dtype),
+    ),
 )
-
-
-def least_of_rows(distances: Float[Tensor, " pairs"], row_splits: Int[Tensor, " q+1"]) -> Float[Tensor, " q"]:
-    """The least of each query's distances, inf without any; it has no gradient."""
-    return _least_of_rows(distances, row_splits)
+# The product of each pair's query row and feature row, 0 where there is no neighbour.
+pair_products = _product_sums(
+    "pair_products",
+    "weights",
+    ("upstream", "features"),
+    lambda upstream, features, rows, row_splits: ((rows.shape, features.dtype),),
+)
 
 
 def _least(distances: Tensor, row_splits: Tensor) -> tuple[Tensor]:
@@ -241,7 +188,8 @@ def _least(distances: Tensor, row_splits: Tensor) -> tuple[Tensor]:
     return (torch.segment_reduce(distances, "min", offsets=row_splits, initial=torch.inf, unsafe=True),)
 
 
-_least_of_rows = torch_op(
+# The least (Q,) of each query's distances (M,), inf without any; it has no gradient.
+least_of_rows = torch_op(
     "pointproj::least_of_rows",
     _least,
     lambda distances, row_splits: (((row_splits.shape[0] - 1,), distances.dtype),),

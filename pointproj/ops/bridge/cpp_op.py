@@ -5,21 +5,14 @@ nor fake kernels. All operators of a library get them here, by :mod:`pointproj.o
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_internals import (
-    any_requires_grad,
-    apply_of,
-    below_autograd,
-    builtin_of,
-    go_straight_to,
-)
+from pointproj.ops.bridge.torch_internals import below_autograd, builtin_of
 from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
 
 ANNOTATIONS = {
@@ -36,8 +29,6 @@ ANNOTATIONS = {
 
 class CppOp:
     """An operator of a library, as :mod:`pointproj.ops.bridge.torch_op` wants what is registered."""
-
-    direct: Callable[..., Any]  # in plain eager mode
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator
@@ -57,51 +48,6 @@ class CppOp:
     def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
         """As :func:`torch.library.register_autograd`."""
         torch.library.register_autograd(self.operator, backward, setup_context=setup_context)
-
-    def differentiate_by(self, backward: "CppOp", differentiable: Sequence[str]) -> None:
-        """In plain eager mode go to the operator ``backward`` without what is general in torch_op.
-
-        A GPU's backward runs in a thread of its own, where Python takes several times as long as elsewhere.
-        So little of it is left: few calls put the values together, and their functions are at hand.
-        """
-        arguments, results = self.operator._schema.arguments, self.operator._schema.returns
-        width, places = len(arguments), [i for i, a in enumerate(arguments) if a.name in differentiable]
-        tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
-        others = [i for i in range(width) if i not in tensors]
-        saved = [*tensors, *range(width, width + len(results)), *others]
-        take_tensors, take_others, take = itemgetter(*tensors), itemgetter(*others), itemgetter(*places)
-        restore = itemgetter(*(saved.index(i) for i in range(width + len(results))))
-        first, in_cpp = slice(len(places)), backward.in_cpp
-
-        def forward(ctx: Any, *given: Any) -> Tensor:
-            args, made = given[-2:]
-            ctx.save_for_backward(*take_tensors(args), *made)
-            ctx.others = take_others(args)
-            return made[0]
-
-        def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            needs = list(ctx.needs_input_grad[first])
-            values = restore(ctx.saved_tensors + ctx.others)
-            if torch.is_grad_enabled():
-                outputs = (output.detach() for output in values[width:])  # as in torch_op
-                made = backward(grad.contiguous(), needs, *values[:width], *outputs)
-            else:
-                with below_autograd():
-                    made = in_cpp(grad.contiguous(), needs, *values)
-            return *made, None, None  # torch leaves out those that are not needed
-
-        methods = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
-        function = type(self.operator.name().replace("::", "_"), (torch.autograd.Function,), methods)
-        apply = apply_of(function)
-        go_straight_to(function, differentiate)
-
-        def call(*args: Any) -> Any:
-            made = self.alone(*args)
-            if torch.is_grad_enabled() and any_requires_grad(take(args)):
-                return apply(*take(args), args, made), *made[1:]
-            return made
-
-        self.direct = call
 
 
 def cpp_op(
@@ -149,7 +95,7 @@ def cpp_op(
         [inspect.Parameter(a.name, kind, annotation=ANNOTATIONS[str(a.type)]) for a in schema.arguments],
         return_annotation=tuple[(Tensor,) * len(schema.returns)],
     )
-    operator = torch_op(
+    return torch_op(
         schema.name,
         in_cpp,
         lambda *args: outputs(SimpleNamespace(**dict(zip(names, args, strict=True)))),
@@ -157,6 +103,3 @@ def cpp_op(
         register=register,
         **derivatives,
     )
-    if "differentiable" in derivatives:
-        operator.differentiate_by(made[f"{schema.name}_backward"], derivatives["differentiable"])
-    return operator

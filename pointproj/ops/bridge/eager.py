@@ -3,11 +3,15 @@
 torch's way to an operator written in Python (schema, dispatcher, autograd, trees of arguments) takes longer
 than most kernels. It is needed wherever somebody looks on: a tracer, a mode, a profiler, a subclass of
 Tensor. Where nobody does, an autograd function of the operator's own does the same without it. Transforms
-(``grad``, ``jacrev``, ``hessian``, ``vmap`` and others) need such a function too, with ``setup_context``.
+(``grad``, ``jacrev``, ``hessian``, ``vmap`` and others) need one too, with ``setup_context``. All of them
+differentiate by the same :class:`Rule`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +19,9 @@ from torch import Tensor
 from pointproj.ops.bridge.torch_internals import (
     any_requires_grad,
     apply_of,
+    go_straight_to,
     is_observed,
+    is_transforming,
     unwrapped,
     wrapper_test,
 )
@@ -40,75 +46,198 @@ def nobody_looks_on(args: Sequence[Any]) -> bool:
     return True
 
 
-class Layout:
-    """Which of an operator's arguments are lists: transforms see the tensors among members alone."""
-
-    def __init__(self, args: Sequence[Any]) -> None:
-        self.sizes = [len(a) if isinstance(a, list) else None for a in args]
-
-    def members(self, values: Sequence[Any]) -> list[Any]:
-        """Values for the arguments, those of a list one by one; None for a list means None for each."""
-        pairs = zip(values, self.sizes, strict=True)
-        return [m for v, size in pairs for m in ((v,) if size is None else v or [None] * size)]
-
-    def gathered(self, members: Sequence[Any]) -> tuple[Any, ...]:
-        """The inverse."""
-        rest = iter(members)
-        return tuple(next(rest) if size is None else [next(rest) for _ in range(size)] for size in self.sizes)
+def taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the values in these places."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: tuple(values[i] for i in places)
 
 
-# setup_context and backward of torch.library.register_autograd, then ``push(ctx, *tangents)``: the derivative
-# of each output along one tangent for each argument, None for zero.
-Derivative = tuple[Callable[..., None], Callable[..., tuple], Callable[..., tuple]]
+def all_of(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results of an operator, also of one that returns a single tensor."""
+    return (made,) if isinstance(made, Tensor) else made
 
 
-def functions_of(
-    name: str, body: Callable, operator: Callable, derivative: Derivative
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """An operator in plain eager mode, where ``body`` is what it does, and the same under a transform.
+class Kept:
+    """How values are kept for a backward: tensors, also those in lists, where torch watches over them."""
 
-    The context of ``derivative`` has an attribute ``layout``, which is not None under a transform: see
-    :func:`needs_of`, :func:`save_by` and :func:`saved_by`.
+    def __init__(self, kinds: Sequence[Any]) -> None:
+        self.size = len(kinds)
+        self.lists = [i for i, kind in enumerate(kinds) if kind == list[Tensor]]
+        tensors = [i for i, kind in enumerate(kinds) if kind in (Tensor, Tensor | None)]
+        others = [i for i in range(self.size) if i not in (*tensors, *self.lists)]
+        order = [*tensors, *others, *self.lists]
+        self.tensors, self.others, self.count = taker(tensors), taker(others), len(tensors)
+        self.ordered = taker([order.index(i) for i in range(self.size)])
+
+    def taken(self, ctx: Any, values: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """The tensors, for torch to save; what else there is stays in the context."""
+        lists = [values[i] for i in self.lists]
+        ctx.others, ctx.sizes = self.others(values), [len(members) for members in lists]
+        return (*self.tensors(values), *chain.from_iterable(lists))
+
+    def restored(self, ctx: Any, saved: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        """The values."""
+        members = iter(saved[self.count :])
+        lists = [[*islice(members, size)] for size in ctx.sizes]
+        return self.ordered((*saved[: self.count], *ctx.others, *lists))
+
+
+class Rule(NamedTuple):
+    """How an operator is differentiated; ``values`` are its arguments, then its outputs, as far as kept.
+
+    Attributes
+    ----------
+    places : sequence of int
+        The arguments that get gradients.
+    heads : int
+        How many outputs, from the first, gradients arrive for.
+    kept : Kept
+        What a backward needs of the arguments and outputs.
+    pull : Callable
+        ``pull(grads, needs, values, alone)``: a gradient for each place, of any value where ``needs`` is
+        false. ``grads`` may be None; ``alone`` says that nobody looks on.
+    push : Callable
+        ``push(tangents, values)``: derivatives of the heads along a tangent for each place, None for zero.
     """
-    save, chain, push = derivative
 
-    def forward(*members: Any) -> Any:
-        *members, layout = members
-        return body(*members) if layout is None else operator(*layout.gathered(members))
+    places: Sequence[int]
+    heads: int
+    kept: Kept
+    pull: Callable[..., Sequence[Tensor]]
+    push: Callable[..., Sequence[Tensor]]
 
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        *members, ctx.layout = inputs
-        save(ctx, members if ctx.layout is None else ctx.layout.gathered(members), output)
+    def save(self, ctx: Any, args: Sequence[Any], output: Tensor | tuple[Tensor, ...]) -> tuple:
+        """Tensors for torch to save; sets the context up."""
+        made = all_of(output)
+        ctx.mark_non_differentiable(*made[self.heads :])
+        ctx.set_materialize_grads(False)  # no zeros for outputs that no gradient arrives for
+        return self.kept.taken(ctx, (*args, *made)[: self.kept.size])
+
+    def differentiate(self, grads: Sequence[Any], needs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """One gradient for each argument, in the structure that torch expects: lists stay lists."""
+        wanted = [needs[place] for place in self.places]
+        made = self.pull(grads[: self.heads], wanted, values, False)
+        every: list[Any] = [None] * len(needs)
+        for place in self.kept.lists:
+            every[place] = [None] * len(values[place])
+        for place, gradient, need in zip(self.places, made, wanted, strict=True):
+            every[place] = gradient if need else None
+        return every
+
+
+def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
+    """Differentiate an operator with ``count`` outputs by a rule, however it is called.
+
+    It has ``names`` of its arguments, and ``body(*args)``, which does what it does without derivatives.
+    """
+
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        ctx.save_for_backward(*rule.save(ctx, inputs, output))
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        made = chain(ctx, *grads)
-        if ctx.layout is None:  # a list of tensors is one argument here, and has no gradient
-            return *[None if type(g) is list else g for g in made], None
-        return *ctx.layout.members(made), None
+        values = rule.kept.restored(ctx, ctx.saved_tensors)
+        return tuple(rule.differentiate(grads, ctx.needs_input_grad, values))
 
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        made = push(ctx, *ctx.layout.gathered(tangents[:-1]))
-        return made if len(made) > 1 else made[0]
+    operator.register_autograd(backward, setup_context=setup_context)
+    operator.direct = _direct(name, operator, count, rule)
+    operator.transformed = _transformed(name, operator, count, rule)
+    operator.__class__ = _called_in_three_ways(type(operator))
 
-    def vmap(info: Any, in_dims: tuple, *members: Any) -> tuple[Any, Any]:
-        """One call for each element of the batch."""
-        made, (*members, layout) = [], members
-        for element in range(info.batch_size):
-            with_dims = zip(members, in_dims[:-1], strict=True)
-            own = [m if dim is None else m.select(dim, element) for m, dim in with_dims]
-            made.append(operator(*layout.gathered(own)))
-        if isinstance(made[0], Tensor):
-            return torch.stack(made), 0
-        return tuple(torch.stack(t) for t in zip(*made, strict=True)), (0,) * len(made[0])
 
-    methods = {f.__name__: staticmethod(f) for f in (forward, setup_context, backward, jvp, vmap)}
-    function = type(name.replace("::", "_"), (torch.autograd.Function,), methods)
+@functools.cache
+def _called_in_three_ways(kind: type) -> type:
+    """torch's class of operators, whose calls take the shortest way; torch.compile does not come here."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = (*args, *(kwargs[name] for name in self.names[len(args) :]))
+        if nobody_looks_on(args):
+            return self.direct(*args)
+        return self.transformed(*args) if is_transforming() else kind.__call__(self, *args)
+
+    return type("Operator", (kind,), {"__call__": call})
+
+
+def _function(name: str, **methods: Callable) -> type[torch.autograd.Function]:
+    methods = {key: staticmethod(method) for key, method in methods.items()}
+    return type(name.replace("::", "_"), (torch.autograd.Function,), methods)
+
+
+def _direct(name: str, operator: Any, count: int, rule: Rule) -> Callable[..., Any]:
+    """The way of plain eager mode.
+
+    A GPU's backward runs in a thread of its own, where Python takes several times as long as elsewhere: so
+    little of it is left.
+    """
+    body, kept, take, first = operator.body, rule.kept, taker(rule.places), slice(len(rule.places))
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        args, made = given[-2:]
+        ctx.save_for_backward(*kept.taken(ctx, (*args, *made)[: kept.size]))
+        return made[0] if rule.heads == 1 else made[: rule.heads]
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        needs, values = [*ctx.needs_input_grad[first]], kept.restored(ctx, ctx.saved_tensors)
+        alone = not torch.is_grad_enabled() and nobody_looks_on(grads)
+        made = rule.pull(grads, needs, values, alone)
+        return *[g if need else None for g, need in zip(made, needs, strict=True)], None, None
+
+    function = _function(name, forward=forward, backward=backward)
     apply = apply_of(function)
+    go_straight_to(function, backward)
 
     def direct(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any_requires_grad(args):
-            return apply(*args, None)
-        return body(*args)
+        made = body(*args)
+        if not (torch.is_grad_enabled() and any_requires_grad(inputs := take(args))):
+            return made
+        made = all_of(made)
+        heads = apply(*inputs, args, made)
+        return heads if count == 1 else (*all_of(heads), *made[rule.heads :])
+
+    return direct
+
+
+def _transformed(name: str, operator: Any, count: int, rule: Rule) -> Callable[..., Any]:
+    """The way under a transform, which sees the tensors among an autograd function's own arguments alone.
+
+    So members of lists are passed one by one, and last of all the sizes of these lists.
+    """
+
+    def forward(*given: Any) -> Any:
+        return operator(*_gathered(given))
+
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.layout = inputs[-1]
+        saved = rule.save(ctx, _gathered(inputs), output)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    def values_of(ctx: Any) -> tuple[Any, ...]:  # the transform may have ended
+        return rule.kept.restored(ctx, unwrapped(ctx.saved_tensors))
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        needs = _gathered((*ctx.needs_input_grad[:-1], ctx.layout))
+        return *_members(rule.differentiate(grads, needs, values_of(ctx)), ctx.layout), None
+
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        own = _gathered((*tangents[:-1], ctx.layout))
+        made = [*rule.push([own[place] for place in rule.places], values_of(ctx))]
+        made += [None] * (count - rule.heads)
+        return tuple(made) if count > 1 else made[0]
+
+    def vmap(info: Any, in_dims: tuple, *given: Any) -> tuple[Any, Any]:
+        """One call for each element of the batch."""
+        made = []
+        for element in range(info.batch_size):
+            with_dims = zip(given[:-1], in_dims[:-1], strict=True)
+            own = [m if dim is None else m.select(dim, element) for m, dim in with_dims]
+            made.append(operator(*_gathered((*own, given[-1]))))
+        if count == 1:
+            return torch.stack(made), 0
+        return tuple(torch.stack(t) for t in zip(*made, strict=True)), (0,) * count
+
+    function = _function(
+        name, forward=forward, setup_context=setup_context, backward=backward, jvp=jvp, vmap=vmap
+    )
 
     def transformed(*args: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -116,25 +245,19 @@ def functions_of(
                 "torch.compile cannot trace this operator under a transform of torch.func: compile the "
                 "function without the transform, or transform it without compiling it"
             )
-        layout = Layout(args)
-        return function.apply(*layout.members(args), layout)
+        layout = tuple(len(a) if isinstance(a, list) else None for a in args)
+        return function.apply(*_members(args, layout), layout)
 
-    return direct, transformed
-
-
-def needs_of(ctx: Any) -> Sequence[Any]:
-    """Which arguments of an operator need a gradient."""
-    layout = getattr(ctx, "layout", None)
-    return ctx.needs_input_grad if layout is None else layout.gathered(ctx.needs_input_grad[:-1])
+    return transformed
 
 
-def save_by(ctx: Any, tensors: Sequence[Tensor]) -> None:
-    """Save tensors, for both ways of differentiation under a transform."""
-    ctx.save_for_backward(*tensors)
-    if getattr(ctx, "layout", None) is not None:
-        ctx.save_for_forward(*tensors)
+def _members(values: Sequence[Any], layout: tuple[int | None, ...]) -> list[Any]:
+    """Values for the arguments, those of a list one by one; None for a list means None for each."""
+    pairs = zip(values, layout, strict=True)
+    return [m for v, size in pairs for m in ((v,) if size is None else v or [None] * size)]
 
 
-def saved_by(ctx: Any) -> Sequence[Tensor]:
-    """The tensors that a context has saved; its transform may have ended."""
-    return ctx.saved_tensors if getattr(ctx, "layout", None) is None else unwrapped(ctx.saved_tensors)
+def _gathered(given: Sequence[Any]) -> tuple[Any, ...]:
+    """The inverse, of members and the layout behind them."""
+    rest = iter(given[:-1])
+    return tuple(next(rest) if size is None else [next(rest) for _ in range(size)] for size in given[-1])
