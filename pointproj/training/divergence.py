@@ -72,8 +72,8 @@ class FiniteGuard:
         self.compiled = False
         self._found = torch.zeros((), device=device)  # not 0 where a gradient is not finite
         self._history = torch.full((), _NONE_SKIPPED, device=device)  # a bit a step, the last is lowest
-        # float64 holds sums of float32 exactly: the same however the steps are divided among statuses. With an
-        # axis, since torch.compile does not change a float64 number without one.
+        # float64 holds sums of float32 exactly, however the steps are divided among statuses. With an axis,
+        # since torch.compile does not change a float64 number without one.
         self._loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
         self._skipped = optimizer.found_inf = torch.zeros((), device=device)
