@@ -3,13 +3,11 @@
 import contextlib
 import fcntl
 import logging
-import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,13 +76,6 @@ def own_gpu() -> Iterator[None]:
             log.warning("all %d GPUs are in use by other jobs: this one shares the first", count)
             torch.cuda.set_device(0)
         yield
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random generators of Python, NumPy and torch, on all devices."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -32,21 +32,10 @@ class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
 
 @contextmanager
 def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
-    """Explain what to do when a worker of the data loader dies in the block.
+    """Raise :class:`WorkerDied` when one of the ``workers`` of the data loader dies in the block.
 
     torch raises its error wherever this process is at that moment, perhaps within a step: the state in memory
-    cannot be trusted then, and is not saved.
-
-    Parameters
-    ----------
-    workers : int
-        Number of workers (``data.workers``).
-    last : Path
-        Checkpoint of the run; may be missing.
-
-    Raises
-    ------
-    WorkerDied
+    cannot be trusted then, and is not saved. ``last`` is the checkpoint of the run; it may be missing.
     """
     try:
         yield
@@ -89,63 +78,47 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
     if processes.alone:
         yield
         return
-    files = _ErrorFiles(folder, processes)
+    name = os.environ.get("POINTPROJ_RUN", "run").replace("/", "_")
+    others = {rank: folder / f".failed-{name}-{rank}" for rank in range(processes.count)}
+    own = others.pop(processes.rank)
     done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(files, done), daemon=True)
+    watch = threading.Thread(target=_watch, args=(others, done), daemon=True)
     watch.start()
     try:
         yield
     except Exception as error:
-        first = files.read_other(wait=_is_about_a_connection(error))
-        if first is not None:
-            raise PeerFailed(first) from error
-        files.write(error)
+        lost = isinstance(error, RuntimeError) and any(
+            part in str(error) for part in ("onnection", "gloo", "NCCL")
+        )
+        for _ in range(4 if lost else 1):  # a connection that ended: another process is about to say why
+            if first := _error_of(others):
+                raise PeerFailed(first) from error
+            time.sleep(POLL_INTERVAL if lost else 0)
+        try:
+            temporary = own.with_name(f"{own.name}.new")
+            temporary.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+            os.replace(temporary, own)
+        except OSError:
+            log.debug("the error could not be written for the other processes", exc_info=True)
         raise
     finally:
         done.set()
         watch.join()
 
 
-class _ErrorFiles:
-    """Files ``.failed-RUN-RANK`` in the run's folder that hold the errors of processes."""
-
-    def __init__(self, folder: Path, processes: Processes) -> None:
-        name = os.environ.get("POINTPROJ_RUN", "run").replace("/", "_")
-        self._paths = [folder / f".failed-{name}-{rank}" for rank in range(processes.count)]
-        self._rank = processes.rank
-
-    def write(self, error: Exception) -> None:
-        path = self._paths[self._rank]
-        temporary = path.with_name(f"{path.name}.new")
-        try:
-            temporary.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError:
-            log.debug("the error could not be written for the other processes", exc_info=True)
-
-    def read_other(self, *, wait: bool = False) -> str | None:
-        """Return the error of another process, if one has failed; with ``wait`` look for a while."""
-        for _ in range(4 if wait else 1):
-            for rank, path in enumerate(self._paths):
-                if rank != self._rank and path.exists():
-                    error = path.read_text(encoding="utf-8")
-                    return f"process {rank} of this run has failed, and this one ended with it: {error}"
-            if wait:
-                time.sleep(POLL_INTERVAL)
-        return None
+def _error_of(others: dict[int, Path]) -> str | None:
+    """Return the error of another process, if one has failed."""
+    for rank, path in others.items():
+        if path.exists():
+            error = path.read_text(encoding="utf-8")
+            return f"process {rank} of this run has failed, and this one ended with it: {error}"
+    return None
 
 
-def _watch(files: _ErrorFiles, done: threading.Event) -> None:
+def _watch(others: dict[int, Path], done: threading.Event) -> None:
     while not done.wait(POLL_INTERVAL):
-        message = files.read_other()
+        message = _error_of(others)
         if message is not None and not done.wait(EXIT_TIMEOUT):
             log.error("%s", message)
             logging.shutdown()
             os._exit(1)
-
-
-def _is_about_a_connection(error: Exception) -> bool:
-    """Whether an error may come from another process that is gone."""
-    return isinstance(error, RuntimeError) and any(
-        part in str(error) for part in ("onnection", "gloo", "NCCL")
-    )

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 SECONDS_BETWEEN_LINES = 5.0
-CALLS_BEFORE_ESTIMATE = 4  # the time before the first is not counted: it is longer, as processes start
+STEPS_BEFORE_ESTIMATE = 4  # calls; rich leaves out the time before the first, when processes start
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def progress(
     unit : str
         Name of the steps in log lines.
     lines : bool
-        Whether to log lines where there is no terminal.
+        Whether to log lines where there is no terminal, at most one in :data:`SECONDS_BETWEEN_LINES`.
 
     Yields
     ------
@@ -48,16 +48,37 @@ def progress(
         Call it with the number of steps just done.
     """
     console = Console(stderr=True)
+    if not (lines or console.is_terminal):
+        yield lambda steps: None
+        return
+    counts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
+    bar = Progress(
+        *(TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()),
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # which may be a file
+        disable=not console.is_terminal,
+        get_time=time.monotonic,
+    )
+    bar.add_task(title, total=total, completed=done)
+    (task,) = bar.tasks
     if console.is_terminal:
-        counts = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-        columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
-        # Standard output may be a file.
-        bar = Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
         with _below_the_log(bar):
-            task = bar.add_task(title, total=total, completed=done)
-            yield lambda steps: bar.advance(task, steps)
-    else:
-        yield _LineProgress(title, total, done, unit) if lines else lambda steps: None
+            yield lambda steps: bar.advance(task.id, steps)
+        return
+    last_line, calls = time.monotonic(), 0
+
+    def advance(steps: int) -> None:
+        nonlocal last_line, calls
+        bar.advance(task.id, steps)
+        calls += 1
+        if time.monotonic() - last_line >= SECONDS_BETWEEN_LINES:
+            last_line = time.monotonic()
+            left = task.time_remaining if calls >= STEPS_BEFORE_ESTIMATE else None
+            words = "" if left is None else f", {left:.0f} s left"
+            log.info(f"{title}: {task.completed:.0f} of {total} {unit} ({task.percentage:.0f}%){words}")
+
+    yield advance
 
 
 @contextmanager
@@ -76,29 +97,3 @@ def _below_the_log(bar: Progress) -> Iterator[None]:
             for handler, stream in zip(handlers, previous, strict=True):
                 if stream is not None:  # else it was the same
                     handler.setStream(stream)
-
-
-class _LineProgress:
-    """Writes at most one log line in :data:`SECONDS_BETWEEN_LINES`, with the time left once it is known."""
-
-    def __init__(self, title: str, total: int, done: int, unit: str) -> None:
-        self.title, self.total, self.done, self.unit = title, total, done, unit
-        self.last_line = time.monotonic()
-        self.calls = 0
-        self.first_call, self.done_then = 0.0, 0
-
-    def __call__(self, steps: int) -> None:
-        now = time.monotonic()
-        self.done += steps
-        self.calls += 1
-        if self.calls == 1:
-            self.first_call, self.done_then = now, self.done
-        if now - self.last_line < SECONDS_BETWEEN_LINES:
-            return
-        self.last_line = now
-        percent = 100 * self.done / max(self.total, 1)
-        line = f"{self.title}: {self.done} of {self.total} {self.unit} ({percent:.0f}%)"
-        if self.calls >= CALLS_BEFORE_ESTIMATE and self.done > self.done_then:
-            left = (now - self.first_call) / (self.done - self.done_then) * (self.total - self.done)
-            line += f", {left:.0f} s left"
-        log.info(line)

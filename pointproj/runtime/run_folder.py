@@ -17,10 +17,8 @@ from typing import Any, Self
 
 log = logging.getLogger(__name__)
 
+# What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks.
 MIN_FREE_BYTES = 16 << 20
-"""What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks."""
-
-
 LOCK = ".lock"
 
 
@@ -58,14 +56,8 @@ class RunFolder:
     def claim(self, config_text: str, *, continues: bool = False) -> None:
         """Make the folder this run's own until :meth:`release`: lock it, and write ``config.yaml`` into it.
 
-        What a start left that failed before its first checkpoint is written over.
-
-        Parameters
-        ----------
-        config_text : str
-            The whole config as YAML.
-        continues : bool
-            The run resumes an earlier one, so a folder that holds one already is as wanted.
+        What a start left that failed before its first checkpoint is written over. ``continues``: the run
+        resumes an earlier one, so a folder that holds one already is as wanted.
 
         Raises
         ------
@@ -76,34 +68,25 @@ class RunFolder:
         if not self._writes:
             return
         self._lock = _locked(self.path)
-        if not continues and self.holds_a_run():
+        # As far as its first checkpoint, or its report:
+        holds_a_run = any(self.path.glob("*.pt")) or (self.path / "metrics.json").exists()
+        if holds_a_run and not continues:
             self.release()
             raise RunError(
                 f"{self.path} holds a run already and nothing in it was touched. Name another folder "
                 "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with "
                 f"resume={self.path}"
             )
-        _replace(self.path / "config.yaml", config_text)
+        replace_text(self.path / "config.yaml", config_text)
 
     def release(self) -> None:
         """Let other processes work in the folder."""
         if self._lock is not None:
-            _locks.discard(self._lock)
-            os.close(self._lock)
+            _unlock(self._lock)
             self._lock = None
 
-    def holds_a_run(self) -> bool:
-        """Whether a run got here as far as its first checkpoint or its report."""
-        return any(self.path.glob("*.pt")) or (self.path / "metrics.json").exists()
-
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line to ``metrics.jsonl``; numbers that are not finite become null.
-
-        Parameters
-        ----------
-        metrics : Mapping
-            Names and values: numbers (also 0-d arrays and tensors), strings, lists, mappings.
-        """
+        """Append one line to ``metrics.jsonl``; numbers that are not finite become null."""
         if not self._writes:
             return
         path = self.path / "metrics.jsonl"
@@ -111,29 +94,22 @@ class RunFolder:
             file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
 
     def take_metrics(self, step: int, source: Path | None = None) -> None:
-        """Begin ``metrics.jsonl`` with the lines of the run that is continued, up to its checkpoint.
+        """Begin ``metrics.jsonl`` with the lines of the run that is continued, until a step.
 
-        Parameters
-        ----------
-        step : int
-            Of the checkpoint; lines of later steps are left out, and an incomplete last line too.
-        source : Path, optional
-            Folder of that run; this folder by default.
+        Lines of later steps are left out, and an incomplete last line too. ``source`` is the folder of that
+        run; this folder by default.
         """
         target = self.path / "metrics.jsonl"
         path = target if source is None else source / target.name
         if not self._writes or not path.exists():
             return
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        _replace(target, "".join(line for line in lines if _is_until(step, line)))
+        replace_text(target, "".join(line for line in lines if _is_until(step, line)))
 
-    def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
-        """Write ``content`` as the JSON file ``name``, whole or not at all, and return its path."""
-        target = self.path / name
-        if not self._writes:
-            return target
-        _replace(target, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
-        return target
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write ``content`` as the JSON file ``name``, whole or not at all."""
+        if self._writes:
+            replace_text(self.path / name, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
 
     def picture_path(self, name: str) -> Path:
         """Return where the picture ``name`` (without or with ``.png``) belongs; its folder exists."""
@@ -143,12 +119,7 @@ class RunFolder:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, before any work is done for it.
-
-    Parameters
-    ----------
-    folder : Path
-        There or not; nothing is made.
+    """Refuse a folder that cannot be made or written to, before any work is done for it; make nothing.
 
     Raises
     ------
@@ -199,9 +170,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, Path):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def _is_until(step: int, line: str) -> bool:
@@ -212,7 +181,7 @@ def _is_until(step: int, line: str) -> bool:
         return False
 
 
-def _replace(target: Path, text: str) -> None:
+def replace_text(target: Path, text: str) -> None:
     """Write through a temporary name, so that a reader sees the old file or the new one."""
     temporary = target.with_name(f".{target.name}.{run_token()}")
     with writing(target):
@@ -241,26 +210,24 @@ _locks: set[int] = set()  # descriptors of the locks that this process holds
 
 
 def _close_locks() -> None:
-    """In a forked process: else it would keep the lock of its parent, which may be killed."""
     while _locks:
         os.close(_locks.pop())
 
 
-os.register_at_fork(after_in_child=_close_locks)
+os.register_at_fork(
+    after_in_child=_close_locks
+)  # else it would keep the lock of its parent, if that is killed
 
 
 def require_idle(folder: Path) -> None:
-    """Refuse a folder that another process works in.
-
-    Raises
-    ------
-    RunError
-        Names that process.
-    """
+    """Raise :class:`RunError`, which names the other process, where one works in the folder."""
     if os.access(folder / LOCK, os.W_OK):
-        lock = _locked(folder)
-        _locks.discard(lock)
-        os.close(lock)
+        _unlock(_locked(folder))
+
+
+def _unlock(lock: int) -> None:
+    _locks.discard(lock)
+    os.close(lock)
 
 
 def _locked(folder: Path) -> int:

@@ -8,17 +8,13 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the run.
-
-    Attributes
-    ----------
-    number : signal.Signals
-    """
+    """A signal ended the run."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
@@ -33,37 +29,27 @@ class Stopped(KeyboardInterrupt):
         return 128 + self.number
 
 
-class _Handling:
-    """Handles :data:`SIGNALS` while it is entered, if this is the main thread: Python cannot elsewhere."""
+class StopAtOnce:
+    """While it is entered, a signal raises :class:`Stopped` wherever the program is."""
 
     def __init__(self) -> None:
         self._previous: dict[signal.Signals, Callable | int | None] = {}
 
-    def __enter__(self) -> "_Handling":
-        if threading.current_thread() is threading.main_thread():
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python handles none elsewhere
             self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._restore()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        raise NotImplementedError
-
-    def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
         self._previous = {}
-
-
-class StopAtOnce(_Handling):
-    """While it is entered, a signal raises :class:`Stopped` wherever the program is."""
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
 
 
-class StopRequest(_Handling):
+class StopRequest(StopAtOnce):
     """While it is entered, the first signal is only noted; a second one acts as it did outside.
 
     Attributes
@@ -72,10 +58,8 @@ class StopRequest(_Handling):
         The signal that asked.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: signal.Signals | None = None
+    made: signal.Signals | None = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.made = signal.Signals(number)
-        self._restore()
+        self.__exit__()

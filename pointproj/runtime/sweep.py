@@ -6,7 +6,7 @@ The files are the only link: jobs may run in this process, in others, or on othe
 
 import argparse
 import csv
-import os
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,26 +15,16 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from pointproj.runtime.run_folder import read_json, run_token
+from pointproj.runtime.run_folder import read_json, replace_text
 
 MARK = "multirun.yaml"  # which Hydra leaves in the folder of a sweep
 
 COLUMNS = (
-    "job",
-    "status",
-    "overrides",
-    "backend",
-    "device",
-    "loss",
-    "metric",
-    "metric_value",
-    "baseline",
-    "ms_per_step",
-    "peak_memory_bytes",
-    "seconds",
-    "error",
-    "folder",
+    *("job", "status", "overrides", "backend", "device", "loss", "metric", "metric_value", "baseline"),
+    *("ms_per_step", "peak_memory_bytes", "seconds", "error", "folder"),
 )
+
+NUMBERS = ("loss", "metric_value", "baseline", "ms_per_step")
 
 _started: list[Path] = []
 
@@ -59,23 +49,19 @@ def report_started() -> bool:
 
 
 def report(folder: Path) -> bool:
-    """Write ``summary.csv`` into a sweep's folder and print its table.
+    """Write ``summary.csv`` into a sweep's folder and print its table; return whether all jobs succeeded.
 
-    Parameters
-    ----------
-    folder : Path
-        The sweep's folder, with the jobs' folders below it.
-
-    Returns
-    -------
-    bool
-        Whether there were jobs and all of them succeeded.
+    There has to be at least one.
     """
     rows = collect(folder)
     if not rows:
         print(f"no job of the sweep in {folder} got as far as leaving a record", file=sys.stderr)
         return False
-    _write_csv(folder / "summary.csv", rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_text(folder / "summary.csv", text.getvalue())
     _print_table(folder, rows)
     return all(row["status"] == "ok" for row in rows)
 
@@ -91,22 +77,11 @@ def _row(job: Path, sweep: Path) -> dict[str, Any]:
     row |= {key: value for key, value in (read_json(job / "metrics.json") or {}).items() if key in COLUMNS}
     row |= {key: value for key, value in read_json(job / "status.json").items() if key in COLUMNS}
     if row["status"] == "running":
-        row |= {
-            "status": "failed",
-            "error": "the process ended without an error message (killed, or out of memory)",
-        }
+        row["status"] = "failed"
+        row["error"] = "the process ended without an error message (killed, or out of memory)"
     row["overrides"] = " ".join(row["overrides"] or [])
     row["folder"] = str(job.relative_to(sweep))
     return row
-
-
-def _write_csv(target: Path, rows: list[dict[str, Any]]) -> None:
-    temporary = target.with_name(f".{target.name}.{run_token()}")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, target)
 
 
 def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -134,7 +109,7 @@ def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
             varied,
             row["backend"],
             row["device"],
-            *(_number(row[key]) for key in ("loss", "metric_value", "baseline", "ms_per_step")),
+            *("" if row[key] is None else f"{row[key]:.4g}" for key in NUMBERS),
             "" if peak is None else f"{peak / 2**20:.0f}",
             style=None if row["status"] == "ok" else "red",
         )
@@ -142,10 +117,6 @@ def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["error"]:
             console.print(f"job {row['job']}: {row['error']}", style="red", markup=False, highlight=False)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """The training of a network.
 
 From ``train.py`` to the first step: :mod:`~pointproj.training.job` (a run and its folder),
-:mod:`~pointproj.training.start` (device, backend, data), :mod:`~pointproj.training.loop` (steps, validations,
-checkpoints, report) and :mod:`~pointproj.training.step`. What goes into a step: ``networks`` and ``loader``.
+:mod:`~pointproj.training.loop` (device, backend, data; then steps, validations, checkpoints, report) and
+:mod:`~pointproj.training.step`. What goes into a step: ``networks`` and ``loader``.
 """

@@ -24,8 +24,8 @@ class CapturedCall:
     stream : torch.cuda.Stream
         Where it is recorded.
     pool : tuple, optional
-        From :func:`torch.cuda.graph_pool_handle`: memory that it shares with other recorded calls. None of
-        them may run at the same time, and each result is overwritten by a replay of any.
+        From :func:`torch.cuda.graph_pool_handle`: memory shared with other recorded calls, of which none may
+        run at the same time; each result is overwritten by a replay of any.
     """
 
     def __init__(
@@ -63,7 +63,3 @@ def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     current.wait_stream(stream)
-
-
-def is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -8,14 +8,12 @@ them. The ``last.pt`` before the present one stays as ``previous.pt``.
 import dataclasses
 import logging
 import math
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pointproj.config import Config, flat
@@ -68,18 +66,21 @@ class Position:
     best: float = math.inf  # lowest error on the validation meshes
     losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the entry before]
     errors: list[list[float]] = field(default_factory=list)  # [step, error on the validation meshes]
+    loss_sum: float = 0.0  # since the last entry of losses, over the finite ones of its steps
+    loss_steps: int = 0
 
 
 Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 
 
 def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
-    """Write a checkpoint, replacing an older one in one move; a ``last.pt`` becomes ``previous.pt``.
+    """Write a checkpoint into a folder that exists, replacing an older one in one move.
+
+    A ``last.pt`` becomes ``previous.pt``. An interrupted write leaves the old file as it was.
 
     Parameters
     ----------
     path : Path
-        Its folder exists. An interrupted write leaves the old file as it was.
     state : mapping
         State of model, optimizer and loop: tensors, numbers, strings, lists, mappings.
     config : Config
@@ -146,11 +147,6 @@ def read(path: Path, config: Config) -> dict[str, Any]:
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint of any config, from anyone: opening it runs no code of the file.
 
-    Parameters
-    ----------
-    path : Path
-        A file.
-
     Returns
     -------
     dict
@@ -184,20 +180,9 @@ def load_best(path: Path) -> Continued:
 
 
 def find(config: Config, run: RunFolder, processes: Processes) -> Continued | None:
-    """Find and read the checkpoint that ``resume`` names.
+    """Find and read the checkpoint that ``resume`` names; None to begin anew.
 
-    Parameters
-    ----------
-    config : Config
-    run : RunFolder
-        Of the run that continues; ``resume=auto`` looks into it, and at its neighbours unless it was named.
-    processes : Processes
-        Who will train.
-
-    Returns
-    -------
-    (Path, dict) or None
-        The file and what :func:`read` returned for it; None to begin anew.
+    ``resume=auto`` looks into the run's folder, and at its neighbours unless it was named.
 
     Raises
     ------
@@ -209,13 +194,10 @@ def find(config: Config, run: RunFolder, processes: Processes) -> Continued | No
     """
     if config.resume is None:
         return None
-    if config.resume == "auto":
-        path = _newest(config, run)
-        if path is None:
-            return None
-    else:
-        path = Path(config.resume)
-        path = path / LAST if path.is_dir() else path
+    path = _newest(config, run) if config.resume == "auto" else Path(config.resume)
+    if path is None:
+        return None
+    path = path / LAST if path.is_dir() else path
     content = read(path, config)
     wrote = content.get("processes", 1)
     if wrote != processes.count:
@@ -283,15 +265,7 @@ def fits(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path} does not fit this network, though its config does ({type(error).__name__}: {error}): "
             "it was changed, or made by another version of this program; start anew without resume"
@@ -299,25 +273,13 @@ def fits(path: Path) -> Iterator[None]:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of all random generators of this process, as tensors and plain values."""
-    name, keys, *position = np.random.get_state()
-    version, words, gauss = random.getstate()
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *position],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    }
+    """Return the states of torch's random generators; nothing in a run draws from Python's or NumPy's."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "cuda": on_gpus}
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set all random generators to what :func:`random_states` returned."""
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, place, *gauss = states["numpy"]
-    if not 0 <= place <= len(keys):  # numpy would read beyond its keys
-        raise ValueError(f"expected a place of 0 to {len(keys)} in NumPy's random state, got {place}")
-    np.random.set_state((name, keys.numpy().astype(np.uint32), place, *gauss))
+    """Set the random generators to what :func:`random_states` returned."""
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from statistics import median
 
 from pointproj.config import Config
@@ -19,7 +20,7 @@ class Interval:
 
     ms_per_step: float
     samples_per_second: float
-    expected_ms: float | None = None  # of the steps to come, where it is another: the first step may compile
+    expected_ms: float  # of the steps to come: without the first step, which may compile
 
 
 class Pace:
@@ -57,11 +58,11 @@ class Pace:
         To be called when the device has just ended the last step counted: the clock is the host's.
         """
         self._add_elapsed()
-        expected = None
-        if not self._history and self._steps > 1 and self._first_seconds is not None:
+        ms = expected = self._seconds / self._steps * 1e3
+        if not self._history and self._steps > 1:
             expected = (self._seconds - self._first_seconds) / (self._steps - 1) * 1e3
-        interval = Interval(self._seconds / self._steps * 1e3, self._samples / self._seconds, expected)
-        self._history.append(interval.ms_per_step)
+        interval = Interval(ms, self._samples / self._seconds, expected)
+        self._history.append(ms)
         self._seconds, self._steps, self._samples = 0.0, 0, 0
         return interval
 
@@ -80,35 +81,11 @@ class Pace:
 def log_progress(
     config: Config, position: Position, total_steps: int, loss: float, lr: float, pace: Interval, memory: int
 ) -> None:
-    """Log one progress line.
-
-    Parameters
-    ----------
-    config : Config
-    position : Position
-        Where the run stands.
-    total_steps : int
-        Of the whole run.
-    loss, lr : float
-    pace : Interval
-    memory : int
-        Most bytes in use so far.
-    """
+    """Log one line; ``memory`` is the most bytes in use so far."""
     epochs, step = config.training.epochs, position.step
-    expected_ms = pace.ms_per_step if pace.expected_ms is None else pace.expected_ms
-    left = (total_steps - step) * expected_ms / 1e3
+    left = timedelta(seconds=round((total_steps - step) * pace.expected_ms / 1e3))
     log.info(
         f"epoch {position.epoch + 1:{len(str(epochs))}}/{epochs} {step / total_steps:4.0%}  loss {loss:.5f}  "
         f"lr {lr:.1e}  {pace.ms_per_step:.4g} ms/step  {pace.samples_per_second:.4g} samples/s  "
-        f"{memory / 2**20:.0f} MiB  ETA {duration(left)}"
+        f"{memory / 2**20:.0f} MiB  ETA {left}"
     )
-
-
-def duration(seconds: float) -> str:
-    """Return ``1:02:03``, ``2:03`` or ``3 s``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

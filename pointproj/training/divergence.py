@@ -1,11 +1,8 @@
 """Steps whose loss or gradient is not finite: they change nothing, and their batches are kept.
 
 The optimizer skips such a step on the device, captured or not, and nothing waits for it. The host checks
-every :data:`CHECK_EVERY` steps, and before anything is validated or saved, so that
-
-- no weight and no moment of the optimizer ever takes part in a step that is not finite;
-- no checkpoint hides one: it is written after the check;
-- the batch is known, and saved, at most :data:`CHECK_EVERY` steps later.
+every :data:`CHECK_EVERY` steps, and before anything is validated or saved. So no weight, no moment of the
+optimizer and no checkpoint ever takes part in one, and its batch is saved at most that many steps later.
 """
 
 import functools
@@ -13,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +19,6 @@ from torch import Tensor
 from pointproj.config import Config
 from pointproj.runtime import tensor_file
 from pointproj.runtime.devices import to_host
-from pointproj.training.optimizers import GuardedAdam
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +33,33 @@ class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
     """A loss or gradient is not finite; the message says when, with which batch, and what to change."""
 
 
+class Status(NamedTuple):
+    """How the steps since the status before went; the tensors are on their way to the host."""
+
+    loss_sum: Tensor
+    history: Tensor
+    steps: int
+    ready: torch.cuda.Event | None
+
+    def read(self) -> tuple[float, list[int]]:
+        """Return the sum of all finite losses, and how many steps ago each other one was, oldest first.
+
+        Waits for the steps it is about, and not for later ones. 0 is the last of them; those before the last
+        64 are forgotten.
+        """
+        if self.ready is not None:
+            self.ready.synchronize()
+        bits = ~self.history.item() % 2**_HISTORY_BITS
+        return self.loss_sum.item(), [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
+
+
 class FiniteGuard:
     """On the device: lets an optimizer skip steps that are not finite, and remembers which.
 
     Parameters
     ----------
-    optimizer : GuardedAdam
-        Its flag and its count are set here.
+    optimizer : torch.optim.Adam
+        Fused. Gets ``found_inf``, its flag for a step to be skipped.
 
     Attributes
     ----------
@@ -51,67 +67,50 @@ class FiniteGuard:
         Whether its few operations on scalars are compiled: one launch each time instead of several.
     """
 
-    def __init__(self, optimizer: GuardedAdam) -> None:
-        device = optimizer.count.device
+    def __init__(self, optimizer: torch.optim.Adam) -> None:
+        device = optimizer.param_groups[0]["params"][0].device
         self.compiled = False
-        self._optimizer = optimizer
         self._found = torch.zeros((), device=device)  # not 0 where a gradient is not finite
         self._history = torch.full((), _NONE_SKIPPED, device=device)  # a bit a step, the last is lowest
+        # float64 holds sums of float32 exactly, however the steps are divided among statuses. With an axis,
+        # since torch.compile does not change a float64 number without one.
+        self._loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
+        self._skipped = optimizer.found_inf = torch.zeros((), device=device)
 
     def __call__(
-        self,
-        loss: Float[Tensor, ""],
-        gradients: list[Tensor],
-        gradient_norm: Float[Tensor, ""] | None,
-        loss_sum: Float[Tensor, ""],
+        self, loss: Float[Tensor, ""], gradients: list[Tensor], gradient_norm: Float[Tensor, ""] | None
     ) -> None:
         """Decide about the step that the optimizer takes next; unless it is skipped, its loss counts.
 
-        Parameters
-        ----------
-        loss : () float tensor
-        gradients : list of Tensor
-            Looked through one by one, as loss scaling does it, unless their norm is known.
-        gradient_norm : () float tensor or None
-        loss_sum : () float tensor
-            Gets the loss added.
+        Gradients are looked through one by one, as loss scaling does it, unless their norm is known.
         """
         checked = [*gradients, loss] if gradient_norm is None else [loss + gradient_norm]
         torch._amp_foreach_non_finite_check_and_unscale_(checked, self._found, self._one)
         decide = _compiled(_decide) if self.compiled else _decide
-        optimizer = self._optimizer
-        decide(loss, self._found, optimizer.skipped, optimizer.count, self._history, loss_sum)
+        decide(loss, self._found, self._skipped, self._history, self._loss_sum)
 
-    def take_history(self) -> Int[Tensor, ""]:
-        """Return what :meth:`skipped` reads, on its way to the host, and begin a new history."""
-        history = to_host(self._history)
+    def take_status(self, steps: int) -> Status:
+        """Return how the last ``steps`` steps went, and begin anew."""
+        copies = to_host(self._loss_sum), to_host(self._history)
+        self._loss_sum.zero_()
         self._history.fill_(_NONE_SKIPPED)
-        return history
-
-    @staticmethod
-    def skipped(history: Int[Tensor, ""]) -> list[int]:
-        """Return how many steps before it was taken each skipped step was, oldest first.
-
-        Of the last 64 steps since the history before; 0 is the step taken last.
-        """
-        bits = ~history.item() % 2**_HISTORY_BITS
-        return [age for age in reversed(range(bits.bit_length())) if bits >> age & 1]
+        device = self._found.device
+        ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        return Status(*copies, steps, ready)
 
 
 def _decide(
     loss: Float[Tensor, ""],
     found: Float[Tensor, ""],
     skipped: Float[Tensor, ""],
-    count: Float[Tensor, ""],
     history: Int[Tensor, ""],
-    loss_sum: Float[Tensor, ""],
+    loss_sum: Float[Tensor, "1"],
 ) -> None:
     """Set the flag and what follows from it: one kernel when compiled, else as few as there can be."""
     good = found == 0
     torch.ne(found, 0, out=skipped)  # after a copy, the compiler would take the two for one tensor
     found.sub_(skipped)  # not zero_(): the compiler joins what reads the same into one kernel
-    count.add_(good)
     torch.add(good, history, alpha=2, out=history)
     loss_sum.add_(torch.where(good, loss, 0.0))
 
@@ -146,7 +145,7 @@ class DivergenceCheck:
         return len(self._recent) == CHECK_EVERY
 
     def check(self, ages: list[int]) -> None:
-        """Act on what :meth:`FiniteGuard.skipped` returned, of a history taken after the last batch added.
+        """Act on the ages of a :class:`Status` that was taken after the last batch added.
 
         Raises
         ------
@@ -154,7 +153,7 @@ class DivergenceCheck:
             For the first step that was not finite; if such steps are skipped, after :data:`CHECK_EVERY` in a
             row.
         """
-        bad = [self._recent[-1 - age] for age in ages if age < len(self._recent)]
+        bad = [self._recent[-1 - age] for age in ages]
         finite_since = next((age for age in range(len(self._recent)) if age not in ages), None)
         self._in_a_row = finite_since if finite_since is not None else self._in_a_row + len(self._recent)
         self._recent.clear()
@@ -194,7 +193,6 @@ class DivergenceCheck:
 
 def _described(batch: dict[str, Any]) -> str:
     """Which shapes a batch holds, and whether they are the cause."""
-    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-    odd = [name for name, value in tensors.items() if not value.isfinite().all()]
+    odd = [name for name, each in batch.items() if isinstance(each, Tensor) and not each.isfinite().all()]
     state = f"which holds NaN or infinity in {', '.join(odd)}" if odd else "whose numbers are all finite"
     return f"the batch of {', '.join(batch.get('name', ['unnamed shapes']))}, {state}"

@@ -31,11 +31,6 @@ def run_job(composed: DictConfig) -> None:
     Alone, a job's error ends the program. In a sweep it is recorded in the job's folder (``status.json``)
     and the jobs after it run.
 
-    Parameters
-    ----------
-    composed : DictConfig
-        The config without Hydra's own node.
-
     Raises
     ------
     SystemExit
@@ -139,10 +134,13 @@ def _run(config: Config, run: RunFolder, *, beside_others: bool = False) -> None
     from pointproj.runtime.devices import own_gpu
     from pointproj.runtime.memory import configure_allocator
     from pointproj.runtime.profiling import require_profiler
-    from pointproj.training.start import train
+    from pointproj.training.loop import train
 
-    for folder in _folders_to_fill(config):
-        require_writable(folder)
+    data = config.data
+    if data.name != "gaussian":
+        require_writable(Path(data.cache))
+        if data.name not in ("modelnet10", "meshes") or data.download:  # then meshes are made
+            require_writable(Path(data.root or "data"))
     require_profiler(config.profiler)
     configure_allocator(config.allocator)
     log.info("run       %s", run.path)
@@ -152,24 +150,14 @@ def _run(config: Config, run: RunFolder, *, beside_others: bool = False) -> None
         train(config, run)
 
 
-def _folders_to_fill(config: Config) -> list[Path]:
-    """Folders beside its own that the run writes to."""
-    data = config.data
-    if data.name == "gaussian":
-        return []
-    makes_meshes = data.name not in ("modelnet10", "meshes") or data.download
-    return [Path(data.cache), *([Path(data.root or "data")] if makes_meshes else [])]
-
-
 def _forget_last_job() -> None:
     """Give back what the last job of this process left: memory, its peak, and compiled code."""
-    if "torch" not in sys.modules:
-        return
-    import torch
+    if "torch" in sys.modules:
+        import torch
 
-    from pointproj.runtime.memory import empty_cache, reset_peak
+        from pointproj.runtime.memory import empty_cache, reset_peak
 
-    torch.compiler.reset()
-    gc.collect()
-    empty_cache()
-    reset_peak()
+        torch.compiler.reset()
+        gc.collect()
+        empty_cache()
+        reset_peak()

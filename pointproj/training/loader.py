@@ -25,18 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchLoader:
-    """This process's part of the batches of a run.
-
-    Parameters
-    ----------
-    config : Config
-    data : PreparedData
-    device : torch.device
-        Where batches go.
-    processes : Processes
-        Who trains together.
-    backend : str
-        Of the operators, for neighbours that are kept.
+    """This process's part of the batches of a run, on its device.
 
     Attributes
     ----------
@@ -53,17 +42,9 @@ class BatchLoader:
     """
 
     def __init__(
-        self,
-        config: Config,
-        data: PreparedData,
-        device: torch.device,
-        processes: Processes,
-        backend: str,
+        self, config: Config, data: PreparedData, device: torch.device, processes: Processes, backend: str
     ) -> None:
-        self.config = config
-        self.data = data
-        self.device = device
-        self.processes = processes
+        self.config, self.data, self.device, self.processes = config, data, device, processes
         kept = config.projector.kept_neighbors
         self._neighbors = None if kept is None else NeighborCache(kept, backend)
         self._draws = _device_samplers(config, data, device, processes)
@@ -94,10 +75,8 @@ class BatchLoader:
     def training(self, position: Position) -> Iterator[dict[str, Any]]:
         """All batches that are left of this run, in an order that follows from the seed and the epoch.
 
-        Parameters
-        ----------
-        position : Position
-            Where the run stands when the first batch is asked for; augmentation follows from the step.
+        ``position`` is where the run stands when the first batch is asked for. Augmentation follows from the
+        step.
         """
         batches = self._training(position)
         drawn_afresh = self.sampler == "device" and self.data.train.resample  # else batches share tensors
@@ -143,15 +122,7 @@ class BatchLoader:
 
 
 class NeighborCache:
-    """The k nearest reference points of every query point, for each shape that has been met.
-
-    Parameters
-    ----------
-    k : int
-        Neighbours of a query point.
-    backend : str
-        Of the search.
-    """
+    """The k nearest reference points of every query point, for each shape that has been seen."""
 
     def __init__(self, k: int, backend: str) -> None:
         self.k = k
@@ -159,23 +130,14 @@ class NeighborCache:
         self._of_shape: dict[int, Tensor] = {}  # identity -> (Q, k) int32, on the device of the batches
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Add ``neighbor_indices`` to a batch.
+        """Add ``neighbor_indices`` (B, Q, k) int32 to a batch.
 
-        Parameters
-        ----------
-        batch : dict
-            ``reference_points`` (B, N, 3), ``query_points`` (Q, 3) or (B, Q, 3), and ``identity``, the B
-            numbers by which shapes are known; the points of a shape must be the same each time.
-
-        Returns
-        -------
-        dict
-            The batch with ``neighbor_indices`` (B, Q, k) int32.
+        It has ``reference_points`` (B, N, 3), ``query_points`` (Q, 3) or (B, Q, 3), and ``identity``, the B
+        numbers by which shapes are known; the points of a shape must be the same each time.
         """
         if any(shape not in self._of_shape for shape in batch["identity"]):
             reference_points = batch["reference_points"]
-            query_points = batch["query_points"].expand(len(reference_points), -1, -1)
-            points = query_points, reference_points
+            points = batch["query_points"].expand(len(reference_points), -1, -1), reference_points
             _, rows = knn(*points, self.k, index_dtype=torch.int32, backend=self.backend)
             for shape, its_rows in zip(batch["identity"], rows, strict=True):
                 self._of_shape[shape] = its_rows.clone()

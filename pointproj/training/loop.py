@@ -1,4 +1,4 @@
-"""The training of a network: steps, validations and checkpoints, then the report."""
+"""The training of a network: what it needs, then steps, validations and checkpoints, then the report."""
 
 import dataclasses
 import itertools
@@ -9,27 +9,33 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pointproj.config import Config
-from pointproj.data.dataset import PreparedData
+from pointproj.config import Config, ConfigError, nearest
+from pointproj.data.dataset import PreparedData, prepare
+from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
-from pointproj.runtime.distributed import ALONE, Processes, StopTogether
-from pointproj.runtime.loggers import MetricLogger
-from pointproj.runtime.memory import peak_bytes, statistics
+from pointproj.ops.registry import names as backend_names
+from pointproj.ops.registry import resolve, use_options
+from pointproj.runtime.compiler import choose_compilers
+from pointproj.runtime.devices import choose_device, device_text
+from pointproj.runtime.distributed import Processes, StopTogether, join
+from pointproj.runtime.failures import explained_dead_worker
+from pointproj.runtime.loggers import MetricLogger, open_logger
+from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
 from pointproj.runtime.profiling import StepProfiler
 from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
+from pointproj.training.capture import capture_obstacle
 from pointproj.training.checkpoint import Continued, Position
 from pointproj.training.display import Pace, log_progress
-from pointproj.training.divergence import DivergenceCheck
+from pointproj.training.divergence import DivergenceCheck, Status
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model, take_weights
@@ -41,53 +47,101 @@ from pointproj.training.validation import Evaluation, Predictor, evaluate, untra
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """On what a run is executed, and how.
+def train(config: Config, run: RunFolder) -> dict[str, Any]:
+    """Train as the config says, and leave everything in the run's folder.
 
-    Attributes
-    ----------
-    device : torch.device
-    backend : str
-        Of the operators, resolved.
-    capture : bool
-        Whether the step is to be captured in a CUDA graph.
-    processes : Processes
-        Those that train together; only the first one writes to the run's folder.
-    """
-
-    device: torch.device
-    backend: str
-    capture: bool = False
-    processes: Processes = ALONE
-
-
-class Training:
-    """One run: its model, optimizer and data, and where it stands.
+    Where a launcher started several processes, each calls this, and they train one model together.
 
     Parameters
     ----------
     config : Config
+        Checked, from :func:`pointproj.config.to_config`.
     run : RunFolder
-    data : PreparedData
-    execution : Execution
-    logger : MetricLogger
+        Where metrics, checkpoints, pictures and the report go.
+
+    Returns
+    -------
+    dict
+        The content of ``metrics.json``.
+
+    Raises
+    ------
+    BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
+        Before any data is read, if the config cannot be run as it is.
+    DataError, MeshError
+        From the preparation of the data.
+    TrainingDiverged
+        If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
+    OutOfMemory
+        If the device has not enough memory; says what to lower.
+    WorkerDied
+        If a process that samples batches has died.
+    Stopped
+        After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
     """
+    execution = _choose_execution(config)
+    device, processes = execution.device, execution.processes
+    run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
+    continued = checkpoint.find(config, run, processes)
+    weights = None
+    if continued is None and config.training.weights is not None:
+        weights = checkpoint.load_best(Path(config.training.weights))
+    logger = open_logger(config, run.path) if processes.is_first else MetricLogger()
+    try:
+        reset_peak(device)
+        data = prepare(config, processes, str(device))
+        last = run.path / checkpoint.LAST
+        with explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
+            metrics = Training(config, run, data, execution, logger).run(continued, weights)
+    except BaseException:
+        logger.close(failed=True)
+        raise
+    logger.close()
+    return metrics
+
+
+class Execution(NamedTuple):
+    """On what a run is executed, and how."""
+
+    device: torch.device
+    backend: str  # of the operators, resolved
+    capture: bool  # whether the step is to be captured in a CUDA graph
+    processes: Processes  # that train together; only the first one writes to the run's folder
+
+
+def _choose_execution(config: Config) -> Execution:
+    """Choose device and backend as the config says, and log why."""
+    device, name = choose_device(config.device), config.backend.name
+    known = ("auto", *backend_names())
+    if name not in known:
+        listed = ", ".join(known)
+        raise ConfigError(f"backend.name={name}: expected one of {listed}{nearest(name, known)}")
+    backend, why = resolve(name, device.type, config.projector.OPERATOR)
+    log.info("device    %s", device_text(device))
+    log.info("backend   %s: %s", backend, why)
+    use_options(name, config.backend.algorithm)
+    capture = config.compile and device.type == "cuda"
+    if capture:
+        choose_compilers(few_kernels=config.projector.name != "visibility")
+        obstacle = capture_obstacle(backend)
+        if obstacle:
+            capture = False
+            log.warning(
+                "compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle
+            )
+    return Execution(device, backend, capture, join())
+
+
+class Training:
+    """One run: its model, optimizer and data, and where it stands."""
 
     def __init__(
         self, config: Config, run: RunFolder, data: PreparedData, execution: Execution, logger: MetricLogger
     ) -> None:
-        self.config = config
-        self.run_folder = run
-        self.data = data
-        self.execution = execution
-        self.device = device = execution.device
-        self.processes = processes = execution.processes
-        self.logger = logger
-        self.model = build_model(config, execution.backend).to(device)
-        self.optimizer = build_optimizer(
-            config.optimizer, self.model.parameters(), capturable=execution.capture
-        )
+        self.config, self.run_folder, self.data, self.logger = config, run, data, logger
+        self.device, self.backend, capture, self.processes = execution
+        self.model = build_model(config, self.backend).to(self.device)
+        self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=capture)
         self.step = TrainingStep(
             self.model,
             self.optimizer,
@@ -96,35 +150,23 @@ class Training:
             amp=config.training.amp,
             eikonal=config.target.eikonal,
             compile=config.compile,
-            capture=execution.capture,
-            processes=processes,
+            capture=capture,
+            processes=self.processes,
         )
-        self.loader = BatchLoader(config, data, device, processes, execution.backend)
+        self.loader = BatchLoader(config, data, self.device, self.processes, self.backend)
         self.total_steps = self.loader.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.divergence = DivergenceCheck(config, run.path)
         self.pace = Pace()
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
-        self.pending: Callable[[], None] | None = None  # acts on the status that was requested
+        # Asked for and not read yet, with the learning rate if a progress line is due.
+        self.pending: tuple[Status, float | None] | None = None
         normals = bool(config.projector.normals)
-        self.untrained = untrained_predictor(config.target.name, execution.backend, normals=normals)
+        self.untrained = untrained_predictor(config.target.name, self.backend, normals=normals)
         self.baseline = self.evaluate(self.untrained, self.loader.validation())
 
     def run(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
-        """Train from the beginning or from a checkpoint, then report.
-
-        Parameters
-        ----------
-        continued : (Path, dict), optional
-            A checkpoint to continue from, and its content.
-        weights : (Path, dict), optional
-            A checkpoint whose weights a new run begins with, and its content.
-
-        Returns
-        -------
-        dict
-            The content of ``metrics.json``.
-        """
+        """Train from the beginning, from weights or from a checkpoint; report, and return the report."""
         self._log_header()
         if continued is not None:
             with checkpoint.fits(continued[0]):
@@ -158,9 +200,7 @@ class Training:
                         advance(1)
                         if stop_together(stop.made is not None):
                             self._stop(stop)
-                    self._read_status()
-                    self._wait_for_device()  # steps still under way belong to this time
-                self._check_finite()
+                    self._check_finite()  # steps still under way belong to this time
                 position.epoch, position.step_in_epoch = position.epoch + 1, 0
                 is_last = position.epoch == config.training.epochs
                 if position.epoch % config.training.validate_every == 0 or is_last:
@@ -168,19 +208,10 @@ class Training:
                 if position.epoch % config.training.checkpoint_every == 0 or is_last:
                     self._save(checkpoint.LAST)
 
-    def _wait_for_device(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def _profiled_functions(self) -> list[Callable[..., Any]]:
         """Where the time of a step is spent in Python."""
-        return [
-            TrainingStep._run,
-            TrainingStep._loss_with_gradients,
-            type(self.model).forward,
-            knn_aggregate,
-            radius_aggregate,
-        ]
+        step = TrainingStep._run, TrainingStep._loss_with_gradients
+        return [*step, type(self.model).forward, knn_aggregate, radius_aggregate]
 
     def _train_step(self, batch: dict[str, Any]) -> None:
         config, position = self.config, self.position
@@ -188,42 +219,46 @@ class Training:
         set_learning_rate(self.optimizer, lr)
         self.step(batch)
         if self.first_step_ended is None:
-            self._wait_for_device()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
             self.first_step_ended = time.time()
         self._read_status()  # of an earlier step: the device runs this one meanwhile
         self.pace.count(self.loader.shapes_of_step(position.step_in_epoch))
         position.step += 1
         position.step_in_epoch += 1
         check_is_due = self.divergence.add(position.step, batch)
-        ends_interval = position.step % config.training.log_every == 0 or position.step == self.total_steps
-        if check_is_due or ends_interval:
-            self.step.request_status(ends_interval=ends_interval)
-            self.pending = partial(self._act_on_status, lr, ends_interval=ends_interval)
+        line_is_due = position.step % config.training.log_every == 0 or position.step == self.total_steps
+        if check_is_due or line_is_due:
+            self.pending = self.step.take_status(), lr if line_is_due else None
             if self.device.type != "cuda":
                 self._read_status()
 
     def _read_status(self) -> None:
-        """Act on the status that was requested after an earlier step, if that was not done yet."""
-        act, self.pending = self.pending, None
-        if act is not None:
-            act()
-
-    def _act_on_status(self, lr: float, *, ends_interval: bool) -> None:
-        loss, not_finite = self.step.read_status()
-        self.divergence.check(not_finite)
-        if not ends_interval:
+        """Act on the status of an earlier step, if one is pending."""
+        if self.pending is None:
             return
-        position = self.position
-        if math.isfinite(loss):  # it is not if all these steps were skipped
+        (status, lr), self.pending = self.pending, None
+        position, (loss_sum, not_finite) = self.position, status.read()
+        position.loss_sum += loss_sum
+        position.loss_steps += status.steps - len(not_finite)
+        self.divergence.check(not_finite)
+        if lr is None:
+            return
+        loss = math.nan  # if all these steps were skipped
+        if position.loss_steps:
+            loss = position.loss_sum / position.loss_steps
             position.losses.append([position.step, loss])
+        position.loss_sum, position.loss_steps = 0.0, 0
         pace, memory = self.pace.read(), peak_bytes(self.device)
         log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
         measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
         self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
 
     def _check_finite(self) -> None:
+        """Wait for all steps, and act on those that were not finite."""
         self._read_status()
-        self.divergence.check(self.step.read_not_finite())
+        self.pending = self.step.take_status(), None
+        self._read_status()
 
     def _validate(self) -> None:
         """Measure the model on the validation meshes, and keep it if it is the best so far."""
@@ -263,7 +298,6 @@ class Training:
             "sampler": self.loader.sampler,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "step": self.step.state_dict(),
             "position": dataclasses.asdict(self.position),
         }
         checkpoint.save(self.run_folder.path / name, state, self.config)
@@ -272,7 +306,6 @@ class Training:
         self.model.load_state_dict(content["model"])
         checkpoint.load_optimizer(self.optimizer, content["optimizer"])
         checkpoint.restore_random_states(content["random"])
-        self.step.load_state_dict(content["step"])
         self.position = position = Position(**content["position"])
         self.run_folder.take_metrics(position.step, path.parent)
         best, own = path.with_name(checkpoint.BEST), self.run_folder.path / checkpoint.BEST
@@ -281,17 +314,12 @@ class Training:
         drew = content.get("sampler", self.loader.sampler)
         if drew != self.loader.sampler:
             log.warning("so far the %s drew the points; from here on other points are drawn", drew)
-        epochs = content["config"]["training"]["epochs"]
-        if epochs != self.config.training.epochs and checkpoint.rate_depends_on_epochs(content["config"]):
+        before, epochs = content["config"]["training"]["epochs"], self.config.training.epochs
+        if before != epochs and checkpoint.rate_depends_on_epochs(content["config"]):
             rate = learning_rate(self.config.optimizer, position.step, self.total_steps)
-            log.warning(
-                "training.epochs was %d and is %d: the learning rate goes on at %.2g, as if it had been so "
-                "from the beginning",
-                epochs,
-                self.config.training.epochs,
-                rate,
-            )
-        nothing_left = ": nothing is left to train" if position.epoch >= self.config.training.epochs else ""
+            words = "the learning rate goes on at %.2g, as if it had been so from the beginning"
+            log.warning(f"training.epochs was %d and is %d: {words}", before, epochs, rate)
+        nothing_left = ": nothing is left to train" if position.epoch >= epochs else ""
         log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
 
     def _stop(self, stop: StopRequest) -> None:
@@ -309,22 +337,23 @@ class Training:
         )
         self.logger.metrics({f"test/{name}": value for name, value in tested.means().items()}, position.step)
         compared = report.comparison(tested, baseline, position.errors[0][1])
-        test = (
-            "the training cloud" if config.data.name == "gaussian" else f"{len(self.data.test)} unseen meshes"
-        )
+        unseen = f"{len(self.data.test)} unseen meshes"
+        test = "the training cloud" if config.data.name == "gaussian" else unseen
         log.info("\n%s", report.text(compared, config.target.name, test, bool(config.projector.normals)))
         if self.processes.is_first and config.training.pictures:
-            for path in self._pictures():
+            predict = lambda batch: self.predict(self.loader.on_device(batch))  # noqa: E731
+            where = self.run_folder, config, position, self.baseline
+            for path in report.draw(*where, self.data.test, predict):
                 self.logger.picture(path, position.step)
         timed = {}
         if config.training.time_steps:
             timed = time_step(step, next(self.loader.plain()), config.training.time_steps)
-            log.info("backend %s, %s, on %s:", self.execution.backend, step.mode, self.device)
+            log.info("backend %s, %s, on %s:", self.backend, step.mode, self.device)
             log.info("  forward       %10.3f ms", timed["forward_ms"])
             log.info("  training step %10.3f ms", timed["step_ms"])
         metrics = {
             "status": "ok",
-            "backend": self.execution.backend,
+            "backend": self.backend,
             "device": str(self.device),
             "mode": step.mode,
             "neighbors": "kept" if config.projector.kept_neighbors else "searched in each step",
@@ -345,48 +374,26 @@ class Training:
         log.info("report, pictures and checkpoints are in %s", self.run_folder.path)
         return metrics
 
-    def _pictures(self) -> list[Path]:
-        position = self.position
-        return report.draw(
-            self.run_folder,
-            self.config,
-            losses=position.losses,
-            errors=position.errors,
-            baseline=self.baseline,
-            test=self.data.test,
-            predict=lambda batch: self.predict(self.loader.on_device(batch)),
-        )
-
     def _log_header(self) -> None:
-        config = self.config
+        config, data, loader = self.config, self.data, self.loader
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        precision = "bfloat16 autocast over float32" if config.training.amp else "float32"
+        searched = ", neighbours searched once" if config.projector.kept_neighbors else ""
         log.info("network   %s(%s)", type(self.model).__name__, self.model.extra_repr())
-        log.info(
-            "          %s parameters, %s, %s%s",
-            f"{parameters:,}",
-            "bfloat16 autocast over float32" if config.training.amp else "float32",
-            self.step.mode,
-            ", neighbours searched once" if config.projector.kept_neighbors else "",
-        )
+        log.info("          %s parameters, %s, %s%s", f"{parameters:,}", precision, self.step.mode, searched)
+        size, count = config.training.batch_size, self.processes.count
         log.info(
             "data      %d training, %s validation and %d test meshes; batches of %s, %d steps an epoch, "
             "%d in all",
-            len(self.data.train),
-            "no" if self.data.validation is None else len(self.data.validation),
-            len(self.data.test),
-            self._batch_size_text(),
-            self.loader.steps_per_epoch,
+            len(data.train),
+            "no" if data.validation is None else len(data.validation),
+            len(data.test),
+            size if count == 1 else f"{count} x {size} in {count} processes",
+            loader.steps_per_epoch,
             self.total_steps,
         )
-        if self.data.validation is None:
+        if data.validation is None:
             log.warning("no training meshes are held out: best.pt is chosen by the test meshes")
-        if self.loader.shapes_a_step > len(self.data.train):
-            log.warning(
-                "training.batch_size=%d is more than there are training meshes: each step takes all %d",
-                config.training.batch_size,
-                len(self.data.train),
-            )
-
-    def _batch_size_text(self) -> str:
-        size, count = self.config.training.batch_size, self.processes.count
-        return str(size) if count == 1 else f"{count} x {size} in {count} processes"
+        if loader.shapes_a_step > len(data.train):
+            words = "training.batch_size=%d is more than there are training meshes: each step takes all %d"
+            log.warning(words, size, len(data.train))

@@ -16,14 +16,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def loss_function(target: TargetConfig) -> Loss:
     """Return the loss of a target: ``loss(prediction, target)``, both (B, Q), as a scalar.
 
-    Parameters
-    ----------
-    target : TargetConfig
-        ``loss``: ``absolute`` is the mean absolute error; ``smooth`` is quadratic below 0.01 and absolute
-        beyond; ``squared`` is the mean squared error; ``cross_entropy`` compares a logit with a label;
-        ``overlap`` is :func:`overlap_loss`. None takes that of the target's row
-        in :data:`pointproj.config.TARGETS`. Where the output is a logit, the first three compare the
-        probability.
+    That of the target's row in :data:`pointproj.config.TARGETS`, unless ``target.loss`` names one. Where the
+    output is a logit, the first three compare the probability.
     """
     facts = TARGETS[target.name]
     name = target.loss or facts.loss

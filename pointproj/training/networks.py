@@ -26,9 +26,9 @@ def build_model(config: Config, backend: str) -> nn.Module:
     Returns
     -------
     Module
-        Of the class that ``config.projector`` names. It has ``encode(reference_points, features)``,
-        ``decode(query_points, encoding)`` and, in one call, ``forward``. The last axis of the result, of
-        size 1, holds the ``output`` of the target's row in :data:`pointproj.config.TARGETS`.
+        It has ``encode(reference_points, features)``, ``decode(query_points, encoding)`` and, in one call,
+        ``forward``. The last axis of the result, of size 1, holds the ``output`` of the target's row in
+        :data:`pointproj.config.TARGETS`.
     """
     torch.manual_seed(config.seed)
     settings, target = config.projector, TARGETS[config.target.name]
@@ -42,19 +42,7 @@ def build_model(config: Config, backend: str) -> nn.Module:
 def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:
     """Start from the weights of a checkpoint, part by part where names and shapes agree.
 
-    Parameters
-    ----------
-    model : Module
-        Its other parts stay as they are.
-    path : Path
-        Of the checkpoint.
-    content : mapping
-        From :func:`pointproj.training.checkpoint.load`.
-
-    Returns
-    -------
-    str
-        Which parts fitted, for the log.
+    Returns which parts fitted, for the log; the other parts of the model stay as they are.
 
     Raises
     ------
@@ -84,12 +72,7 @@ def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> st
 def with_features(batch: dict[str, Any], settings: ProjectorConfig) -> dict[str, Any]:
     """Add ``features`` (B, N, C) to a batch, where the network is shown more than points.
 
-    Parameters
-    ----------
-    batch : dict
-        ``reference_points`` and ``normals``, perhaps ``sensors``, (B, N, 3).
-    settings : ProjectorConfig
-        Of the network.
+    The batch has ``reference_points``, ``normals`` and perhaps ``sensors``, (B, N, 3).
     """
     features = features_of(settings, batch["reference_points"], batch["normals"], batch.get("sensors"))
     return batch if features is None else {**batch, "features": features}

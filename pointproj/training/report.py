@@ -15,73 +15,50 @@ from pointproj.config import TARGETS, Config
 from pointproj.data.batches import collate
 from pointproj.data.dataset import ShapeDataset
 from pointproj.runtime.run_folder import RunFolder
+from pointproj.training.checkpoint import Position
 from pointproj.training.validation import Evaluation, baseline_name
 
 
 def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict[str, Any]:
-    """Put the errors side by side, for ``metrics.json``.
+    """Put the errors of model and baseline on the same meshes side by side, for ``metrics.json``.
 
-    Parameters
-    ----------
-    trained, baseline : Evaluation
-        Of the trained model and of the untrained predictor, on the same meshes.
-    before : float
-        Error of the model on the validation meshes before its first step.
-
-    Returns
-    -------
-    dict
-        ``metric`` (its name), ``metric_value``, ``baseline``, ``ratio`` (trained to baseline, None where
-        the baseline is perfect), ``before_training``, what else was measured, and the same by class.
+    ``before`` is the error of the model on the validation meshes before its first step. ``ratio`` is None
+    where the baseline is perfect.
     """
-    classes = trained.by_class()
     baselines = baseline.by_class()
     return {
         "metric": trained.metric,
-        "metric_value": trained.error,
-        "baseline": baseline.error,
-        "ratio": _ratio(trained.error, baseline.error),
+        **_compared(trained, baseline),
         "before_training": before,
         "measured": trained.means(),
         "baseline_measured": baseline.means(),
         "classes": {
-            name: {
-                "meshes": len(evaluation.meshes),
-                "metric_value": evaluation.error,
-                "baseline": baselines[name].error,
-                "ratio": _ratio(evaluation.error, baselines[name].error),
-            }
-            for name, evaluation in classes.items()
+            name: {"meshes": len(evaluation.meshes), **_compared(evaluation, baselines[name])}
+            for name, evaluation in trained.by_class().items()
         },
     }
+
+
+def _compared(trained: Evaluation, baseline: Evaluation) -> dict[str, float | None]:
+    ratio = trained.error / baseline.error if baseline.error else None
+    return {"metric_value": trained.error, "baseline": baseline.error, "ratio": ratio}
 
 
 def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: bool = False) -> str:
     """Lay out what :func:`comparison` returned as a table, one row a class and one for all.
 
-    Parameters
-    ----------
-    compared : dict
-    target_name : str
-    measured_on : str
-        For the title: ``"20 unseen meshes"``.
-    normals : bool
-        Whether model and baseline saw normals.
-
-    Returns
-    -------
-    str
-        Several lines, for a console and for the log.
+    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals``: whether model and baseline
+    saw them.
     """
-    table = Table(box=box.ASCII)  # whatever the encoding of the terminal
-    table.add_column("class")
+    table = Table("class", box=box.ASCII)  # whatever the encoding of the terminal
     for column in ("meshes", "network", "baseline", "network / baseline"):
         table.add_column(column, justify="right")
-    for class_name, row in compared["classes"].items():
-        table.add_row(class_name, *_cells(row))
-    total = {**compared, "meshes": sum(row["meshes"] for row in compared["classes"].values())}
-    table.add_section()
-    table.add_row("all", *_cells(total))
+    meshes = sum(row["meshes"] for row in compared["classes"].values())
+    rows = [*compared["classes"].items(), ("all", {**compared, "meshes": meshes})]
+    for place, (name, row) in enumerate(rows):
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        errors = f"{row['metric_value']:.5f}", f"{row['baseline']:.5f}", ratio
+        table.add_row(name, str(row["meshes"]), *errors, end_section=place == len(rows) - 2)
     buffer = io.StringIO()
     Console(file=buffer, width=100, color_system=None).print(table)
     target = TARGETS[target_name]
@@ -97,8 +74,8 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
 
 
 def one_line(trained: Evaluation, baseline: Evaluation) -> str:
-    """Return ``"error rate 0.0120, 0.38 of the baseline's 0.0313; iou 0.883"``: the metric, then the rest."""
-    ratio = _ratio(trained.error, baseline.error)
+    """Return ``"error rate 0.0120, baseline 0.0313 (ratio 0.38); IoU 0.883"``: the metric, then the rest."""
+    ratio = _compared(trained, baseline)["ratio"]
     line = f"{trained.metric.replace('_', ' ')} {trained.error:.5f}"
     line += f", baseline {baseline.error:.5f}" + ("" if ratio is None else f" (ratio {ratio:.2f})")
     others = {name: value for name, value in trained.means().items() if name != trained.metric}
@@ -109,9 +86,7 @@ def one_line(trained: Evaluation, baseline: Evaluation) -> str:
 def draw(
     run: RunFolder,
     config: Config,
-    *,
-    losses: list[list[float]],
-    errors: list[list[float]],
+    position: Position,
     baseline: Evaluation,
     test: ShapeDataset,
     predict: Callable[[dict[str, Any]], Tensor],
@@ -123,8 +98,8 @@ def draw(
     run : RunFolder
         Where the pictures go.
     config : Config
-    losses, errors : list of [step, value]
-        On the training batches and on the validation meshes.
+    position : Position
+        Has the losses and errors.
     baseline : Evaluation
         Of what needs no training, on the validation meshes.
     test : ShapeDataset
@@ -142,9 +117,9 @@ def draw(
     plots.draw_losses(
         paths[0],
         loss_name=f"loss: {TARGETS[config.target.name].title}",
-        losses=losses,
+        losses=position.losses,
         metric_name=baseline.metric.replace("_", " "),
-        errors=errors,
+        errors=position.errors,
         baseline=baseline.error,
     )
     count = min(config.training.pictures, len(test))
@@ -165,12 +140,3 @@ def draw(
 
 def _title(name: str) -> str:
     return "IoU" if name == "iou" else name.replace("_", " ")
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    return [str(row["meshes"]), f"{row['metric_value']:.5f}", f"{row['baseline']:.5f}", ratio]
-
-
-def _ratio(value: float, reference: float) -> float | None:
-    return value / reference if reference else None

@@ -14,19 +14,16 @@ summed as one tensor between backward and clipping. The sum is recorded in the g
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.runtime.devices import to_host
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.runtime.errors import first_line
-from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, is_capturing, on_stream
-from pointproj.training.divergence import FiniteGuard
+from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, on_stream
+from pointproj.training.divergence import FiniteGuard, Status
 from pointproj.training.losses import Loss, eikonal_penalty
-from pointproj.training.optimizers import GuardedAdam
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +31,6 @@ log = logging.getLogger(__name__)
 INPUTS = ("query_points", "reference_points", "features", "neighbor_indices", "target", "share")
 
 Batch = Mapping[str, Tensor]
-
-
-class Status(NamedTuple):
-    """Copies on their way to the host: how the steps up to a request went; filled in when they have run."""
-
-    loss_sum: Tensor
-    history: Tensor  # of :class:`FiniteGuard`
-    calls: int  # steps taken by then
-    steps: int | None  # over which the losses are summed, where an interval ends
-    ready: torch.cuda.Event | None
 
 
 class TrainingStep:
@@ -54,8 +41,8 @@ class TrainingStep:
     model : Module
         Called as ``model(query_points, reference_points, features=features or None)``, and with
         ``neighbor_indices`` where the batch has them; the last axis of its result has size 1.
-    optimizer : GuardedAdam
-        Over the model's parameters; made with ``capturable=True`` if the step is to be captured.
+    optimizer : torch.optim.Adam
+        Over the model's parameters, fused; made with ``capturable=True`` if the step is to be captured.
     loss_function : callable
         ``loss_function(prediction, target)`` on two (B, Q) tensors.
     clip : float or None
@@ -77,7 +64,7 @@ class TrainingStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: GuardedAdam,
+        optimizer: torch.optim.Adam,
         loss_function: Loss,
         *,
         clip: float | None = None,
@@ -102,19 +89,15 @@ class TrainingStep:
         self._guard = FiniteGuard(optimizer)
         self._compare = loss_function
         self._most_clouds = 0  # in a batch so far
-        if self.captured:  # what is small costs its launches, and here nothing else
+        self._steps = 0  # since the last status
+        self._captured_calls: dict[tuple, CapturedCall] = {}  # by the shapes of their inputs
+        self._steps_taken: Counter[tuple] = Counter()
+        if self.captured:
+            # What is small costs its launches, and here nothing else.
             self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
             self._guard.compiled = True
-        self._pending: Status | None = None  # requested and not yet received
-        self._not_finite: list[int] = []  # numbers of calls that were not requested yet
-        self._mean_loss = float("nan")
-        self._calls = self._calls_received = 0
-        self._loss_sum = torch.zeros((), device=self.device)
-        self._steps_since_read = 0
-        self._captured_calls: dict[tuple, CapturedCall] = {}
-        self._steps_taken: Counter[tuple] = Counter()
-        self._side_stream = torch.cuda.Stream(self.device) if self.captured else None
-        self._pool = torch.cuda.graph_pool_handle() if self.captured else None  # of all sizes of batches
+            self._side_stream = torch.cuda.Stream(self.device)
+            self._pool = torch.cuda.graph_pool_handle()  # of all sizes of batches
 
     @property
     def mode(self) -> str:
@@ -139,8 +122,7 @@ class TrainingStep:
             self._run_captured(inputs)
         else:
             self._run(inputs)
-        self._calls += 1
-        self._steps_since_read += 1
+        self._steps += 1
 
     def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
         """Predict for a batch the way the step does: compiled and under autocast where those are on."""
@@ -152,83 +134,22 @@ class TrainingStep:
             )
         return prediction.squeeze(-1).float()
 
-    def request_status(self, *, ends_interval: bool = False) -> None:
-        """Ask how the steps up to now went, without waiting; :meth:`read_status` returns the answer.
-
-        Parameters
-        ----------
-        ends_interval : bool
-            The losses of later steps belong to the next mean.
-        """
-        self._receive()
-        copies = to_host(self._loss_sum), self._guard.take_history()
-        ready = torch.cuda.current_stream(self.device).record_event() if self._loss_sum.is_cuda else None
-        steps = self._steps_since_read if ends_interval else None
-        self._pending = Status(*copies, self._calls, steps, ready)
-        if ends_interval:
-            self._loss_sum.zero_()
-            self._steps_since_read = 0
-
-    def read_status(self) -> tuple[float, list[int]]:
-        """Return what was requested last; waits for the steps it is about, and not for later ones.
-
-        Returns
-        -------
-        loss : float
-            Mean over the steps of the last interval that ended which were finite; NaN without any.
-        ages : list of int
-            How many steps before the request each step was that changed nothing: loss or gradient was not
-            finite. Of those since the last call, oldest first; 0 is the step taken last. To be called at
-            least every 64 steps: older ones are forgotten.
-        """
-        self._receive()
-        ages = [self._calls_received - 1 - call for call in self._not_finite]
-        self._not_finite.clear()
-        return self._mean_loss, ages
-
-    def read_not_finite(self) -> list[int]:
-        """Return the ages of :meth:`read_status` up to the last step; waits for it."""
-        self.request_status()
-        return self.read_status()[1]
-
-    def state_dict(self) -> dict[str, float | int]:
-        """Losses that were not read yet, so that a resumed run reports them."""
-        self.request_status()
-        self._receive()
-        return {"loss_sum": self._loss_sum.item(), "steps_since_read": self._steps_since_read}
-
-    def load_state_dict(self, state: Mapping[str, float | int]) -> None:
-        """Take over what :meth:`state_dict` of another run returned."""
-        self._loss_sum.fill_(state["loss_sum"])
-        self._steps_since_read = int(state["steps_since_read"])
+    def take_status(self) -> Status:
+        """Ask how the steps since the last status went, without waiting for them."""
+        steps, self._steps = self._steps, 0
+        return self._guard.take_status(steps)
 
     def _run(self, inputs: Batch) -> None:
         """The step itself; in a capture this is what the graph records."""
         loss = self._backward(inputs)
-        if not self.processes.alone:
-            loss = self._add_up(loss)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if not self.processes.alone:
+            loss = self._add_up(loss, gradients)
         norm = None if self.clip is None else nn.utils.get_total_norm(gradients)
-        self._guard(loss, gradients, norm, self._loss_sum)
+        self._guard(loss, gradients, norm)
         if norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip, norm)
         self.optimizer.step()
-
-    def _receive(self) -> None:
-        """Take in what was requested, if anything was; skipped steps do not count."""
-        if self._pending is None:
-            return
-        status, self._pending = self._pending, None
-        if status.ready is not None:
-            status.ready.synchronize()
-        ages = self._guard.skipped(status.history)
-        self._calls_received = status.calls
-        self._not_finite += [status.calls - 1 - age for age in ages]
-        if status.steps is None:
-            self._steps_since_read -= len(ages)
-            return
-        finite = status.steps - len(ages)
-        self._mean_loss = status.loss_sum.item() / finite if finite else float("nan")
 
     def _is_full(self, batch: Batch) -> bool:
         """Whether no batch before had more clouds."""
@@ -240,17 +161,15 @@ class TrainingStep:
         try:
             return self._loss_with_gradients(inputs)
         except Exception as error:
-            if not self.compiled or is_capturing(self.device) or isinstance(error, torch.OutOfMemoryError):
+            capturing = self.captured and torch.cuda.is_current_stream_capturing()
+            if not self.compiled or capturing or isinstance(error, torch.OutOfMemoryError):
                 raise
             failure = error
-        loss = self._without_compile(inputs)  # raises what is wrong with the model itself, if anything is
-        log.warning("torch.compile failed, so steps run without it: %s", first_line(failure))
-        return loss
-
-    def _without_compile(self, inputs: Batch) -> Tensor:
         self._called, self._compare = self.model, self.loss_function
         self.compiled = self._guard.compiled = False
-        return self._loss_with_gradients(inputs)
+        loss = self._loss_with_gradients(inputs)  # raises what is wrong with the model itself, if anything is
+        log.warning("torch.compile failed, so steps run without it: %s", first_line(failure))
+        return loss
 
     def _loss_with_gradients(self, inputs: Batch) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -270,9 +189,8 @@ class TrainingStep:
             loss.backward()
         return loss.detach()
 
-    def _add_up(self, loss: Tensor) -> Tensor:
+    def _add_up(self, loss: Tensor, gradients: list[Tensor]) -> Tensor:
         """Sum gradients and loss over all processes, as one tensor: a small model waits for latency alone."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         flat = torch.cat([loss.view(1), *(gradient.view(-1) for gradient in gradients)])
         self.processes.all_reduce(flat)
         loss, *sums = flat.split([1, *(gradient.numel() for gradient in gradients)])
@@ -283,17 +201,16 @@ class TrainingStep:
     def _run_captured(self, inputs: Batch) -> None:
         """Replay the step for inputs of a known shape; take real steps first, then capture it."""
         shapes = tuple(tuple(tensor.shape) for tensor in inputs.values())
+        if shapes not in self._captured_calls and self._steps_taken[shapes] >= STEPS_BEFORE_CAPTURE:
+            self._capture(shapes, inputs)
         if shapes in self._captured_calls:
-            self._captured_calls[shapes](inputs)
-            return
-        if self._steps_taken[shapes] >= STEPS_BEFORE_CAPTURE and self._capture(shapes, inputs):
             self._captured_calls[shapes](inputs)
             return
         with on_stream(self._side_stream):
             self._run(inputs)
         self._steps_taken[shapes] += 1
 
-    def _capture(self, shapes: tuple, inputs: Batch) -> bool:
+    def _capture(self, shapes: tuple, inputs: Batch) -> None:
         # Gradients made outside the graph would be added to, and they are not the graph's to keep.
         self.optimizer.zero_grad(set_to_none=True)
         try:
@@ -303,6 +220,7 @@ class TrainingStep:
             self.optimizer.zero_grad(set_to_none=True)
             cause = error.__context__ or error  # what ended the capture, not that it ended
             log.warning("no CUDA graph of the step; it runs %s instead: %s", self.mode, first_line(cause))
-            return False
-        log.info("the training step is captured in a CUDA graph for %d shapes a batch", len(inputs["target"]))
-        return True
+        else:
+            log.info(
+                "the training step is captured in a CUDA graph for %d shapes a batch", len(inputs["target"])
+            )

@@ -1,7 +1,6 @@
 """Milliseconds of the forward pass and of the whole training step, as the tutorials print them."""
 
 import itertools
-import math
 import time
 from collections.abc import Callable
 from statistics import median
@@ -15,9 +14,9 @@ SECONDS_ON_CPU = 20.0
 
 
 def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, float]:
-    """Time the forward pass and the training step on one batch.
+    """Time the forward pass and the training step on one batch; every step timed trains the model.
 
-    Both run as the step does: eager, compiled or captured. The model is trained by every step timed.
+    Both run as the step does: eager, compiled or captured.
 
     Parameters
     ----------
@@ -36,10 +35,8 @@ def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, f
     for _ in range(STEPS_BEFORE_CAPTURE + 1 if step.captured else 1):
         step(batch)  # the last of these captures the step, if it can be
     forward = _captured_forward(step, batch) if step.captured else lambda: step.forward(batch)
-    return {
-        "forward_ms": _median_ms(forward, step, repetitions),
-        "step_ms": _median_ms(lambda: step(batch), step, repetitions),
-    }
+    calls = {"forward_ms": forward, "step_ms": lambda: step(batch)}
+    return {name: _median_ms(call, step, repetitions) for name, call in calls.items()}
 
 
 def _captured_forward(step: TrainingStep, batch: Batch) -> Callable[[], object]:
@@ -53,24 +50,19 @@ def _captured_forward(step: TrainingStep, batch: Batch) -> Callable[[], object]:
 
 def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: int) -> float:
     function()
-    device = step.device
-    if device.type != "cuda":
-        # Processes that train together have to take equally many steps, however long these take.
-        return _median_ms_on_host(function, repetitions, SECONDS_ON_CPU if step.processes.alone else math.inf)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
-    torch.cuda.synchronize(device)
-    marks[0].record()
-    for mark in marks[1:]:
-        function()
-        mark.record()
-    torch.cuda.synchronize(device)
-    return median(before.elapsed_time(after) for before, after in itertools.pairwise(marks))
-
-
-def _median_ms_on_host(function: Callable[[], object], repetitions: int, most_seconds: float) -> float:
+    if step.device.type == "cuda":
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
+        torch.cuda.synchronize(step.device)
+        marks[0].record()
+        for mark in marks[1:]:
+            function()
+            mark.record()
+        torch.cuda.synchronize(step.device)
+        return median(before.elapsed_time(after) for before, after in itertools.pairwise(marks))
     times: list[float] = []
-    while len(times) < repetitions and sum(times) < most_seconds * 1e3:
+    # Processes that train together have to take equally many steps, however long these take.
+    while len(times) < repetitions and (sum(times) < SECONDS_ON_CPU or not step.processes.alone):
         start = time.perf_counter()
         function()
-        times.append((time.perf_counter() - start) * 1e3)
-    return median(times)
+        times.append(time.perf_counter() - start)
+    return median(times) * 1e3

@@ -68,10 +68,6 @@ def evaluate(
     processes : Processes
         Each has its own part of the batches; all get the whole evaluation.
 
-    Returns
-    -------
-    Evaluation
-
     Raises
     ------
     ValueError
@@ -102,21 +98,12 @@ def _mesh_errors(names: list[tuple[str, str]], measured: list[dict[str, Tensor]]
 def field_errors(
     target_name: str, prediction: Float[Tensor, "b q"], target: Float[Tensor, "b q"]
 ) -> dict[str, Float[Tensor, " b"]]:
-    """Errors of each mesh of a batch.
+    """Errors of each mesh of a batch, the target's metric first.
 
-    Parameters
-    ----------
-    target_name : str
-        Its output decides what is measured. Distances: ``mean_absolute_error``, and for signed ones
-        ``sign_accuracy``, the share of query points on the right side. Logits: ``error_rate``, the share of
-        wrong labels, and ``iou``, the points labelled inside by both over those labelled inside by either
-        (1 where there are none). Other numbers: ``mean_squared_error``.
-    prediction, target : (B, Q) float tensor
-
-    Returns
-    -------
-    dict of (B,) tensors
-        The target's metric first.
+    Of distances ``mean_absolute_error``, and of signed ones ``sign_accuracy``, the share of query points on
+    the right side. Of logits ``error_rate``, the share of wrong labels, and ``iou``, the points labelled
+    inside by both over those labelled inside by either (1 where there are none). Of other numbers
+    ``mean_squared_error``.
     """
     output = TARGETS[target_name].output
     if output == "number":
@@ -159,25 +146,22 @@ def untrained_predictor(target_name: str, backend: str = "auto", *, normals: boo
     normals : bool
         Whether the model sees them; batches hold ``normals`` (B, N, 3) then.
     """
+    output = TARGETS[target_name].output
 
-    def nearest(batch: Batch) -> tuple[Tensor, Tensor]:
+    def predict(batch: Batch) -> Tensor:
+        if output == "number":
+            return torch.zeros_like(batch["target"])
         reference_points = batch["reference_points"]
         query_points = batch["query_points"].expand(reference_points.shape[0], -1, -1)
         distances, indices = knn(query_points, reference_points, 1, backend=backend)
-        if not normals:
-            return distances.squeeze(-1), torch.ones_like(distances).squeeze(-1)
-        rows = indices.expand(-1, -1, 3)
-        displacement = query_points - reference_points.gather(1, rows)
-        height = (displacement * batch["normals"].gather(1, rows)).sum(-1)
-        return distances.squeeze(-1), torch.where(height < 0, -1.0, 1.0)
+        side = torch.ones_like(distances[..., 0])
+        if normals:
+            rows = indices.expand(-1, -1, 3)
+            displacement = query_points - reference_points.gather(1, rows)
+            height = (displacement * batch["normals"].gather(1, rows)).sum(-1)
+            side = torch.where(height < 0, -1.0, 1.0)
+        if output == "logit":
+            return -side
+        return distances[..., 0] * side if output == "signed_distance" else distances[..., 0]
 
-    def signed(batch: Batch) -> Tensor:
-        distances, side = nearest(batch)
-        return side * distances
-
-    return {
-        "distance": lambda batch: nearest(batch)[0],
-        "signed_distance": signed,
-        "logit": lambda batch: -nearest(batch)[1],
-        "number": lambda batch: torch.zeros_like(batch["target"]),
-    }[TARGETS[target_name].output]
+    return predict

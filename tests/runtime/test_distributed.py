@@ -29,7 +29,7 @@ from pointproj.runtime.distributed import (
 )
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.checkpoint import CheckpointError
-from pointproj.training.start import train
+from pointproj.training.loop import train
 from tests.processes import PROJECT, environment, free_port, run_together
 
 

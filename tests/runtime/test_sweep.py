@@ -22,7 +22,7 @@ import logging, os, signal, sys, types
 def train(config, run):
     from pointproj.config import ConfigError
 
-    logging.getLogger("pointproj.training.start").info("training with seed %d", config.seed)
+    logging.getLogger("pointproj.training.loop").info("training with seed %d", config.seed)
     if config.seed == 1:
         raise ConfigError("seed 1 cannot be")
     if config.seed == 2:
@@ -35,8 +35,8 @@ def train(config, run):
     metrics = {"backend": config.backend.name, "device": "cpu", "loss": 0.5 + config.seed, "metric": "mae"}
     run.write_json("metrics.json", metrics | {"metric_value": 0.25, "ms_per_step": 2.0})
 
-sys.modules["pointproj.training.start"] = types.ModuleType("pointproj.training.start")
-sys.modules["pointproj.training.start"].train = train
+sys.modules["pointproj.training.loop"] = types.ModuleType("pointproj.training.loop")
+sys.modules["pointproj.training.loop"].train = train
 """
 
 

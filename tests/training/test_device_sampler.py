@@ -15,8 +15,8 @@ from pointproj.data.device_sampler import SamplerUnavailable
 from pointproj.data.furniture import write_furniture
 from pointproj.runtime.distributed import ALONE
 from pointproj.runtime.run_folder import RunFolder
-from pointproj.training import checkpoint, loader, loop, start
-from pointproj.training.start import train
+from pointproj.training import checkpoint, loader, loop
+from pointproj.training.loop import train
 from tests.processes import run_together
 from tests.training.test_loop import small_config
 
@@ -85,7 +85,7 @@ def test_the_loader_is_named_where_the_shapes_do_not_fit(config, tmp_path, monke
         train(config, RunFolder(tmp_path / "refused"))
     assert not (tmp_path / "refused" / "metrics.jsonl").exists()
     config.data.sampler = "auto"
-    data, gpu = start.prepare(config), SimpleNamespace(type="cuda")
+    data, gpu = loop.prepare(config), SimpleNamespace(type="cuda")
     with caplog.at_level(logging.INFO):
         assert loader._device_samplers(config, data, gpu, ALONE) == {}
     assert "sampler   loader, with data.workers=0: the shapes take more than" in caplog.text

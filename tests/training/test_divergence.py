@@ -10,10 +10,10 @@ from pointproj.data.dataset import PreparedData
 from pointproj.runtime import tensor_file
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.divergence import CHECK_EVERY, FiniteGuard, TrainingDiverged
+from pointproj.training.loop import train
 from pointproj.training.optimizers import build_optimizer
-from pointproj.training.start import train
 from tests.training.test_loop import losses, small_config, spheres, weights
-from tests.training.test_step import batches, make_step, mean_loss
+from tests.training.test_step import batches, make_step, mean_loss, mean_of
 
 
 @pytest.fixture
@@ -42,9 +42,10 @@ def test_a_step_that_is_not_finite_changes_nothing(device, clip, name, value, de
         other(batch)
         if number in (1, 5):
             step(spoiled(batch, name, value))
-    assert step.read_not_finite() == [7, 2]
-    assert step.read_not_finite() == []
-    assert mean_loss(step) == pytest.approx(mean_loss(other), rel=1e-6)
+    status = step.take_status()
+    assert status.read()[1] == [7, 2]
+    assert step.take_status().read()[1] == []
+    assert mean_of(status) == pytest.approx(mean_loss(other), rel=1e-6)
     for ours, theirs in zip(step.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     for ours, theirs in zip(step.optimizer.state.values(), other.optimizer.state.values(), strict=True):
@@ -54,18 +55,17 @@ def test_a_step_that_is_not_finite_changes_nothing(device, clip, name, value, de
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_the_guard_decides_alike_compiled_or_not(compiled):
     nan, inf = float("nan"), float("inf")
-    parameter, loss_sum = torch.nn.Parameter(torch.ones(3)), torch.zeros(())
+    parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = build_optimizer(OptimizerConfig(name="adam", lr=0.1), [parameter])
     guard = FiniteGuard(optimizer)
     guard.compiled = compiled
     for loss, gradient, norm in [(1, 1, None), (nan, 1, None), (2, inf, None), (3, 2, 6), (4, nan, nan)]:
         before, parameter.grad = parameter.detach().clone(), torch.full((3,), float(gradient))
         known = None if norm is None else torch.tensor(float(norm))
-        guard(torch.tensor(float(loss)), [parameter.grad], known, loss_sum)
+        guard(torch.tensor(float(loss)), [parameter.grad], known)
         optimizer.step()
         assert torch.equal(parameter, before) == (loss in (2, 4) or loss != loss)
-    assert guard.skipped(guard.take_history()) == [3, 2, 0]
-    assert loss_sum == 4
+    assert guard.take_status(5).read() == (4, [3, 2, 0])
 
 
 def test_ages_and_losses_are_right_after_long_stretches():
@@ -73,8 +73,9 @@ def test_ages_and_losses_are_right_after_long_stretches():
     (batch,) = batches(1)
     for number in range(70):
         step(spoiled(batch) if number in (3, 7, 69) else batch)
-    assert step.read_not_finite() == [62, 0]  # the one 66 steps ago is beyond what is remembered
-    assert mean_loss(step) < 1
+    total, not_finite = step.take_status().read()
+    assert not_finite == [62, 0]  # the one 66 steps ago is beyond what is remembered
+    assert 0 < total < 67
 
 
 def with_a_bad_shape(place=2, value=float("nan")):
@@ -85,7 +86,7 @@ def with_a_bad_shape(place=2, value=float("nan")):
 
 @pytest.mark.parametrize("log_every", [1, 7])
 def test_a_run_stops_at_a_batch_that_is_not_finite_and_keeps_it(config, tmp_path, monkeypatch, log_every):
-    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: with_a_bad_shape())
+    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: with_a_bad_shape())
     config.training.log_every = log_every
     run = RunFolder(tmp_path)
     words = r"step \d: .*sphere_2.* holds NaN or infinity in target, saved in .*on_nan=skip"
@@ -99,7 +100,7 @@ def test_a_run_stops_at_a_batch_that_is_not_finite_and_keeps_it(config, tmp_path
 
 
 def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: with_a_bad_shape())
+    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: with_a_bad_shape())
     config.training.on_nan = "skip"
     config.training.epochs = 7
     run = RunFolder(tmp_path)
@@ -115,7 +116,7 @@ def test_a_run_passes_over_such_batches_if_asked(config, tmp_path, monkeypatch, 
 def test_a_run_that_skips_every_step_ends(config, tmp_path, monkeypatch):
     data = with_a_bad_shape()
     data.train.shapes[:] = [data.train.shapes[2]]
-    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: data)
+    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: data)
     config.training.on_nan, config.training.epochs = "skip", 10 * CHECK_EVERY
     config.training.validate_every = 1000
     with pytest.raises(TrainingDiverged, match=rf"none of the last {CHECK_EVERY} steps was finite"):
@@ -125,7 +126,7 @@ def test_a_run_that_skips_every_step_ends(config, tmp_path, monkeypatch):
 def test_unknown_losses_are_null_in_the_metrics_and_the_report(config, tmp_path, monkeypatch):
     data = with_a_bad_shape()
     data.train.shapes[:] = [data.train.shapes[2]]
-    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: data)
+    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: data)
     config.training.on_nan = "skip"
     run = RunFolder(tmp_path)
     assert train(config, run)["loss"] is None

@@ -23,7 +23,7 @@ from pointproj.runtime.memory import OutOfMemory
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.runtime.signals import StopAtOnce, Stopped, StopRequest
 from pointproj.training import checkpoint
-from pointproj.training.start import train
+from pointproj.training.loop import train
 from tests.processes import PROJECT, environment, free_port
 from tests.training.test_loop import GRID, lines, losses, small_config, spheres
 
@@ -40,15 +40,15 @@ def config():
 @pytest.fixture
 def data(monkeypatch):
     made = PreparedData(spheres(5), spheres(3, resample=False), [])
-    monkeypatch.setattr("pointproj.training.start.prepare", lambda *_: made)
+    monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: made)
     return made
 
 
 def train_in_a_process(config: Config, folder: str) -> None:
     torch.set_num_threads(1)
-    from pointproj.training import start
+    from pointproj.training import loop
 
-    start.prepare = lambda *_: PreparedData(spheres(5), spheres(3, resample=False), [])
+    loop.prepare = lambda *_: PreparedData(spheres(5), spheres(3, resample=False), [])
     train(config, RunFolder(folder))
 
 

@@ -17,13 +17,11 @@ from pointproj.geometry.meshes import query_grid
 from pointproj.ops.registry import BackendUnavailable
 from pointproj.runtime.devices import DeviceError
 from pointproj.runtime.loggers import LoggerUnavailable
-from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunError, RunFolder, read_json
 from pointproj.runtime.signals import StopRequest
-from pointproj.training import checkpoint, loop, start
-from pointproj.training.display import Interval, Pace, duration, log_progress
+from pointproj.training import checkpoint, loop
 from pointproj.training.divergence import TrainingDiverged
-from pointproj.training.start import train
+from pointproj.training.loop import train
 
 GRID = 6
 
@@ -74,7 +72,7 @@ def config():
 def data(monkeypatch):
     tests, validation = spheres(3, resample=False), spheres(2, resample=False)
     made = PreparedData(spheres(5), tests, [("broken.off", "no faces")], validation)
-    monkeypatch.setattr(start, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
     return made
 
 
@@ -143,7 +141,7 @@ def test_without_validation_meshes_the_test_meshes_choose_and_a_warning_says_so(
     config, tmp_path, data, caplog, monkeypatch
 ):
     made = dataclasses.replace(data, validation=None)
-    monkeypatch.setattr(start, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
     metrics = train(config, RunFolder(tmp_path / "run"))
     assert metrics["validation"] == metrics["metric_value"]
     assert "best.pt is chosen by the test meshes" in caplog.text
@@ -297,7 +295,7 @@ def refuses_to_prepare(config, processes, device):
     ],
 )
 def test_what_cannot_run_fails_before_data_is_read(config, tmp_path, monkeypatch, values, error, words):
-    monkeypatch.setattr(start, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name, value in values.items():
@@ -313,8 +311,8 @@ def test_an_unusable_backend_fails_before_data_is_read(config, tmp_path, monkeyp
     def unusable(*arguments):
         raise BackendUnavailable("not here")
 
-    monkeypatch.setattr(start, "prepare", refuses_to_prepare)
-    monkeypatch.setattr(start, "resolve", unusable)
+    monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
+    monkeypatch.setattr(loop, "resolve", unusable)
     with pytest.raises(BackendUnavailable, match="not here"):
         train(config, RunFolder(tmp_path))
 
@@ -346,7 +344,7 @@ def test_other_targets_train_and_report_their_measures(config, tmp_path, data, t
 
 def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
     made = PreparedData(spheres(5, resample=False), spheres(3, resample=False), [])
-    monkeypatch.setattr(start, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
     runs = [RunFolder(tmp_path / name) for name in ("searched", "kept")]
     assert train(config, runs[0])["neighbors"] == "searched in each step"
     config.data.resample, config.projector.keep_neighbors, config.training.time_steps = False, True, 1
@@ -373,60 +371,6 @@ def test_forward_pass_and_step_are_timed_if_asked_for(config, tmp_path):
     assert metrics["forward_ms"] > 0
     assert metrics["step_ms"] > 0
     assert metrics["steps"] == 12
-
-
-def test_pace_counts_running_time_alone(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    pace = Pace()
-    with pace.running():
-        now[0] += 2.0
-        pace.count(4)
-    now[0] += 100.0
-    with pace.running():
-        now[0] += 1.0
-        pace.count(2)
-        interval = pace.read()
-        assert (interval.ms_per_step, interval.samples_per_second) == (1500.0, 2.0)
-        now[0] += 0.5
-        pace.count(2)
-    assert pace.read().ms_per_step == 500.0
-    assert pace.ms_per_step == 1000.0
-
-
-def test_the_first_step_which_may_compile_does_not_count_for_the_time_left(monkeypatch, caplog):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    pace = Pace()
-    with pace.running():
-        for seconds in (30.0, 1.0, 1.0):
-            now[0] += seconds
-            pace.count(2)
-        interval = pace.read()
-    assert (round(interval.ms_per_step), interval.expected_ms) == (10667, 1000.0)
-    with caplog.at_level(logging.INFO):
-        log_progress(Config(), checkpoint.Position(step=3), 20, 0.125, 1e-3, interval, 2**20)
-    assert caplog.messages[0].endswith("ETA 17 s")
-
-
-def test_progress_line_holds_everything_and_no_bar_without_a_terminal(caplog, capsys):
-    config = Config()
-    config.training.epochs = 10
-    with caplog.at_level(logging.INFO), progress("training", 20, done=4, lines=False) as advance:
-        advance(1)
-        position = checkpoint.Position(epoch=2, step=5)
-        log_progress(config, position, 20, 0.125, 1e-3, Interval(2000.0, 8.0), 3 * 2**20)
-    assert [record.message for record in caplog.records] == [
-        "epoch  3/10  25%  loss 0.12500  lr 1.0e-03  2000 ms/step  8 samples/s  3 MiB  ETA 30 s"
-    ]
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "0 s"), (59.4, "59 s"), (60, "1:00"), (3599.4, "59:59"), (3661, "1:01:01")]
-)
-def test_durations_read_as_a_clock(seconds, words):
-    assert duration(seconds) == words
 
 
 def test_a_second_signal_acts_as_usual():
