@@ -32,12 +32,12 @@ from pointproj.geometry.meshes import MeshError
 from pointproj.runtime import memory, tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
-from tests.geometry.test_files import (
+from tests.geometry.test_files import READABLE
+from tests.geometry.test_formats import (
     BOX_GLB,
     BOX_SCENE,
     BOX_TEXT,
     OTHER_FORMATS,
-    READABLE,
     STL_FILES,
     archive_of,
 )

@@ -66,7 +66,7 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     rows, *parameters = saved.inputs.values()
     grad = grads[0]
     if not runs_kernels(rows):
-        return torch.func.vjp(_layers, rows, *parameters)[1](grad)
+        return _gradients(grad, rows, *parameters)
     count = rows.shape[0]
     d_rows = torch.empty_like(rows) if needs["rows"] else rows.new_empty(0)
     partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
@@ -84,7 +84,7 @@ def _second_backward(
     directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
 ) -> tuple[Tensor, ...]:
     def along(grad: Tensor, *inputs: Tensor) -> Tensor:
-        gradients = torch.func.vjp(_layers, *inputs)[1](grad)
+        gradients = _gradients(grad, *inputs)
         return sum((one * other).sum() for one, other in zip(directions, gradients, strict=True))
 
     inputs = grads[0], *saved.inputs.values()
@@ -99,10 +99,23 @@ def _widths(weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, 
 
 def _layers(rows: Tensor, *parameters: Tensor) -> Tensor:
     """The same in plain torch: the formulas, and what runs where no kernel does."""
-    weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = parameters
+    return torch.addmm(parameters[5], _hidden(rows, *parameters)[1], parameters[4].T)
+
+
+def _hidden(rows: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+    weight_1, bias_1, weight_2, bias_2, *_ = parameters
     hidden_1 = torch.addmm(bias_1, rows, weight_1.T).relu()
-    hidden_2 = torch.addmm(bias_2, hidden_1, weight_2.T).relu()
-    return torch.addmm(bias_3, hidden_2, weight_3.T)
+    return hidden_1, torch.addmm(bias_2, hidden_1, weight_2.T).relu()
+
+
+def _gradients(grad: Tensor, rows: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """Of the rows and of each parameter. (torch.func.vjp would import the compiler.)"""
+    hidden_1, hidden_2 = _hidden(rows, *parameters)
+    grad_2 = torch.where(hidden_2 <= 0, 0.0, grad @ parameters[4])
+    grad_1 = torch.where(hidden_1 <= 0, 0.0, grad_2 @ parameters[2])
+    layers = (grad_1, rows), (grad_2, hidden_1), (grad, hidden_2)
+    of_parameters = (part for upstream, seen in layers for part in (upstream.T @ seen, upstream.sum(0)))
+    return grad_1 @ parameters[0], *of_parameters
 
 
 @triton.jit

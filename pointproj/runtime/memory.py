@@ -25,17 +25,13 @@ class OutOfMemory(RuntimeError):  # noqa: N818 - says what happened
 
 @contextmanager
 def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[None]:
-    """Explain which settings to lower when an allocation fails in the block.
-
-    Raises
-    ------
-    OutOfMemory
-        In place of torch's, NumPy's and RMM's own errors.
-    """
+    """Raise :class:`OutOfMemory` in place of torch's, NumPy's and RMM's own errors in the block."""
     try:
         yield
     except Exception as error:
-        if not _is_out_of_memory(error):
+        parts = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
+        told = isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
+        if not (told or isinstance(error, torch.OutOfMemoryError | MemoryError)):
             raise
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         raise OutOfMemory(
@@ -46,23 +42,12 @@ def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[No
         ) from error
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    parts = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
-
-
 def configure_allocator(allocator: AllocatorConfig) -> None:
     """Set up the allocator of GPU memory; call it before the job's first tensor.
 
-    Parameters
-    ----------
-    allocator : AllocatorConfig
-        ``torch``: ``expandable_segments`` lets a block of reserved memory grow instead of being replaced by
-        a larger one, which saves memory where shapes vary. Settings in the environment variable
-        ``PYTORCH_ALLOC_CONF`` stay in force beside it. ``rmm``: see
-        :func:`pointproj.runtime.rmm_memory.activate`.
+    Of ``allocator=torch``, ``expandable_segments`` lets a block of reserved memory grow instead of being
+    replaced by a larger one, which saves memory where shapes vary. Settings in the environment variable
+    ``PYTORCH_ALLOC_CONF`` stay in force beside it.
 
     Raises
     ------
@@ -73,7 +58,7 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
         rmm_memory.activate(allocator)
     else:
         rmm_memory.require_inactive()
-        _configure_torch(allocator)
+        _configure_torch(expandable=allocator.expandable_segments)
 
 
 def graphs_unsupported() -> str | None:
@@ -88,30 +73,25 @@ def empty_cache() -> None:
 
 
 def reset_peak(device: torch.device | str | None = None) -> None:
-    """Let :func:`peak_bytes` and :func:`statistics` count from now on.
-
-    Parameters
-    ----------
-    device : torch.device or str or None
-        The device that the next job uses; None resets host and current GPU.
-    """
-    if torch.cuda.is_initialized() and (device is None or torch.device(device).type == "cuda"):
+    """Let :func:`peak_bytes` and :func:`statistics` of a device count from now on; of None, all devices."""
+    kind = None if device is None else torch.device(device).type
+    if torch.cuda.is_initialized() and kind != "cpu":
         if rmm_memory.in_use():
             rmm_memory.reset_counters()
         else:
             torch.cuda.reset_peak_memory_stats(device)
-    if device is None or torch.device(device).type == "cpu":
-        _reset_host_peak()
+    if kind != "cuda":
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak, and touch nothing else
+        except OSError:
+            log.debug("this system does not reset the peak of resident memory: it counts since the start")
 
 
 def peak_bytes(device: torch.device | str) -> int:
     """Return the peak of allocated memory since :func:`reset_peak`, in bytes.
 
-    Parameters
-    ----------
-    device : torch.device or str
-        On a GPU, the memory of torch's tensors; with RMM, of all libraries that use it. On the CPU, the
-        resident memory of the whole process, libraries included.
+    On a GPU, of torch's tensors; with RMM, of all libraries that use it. On the CPU, the resident memory of
+    the whole process, libraries included.
     """
     return statistics(device)["peak_bytes"]
 
@@ -151,38 +131,27 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
     }
 
 
-def _configure_torch(allocator: AllocatorConfig) -> None:
+def _configure_torch(*, expandable: bool) -> None:
     global _expandable
     if not torch.cuda.is_available():
-        if allocator.expandable_segments:
+        if expandable:
             log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
         return
     # Of a key given twice some versions of torch take the first, others the last.
     given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
     others = [s for s in given if not s.startswith("expandable_segments")]
-    if allocator.expandable_segments:
+    if expandable:
         torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
     elif _expandable:  # by an earlier job of this process
         torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
-    _expandable = allocator.expandable_segments
+    _expandable = expandable
 
 
 def _host_peak() -> int:
-    """Peak of resident memory, in bytes.
-
-    Linux counts that of the process which started this one into ``ru_maxrss``, and never resets it.
-    """
+    """Peak of resident memory, in bytes; ``ru_maxrss`` also counts the process which started this one."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):  # another system
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _reset_host_peak() -> None:
-    """Set the peak of resident memory back to the present value, where the kernel offers that."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak, and touch nothing else
-    except OSError:
-        log.debug("this system does not reset the peak of resident memory: it counts since the process began")

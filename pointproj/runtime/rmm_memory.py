@@ -55,11 +55,8 @@ def unavailable() -> str | None:
 def activate(allocator: AllocatorConfig) -> None:
     """Make RMM the owner of this process's GPU memory.
 
-    Parameters
-    ----------
-    allocator : AllocatorConfig
-        ``resource``: a ``pool`` that grows from ``initial_gib`` up to ``maximum_gib``; ``async``, the
-        driver's own pool; an ``arena`` of ``maximum_gib``; or ``managed`` memory, which may exceed the GPU's.
+    Its ``resource`` is a ``pool`` that grows from ``initial_gib`` up to ``maximum_gib``; ``async``, the
+    driver's own pool; an ``arena`` of ``maximum_gib``; or ``managed`` memory, which may exceed the GPU's.
 
     Raises
     ------
@@ -68,28 +65,32 @@ def activate(allocator: AllocatorConfig) -> None:
         when this is one of several processes of a run.
     """
     global _owner
+    obstacle = None
     if _owner is not None:
-        if _owner.allocator != allocator:
-            raise AllocatorUnavailable(
-                "allocator=rmm: an earlier job of this process set RMM up with other values, which hold for "
-                "the whole process; start this job on its own"
-            )
-        return
-    reason = unavailable()
-    if reason:
-        raise AllocatorUnavailable(f"allocator=rmm: {reason}; or write allocator=torch")
-    if distributed.process_count() > 1:
-        raise AllocatorUnavailable(
-            "allocator=rmm: several processes that train one model use the GPU before RMM can take over; "
-            "write allocator=torch, or start one process"
+        if _owner.allocator == allocator:
+            return
+        obstacle = (
+            "an earlier job of this process set RMM up with other values, which hold for the whole process; "
+            "start this job on its own"
         )
-    if torch.cuda.is_initialized():
-        raise AllocatorUnavailable(
-            "allocator=rmm: torch has used the GPU in this process already, and RMM can take over only "
-            "before that; start this job on its own"
+    elif reason := unavailable():
+        obstacle = f"{reason}; or write allocator=torch"
+    elif distributed.process_count() > 1:
+        obstacle = (
+            "several processes that train one model use the GPU before RMM can take over; write "
+            "allocator=torch, or start one process"
         )
+    elif torch.cuda.is_initialized():
+        obstacle = (
+            "torch has used the GPU in this process already, and RMM can take over only before that; start "
+            "this job on its own"
+        )
+    if obstacle:
+        raise AllocatorUnavailable(f"allocator=rmm: {obstacle}")
     _owner = _swap(allocator)
-    log.info("GPU memory is RMM's: %s", _described(allocator))
+    sizes = {"initially": allocator.initial_gib, "at most": allocator.maximum_gib}
+    words = [f"{word} {gib:g} GiB" for word, gib in sizes.items() if gib is not None]
+    log.info("GPU memory is RMM's: %s", ", ".join([allocator.resource or "pool", *words]))
 
 
 def require_inactive() -> None:
@@ -102,17 +103,16 @@ def require_inactive() -> None:
 
 
 def reset_counters() -> None:
-    """Let the counters begin anew."""
-    owner = _owned()
-    owner.counted.pop_counters()
-    owner.allocated_at_reset = owner.counted.allocation_counts.current_bytes
-    owner.counted.push_counters()
+    """Let the counters begin anew; RMM owns the memory."""
+    counted = _owner.counted
+    counted.pop_counters()
+    _owner.allocated_at_reset = counted.allocation_counts.current_bytes
+    counted.push_counters()
 
 
 def counters() -> dict[str, Any]:
     """What RMM counted since :func:`reset_counters`: see :func:`pointproj.runtime.memory.statistics`."""
-    owner = _owned()
-    counts = owner.counted.allocation_counts  # since the reset, from 0
+    owner, counts = _owner, _owner.counted.allocation_counts  # since the reset, from 0
     grows = hasattr(owner.pool, "pool_size")
     return {
         "allocator": "rmm",
@@ -122,12 +122,6 @@ def counters() -> dict[str, Any]:
         "reserved_bytes": owner.pool.pool_size() if grows else None,
         "allocations": counts.total_count,
     }
-
-
-def _owned() -> _Owner:
-    if _owner is None:
-        raise AllocatorUnavailable("RMM does not own this process's memory: write allocator=rmm")
-    return _owner
 
 
 def _swap(allocator: AllocatorConfig) -> _Owner:
@@ -174,12 +168,3 @@ def _resource(allocator: AllocatorConfig) -> Any:
 def _bytes(gib: float) -> int:
     """A size as RMM takes it: a multiple of 256 bytes, and not none."""
     return max(1, round(gib * GIB / 256)) * 256
-
-
-def _described(allocator: AllocatorConfig) -> str:
-    sizes = [
-        f"{word} {value:g} GiB"
-        for word, value in (("initially", allocator.initial_gib), ("at most", allocator.maximum_gib))
-        if value is not None
-    ]
-    return ", ".join([allocator.resource or "pool", *sizes])

@@ -22,7 +22,8 @@ SEED = int(os.environ.get("DIFFERENTIAL_SEED", "0"))
 @pytest.mark.slow
 def test_random_calls(where: Where):
     where.skip_unless("knn", "radius")
-    outcome = run(range(CASES), SEED, [where.backend], where.device, time.time() + 3600)[where.backend]
+    until = time.time() + 3600
+    outcome = run(range(CASES), SEED, KERNELS, [where.backend], where.device, until)[where.backend]
     assert outcome["counts"]["cases"] == CASES
     assert outcome["failures"] == []
 
