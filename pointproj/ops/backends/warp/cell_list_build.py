@@ -194,7 +194,8 @@ def _shape_function(dtype: torch.dtype) -> wp.Function:
 def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """Lowest corner, and negated highest corner, of the finite points in each part of each cloud.
 
-    A part has every so many-th run of points, so that most parts are as wide as most of the cloud.
+    In each round every part gets one run of points, and not the same one as before: points may be in the
+    order of a coordinate or of a structured grid, and still each part is as wide as most of the cloud.
     """
     real, vec3, _ = REALS[dtype]
     PointsStruct, _ = points_of(dtype)
@@ -208,19 +209,23 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         number = group.item(number)
         cloud = number / parts
         end = first_row_of(cloud + 1, points.batch)
-        row = first_row_of(cloud, points.batch) + (number % parts) * count + group.lane()
+        begin = first_row_of(cloud, points.batch)  # of a round
+        turn = int(0.618034 * float(parts))  # the golden ratio spreads best
+        run = number % parts
         low = vec3(real(wp.inf))
         high = vec3(real(wp.inf))
         several = Several()
-        while row < end:
+        while begin < end:
             for i in range(AT_ONCE):  # all on their way before the first is looked at
-                several[i] = points.positions[wp.min(row + i * parts * count, end - 1)]
+                row = begin + run * count + group.lane()
+                several[i] = wp.where(row < end, points.positions[wp.min(row, end - 1)], vec3(real(wp.inf)))
+                begin += parts * count
+                run = (run + turn) % parts
             for i in range(AT_ONCE):
                 p = several[i]
                 finite = wp.dot(p - p, vec3(real(1.0))) == real(0.0)
                 low = wp.where(finite, wp.min(low, p), low)
                 high = wp.where(finite, wp.min(high, -p), high)
-            row += AT_ONCE * parts * count
         for axis in range(3):
             low[axis] = group.minimum(low[axis])
             high[axis] = group.minimum(high[axis])

@@ -8,6 +8,7 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kPointsPerPart = 512;
 constexpr int kMostParts = 2048;
+constexpr int kRun = 32;              // points in a row that belong to one part
 constexpr int kSample = 64;           // about so many points of a dense cell say where its sub-cells are
 constexpr double kMargin = 1.0 / 16;  // and so much of their extent is added on each side
 constexpr int kFraction = 1 << 30;    // positions inside a cell, as integers up to here
@@ -97,17 +98,21 @@ struct BuildCellList {
     });
   }
 
+  // In each round every part gets one run of points, and not the same one as before: points may be in the order of a
+  // coordinate or of a structured grid, and still each part is as wide as most of the cloud.
   template <class Machine>
   POINTPROJ_FN void bound_parts(Machine& machine) const {
     machine.each_warp(batch.clouds * parts, [&](auto& lanes, int item) {
       const int cloud = item / parts, part = item % parts;
-      const int first = batch.first_row(cloud);
-      const int64_t size = batch.first_row(cloud + 1) - first;
-      const int begin = first + static_cast<int>(size * part / parts);
-      const int end = first + static_cast<int>(size * (part + 1) / parts);
+      const int first = batch.first_row(cloud), end = batch.first_row(cloud + 1);
+      const int round = kRun * parts, turn = static_cast<int>(0.618034 * parts);  // the golden ratio spreads best
+      const int most = (end - first + round - 1) / round * kRun;
       Box<Real> box = Box<Real>::empty();
-      for (int row = begin + lanes.lane(); row < end; row += lanes.width) {
-        const Vec3<Real> p = load_position(positions, row);
+      for (int i = lanes.lane(); i < most; i += lanes.width) {
+        const int run = i / kRun;
+        const int64_t row = first + static_cast<int64_t>(run) * round + (part + run * turn) % parts * kRun + i % kRun;
+        if (row >= end) continue;
+        const Vec3<Real> p = load_position(positions, static_cast<int>(row));
         if (is_finite(p)) box.include({p, p});
       }
       box.combine(lanes);
