@@ -281,12 +281,16 @@ def test_a_captured_step_never_waits_for_the_device():
     given = list(batches(8, device="cuda"))
     for batch in given[:5]:
         step(batch)
+    assert step.mode == "captured"
+    step.take_status()
+    statuses = []
     torch.cuda.set_sync_debug_mode("error")
     try:
         for number, batch in enumerate(given[5:]):
             set_learning_rate(step.optimizer, 1e-3 / (1 + number))
             step(batch)
-            step.take_status()
+            statuses.append(step.take_status())
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert math.isfinite(mean_loss(step))
+    assert [status.steps for status in statuses] == [1, 1, 1]
+    assert all(math.isfinite(mean_of(status)) for status in statuses)
