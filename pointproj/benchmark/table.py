@@ -55,26 +55,21 @@ Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
 
 
 def page(rows: list[Row]) -> str:
-    """The page of all tables.
-
-    Raises
-    ------
-    ValueError
-        If the rows of one device are of several runs.
-    """
+    """The page of all tables."""
     return f"{HEAD}\n{tables(rows)}\n"
 
 
 def tables(rows: list[Row]) -> str:
-    """Markdown for all rows, device after device, GPUs first; errors as in :func:`page`."""
-    require_one_run(rows)
-    devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))
-    parts = (_device(select(rows, device=device)) for device in devices)
+    """Markdown for all rows, run after run, GPUs first."""
+    runs = dict.fromkeys(
+        (row.device, row.commit, row.date) for row in sorted(rows, key=lambda row: not row.driver)
+    )
+    parts = (_run(select(rows, device=device, commit=commit, date=date)) for device, commit, date in runs)
     return "\n\n".join(text for part in parts for text in part)
 
 
-def _device(rows: list[Row]) -> Iterator[str]:
-    """Facts of a device and its tables; nothing if it has none of them."""
+def _run(rows: list[Row]) -> Iterator[str]:
+    """Facts of a run and its tables; nothing if it has none of them."""
     made = {title: _table(title, columns(rows), groups(rows)) for title, (columns, groups) in _TABLES.items()}
     filled = [title for title in made if len(made[title]) > 2]  # more than the head
     if not filled:
@@ -82,7 +77,7 @@ def _device(rows: list[Row]) -> Iterator[str]:
     newest = rows[-1]
     versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
     known = [version for version in versions if not version.endswith(" ")]
-    yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:10]})"
+    yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:16]})"
     for title in filled:
         yield f"{title}:\n\n" + "\n".join(made[title])
     missing = {row.contender: row.note for row in rows if row.status == MISSING}
