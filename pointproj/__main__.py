@@ -7,112 +7,52 @@ quick and the library's commands need nothing of the application.
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import NamedTuple
-
-Arguments = Sequence[str]
-
-
-def _doctor(arguments: Arguments) -> int:
-    from pointproj import doctor
-
-    return doctor.main(arguments)
-
-
-def _build_native(arguments: Arguments) -> int:
-    from pointproj.ops.backends.native import build_ahead
-
-    return build_ahead.main(arguments)
-
-
-def _evaluate(arguments: Arguments) -> None:
-    from pointproj.inference import evaluate
-
-    evaluate.main(arguments)
-
-
-def _predict(arguments: Arguments) -> None:
-    from pointproj.inference import predict
-
-    predict.main(arguments)
-
-
-def _export(arguments: Arguments) -> None:
-    from pointproj.inference import export
-
-    export.main(arguments)
-
-
-def _sweep(arguments: Arguments) -> int:
-    from pointproj.runtime import sweep
-
-    return sweep.main(arguments)
-
-
-def _download(arguments: Arguments) -> None:
-    from pointproj.data import download
-
-    download.main(arguments)
-
-
-def _benchmark(arguments: Arguments) -> int:
-    from pointproj.benchmark import quick
-
-    return quick.main(arguments)
-
-
-def _benchmark_table(arguments: Arguments) -> None:
-    from pointproj.benchmark import table
-
-    table.main(arguments)
-
-
-def _benchmark_plots(arguments: Arguments) -> None:
-    from pointproj.benchmark import plots
-
-    plots.main(arguments)
-
-
-def _benchmark_compare(arguments: Arguments) -> None:
-    from pointproj.benchmark import compare
-
-    compare.main(arguments)
-
-
-def _benchmark_tutorial(arguments: Arguments) -> int:
-    from pointproj.benchmark import tutorial
-
-    return tutorial.main(arguments)
 
 
 class Command(NamedTuple):
     """A command of the command line."""
 
     summary: str
-    run: Callable[[Arguments], int | None]  # returns the exit code, None for 0
+    module: str  # whose main() takes the arguments, and returns the exit code or None for 0
+
+    def run(self, arguments: Sequence[str]) -> int:
+        return import_module(self.module).main(arguments) or 0
 
 
 LIBRARY = {
-    "doctor": Command("what runs on this machine; with backend=NAME device=NAME try it", _doctor),
-    "build-native": Command("build the backend native now instead of on first use", _build_native),
+    "doctor": Command("what runs on this machine; with backend=NAME device=NAME try it", "pointproj.doctor"),
+    "build-native": Command(
+        "build the backend native now instead of on first use", "pointproj.ops.backends.native.build_ahead"
+    ),
 }
 APPLICATION = {
-    "evaluate": Command("measure how well a trained network reconstructs test meshes", _evaluate),
-    "predict": Command("reconstruct a mesh or a point file with a trained network", _predict),
-    "export": Command("export a trained network as files that need torch alone", _export),
-    "sweep": Command("make the table of a sweep again", _sweep),
-    "download": Command("fetch ModelNet10", _download),
-    "benchmark": Command("measure ours beside the libraries installed here, in two minutes", _benchmark),
-    "benchmark-table": Command("make Markdown tables of benchmark results", _benchmark_table),
-    "benchmark-plots": Command("draw plots of benchmark results", _benchmark_plots),
-    "benchmark-compare": Command("compare two files of benchmark results", _benchmark_compare),
+    "evaluate": Command(
+        "measure how well a trained network reconstructs test meshes", "pointproj.inference.evaluate"
+    ),
+    "predict": Command(
+        "reconstruct a mesh or a point file with a trained network", "pointproj.inference.predict"
+    ),
+    "export": Command(
+        "export a trained network as files that need torch alone", "pointproj.inference.export"
+    ),
+    "sweep": Command("make the table of a sweep again", "pointproj.runtime.sweep"),
+    "download": Command("fetch ModelNet10", "pointproj.data.download"),
+    "benchmark": Command(
+        "measure ours beside the libraries installed here, in two minutes", "pointproj.benchmark.quick"
+    ),
+    "benchmark-table": Command("make Markdown tables of benchmark results", "pointproj.benchmark.table"),
+    "benchmark-plots": Command("draw plots of benchmark results", "pointproj.benchmark.plots"),
+    "benchmark-compare": Command("compare two files of benchmark results", "pointproj.benchmark.compare"),
     "benchmark-tutorial": Command(
-        "measure the table of the tutorial, one process a line", _benchmark_tutorial
+        "measure the table of the tutorial, one process a line", "pointproj.benchmark.tutorial"
     ),
 }
 
 
-def main(arguments: Arguments | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the command line names.
 
     Parameters
@@ -129,7 +69,7 @@ def main(arguments: Arguments | None = None) -> int:
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if given.command in LIBRARY:
-        return LIBRARY[given.command].run(given.arguments) or 0
+        return LIBRARY[given.command].run(given.arguments)
 
     from pointproj.doctor import missing_application
 
@@ -141,7 +81,7 @@ def main(arguments: Arguments | None = None) -> int:
 
     print_any_text()
     with exit_on_user_error():
-        return APPLICATION[given.command].run(given.arguments) or 0
+        return APPLICATION[given.command].run(given.arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
