@@ -54,22 +54,29 @@ Columns = dict[str, dict[str, object]]  # heading -> what the row has whose valu
 Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
 
 
-def page(rows: list[Row]) -> str:
-    """The page of all tables."""
-    return f"{HEAD}\n{tables(rows)}\n"
+def page(*files: list[Row]) -> str:
+    """The page of all tables, file after file, GPUs first.
+
+    Raises
+    ------
+    ValueError
+        If the rows of one device in a file are of several runs.
+    """
+    ordered = sorted(files, key=lambda rows: not any(row.driver for row in rows))
+    text = "\n\n".join(tables(rows) for rows in ordered)
+    return f"{HEAD}\n{text}\n"
 
 
 def tables(rows: list[Row]) -> str:
-    """Markdown for all rows, run after run, GPUs first."""
-    runs = dict.fromkeys(
-        (row.device, row.commit, row.date) for row in sorted(rows, key=lambda row: not row.driver)
-    )
-    parts = (_run(select(rows, device=device, commit=commit, date=date)) for device, commit, date in runs)
+    """Markdown for the rows of one file, device after device, GPUs first; errors as in :func:`page`."""
+    require_one_run(rows)
+    devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))
+    parts = (_device(select(rows, device=device)) for device in devices)
     return "\n\n".join(text for part in parts for text in part)
 
 
-def _run(rows: list[Row]) -> Iterator[str]:
-    """Facts of a run and its tables; nothing if it has none of them."""
+def _device(rows: list[Row]) -> Iterator[str]:
+    """Facts of a device and its tables; nothing if it has none of them."""
     made = {title: _table(title, columns(rows), groups(rows)) for title, (columns, groups) in _TABLES.items()}
     filled = [title for title in made if len(made[title]) > 2]  # more than the head
     if not filled:
@@ -362,7 +369,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--readme", type=Path, help="renew the table in this page, from the first file")
     chosen = parser.parse_args(arguments)
     try:
-        text = page([row for file in chosen.files for row in read_rows(file)])
+        text = page(*map(read_rows, chosen.files))
         if chosen.readme is not None:
             renew(chosen.readme, read_rows(chosen.files[0]))
     except ValueError as error:

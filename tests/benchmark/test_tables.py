@@ -60,14 +60,16 @@ class TestTable:
     def test_rows_of_two_commits_are_not_shown_together(self, tmp_path: Path, capsys: pytest.CaptureFixture):
         two = [row(), row(mode="forward", commit="def")]
         write_rows(tmp_path / "r.csv", two)
-        for show in (
-            [str(tmp_path / "r.csv"), "--readme", str(tmp_path / "README.md")],
-            [str(tmp_path / "r.csv")],
-        ):
+        write_rows(tmp_path / "tables.md", [])
+        before = (tmp_path / "tables.md").read_bytes()
+        for show in (table.main, plots.main):
             with pytest.raises(SystemExit):
-                (table if "--readme" in show else plots).main(show)
+                show([str(tmp_path / "r.csv")])
             assert "expected results of one run, got those of commit abc" in capsys.readouterr().err
-        assert table.tables(two).count("commit") == 2
+        with pytest.raises(SystemExit):
+            table.main([str(tmp_path / "r.csv"), "--output", str(tmp_path / "tables.md")])
+        assert (tmp_path / "tables.md").read_bytes() == before
+        assert table.tables([row(), row(commit="def", device="another GPU")]).count("commit") == 2
 
     def test_the_hosts_time_all_gradients_and_the_first_step_are_tables(self):
         host = {"workload": "host_64", "execution": "eager", "mode": "operator"}
