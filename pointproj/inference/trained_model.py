@@ -22,6 +22,7 @@ from pointproj.training import checkpoint
 from pointproj.training.networks import features_of
 
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
+CPU_POINTS = 2048  # evaluated at once: a core's cache holds what the network makes of them
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 
 PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
@@ -105,7 +106,9 @@ class TrainedModel:
 
         @torch.inference_mode()
         def values(query_points: Float[np.ndarray, "Q 3"]) -> Float[np.ndarray, " Q"]:
-            predicted = self.model.decode(self._tensor(query_points), encoding)
+            at_once = CPU_POINTS if self.device.type == "cpu" else len(query_points)
+            parts = self._tensor(query_points).split(at_once)
+            predicted = torch.cat([self.model.decode(part, encoding) for part in parts])
             return sign * predicted.squeeze(-1).float().cpu().numpy()
 
         return values
