@@ -182,15 +182,14 @@ class Training:
     def _loop(self) -> None:
         config, position = self.config, self.position
         with ExitStack() as stack:
-            profiler = StepProfiler(config.profiler, self.run_folder.path, self._profiled_functions())
-            stack.callback(profiler.close)
             stop = stack.enter_context(StopRequest())
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
             bar = progress("training", self.total_steps, done=position.step, lines=False)
             advance = stack.enter_context(bar)
             # One stream of batches for all epochs: its workers go on sampling during validation.
             stream = stack.enter_context(closing(self.loader.training(position)))
-            profiler.start()
+            profiler = StepProfiler(config.profiler, self.run_folder.path, self._profiled_functions())
+            stack.enter_context(closing(profiler))
             while position.epoch < config.training.epochs:
                 batches_left = itertools.islice(stream, self.loader.steps_per_epoch - position.step_in_epoch)
                 with self.pace.running():
