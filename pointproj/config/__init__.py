@@ -46,17 +46,9 @@ def register_schema() -> None:
 
 
 def to_config(composed: Any) -> Config:
-    """Turn what Hydra composed into a checked :class:`Config`.
+    """Turn what Hydra composed, a DictConfig of the schema, into a checked :class:`Config`.
 
-    Parameters
-    ----------
-    composed : DictConfig
-        A config whose schema is :class:`Config`, without Hydra's own node.
-
-    Returns
-    -------
-    Config
-        Plain dataclasses; ``data.queries`` and the values of ``projector`` are filled in (never null).
+    In these plain dataclasses ``data.queries`` and the values of ``projector`` are filled in (never null).
 
     Raises
     ------

@@ -49,11 +49,7 @@ def value(
 def value_problems(section: Any, prefix: str) -> Iterator[str]:
     """Yield what is wrong with single values of a section and of the sections in it.
 
-    Parameters
-    ----------
-    section : dataclass instance
-    prefix : str
-        Before each key: ``"data."``, or nothing for the whole config.
+    ``prefix`` stands before each key: ``"data."``, or nothing for the whole config.
     """
     for entry in dataclasses.fields(section):
         key, given = prefix + entry.name, getattr(section, entry.name)
@@ -72,14 +68,8 @@ def value_problems(section: Any, prefix: str) -> Iterator[str]:
 def type_problem(config: Any, key: str, given: Any) -> str | None:
     """Say what was expected in place of a value of the wrong type; None if its type is right.
 
-    Parameters
-    ----------
-    config : dataclass instance
-        The schema.
-    key : str
-        Of a value or section in it: ``"training.epochs"``.
-    given : object
-        What was written, as Hydra parses it.
+    ``config`` is the schema, ``key`` a value or section in it (``"training.epochs"``), and ``given`` what was
+    written, as Hydra parses it.
     """
     try:
         OmegaConf.update(OmegaConf.structured(config), key, given)

@@ -54,8 +54,8 @@ def device_text(device: torch.device) -> str:
 def own_gpu() -> Iterator[None]:
     """Lock a free GPU for the block, and make it the current one of this process.
 
-    So jobs of a sweep that run side by side on one machine use one GPU each. If there are more jobs than
-    GPUs, the others share the first. The system releases the lock of a job that is killed.
+    So jobs of a sweep on one machine use one GPU each; if there are more jobs than GPUs, the others share the
+    first. The system releases the lock of a job that is killed.
     """
     count = torch.cuda.device_count()
     if count < 2:

@@ -1,10 +1,9 @@
 """Several processes that train one model: their ranks, and the communication between them.
 
-A launcher starts them (torchrun, srun, mpirun); on GPUs PhysicsNeMo's DistributedManager finds the rank.
-NCCL sums gradients between GPUs, gloo between CPUs. Everything else (names, errors of meshes, requests to
-stop) goes through gloo, which needs no device and may wait for as long as data is prepared.
-
-torch.distributed and PhysicsNeMo are imported when processes join: a run of one process does not need them.
+A launcher starts them (torchrun, srun, mpirun); on GPUs PhysicsNeMo's DistributedManager finds the rank. NCCL
+sums gradients between GPUs, gloo between CPUs. Everything else (names, errors of meshes, requests to stop)
+goes through gloo, which needs no device and may wait for as long as data is prepared. torch.distributed and
+PhysicsNeMo are imported when processes join: a run of one process does not need them.
 """
 
 import contextlib
@@ -227,13 +226,7 @@ def leave() -> None:
 
 
 def log_errors_only(rank: int) -> None:
-    """Log only errors, and to stderr: one run has one log and one progress bar, those of the first process.
-
-    Parameters
-    ----------
-    rank : int
-        Of this process; part of each message.
-    """
+    """Log only errors, with this process's rank, to stderr: a run has one log and one progress bar."""
     os.environ["TTY_COMPATIBLE"] = "0"  # rich then draws no bars
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.ERROR)

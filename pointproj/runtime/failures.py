@@ -34,8 +34,8 @@ class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
 def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
     """Raise :class:`WorkerDied` when one of the ``workers`` of the data loader dies in the block.
 
-    torch raises its error wherever this process is at that moment, perhaps within a step: the state in memory
-    cannot be trusted then, and is not saved. ``last`` is the checkpoint of the run; it may be missing.
+    torch raises its error wherever this process is, perhaps within a step: the state in memory cannot be
+    trusted then, and is not saved. ``last`` is the checkpoint of the run; it may be missing.
     """
     try:
         yield
@@ -63,11 +63,7 @@ def _reported_by_signal() -> str:
 def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
     """End all processes when any of them fails in this block.
 
-    Parameters
-    ----------
-    folder : Path
-        Of this run or the one that it continues, on a disk that all processes share.
-    processes : Processes
+    ``folder`` is that of this run or the one that it continues, on a disk that all processes share.
 
     Raises
     ------

@@ -60,21 +60,9 @@ class HelperProcesses:
     def run(
         self, title: str, jobs: Mapping[Key, Callable[[], Result]], unit: str
     ) -> Iterator[tuple[Key, Result]]:
-        """Run jobs and show the progress.
+        """Run jobs and show the progress; yield their keys and results as they get ready.
 
-        Parameters
-        ----------
-        title : str
-            What is being done.
-        jobs : mapping
-            What can be pickled, without arguments.
-        unit : str
-            What a job makes, in the plural.
-
-        Yields
-        ------
-        key, result
-            In the order in which they get ready.
+        ``jobs`` take no arguments and can be pickled. ``unit`` is what a job makes, in the plural.
         """
         apart = self.count > 1 and len(jobs) >= self.fewest_jobs
         with progress(title, len(jobs), unit=unit) as advance:

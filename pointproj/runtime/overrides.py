@@ -53,18 +53,7 @@ def check_arguments(
 
 
 def check_output(arguments: list[str]) -> None:
-    """Refuse a folder for runs or sweeps that cannot be written to.
-
-    Parameters
-    ----------
-    arguments : list of str
-        The command line without the program's name, already through :func:`check_arguments`.
-
-    Raises
-    ------
-    RunError
-        From :func:`pointproj.runtime.run_folder.require_writable`.
-    """
+    """Refuse a folder for runs or sweeps that cannot be written to, with :class:`RunError`."""
     if not _runs(arguments):
         return
     kind = "hydra.run.dir" if MULTIRUN.isdisjoint(arguments) else "hydra.sweep.dir"

@@ -24,8 +24,8 @@ class CapturedCall:
     stream : torch.cuda.Stream
         Where it is recorded.
     pool : tuple, optional
-        From :func:`torch.cuda.graph_pool_handle`: memory shared with other recorded calls, of which none may
-        run at the same time; each result is overwritten by a replay of any.
+        Memory shared with other recorded calls, of which none may run at the same time; each result is
+        overwritten by a replay of any.
     """
 
     def __init__(

@@ -48,21 +48,9 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
-    """Train as the config says, and leave everything in the run's folder.
+    """Train as the config says, leave everything in the run's folder, and return ``metrics.json``.
 
     Where a launcher started several processes, each calls this, and they train one model together.
-
-    Parameters
-    ----------
-    config : Config
-        Checked, from :func:`pointproj.config.to_config`.
-    run : RunFolder
-        Where metrics, checkpoints, pictures and the report go.
-
-    Returns
-    -------
-    dict
-        The content of ``metrics.json``.
 
     Raises
     ------
@@ -70,12 +58,8 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         Before any data is read, if the config cannot be run as it is.
     DataError, MeshError
         From the preparation of the data.
-    TrainingDiverged
-        If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
-    OutOfMemory
-        If the device has not enough memory; says what to lower.
-    WorkerDied
-        If a process that samples batches has died.
+    TrainingDiverged, OutOfMemory, WorkerDied
+        Each says what to change. Checkpoints are from before.
     Stopped
         After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
     """

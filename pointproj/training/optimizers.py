@@ -25,13 +25,8 @@ def build_optimizer(
 ) -> Adam:
     """Make the optimizer the config names, fused into one kernel, over parameters on one device.
 
-    Parameters
-    ----------
-    settings : OptimizerConfig
-    parameters : iterable of Parameter
-    capturable : bool
-        Make it fit for a CUDA graph: step counts and learning rate live in tensors on the device, so that
-        :func:`set_learning_rate` reaches a graph that is replayed.
+    ``capturable`` makes it fit for a CUDA graph: step counts and learning rate live in tensors on the device,
+    so that :func:`set_learning_rate` reaches a graph that is replayed.
     """
     parameters = list(parameters)
     return Adam(

@@ -47,8 +47,7 @@ def _compared(trained: Evaluation, baseline: Evaluation) -> dict[str, float | No
 def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: bool = False) -> str:
     """Lay out what :func:`comparison` returned as a table, one row a class and one for all.
 
-    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals``: whether model and baseline
-    saw them.
+    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals``: whether they were seen.
     """
     table = Table("class", box=box.ASCII)  # whatever the encoding of the terminal
     for column in ("meshes", "network", "baseline", "network / baseline"):
@@ -91,25 +90,10 @@ def draw(
     test: ShapeDataset,
     predict: Callable[[dict[str, Any]], Tensor],
 ) -> list[Path]:
-    """Draw the losses, and ``training.pictures`` test shapes from the first to the last.
+    """Draw the losses, and ``training.pictures`` test shapes from the first to the last; return the files.
 
-    Parameters
-    ----------
-    run : RunFolder
-        Where the pictures go.
-    config : Config
-    position : Position
-        Has the losses and errors.
-    baseline : Evaluation
-        Of what needs no training, on the validation meshes.
-    test : ShapeDataset
-    predict : callable
-        A batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
-
-    Returns
-    -------
-    list of Path
-        The files, losses first.
+    ``baseline`` is the evaluation of what needs no training, on the validation meshes. ``predict`` takes a
+    batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
     """
     from pointproj.viz import plots  # matplotlib takes seconds to import
 

@@ -45,18 +45,12 @@ class TrainingStep:
         Over the model's parameters, fused; made with ``capturable=True`` if the step is to be captured.
     loss_function : callable
         ``loss_function(prediction, target)`` on two (B, Q) tensors.
-    clip : float or None
-        Largest gradient norm; None leaves gradients as they are.
-    amp : bool
-        Run the model under bf16 autocast.
-    eikonal : float
-        Weight of :func:`pointproj.training.losses.eikonal_penalty`. It needs second derivatives, which
-        torch.compile does not give: the model then runs uncompiled.
-    compile : bool
-        Compile the model and, on CUDA, capture the step. Whatever prevents that is logged, and the steps
-        go on without it; :attr:`mode` says how they run.
-    capture : bool
-        False where :func:`~pointproj.training.capture.capture_obstacle` knows of a reason against it.
+    clip, amp, eikonal : float or None, bool, float
+        As in the config. The eikonal penalty needs second derivatives, which torch.compile does not give: the
+        model then runs uncompiled.
+    compile, capture : bool
+        Compile the model and, on CUDA, capture the step, unless ``capture`` is false. Whatever prevents that
+        is logged, and the steps go on without it; :attr:`mode` says how they run.
     processes : Processes
         Who trains together. All have the same weights, and take every step at the same time.
     """

@@ -14,23 +14,10 @@ SECONDS_ON_CPU = 20.0
 
 
 def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, float]:
-    """Time the forward pass and the training step on one batch; every step timed trains the model.
+    """Return medians ``forward_ms`` and ``step_ms`` on one batch; every step timed trains the model.
 
-    Both run as the step does: eager, compiled or captured.
-
-    Parameters
-    ----------
-    step : TrainingStep
-    batch : mapping
-        On the step's device.
-    repetitions : int
-        How often each is timed, after a few runs that are not. On the CPU fewer, if they would take more
-        than 20 seconds.
-
-    Returns
-    -------
-    dict
-        ``forward_ms`` and ``step_ms``, medians.
+    Both run as the step does: eager, compiled or captured. Each is timed ``repetitions`` times after a few
+    runs that are not; on the CPU fewer, if they would take more than 20 seconds.
     """
     for _ in range(STEPS_BEFORE_CAPTURE + 1 if step.captured else 1):
         step(batch)  # the last of these captures the step, if it can be

@@ -57,21 +57,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure predictions on batches of meshes.
 
-    Parameters
-    ----------
-    predict : callable
-        Batch to prediction (B, Q): distances, logits of being inside, or numbers.
-    batches : iterable of dict
-        With ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B), on the predictor's device.
-    target_name : str
-        A key of :data:`pointproj.config.TARGETS`.
-    processes : Processes
-        Each has its own part of the batches; all get the whole evaluation.
-
-    Raises
-    ------
-    ValueError
-        If there is no batch.
+    ``predict`` takes a batch to distances, logits of being inside, or numbers (B, Q); batches have ``target``
+    (B, Q), ``name`` and ``class_name`` (lists of length B). Each of the processes has its own part of the
+    batches; all get the whole evaluation. Raises ValueError if there is no batch.
     """
     names, measured = [], []
     for batch in batches:
@@ -133,18 +121,9 @@ def baseline_name(target_name: str, *, normals: bool = False) -> str:
 def untrained_predictor(target_name: str, backend: str = "auto", *, normals: bool = False) -> Predictor:
     """Return the predictor that a model has to beat: :func:`baseline_name` in code.
 
-    It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of
-    the cube is outside: so signed distances and labels take everything for outside. With normals a point is
-    inside if it lies behind the plane through the nearest sampled point.
-
-    Parameters
-    ----------
-    target_name : str
-        A key of :data:`pointproj.config.TARGETS`.
-    backend : str
-        For the search of the nearest point.
-    normals : bool
-        Whether the model sees them; batches hold ``normals`` (B, N, 3) then.
+    It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of the
+    cube is outside: so signed distances and labels take everything for outside. With ``normals`` (B, N, 3) in
+    its batches, a point is inside if it lies behind the plane through the nearest sampled point.
     """
     output = TARGETS[target_name].output
 
