@@ -38,24 +38,12 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run, seen from one of them; the default is a run of one process.
+    """The processes of one run, seen from one of them; the default is a run of one process."""
 
-    Attributes
-    ----------
-    rank : int
-        Number of this process, from 0.
-    count : int
-        Number of processes on all machines.
-    on_this_machine : int
-        Number of processes that share this machine's cores.
-    host : ProcessGroup or None
-        Group for tensors in host memory and for objects; None in a run of one process.
-    """
-
-    rank: int = 0
-    count: int = 1
-    on_this_machine: int = 1
-    host: "ProcessGroup | None" = None
+    rank: int = 0  # of this process
+    count: int = 1  # on all machines
+    on_this_machine: int = 1  # which share its cores
+    host: "ProcessGroup | None" = None  # for tensors in host memory and for objects
 
     @property
     def is_first(self) -> bool:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pointproj.runtime.distributed import Processes
-from pointproj.runtime.run_folder import resume_argument
+from pointproj.runtime.run_folder import RunError, replace_text, resume_argument
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +91,8 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
                 raise PeerFailed(first) from error
             time.sleep(POLL_INTERVAL if lost else 0)
         try:
-            temporary = own.with_name(f"{own.name}.new")
-            temporary.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-            os.replace(temporary, own)
-        except OSError:
+            replace_text(own, f"{type(error).__name__}: {error}")
+        except RunError:
             log.debug("the error could not be written for the other processes", exc_info=True)
         raise
     finally:

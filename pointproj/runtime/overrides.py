@@ -24,16 +24,8 @@ def check_arguments(
 ) -> None:
     """Refuse overrides that name a key, a group or a choice that does not exist.
 
-    Parameters
-    ----------
-    arguments : list of str
-        The command line without the program's name.
-    conf : Path
-        The folder with the groups; None if the program has none.
-    schema : dataclass instance
-        What the program's config may hold; :class:`~pointproj.config.Config` by default.
-    program : str
-        Named in messages.
+    ``conf`` is the folder with the groups; None if the program has none. ``schema`` is what the program's
+    config may hold, :class:`~pointproj.config.Config` by default; messages name the ``program``.
 
     Raises
     ------
@@ -94,7 +86,7 @@ def _keys(section: Any, prefix: str = "") -> Iterator[str]:
 
 def _networks(overrides: list[Override], conf: Path) -> list[str]:
     """Return the networks of the jobs that the overrides describe."""
-    chosen = {override.key_or_group: [*_choices(override)] for override in overrides}
+    chosen = {override.key_or_group: _choices(override) for override in overrides}
     if "projector" in chosen:
         return chosen["projector"]
     files = [conf / "experiment" / f"{name}.yaml" for name in chosen.get("experiment", [])]
@@ -147,7 +139,7 @@ def _problems(
         yield from misspelt
     elif not override.is_delete():
         expected = next(
-            filter(None, (type_problem(keys[key], key, value) for value in _plain(override))), None
+            filter(None, (type_problem(keys[key], key, value) for value in _values(override))), None
         )
         if expected:
             yield f"{override.input_line}: expected {expected}"
@@ -164,23 +156,19 @@ def _mixture_problems(override: Override) -> Iterator[str]:
                 yield f"{override.input_line}: there is no {key}, only {options}{nearest(key, known)}"
 
 
-def _plain(override: Override) -> Iterator[Any]:
-    """Yield the value of an override, or those of a sweep whose type is plain to see."""
+def _values(override: Override) -> Iterator[Any]:
+    """Yield the value of an override, or the plain ones of a list of choices; nothing of other sweeps."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
-        yield from (item for item in value.list if isinstance(item, int | float | str))
+        items = (item.text if isinstance(item, QuotedString) else item for item in value.list)
+        yield from (item for item in items if isinstance(item, int | float | str))
     elif not isinstance(value, Sweep):
         yield value
 
 
-def _choices(override: Override) -> Iterator[str]:
-    """Yield the words that an override names: one, or each of a sweep."""
-    value = override.value()
-    for item in value.list if isinstance(value, ChoiceSweep) else [value]:
-        if isinstance(item, QuotedString):
-            yield item.text
-        elif isinstance(item, str):
-            yield item
+def _choices(override: Override) -> list[str]:
+    """Return the words that an override names."""
+    return [value for value in _values(override) if isinstance(value, str)]
 
 
 def _same_ending(key: str, known: list[str]) -> str:

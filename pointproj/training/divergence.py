@@ -44,8 +44,7 @@ class Status(NamedTuple):
     def read(self) -> tuple[float, list[int]]:
         """Return the sum of all finite losses, and how many steps ago each other one was, oldest first.
 
-        Waits for the steps it is about, and not for later ones. 0 is the last of them; those before the last
-        64 are forgotten.
+        Waits for the steps it is about, and not for later ones. 0 is the last of them; the last 64 are known.
         """
         if self.ready is not None:
             self.ready.synchronize()

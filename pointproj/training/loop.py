@@ -40,8 +40,7 @@ from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model, take_weights
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.step import Batch, TrainingStep
-from pointproj.training.timing import time_step
+from pointproj.training.step import Batch, TrainingStep, time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
 log = logging.getLogger(__name__)

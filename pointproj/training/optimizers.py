@@ -41,7 +41,7 @@ def build_optimizer(
 
 
 def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of one step, counted from 0: a linear warm-up, then constant or half a cosine down to 0.
+    """Learning rate of one step, counted from 0: a linear warm-up, then constant or half a cosine to 0.
 
     It follows from the step alone, so a resumed run needs no other schedule state, and is above 0 for every
     step below ``total_steps``.

@@ -22,8 +22,8 @@ from pointproj.training.validation import Evaluation, baseline_name
 def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict[str, Any]:
     """Put the errors of model and baseline on the same meshes side by side, for ``metrics.json``.
 
-    ``before`` is the error of the model on the validation meshes before its first step. ``ratio`` is None
-    where the baseline is perfect.
+    ``before`` is the model's error on the validation meshes before its first step. ``ratio`` is None where
+    the baseline is perfect.
     """
     baselines = baseline.by_class()
     return {
