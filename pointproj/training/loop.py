@@ -9,11 +9,11 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from pointproj.config import Config, ConfigError, nearest
 from pointproj.data.dataset import PreparedData, prepare
@@ -32,7 +32,6 @@ from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
-from pointproj.training.capture import capture_obstacle
 from pointproj.training.checkpoint import Continued, Position
 from pointproj.training.display import Pace, log_progress
 from pointproj.training.divergence import DivergenceCheck, Status
@@ -40,7 +39,7 @@ from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model, take_weights
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.step import Batch, TrainingStep, time_step
+from pointproj.training.step import TrainingStep, capture_obstacle, time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
 log = logging.getLogger(__name__)
@@ -136,6 +135,7 @@ class Training:
             capture=capture,
             processes=self.processes,
         )
+        self.predict = partial(self.step.forward, compiled=False)
         self.loader = BatchLoader(config, data, self.device, self.processes, self.backend)
         self.total_steps = self.loader.steps_per_epoch * config.training.epochs
         self.position = Position()
@@ -253,14 +253,6 @@ class Training:
         if position.step > 0 and error < position.best:
             position.best = error
             self._save(checkpoint.BEST)
-
-    def predict(self, batch: Batch) -> Tensor:
-        """Predict without compilation, which would begin anew for the shapes of unseen meshes' batches."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.amp):
-            prediction = self.model(
-                batch["query_points"], batch["reference_points"], features=batch.get("features")
-            )
-        return prediction.squeeze(-1).float()
 
     def evaluate(self, predict: Predictor, batches: Iterable[dict[str, Any]]) -> Evaluation:
         return evaluate(predict, batches, self.config.target.name, self.processes)

@@ -15,16 +15,18 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pointproj.ops.registry import waits
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.runtime.errors import first_line
-from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, on_stream
+from pointproj.runtime.memory import graphs_unsupported
 from pointproj.training.divergence import FiniteGuard, Status
 from pointproj.training.losses import Loss, eikonal_penalty
 
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 # ``share`` where several processes train, ``neighbor_indices`` where they are kept.
 INPUTS = ("query_points", "reference_points", "features", "neighbor_indices", "target", "share")
 
+STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
 SECONDS_ON_CPU = 20.0  # that timing a step may take
 
 Batch = Mapping[str, Tensor]
@@ -123,9 +126,12 @@ class TrainingStep:
             self._run(inputs)
         self._steps += 1
 
-    def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
-        """Predict for a batch the way the step does: compiled and under autocast where those are on."""
-        model = self._called if self._is_full(batch) else self.model
+    def forward(self, batch: Batch, *, compiled: bool = True) -> Float[Tensor, "b q"]:
+        """Predict for a batch the way the step does, under autocast and compiled where those are on.
+
+        ``compiled=False`` is for unseen meshes: compilation would begin anew for the shapes of their batches.
+        """
+        model = self._called if compiled and self._is_full(batch) else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
             known = {"neighbor_indices": batch["neighbor_indices"]} if "neighbor_indices" in batch else {}
             prediction = model(
@@ -265,3 +271,56 @@ def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: 
         function()
         times.append(time.perf_counter() - start)
     return median(times) * 1e3
+
+
+class CapturedCall:
+    """A function's GPU work, recorded once in a CUDA graph and replayed with other inputs of that shape.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a mapping of tensors, and has run before on ``stream``. Recording does not run it.
+    inputs : mapping
+        Its argument, by which the shapes are fixed; copied.
+    stream : torch.cuda.Stream
+        Where it is recorded.
+    pool : tuple, optional
+        Memory shared with other recorded calls, of which none may run at the same time; each result is
+        overwritten by a replay of any.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Tensor]], object],
+        inputs: Mapping[str, Tensor],
+        stream: torch.cuda.Stream,
+        pool: tuple[int, int] | None = None,
+    ) -> None:
+        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._function = function  # keeps alive what the recorded work reads
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: a thread that loads data may allocate pinned memory meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self.result = function(self._inputs)
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> object:
+        """Replay with these inputs; the result is overwritten by the next replay."""
+        for name, kept in self._inputs.items():  # one call for all has few blocks for few tensors
+            kept.copy_(inputs[name], non_blocking=True)
+        self._graph.replay()
+        return self.result
+
+
+def capture_obstacle(backend: str) -> str | None:
+    """Why no step with this backend can be captured in a CUDA graph, or None."""
+    return graphs_unsupported() or waits(backend)
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Run the block's GPU work on ``stream``, after what is queued now and before what comes after."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
