@@ -81,10 +81,8 @@ def evaluate_shape(
     ----------
     file : MeshFile
         What to reconstruct; one that cannot be used, or has no inside, is left out with a warning.
-    methods : mapping of str to Method
-        By name; the first is the one that is judged.
-    chosen : mapping of str to Sampling
-        By name.
+    methods, chosen : mappings
+        Methods and samplings by their names; the first method is the one that is judged.
     out : Path
         Gets ``meshes/NAME-SAMPLES-METHOD.{ply,off}``, ``pictures/NAME.png`` and ``views/NAME/*.glb`` of the
         first kind of samples, in the query cube.

@@ -31,18 +31,7 @@ PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that predicts solids.
-
-    Attributes
-    ----------
-    config : Config
-        Of the run that trained it.
-    model : torch.nn.Module
-        In evaluation mode, on ``device``.
-    device : torch.device
-    backend : str
-        Of the operators.
-    """
+    """A model that predicts solids, in evaluation mode on its device, with the config of its training."""
 
     config: Config
     model: nn.Module
@@ -118,19 +107,9 @@ class TrainedModel:
 
 
 def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> TrainedModel:
-    """Make the model of a checkpoint.
+    """Make the model of a checkpoint, or of the best one in the folder of a run.
 
-    Parameters
-    ----------
-    path : Path
-        A checkpoint, or the folder of a run (its best checkpoint is meant then).
-    device : {"auto", "cpu", "cuda"}
-    backend : str
-        Of the operators.
-
-    Returns
-    -------
-    TrainedModel
+    ``backend`` is that of the operators.
 
     Raises
     ------

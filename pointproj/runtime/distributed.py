@@ -121,16 +121,13 @@ class StopTogether:
         import torch
         import torch.distributed as dist
 
-        answer = self._answer()
+        answer = self.close()
         flag = torch.tensor([int(asked_here)])
         self._asked = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
         return answer
 
-    def close(self) -> None:
-        """Wait for the reduction that is still running."""
-        self._answer()
-
-    def _answer(self) -> bool:
+    def close(self) -> bool:
+        """Wait for the reduction that is still running, and return its answer."""
         if self._asked is None:
             return False
         flag, work = self._asked

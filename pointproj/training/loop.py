@@ -33,7 +33,6 @@ from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
 from pointproj.training.checkpoint import Continued, Position
-from pointproj.training.display import Pace, log_progress
 from pointproj.training.divergence import DivergenceCheck, Status
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
@@ -140,7 +139,7 @@ class Training:
         self.total_steps = self.loader.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.divergence = DivergenceCheck(config, run.path)
-        self.pace = Pace()
+        self.pace = report.Pace()
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
         # Asked for and not read yet, with the learning rate if a progress line is due.
         self.pending: tuple[Status, float | None] | None = None
@@ -232,7 +231,7 @@ class Training:
             position.losses.append([position.step, loss])
         position.loss_sum, position.loss_steps = 0.0, 0
         pace, memory = self.pace.read(), peak_bytes(self.device)
-        log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
+        report.log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
         measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
         self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
 

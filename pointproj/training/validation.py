@@ -36,7 +36,7 @@ class Evaluation:
     @property
     def error(self) -> float:
         """Mean of the metric over the meshes."""
-        return fmean(mesh.errors[self.metric] for mesh in self.meshes)
+        return self.means()[self.metric]
 
     def means(self) -> dict[str, float]:
         """Mean over the meshes of everything that was measured."""
