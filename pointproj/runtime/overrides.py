@@ -96,13 +96,11 @@ def _networks(overrides: list[Override], conf: Path) -> list[str]:
 
 def _network_of(file: Path) -> str | None:
     """Return the network that a file's defaults name, if they name one."""
-    defaults = OmegaConf.to_container(OmegaConf.load(file)).get("defaults", [])
-    for entry in defaults:
-        if isinstance(entry, dict):
-            for group, choice in entry.items():
-                if group.removeprefix("override ").removeprefix("/") == "projector":
-                    return choice
-    return None
+    entries = OmegaConf.to_container(OmegaConf.load(file)).get("defaults", [])
+    chosen = {
+        group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()
+    }
+    return chosen.get("projector", chosen.get("override /projector"))
 
 
 def _not_read(override: Override, networks: list[str]) -> Iterator[str]:

@@ -61,26 +61,21 @@ def evaluate(
     (B, Q), ``name`` and ``class_name`` (lists of length B). Each of the processes has its own part of the
     batches; all get the whole evaluation. Raises ValueError if there is no batch.
     """
-    names, measured = [], []
-    for batch in batches:
-        if batch.get("share") == 0:  # nothing was left for this process, so it got what is another's
-            continue
-        names += zip(batch["name"], batch["class_name"], strict=True)
-        measured.append(field_errors(target_name, predict(batch), batch["target"]))
-    parts = processes.gather(_mesh_errors(names, measured))
+    measured = [
+        (batch["name"], batch["class_name"], field_errors(target_name, predict(batch), batch["target"]))
+        for batch in batches
+        if batch.get("share") != 0  # else nothing was left for this process, and it got what is another's
+    ]
+    own = []
+    for names, class_names, errors in measured:  # read from the device when all of the work is queued
+        rows = zip(*(values.tolist() for values in errors.values()), strict=True)
+        for name, class_name, row in zip(names, class_names, rows, strict=True):
+            own.append(MeshErrors(name, class_name, dict(zip(errors, row, strict=True))))
+    parts = processes.gather(own)
     meshes = tuple(mesh for part in parts for mesh in part)
     if not meshes:
         raise ValueError("expected at least one batch to evaluate, got none")
     return Evaluation(TARGETS[target_name].metric, meshes)
-
-
-def _mesh_errors(names: list[tuple[str, str]], measured: list[dict[str, Tensor]]) -> list[MeshErrors]:
-    """One row a mesh; errors are read from the device here, all at once."""
-    if not names:
-        return []
-    columns = {key: torch.cat([errors[key] for errors in measured]).tolist() for key in measured[0]}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [MeshErrors(*name, row) for name, row in zip(names, rows, strict=True)]
 
 
 def field_errors(
