@@ -3,6 +3,7 @@
 Hydra says that a key is unknown and proposes to add it; here the nearest known one is proposed instead.
 """
 
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -97,9 +98,7 @@ def _networks(overrides: list[Override], conf: Path) -> list[str]:
 def _network_of(file: Path) -> str | None:
     """Return the network that a file's defaults name, if they name one."""
     entries = OmegaConf.to_container(OmegaConf.load(file)).get("defaults", [])
-    chosen = {
-        group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()
-    }
+    chosen = ChainMap(*(entry for entry in entries if isinstance(entry, dict)))
     return chosen.get("projector", chosen.get("override /projector"))
 
 
