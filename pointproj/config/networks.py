@@ -51,8 +51,6 @@ class _AggregatingConfig(ProjectorConfig):
 class KnnConfig(_AggregatingConfig):
     """MLP on the reference points, aggregation of the k nearest onto each query point, MLP."""
 
-    OPERATOR: ClassVar[str] = "knn"
-
     name: str = value("knn", "the network")
     k: int = value(7, "neighbours of each query point", least=1)
     keep_neighbors: bool = value(
@@ -99,7 +97,6 @@ class VisibilityConfig(ProjectorConfig):
     """What is seen of the outside from the sides of the samples and from each query point."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.visibility.network:VisibilityNetwork"
-    OPERATOR: ClassVar[str] = "knn"
 
     name: str = value("visibility", "the network")
     hidden_channels: int = value(16, "width of all layers, a multiple of 8", least=1, most=65_536)
@@ -142,7 +139,6 @@ class AttentionConfig(ProjectorConfig):
     """MLPs on both sets of points, attention of each query point to the k nearest reference points, MLP."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.attention_projector:AttentionProjector"
-    OPERATOR: ClassVar[str] = "knn"
 
     name: str = value("attention", "the network")
     k: int = value(16, "neighbours of each query point", least=1)

@@ -37,7 +37,7 @@ class ProjectorConfig:
     """
 
     NETWORK: ClassVar[str]
-    OPERATOR: ClassVar[str]
+    OPERATOR: ClassVar[str] = "knn"
 
     sensors = False  # whether it is shown where points were seen from; a value of networks that can be
 

@@ -105,6 +105,8 @@ def evaluate_shape(
     sampler = SurfaceSampler(mesh.vertices, mesh.faces)
     identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
     label = extract_surface(np.where(truth.grid_inside, -1.0, 1.0).reshape((grid,) * 3), "label")
+    known = {"label": label, "file": mesh}
+    known_panels = [surface_panel(*each) for each in known.items()]
     views, rows, measured = {}, [], []
     for samples, sampling in chosen.items():
         generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
@@ -119,10 +121,10 @@ def evaluate_shape(
             shown[name] = solid.mesh
             for suffix in (".ply", ".off"):
                 write_mesh(solid.mesh, out / "meshes" / f"{file.name}-{samples}-{name}{suffix}")
-        shown |= {"label": label, "file": mesh}
-        panels = [surface_panel(name, solid) for name, solid in shown.items()]
-        rows.append((samples, [cloud_panel(f"{sampling.points:,} points", cloud.points), *panels]))
-        views = views or {"cloud": cloud.points, **shown}
+        panels = [cloud_panel(f"{sampling.points:,} points", cloud.points)]
+        panels += [surface_panel(*each) for each in shown.items()]
+        rows.append((samples, [*panels, *known_panels]))
+        views = views or {"cloud": cloud.points, **shown, **known}
     draw_rows(out / "pictures" / f"{file.name}.png", rows)
     for name, view in views.items():
         write_scene(view, out / "views" / file.name / f"{name}.glb")
