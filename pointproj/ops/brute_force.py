@@ -22,10 +22,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops.backends.torch import over_clouds
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import rows_of_clouds
+from pointproj.ops.records import fields_apart
 from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Tables
 from pointproj.ops.rounding import rounded_root
@@ -97,6 +97,7 @@ def _candidates_within(
             yield queries + rows.start, columns
 
 
+@fields_apart
 def _nearest_body(clouds: Clouds, k: int) -> tuple[Tensor, Tensor]:
     query_points = clouds.query_points
     squared = query_points.new_full((len(query_points), k), torch.inf, dtype=torch.float64)
@@ -265,7 +266,7 @@ def _at_once(values_of_each: int, device: torch.device) -> int:
 
 _nearest = torch_op(
     "pointproj::brute_force_nearest",
-    over_clouds(_nearest_body, 2, k=int),
+    _nearest_body,
     lambda query_points, *others: (
         ((query_points.shape[0], others[-1]), query_points.dtype),
         ((query_points.shape[0], others[-1]), torch.int64),

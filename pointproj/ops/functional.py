@@ -143,14 +143,10 @@ def knn_aggregate(
 
     Parameters
     ----------
-    query_points : (..., Q, 3) float tensor
-        As for :func:`knn`.
-    reference_points : (..., N, 3) float tensor
+    query_points, reference_points, k, index, backend, query_offsets, reference_offsets
         As for :func:`knn`.
     features : (..., N, C) float tensor
         float16, bfloat16, float32 or float64; sums run in float32 or wider.
-    k : int
-        As for :func:`knn`.
     sigma : float or float tensor of one element
         Softmax temperature in the units of the points, positive. A tensor gets a gradient. Of the kernels
         ``"exponential"`` and ``"gaussian"``.
@@ -166,17 +162,9 @@ def knn_aggregate(
         is 0 has no influence; weights may be negative, and where their sum is 0, so is the mean.
     max_radius : float, optional
         As for :func:`knn`; the kernel ``"compact"`` needs it.
-    index : Index, optional
-        As for :func:`knn`.
     neighbor_indices : (..., Q, k) int32 or int64 tensor, optional
         Neighbours that are known already, in any order: nothing is searched then. A value that is not a row
         of ``reference_points`` counts as no neighbour.
-    backend : str
-        As for :func:`knn`.
-    query_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
-    reference_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
 
     Returns
     -------
@@ -248,32 +236,12 @@ def radius_aggregate(
 
     Parameters
     ----------
-    query_points : (..., Q, 3) float tensor
+    query_points, reference_points, index, backend, query_offsets, reference_offsets
         As for :func:`knn`.
-    reference_points : (..., N, 3) float tensor
-        As for :func:`knn`.
-    features : (..., N, C) float tensor
-        As for :func:`knn_aggregate`.
+    features, sigma, kernel, power, eps, reduce, reference_weights
+        As for :func:`knn_aggregate`; the kernel ``"compact"`` is ``(1 - (d / radius)^2)^2``.
     radius : float
         Cut-off in the units of the points, positive; it has no gradient.
-    sigma : float or float tensor of one element
-        As for :func:`knn_aggregate`.
-    kernel : str
-        As for :func:`knn_aggregate`; ``"compact"`` is ``(1 - (d / radius)^2)^2``.
-    power, eps : float
-        As for :func:`knn_aggregate`.
-    reduce : {"mean", "sum"}
-        As for :func:`knn_aggregate`.
-    reference_weights : (..., N) float tensor, optional
-        As for :func:`knn_aggregate`.
-    index : Index, optional
-        As for :func:`knn`.
-    backend : str
-        As for :func:`knn`.
-    query_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
-    reference_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
 
     Returns
     -------

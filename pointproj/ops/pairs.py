@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.records import record_of
 from pointproj.ops.reference import Weighting, squared_distances
 from pointproj.ops.rounding import largest_squares_within
 
@@ -79,17 +80,12 @@ def _cloud_ids(offsets: Tensor | None, size: int, clouds: int, device: torch.dev
 
 def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over all points within ``radius``: its inputs hold clouds and radius."""
-    clouds = Clouds(*(inputs[name] for name in Clouds._fields[:-1]), inputs["clouds"])
+    clouds, weighting = record_of(Clouds, inputs), record_of(Weighting, inputs)
     for pairs, _, is_neighbor in masks_within(clouds, inputs["radius"]):
         points = clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
         given = *points, inputs["features"][pairs.reference], inputs["sigma"]
-        block = Block(*given, MaskedNeighbors(is_neighbor), weighting_of(inputs))
+        block = Block(*given, MaskedNeighbors(is_neighbor), weighting)
         yield Chunk(pairs.query, pairs.reference, block)
-
-
-def weighting_of(inputs: dict[str, Any]) -> Weighting:
-    """The weighting among an operator's inputs."""
-    return Weighting(*(inputs[name] for name in Weighting._fields))
 
 
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
@@ -100,7 +96,7 @@ def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
         query = slice(first, first + rows)
         neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
         given = inputs["query_points"][query], *(inputs[n] for n in ("reference_points", "features", "sigma"))
-        yield Chunk(query, slice(None), Block(*given, neighbors, weighting_of(inputs)))
+        yield Chunk(query, slice(None), Block(*given, neighbors, record_of(Weighting, inputs)))
 
 
 def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[Pairs, Tensor, Tensor]]:

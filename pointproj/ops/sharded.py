@@ -89,15 +89,9 @@ def knn_aggregate(
         Of this process.
     reference_points : (..., N, 3) float tensor
         The same in every process; its gradient is summed over the processes.
-    features : (..., N, C) float tensor
-        The same in every process; its gradient is summed over the processes.
-    k : int
-        As for one device.
-    sigma : float or float tensor of one element
-        The same in every process; its gradient is summed over the processes.
-    index : Index, optional
-        As for one device.
-    backend : str
+    features, sigma
+        Likewise.
+    k, index, backend
         As for one device.
     group : ProcessGroup, optional
         Of torch.distributed; None for all processes.
@@ -135,14 +129,12 @@ def radius_aggregate(
         this process that :func:`make_slabs` was given, with their own gradient.
     features : (..., N, C) float tensor
         One row for each of these points, with its gradient as for them.
-    radius : float
+    radius, backend
         As for one device.
     sigma : float or float tensor of one element
         The same in every process; its gradient is summed over the processes.
     index : Index, optional
         Over the replicated cloud. Not with ``slabs``, which build their own.
-    backend : str
-        As for one device.
     group : ProcessGroup, optional
         Of torch.distributed; None for all processes. Ignored with ``slabs``, which have their own group.
     slabs : Slabs, optional
