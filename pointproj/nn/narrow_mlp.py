@@ -27,18 +27,9 @@ PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
 
 
 def narrow_mlp(rows: Tensor, parameters: list[Tensor]) -> Tensor:
-    """As ``rows`` through three linear layers with ReLU between them.
+    """Contiguous fp32 ``rows`` (R, in) through three linear layers with ReLU between them: (R, out).
 
-    Parameters
-    ----------
-    rows : (R, in) fp32 tensor
-        Contiguous.
-    parameters : six fp32 tensors
-        Weight (out, in) and bias (out,) of each layer, in order; contiguous, no width above 32.
-
-    Returns
-    -------
-    (R, out) fp32 tensor
+    ``parameters`` are weight (out, in) and bias (out,) of each layer, contiguous fp32; no width is above 32.
     """
     return _mlp(rows, *parameters)
 

@@ -1,8 +1,8 @@
 """Exact nearest neighbours of points with more than three coordinates, in bounded memory.
 
 Cells do not help there, so all pairs are compared, by |b|^2 - 2 a.b of points that were moved to their centre
-and scaled: a matrix product, with the rounding of one. It chooses candidates and no more. The candidates are
-ranked by their differences, squared and summed in float64, equal sums by the lower index.
+and scaled: a matrix product, with the rounding of one. It chooses candidates, which are ranked by their
+differences, squared and summed in float64, equal sums by the lower index.
 
 For each query the k-th of them shows whether a point that is no candidate could be as near. With D
 coordinates and u half the epsilon of the product's dtype, the product differs from the squared distance less

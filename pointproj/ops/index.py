@@ -118,27 +118,10 @@ def choose_backend(
     reference_points: Tensor,
     clouds: Clouds,
 ) -> tuple[Backend, Tables | None]:
-    """The backend of one call, and the tables of its index if there is one.
+    """The backend of one call, and the tables of its index for this search, if it has them.
 
-    Parameters
-    ----------
-    backend : str
-        ``"auto"`` or a name; with an index, ``"auto"`` means the index's own backend.
-    radius : float, () tensor or None
-        Of a search within a radius, the largest one; None for kNN.
-    index : Index or None
-        As the caller gave it.
-    reference_points : (N, 3) or (B, N, 3) float tensor
-        As the caller gave them.
-    clouds : Clouds
-        The same points, packed.
-
-    Returns
-    -------
-    Backend
-        Its module.
-    tuple of Tensor or None
-        The index's tables for this search, if it has them.
+    With an index, ``backend="auto"`` means the index's own. ``radius`` is that of the search, the largest
+    one; None for kNN. ``clouds`` are the packed points.
     """
     if index is not None:
         _check_type(index)

@@ -217,23 +217,7 @@ def backends() -> dict[str, str | None]:
 
 @functools.cache
 def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
-    """Name of the backend that will run, and why.
-
-    Parameters
-    ----------
-    name : str
-        A backend, or ``"auto"``.
-    device_type : str
-        ``"cpu"`` or ``"cuda"``.
-    operator : {"knn", "radius"}
-        What it is to run.
-
-    Returns
-    -------
-    name : str
-        The backend that runs.
-    why : str
-        Why this one, as a phrase for the log.
+    """Name of the backend that will run an operator ("knn" or "radius"), and why, as a phrase for the log.
 
     Raises
     ------

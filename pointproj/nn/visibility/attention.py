@@ -71,20 +71,11 @@ class SideAttention(nn.Module):
     ) -> Float[Tensor, "b q channels"]:
         """Attend from points to reference points.
 
-        Parameters
-        ----------
-        known, points : (B, Q, own_channels) and (B, Q, 3) float tensors
-            What each point knows of itself, and where it is.
-        sides : (B, N, 2, side_channels) float tensor
-            Features of the side of each reference point that its normal points to, and of the other.
-        places : (B, N, 7) or, with sensors, (B, N, 10) float tensor
-            Of the reference points: position, unit normal, unit of length; unit vector towards the sensor
-            that saw the point, 0 where that is not known.
-        rows : (B, Q, k) integer tensor
-            Of the k nearest reference points; -1 for none, as a point has that is not finite: its result is
-            NaN.
-        own_normals : (B, Q, 3) float tensor, optional
-            Where the points are themselves on sides of planes: the normals of these sides.
+        ``known`` is what each point knows of itself. ``sides`` are features of the side of each reference
+        point that its normal points to, and of the other. ``places`` (B, N, 7 or, with sensors, 10) are their
+        positions, unit normals, units of length, and unit vectors to the sensors that saw them, 0 where not
+        known. ``rows`` are those of the k nearest, -1 for none, as a point has that is not finite: its result
+        is NaN. ``own_normals`` are those of the sides of planes that the points are on, if they are.
         """
         with full_precision(points):
             pair, rows = self._pairs(points, places, rows, own_normals)
