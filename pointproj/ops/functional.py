@@ -18,7 +18,7 @@ from pointproj.ops.reference import (
     rounded_length,
     sigma_in_range,
 )
-from pointproj.ops.registry import Backend, Tables
+from pointproj.ops.registry import Backend, Summands, Tables
 from pointproj.ops.scalars import scalar
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
@@ -203,10 +203,10 @@ def knn_aggregate(
         rows = _nearest_in_front(rows, distances, reference_weights)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
-    def aggregate(values: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
+    def aggregate(summands: Summands) -> Tensor:
         if rows is None:
-            return module.knn_aggregate(clouds, tables, values, sigma, int(k), weighting)
-        return module.aggregate_neighbors(clouds, values, sigma, rows, weighting)
+            return module.knn_aggregate(clouds, tables, summands, int(k))
+        return module.aggregate_neighbors(clouds, summands, rows)
 
     aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
     return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
@@ -260,8 +260,8 @@ def radius_aggregate(
     module, tables = choose_backend(backend, radius, index, reference_points, clouds)
     weighting = Weighting(kernel, reduce, float(power), float(eps), radius)
 
-    def aggregate(values: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
-        return module.radius_aggregate(clouds, tables, values, sigma, radius, weighting)
+    def aggregate(summands: Summands) -> Tensor:
+        return module.radius_aggregate(clouds, tables, summands, radius)
 
     aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
     return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
@@ -297,26 +297,27 @@ def _check_values(
 
 
 def _aggregated(
-    aggregate: Callable[[Tensor, Tensor, Weighting], Tensor],
+    aggregate: Callable[[Summands], Tensor],
     features: Tensor,
     dtype: torch.dtype,
     sigma: float | Tensor,
     weighting: Weighting,
     reference_weights: Tensor | None,
 ) -> Tensor:
-    """What ``aggregate(values, sigma, weighting)`` makes of features, in their own dtype: (Q, C).
+    """What ``aggregate`` makes of features, in their own dtype: (Q, C).
 
     Sums run in ``dtype``. Weights of the reference points multiply the features. A mean is then the sum of
     these divided by that of the weights: both are of one call, with the weights as one more channel.
     """
     values, sigma = _packed_features(counted_features(features, reference_weights), dtype, sigma)
     if reference_weights is None:
-        return as_dtype(aggregate(values, sigma, weighting), features.dtype)
+        return as_dtype(aggregate(Summands(values, sigma, weighting)), features.dtype)
     weights = reference_weights.reshape(-1, 1).to(values.dtype)
     values = values * weights
     if weighting.reduce == "sum":
-        return as_dtype(aggregate(values, sigma, weighting), features.dtype)
-    summed = aggregate(torch.cat([values, weights], 1), sigma, weighting._replace(reduce="counted"))
+        return as_dtype(aggregate(Summands(values, sigma, weighting)), features.dtype)
+    counted = weighting._replace(reduce="counted")
+    summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, counted))
     summed, total = summed.split([values.shape[1], 1], dim=1)
     # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
     divides = (total != 0) & ~total.isnan()

@@ -9,7 +9,7 @@ import functools
 import importlib
 import logging
 import pkgutil
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,14 @@ from pointproj.ops.reference import Weighting
 log = logging.getLogger(__name__)
 
 Tables = tuple[Tensor, ...]
+
+
+class Summands(NamedTuple):
+    """What an aggregation sums up; the features and sigma are in the dtype that sums run in."""
+
+    features: Float[Tensor, "n c"]
+    sigma: Float[Tensor, ""]
+    weighting: Weighting
 
 
 class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, named as users say it
@@ -113,12 +121,7 @@ class Backend(Protocol):
         return distances_of(clouds, rows), rows.to(index_dtype)
 
     def aggregate_neighbors(
-        self,
-        clouds: Clouds,
-        features: Float[Tensor, "n c"],
-        sigma: Float[Tensor, ""],
-        rows: Int[Tensor, "q k"],
-        weighting: Weighting,
+        self, clouds: Clouds, summands: Summands, rows: Int[Tensor, "q k"]
     ) -> Float[Tensor, "q c"]:
         """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
 
@@ -129,26 +132,14 @@ class Backend(Protocol):
         """
 
     def knn_aggregate(
-        self,
-        clouds: Clouds,
-        tables: Tables | None,
-        features: Float[Tensor, "n c"],
-        sigma: Float[Tensor, ""],
-        k: int,
-        weighting: Weighting,
+        self, clouds: Clouds, tables: Tables | None, summands: Summands, k: int
     ) -> Float[Tensor, "q c"]:
         """Both at once; by default ``search``, then ``aggregate_neighbors``."""
         rows = self.search(clouds.detached(), tables, k)
-        return self.aggregate_neighbors(clouds, features, sigma, rows, weighting)
+        return self.aggregate_neighbors(clouds, summands, rows)
 
     def radius_aggregate(
-        self,
-        clouds: Clouds,
-        tables: Tables | None,
-        features: Float[Tensor, "n c"],
-        sigma: Float[Tensor, ""],
-        radius: float,
-        weighting: Weighting,
+        self, clouds: Clouds, tables: Tables | None, summands: Summands, radius: float
     ) -> Float[Tensor, "q c"]:
         """The same over all points within ``radius``; ``tables`` as for ``search``.
 

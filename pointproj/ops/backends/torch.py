@@ -20,7 +20,7 @@ from pointproj.ops.gradients import (
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
 from pointproj.ops.records import FIELDS, fields_apart
 from pointproj.ops.reference import Weighting, squared_distances
-from pointproj.ops.registry import Tables
+from pointproj.ops.registry import Summands, Tables
 from pointproj.ops.rounding import rounded_root
 
 OPERATORS = frozenset({"knn", "radius", "attend", "farthest"})
@@ -42,21 +42,14 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, k)
 
 
-def aggregate_neighbors(
-    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
-) -> Tensor:
+def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
+    features, sigma, weighting = summands
     points = clouds.query_points, clouds.reference_points
     return _aggregate_neighbors(*points, features, sigma, rows, *weighting)
 
 
-def radius_aggregate(
-    clouds: Clouds,
-    tables: Tables | None,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    weighting: Weighting,
-) -> Tensor:
+def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
+    features, sigma, weighting = summands
     return _radius_aggregate(*clouds, features, sigma, radius, *weighting)
 
 

@@ -20,6 +20,8 @@ from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker
 from pointproj.ops.bridge.torch_internals import any_requires_grad
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
+Tensors = tuple[Tensor, ...]
+OptionalTensors = tuple[Tensor | None, ...]
 
 
 class Saved(NamedTuple):
@@ -54,9 +56,8 @@ def torch_op(
     *,
     differentiable: Sequence[str] = (),
     grad_outputs: int = 1,
-    backward: Callable[[tuple[Tensor, ...], dict[str, bool], Saved], tuple[Tensor | None, ...]] | None = None,
-    second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
-    | None = None,
+    backward: Callable[[Tensors, dict[str, bool], Saved], OptionalTensors] | None = None,
+    second_backward: Callable[[Tensors, Tensors, Saved], Tensors] | None = None,
     register: Register = opaque,
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.

@@ -11,12 +11,11 @@ from torch import Tensor
 from pointproj.ops import attention
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.bridge.cpp_op import cpp_op
-from pointproj.ops.bridge.torch_op import Saved, Spec
+from pointproj.ops.bridge.torch_op import Saved, Spec, Tensors
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward, second_backward_over
 from pointproj.ops.pairs import chunks_within, listed_chunks
-from pointproj.ops.reference import Weighting
-from pointproj.ops.registry import Tables
+from pointproj.ops.registry import Summands, Tables
 
 MOST_HEAD_CHANNELS = 256  # as in csrc/attention.h
 DENSE_CELL = 256  # points; as in csrc/cell_list.h
@@ -38,29 +37,21 @@ def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dt
     return _knn(*clouds, _table(tables), k, index_dtype == torch.int64)
 
 
-def knn_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
-) -> Tensor:
+def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: int) -> Tensor:
+    features, sigma, weighting = summands
     given = *clouds, _table(tables), None, features, sigma, k
     return _knn_aggregate(*given, *weighting, _deterministic())[0]
 
 
-def aggregate_neighbors(
-    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
-) -> Tensor:
+def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
+    features, sigma, weighting = summands
     points = clouds.query_points, None, clouds.reference_points, None, 1
     given = *points, None, rows, features, sigma, rows.shape[1]
     return _knn_aggregate(*given, *weighting, _deterministic())[0]
 
 
-def radius_aggregate(
-    clouds: Clouds,
-    tables: Tables | None,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    weighting: Weighting,
-) -> Tensor:
+def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
+    features, sigma, weighting = summands
     given = *clouds, _table(tables), features, sigma, radius
     return _radius_aggregate(*given, *weighting, _deterministic())[0]
 
@@ -164,7 +155,7 @@ def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     return *_sums(call, saved=call.k), ((searched, call.k), torch.int32)
 
 
-def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
+def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> Tensors:
     if saved.inputs["neighbor_indices"] is None:
         saved.inputs["neighbor_indices"] = saved.outputs[2]
     return aggregate_second_backward(directions, grads[0], saved.inputs, listed_chunks)

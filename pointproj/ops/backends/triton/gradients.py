@@ -11,15 +11,13 @@ from torch import Tensor
 from pointproj.ops.backends.triton.sums import Source, channel_block, counted, cubes_of, neighbors_of, pair
 from pointproj.ops.backends.triton.traversal import load_queries
 from pointproj.ops.backends.triton.weights import SUM, choices, parameters, weigh
-from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved
 from pointproj.ops.gradients import DIFFERENTIABLE
 from pointproj.ops.records import record_of
 from pointproj.ops.reference import Weighting
 
 
-def gradients(
-    source: Source, grad: Tensor, needs: dict[str, bool], saved: Saved
-) -> tuple[Tensor | None, ...]:
+def gradients(source: Source, grad: Tensor, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
     """Gradients of all differentiable inputs, None where not needed."""
     inputs, (aggregated, softmax) = saved.inputs, saved.outputs
     features, weighting = inputs["features"], record_of(Weighting, inputs)

@@ -15,14 +15,14 @@ from pointproj.ops.backends.triton.flops import count_aggregation, count_search
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
 from pointproj.ops.backends.triton.sums import aggregate, listed, within
-from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors
 from pointproj.ops.bridge.triton_op import runs_kernels, triton_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, second_backward_over
 from pointproj.ops.pairs import chunks_within, listed_chunks
 from pointproj.ops.records import fields_apart, record_of
 from pointproj.ops.reference import Weighting
-from pointproj.ops.registry import Tables
+from pointproj.ops.registry import Summands, Tables
 
 __all__ = ["aggregate_neighbors", "build_index", "radius_aggregate", "radius_list", "radius_search", "search"]
 ONE_INDEX = True  # the cell list
@@ -40,20 +40,13 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, _cells(clouds, tables), k)
 
 
-def aggregate_neighbors(
-    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
-) -> Tensor:
+def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
+    features, sigma, weighting = summands
     return _sum_lists(clouds.query_points, clouds.reference_points, features, sigma, rows, *weighting)[0]
 
 
-def radius_aggregate(
-    clouds: Clouds,
-    tables: Tables | None,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    weighting: Weighting,
-) -> Tensor:
+def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
+    features, sigma, weighting = summands
     return _sum_within(*clouds, _cells(clouds, tables), features, sigma, radius, *weighting)[0]
 
 
@@ -83,7 +76,7 @@ def _summed_lists(
 ) -> tuple[Tensor, Tensor]:
     if not runs_kernels(query_points):
         clouds = Clouds(query_points, None, reference_points, None, 1)
-        summed = plain.aggregate_neighbors(clouds, features, sigma, neighbor_indices, weighting)
+        summed = plain.aggregate_neighbors(clouds, Summands(features, sigma, weighting), neighbor_indices)
         return summed, features.new_empty(0, 2)
     return aggregate(listed(query_points, reference_points, neighbor_indices), features, sigma, weighting)
 
@@ -98,7 +91,7 @@ def _summed_within(
     weighting: Weighting,
 ) -> tuple[Tensor, Tensor]:
     if not runs_kernels(clouds.query_points):
-        summed = plain.radius_aggregate(clouds, None, features, sigma, radius, weighting)
+        summed = plain.radius_aggregate(clouds, None, Summands(features, sigma, weighting), radius)
         return summed, features.new_empty(0, 2)
     return aggregate(within(clouds, CellList(*cells), radius), features, sigma, weighting)
 
@@ -108,18 +101,14 @@ def _by_torch(query_points: Tensor) -> bool:
     return not runs_kernels(query_points) or torch.are_deterministic_algorithms_enabled()
 
 
-def _lists_backward(
-    grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
-) -> tuple[Tensor | None, ...]:
+def _lists_backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
     points = [saved.inputs[n] for n in ("query_points", "reference_points", "neighbor_indices")]
     if _by_torch(points[0]):
         return aggregate_backward(grads[0], needs, saved.inputs, listed_chunks)
     return gradients(listed(*points), grads[0], needs, saved)
 
 
-def _within_backward(
-    grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
-) -> tuple[Tensor | None, ...]:
+def _within_backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
     inputs = saved.inputs
     if _by_torch(inputs["query_points"]):
         return aggregate_backward(grads[0], needs, inputs, chunks_within)
