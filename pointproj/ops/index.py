@@ -123,8 +123,8 @@ def choose_backend(
     With an index, ``backend="auto"`` means the index's own. ``radius`` is that of the search, the largest
     one; None for kNN. ``clouds`` are the packed points.
     """
-    if index is not None:
-        _check_type(index)
+    if index is not None and not isinstance(index, Index):
+        raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
     asked_for = index.backend if index is not None and backend == "auto" else backend
     search = "knn" if radius is None else "radius"
     name = choose(asked_for, reference_points.device.type, search)
@@ -132,11 +132,6 @@ def choose_backend(
         return modules[name], None
     _check_index(index, name, reference_points, clouds.count)
     return modules[name], index.tables.get(search)
-
-
-def _check_type(index: object) -> None:
-    if not isinstance(index, Index):
-        raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
 
 
 def _check_index(index: Index, backend: str, reference_points: Tensor, clouds: int) -> None:

@@ -13,10 +13,8 @@ from pointproj.ops.records import record_of
 from pointproj.ops.reference import Weighting, squared_distances
 from pointproj.ops.rounding import largest_squares_within
 
-PAIRS_AT_ONCE = {
-    "cpu": 2**20,
-    "cuda": 2**25,
-}  # what a chunk may hold: cache on a CPU, 128 MiB of fp32 on a GPU
+# What a chunk may hold: cache on a CPU, 128 MiB of fp32 on a GPU.
+PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 VALUES_AT_ONCE = 2**26  # feature values that a chunk of neighbour lists may gather
 
 
@@ -41,7 +39,7 @@ def pairs_of_clouds(
     """
     sizes = len(query_points), len(reference_points)
     offsets = query_offsets, reference_offsets
-    if all(map(_can_be_read, offsets)):
+    if all(o is None or o.device.type == "cpu" for o in offsets):
         ends = [rows_of_clouds(o, n, clouds) for o, n in zip(offsets, sizes, strict=True)]
         for (q0, q1), (r0, r1) in zip(*ends, strict=True):
             if q1 > q0 and r1 > r0:
@@ -54,10 +52,6 @@ def pairs_of_clouds(
     rows = _rows_at_once(reference_points, sizes[1])
     for q in range(0, sizes[0], rows):
         yield Pairs(slice(q, q + rows), slice(0, sizes[1]), ids[0][q : q + rows, None] == ids[1])
-
-
-def _can_be_read(offsets: Tensor | None) -> bool:
-    return offsets is None or offsets.device.type == "cpu"
 
 
 def rows_of_clouds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]]:
