@@ -363,7 +363,9 @@ def _is_readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _check_number(name: str, value: object, what: str = "a number", kind: type = Real, more: str = "") -> None:
+def _check_number(
+    name: str, value: object, what: str = "a number", kind: type = Real, more: str = ""
+) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{name} must be {what}; got {type(value).__name__}{more}")
 
