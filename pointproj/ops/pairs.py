@@ -39,7 +39,7 @@ def pairs_of_clouds(
     """
     sizes = len(query_points), len(reference_points)
     offsets = query_offsets, reference_offsets
-    if all(o is None or o.device.type == "cpu" for o in offsets):
+    if all(map(_can_be_read, offsets)):
         ends = [rows_of_clouds(o, n, clouds) for o, n in zip(offsets, sizes, strict=True)]
         for (q0, q1), (r0, r1) in zip(*ends, strict=True):
             if q1 > q0 and r1 > r0:
@@ -48,10 +48,14 @@ def pairs_of_clouds(
                     Pairs(slice(q, min(q + rows, q1)), slice(r0, r1), None) for q in range(q0, q1, rows)
                 )
         return
-    ids = [_cloud_ids(o, n, clouds, query_points.device) for o, n in zip(offsets, sizes, strict=True)]
+    ids = [cloud_numbers(o, n, clouds, query_points.device) for o, n in zip(offsets, sizes, strict=True)]
     rows = _rows_at_once(reference_points, sizes[1])
     for q in range(0, sizes[0], rows):
         yield Pairs(slice(q, q + rows), slice(0, sizes[1]), ids[0][q : q + rows, None] == ids[1])
+
+
+def _can_be_read(offsets: Tensor | None) -> bool:
+    return offsets is None or offsets.device.type == "cpu"
 
 
 def rows_of_clouds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple[int, int]]:
@@ -65,11 +69,12 @@ def _rows_at_once(reference_points: Tensor, references: int) -> int:
     return max(1, PAIRS_AT_ONCE[reference_points.device.type] // max(1, references))
 
 
-def _cloud_ids(offsets: Tensor | None, size: int, clouds: int, device: torch.device) -> Tensor:
+def cloud_numbers(offsets: Tensor | None, size: int, clouds: int, device: torch.device) -> Tensor:
+    """The cloud of each of so many packed points, (size,) int64."""
     rows = torch.arange(size, device=device)
     if offsets is None:
         return rows // max(1, size // clouds)
-    return torch.searchsorted(offsets.long(), rows, right=True)
+    return torch.searchsorted(offsets.long(), rows, right=True) - 1
 
 
 def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:

@@ -17,27 +17,12 @@ class SideAttention(nn.Module):
     """Look at the side of each neighbour that faces the point, and at the other; then average what was seen.
 
     Every reference point has two sides, that of its normal first, and features for each. Which of them faces
-    a point follows from the sign of the point's height above the plane. So the sign of a normal, which is
-    arbitrary, makes no difference. Lengths are measured in each neighbour's own unit, so that clouds of any
-    density look alike.
+    a point follows from the sign of the point's height above the plane, so the sign of a normal makes no
+    difference. Lengths are measured in each neighbour's own unit, so that clouds of any density look alike.
 
-    Parameters
-    ----------
-    own_channels : int
-        Channels of what a point knows of itself.
-    side_channels : int
-        Channels of a side's features.
-    channels : int
-        Width of the MLP and of the result; a multiple of 8.
-    own_normals : bool
-        Points have normals too.
-    sensors : bool
-        Reference points have directions in which they were seen.
-
-    Raises
-    ------
-    ValueError
-        If ``channels`` is not a multiple of 8.
+    ``own_channels`` are of what a point knows of itself, ``side_channels`` of a side's features,
+    ``channels``, a multiple of 8 (else ``ValueError``), of the MLP and the result. ``own_normals`` says that
+    points have normals too, ``sensors`` that reference points have directions in which they were seen.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def spread_planes(
     noise: Float[Tensor, "b 1 1"],
     sensors: Float[Tensor, "b n 3"] | None = None,
 ) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"]]:
-    """Improve the planes of points of clouds with noise.
+    """Improve the planes of points of clouds with noise: normals of either sign, and ways onto the planes.
 
     1. Each plane is moved to where the squared distances of the neighbours on it are least.
     2. Each plane is fitted anew to all that its neighbours' planes were fitted to, as far as these agree with
@@ -40,20 +40,15 @@ def spread_planes(
     3. In the last rounds, each point takes the plane of the neighbour that has the most planes around it that
        agree with it, of those that pass the point within the noise. So what lies at an edge or on a narrow
        side gets the plane of a face.
-    4. Directions that many planes of the cloud share are tried for each point. The one is taken in which a
-       plane passes most neighbours within the noise, if these are nearly as many as on the point's own plane.
-       Steps 1 to 3 are repeated from there.
-    5. Each plane is fitted to all samples whose own planes agree with it, wherever they are, if there are
-       enough of them.
+    4. Of the directions that many planes of the cloud share, a point takes the one in which a plane passes
+       most neighbours within the noise, if these are nearly as many as on its own plane. Steps 1 to 3 are
+       repeated.
+    5. Each plane is fitted to all samples whose own planes agree with it, if there are enough of them.
 
     ``rows`` are those of the nearest points, the point itself first. ``normals`` are those of first planes, 0
     for a point that has none. ``noise`` is the standard deviation of each cloud's; where it is 0, everything
-    stays. ``sensors`` are unit vectors to those that saw the points, 0 where not known.
-
-    Returns
-    -------
-    normals, shift : (B, N, 3) float tensors
-        Normals of either sign, and the ways from the points onto their planes. Neither has gradients.
+    stays. ``sensors`` are unit vectors to those that saw the points, 0 where not known. The results have no
+    gradients.
     """
     where = points.detach().float().contiguous()
     sensors = torch.zeros_like(where) if sensors is None else sensors

@@ -84,19 +84,10 @@ class Kept:
 class Rule(NamedTuple):
     """How an operator is differentiated; ``values`` are its arguments, then its outputs, as far as kept.
 
-    Attributes
-    ----------
-    places : sequence of int
-        The arguments that get gradients.
-    heads : int
-        How many outputs, from the first, gradients arrive for.
-    kept : Kept
-        What a backward needs of the arguments and outputs.
-    pull : Callable
-        ``pull(grads, needs, values, alone)``: a gradient for each place, of any value where ``needs`` is
-        false. ``grads`` may be None; ``alone`` says that nobody looks on.
-    push : Callable
-        ``push(tangents, values)``: derivatives of the heads along a tangent for each place, None for zero.
+    The arguments at ``places`` get gradients, which arrive for the first ``heads`` outputs. ``pull(grads,
+    needs, values, alone)`` gives a gradient for each place, of any value where ``needs`` is false; grads may
+    be None, and ``alone`` says that nobody looks on. ``push(tangents, values)`` gives derivatives of the
+    heads along a tangent for each place, None for zero.
     """
 
     places: Sequence[int]

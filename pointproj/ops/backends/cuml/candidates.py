@@ -60,21 +60,8 @@ def exact_neighbors(
 ) -> Int[Tensor, "q k"]:
     """Rows of the k nearest in the cloud, nearest first, ties by the lower row, -1 where there are fewer.
 
-    Parameters
-    ----------
-    query_points : (Q, 3) float tensor
-        In the dtype of the candidates. One that is not finite has no neighbour.
-    candidates : Candidates
-        From :func:`candidates_of`.
-    search : callable
-        Finds about the nearest of ``candidates.shifted`` for queries shifted alike.
-    k : int
-        Neighbours of each query.
-
-    Returns
-    -------
-    (Q, k) int64 tensor
-        The device is waited for once in ``QUERIES_AT_ONCE`` queries.
+    ``search`` finds about the nearest of ``candidates.shifted`` for queries shifted alike. A query that is
+    not finite has no neighbour. The device is waited for once in ``QUERIES_AT_ONCE`` queries.
     """
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     wanted = min(k + MARGIN, len(candidates.rows))

@@ -86,9 +86,7 @@ def attend(
     return _attend(*given, _deterministic())[0]
 
 
-def farthest_points(
-    points: Tensor, cloud: Tensor, offsets: Tensor | None, starts: Tensor, steps: int
-) -> Tensor:
+def farthest_points(points: Tensor, offsets: Tensor | None, starts: Tensor, steps: int) -> Tensor:
     return _farthest_points(points, offsets, starts.shape[0], starts, steps)
 
 
