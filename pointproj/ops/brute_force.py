@@ -71,11 +71,11 @@ def radius_list(
     rows, distances = [counts[:0]], [query_points.new_empty(0)]
     with torch.autocast(query_points.device.type, enabled=False):
         for at, query, first_row, reference in _groups(clouds, one_by_one=True):
-            reach = radius[at]
-            for queries, columns in _candidates_within(query, reference, reach.double()):
+            radii = radius[at]
+            for queries, columns in _candidates_within(query, reference, radii.double()):
                 squared = _sum_of_squares(query[0, queries].double() - reference[0, columns].double())
                 found = rounded_root(squared).to(query.dtype)
-                kept = (found <= reach[queries]).nonzero()[:, 0]
+                kept = (found <= radii[queries]).nonzero()[:, 0]
                 counts[1:].index_add_(0, queries[kept] + at.start, torch.ones_like(kept))
                 rows.append(columns[kept] + first_row)
                 distances.append(found[kept])
