@@ -103,7 +103,7 @@ OTHERS = (
 
 def contenders(config: BenchConfig) -> list[Attention]:
     """Backends with attention of their own, then the others."""
-    names = [n for n in backend_names(config.backends) if n == "torch" or hasattr(load(n), "attend")]
+    names = [n for n in backend_names(config.backends) if "attend" in load(n).OPERATORS]
     backends = [Attention(n, "pointproj", partial(ours, n), EXECUTIONS, kind="backend") for n in names]
     return [*backends, *OTHERS] if config.peers is None else backends
 
