@@ -19,7 +19,8 @@ from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import backend_names, executions, missing_backend
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS, import_failure
-from pointproj.benchmark.recorder import Missing, Part, Recorder
+from pointproj.benchmark.recorder import NoTime, Part, Recorder
+from pointproj.benchmark.results import MISSING
 from pointproj.benchmark.workloads import uniform
 from pointproj.ops.registry import load
 
@@ -180,12 +181,13 @@ def _measure(recorder: Recorder, size: int, planned: list[tuple[Attention, str, 
             absent = import_failure(of.imports) if of.imports else None
             absent = absent or (kind and missing_backend(kind, recorder.device.type, "knn"))
             if absent:
-                raise Missing(absent)
+                raise NoTime(MISSING, absent)
             expected.fill_upstream(checked_only=True)
             return _call(of.make(recorder.device), asked, expected.upstream, mode, execution)
 
         error_of = (lambda found: expected.fill_upstream(checked_only=False)) if of.note else expected.error
-        recorder.time(recorder.blank(**how, **whose, **sizes), make, error_of, OURS)
+        measured = partial(recorder.timed, make=make, error_of=error_of, allowed=OURS)
+        recorder.record(recorder.blank(**how, **whose, **sizes), measured)
         torch.compiler.reset()
 
 

@@ -16,10 +16,9 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
-from pointproj.benchmark.limits import Unaffordable
 from pointproj.benchmark.peers import OURS
-from pointproj.benchmark.recorder import Missing, Part, Recorder
-from pointproj.benchmark.results import Row
+from pointproj.benchmark.recorder import NoTime, Part, Recorder
+from pointproj.benchmark.results import MISSING, SKIPPED, Row
 from pointproj.ops import reference, sharded
 from pointproj.runtime import distributed
 from pointproj.runtime.distributed import Processes
@@ -49,9 +48,9 @@ def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
 
     def measured(row: Row) -> Row:
         if missing := missing_backend(name, recorder.device.type, "radius"):
-            raise Missing(missing)
+            raise NoTime(MISSING, missing)
         if name == "torch":
-            raise Unaffordable(f"compares all {queries * references:.0e} pairs")
+            raise NoTime(SKIPPED, f"compares all {queries * references:.0e} pairs")
         cloud = LargeCloud(distributed.join(), recorder.device, name)
         return recorder.timed(row, partial(cloud.call, row.mode), cloud.error, OURS, REPETITIONS)
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS, import_failure
-from pointproj.benchmark.recorder import MIB, Missing, Part, Recorder, check_error
-from pointproj.benchmark.results import Row
+from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error
+from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import furniture_surface
 from pointproj.runtime.memory import allocated_bytes
 
@@ -186,7 +186,7 @@ def _measure(name: str, contender: str, points: int, execution: str, recorder: R
         if device.type == "cpu":
             recorder.limits.refuse_if_slow(model.seconds_on_cpu[contender, points])
         if missing := import_failure(model.imports):
-            raise Missing(missing)
+            raise NoTime(MISSING, missing)
         error = disagreement(model, device) if ours else None
         if error is not None:
             check_error("output and gradients of a small model", error, OURS)

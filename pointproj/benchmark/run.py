@@ -13,10 +13,16 @@ from pointproj.benchmark import attention, interop, large, models, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import Entry, backend_names, entries, executions, peer_names
-from pointproj.benchmark.limits import LONGEST_ROW_S, given_up_after
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.recorder import Part, Recorder, check_error, without_time
+from pointproj.benchmark.recorder import (
+    LONGEST_ROW_S,
+    Part,
+    Recorder,
+    check_error,
+    given_up_after,
+    without_time,
+)
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
 from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
