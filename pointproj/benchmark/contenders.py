@@ -31,18 +31,7 @@ class Entry(NamedTuple):
 
 
 def backend_names(asked_for: list[str] | None, operator: str | None = None) -> tuple[str, ...]:
-    """The backends to measure.
-
-    Parameters
-    ----------
-    asked_for : list of str or None
-        Their names; None means all.
-    operator : str, optional
-        "knn", "radius" or "farthest": only backends that have it of their own.
-
-    Returns
-    -------
-    tuple of str
+    """The backends to measure, all of None; with an operator, those that have it of their own.
 
     Raises
     ------
@@ -71,17 +60,7 @@ def _chosen(key: str, asked_for: list[str] | None, known: tuple[str, ...]) -> tu
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
-    """The executions to time, the one with the cheapest set-up first.
-
-    Parameters
-    ----------
-    config : BenchConfig
-    device_type : str
-        "cpu" or "cuda".
-
-    Returns
-    -------
-    tuple of str
+    """The executions to time on a type of device, the one with the cheapest set-up first.
 
     Raises
     ------
@@ -105,19 +84,7 @@ def missing_backend(name: str, device_type: str, operator: str) -> str | None:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """All contenders of a workload, also those that cannot run here.
-
-    Parameters
-    ----------
-    config : BenchConfig
-    workload : Workload
-    device_type : str
-        "cpu" or "cuda".
-
-    Yields
-    ------
-    Entry
-    """
+    """All contenders of a workload, also those that cannot run on this type of device."""
     for contender in _contenders(config, workload, device_type):
         measurements = tuple(_measurements(contender, config, workload, device_type))
         if config.gpu_memory == "rmm":

@@ -59,16 +59,7 @@ def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
 
 
 class LargeCloud:
-    """Points and queries, uniform in [0, 1]^3, of which this process has those of one slab.
-
-    Parameters
-    ----------
-    processes : Processes
-        The processes that divide the cloud.
-    device : torch.device
-    backend : str
-        The operator's backend.
-    """
+    """Points and queries, uniform in [0, 1]^3, of which each process has those of one slab."""
 
     def __init__(self, processes: Processes, device: torch.device, backend: str) -> None:
         self.processes, self.backend = processes, backend

@@ -127,13 +127,13 @@ def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = (
 
 
 def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[[Callable], Callable]:
-    """Add the decorated function to :data:`PEERS`.
+    """Add the decorated function to :data:`PEERS`; properties are those of :class:`Contender`.
 
-    What the function takes and returns is named by ``finds``. ``knn``: (query points, reference points, k) to
-    :class:`Nearest`, around which torch gathers and weighs. ``sums``: (query points, reference points, features,
-    k or radius, sigma) to aggregated features. ``farthest``: (points, count) to rows in the order in which they
-    are chosen. ``padded`` and ``csr``: a question to what ``read`` turns into pairs. Properties are those of
-    :class:`Contender`; ``traceable`` says that torch.compile can trace the function.
+    What it takes and returns is named by ``finds``. ``knn``: (query points, reference points, k) to
+    :class:`Nearest`, around which torch gathers and weighs. ``sums``: (query points, reference points,
+    features, k or radius, sigma) to aggregated features. ``farthest``: (points, count) to rows as chosen.
+    ``padded`` and ``csr``: a question to what ``read`` turns into pairs. ``traceable`` says that
+    torch.compile can trace it.
     """
 
     def register(function: Callable) -> Callable:

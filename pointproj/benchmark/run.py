@@ -38,24 +38,18 @@ WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
 
 
 def run(config: BenchConfig) -> list[Row]:
-    """Measure what the config asks for.
-
-    Parameters
-    ----------
-    config : BenchConfig
-        Checked, from :func:`pointproj.benchmark.config.to_bench_config`.
+    """Measure what a checked config asks for.
 
     Returns
     -------
     list of Row
-        In the order in which they were measured. Each is in the CSV file as soon as it is measured.
+        In the order in which they were measured. Each is in the CSV file as soon as it is measured, also if
+        Ctrl-C ends the run.
 
     Raises
     ------
     ConfigError, DeviceError, AllocatorUnavailable
         Before anything is measured.
-    KeyboardInterrupt
-        After Ctrl-C; the file holds the rows up to then.
     """
     configure_allocator(AllocatorConfig(name=config.gpu_memory))
     device = choose_device(config.device)
@@ -122,13 +116,7 @@ def _measure(recorder: Recorder, workload: Workload, planned: list[Entry]) -> No
 
 
 class Contest:
-    """The tensors of one workload, and what the reference makes of them.
-
-    Parameters
-    ----------
-    recorder : Recorder
-    workload : Workload
-    """
+    """The tensors of one workload, and what the reference makes of them."""
 
     def __init__(self, recorder: Recorder, workload: Workload) -> None:
         self.recorder, self.workload = recorder, workload

@@ -90,18 +90,7 @@ Family = Callable[[BenchConfig, str], Iterable[Workload]]
 
 
 def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    """The workloads of this module that a config names, in the order of the results.
-
-    Parameters
-    ----------
-    config : BenchConfig
-    device_type : str
-        "cpu" or "cuda".
-
-    Yields
-    ------
-    Workload
-    """
+    """The workloads of this module that a config names, in the order of the results."""
     for name in config.workloads:
         yield from _FAMILIES[name](config, device_type) if name in _FAMILIES else ()
 
