@@ -137,7 +137,7 @@ class Calls:
 
 
 def captured(function: Call, device: torch.device) -> Call:
-    """Capture the GPU work of a function as one CUDA graph; a call replays it and returns the same tensors."""
+    """Capture the GPU work of a function as one CUDA graph, which a call replays into the same tensors."""
     stream = torch.cuda.Stream(device)
     with on_stream(stream):
         for _ in range(STEPS_BEFORE_CAPTURE):
