@@ -26,7 +26,7 @@ from pointproj.benchmark.recorder import (
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
 from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
-from pointproj.machine import device_name, machine_columns, slug
+from pointproj.machine import machine_columns, slug
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.memory import configure_allocator
@@ -57,20 +57,16 @@ def run(config: BenchConfig) -> list[Row]:
     processes = distributed.join()
     if not processes.alone and config.workloads != ["large"]:
         raise ConfigError("several processes measure one workload together: write workloads=[large]")
-    name = device_name(device)
-    machine = {
-        **machine_columns(device),
-        "device": name if processes.alone else f"{processes.count} x {name}",
-    }
+    machine = machine_columns(device)
+    name = machine["device"]
     machine["date"] = config.started or machine["date"]
-    if not processes.alone:  # one of them knows what is in the file
-        config = dataclasses.replace(config, started=None)
-    file = ResultsFile(
-        config.output or f"benchmarks/{slug(machine['device'])}.csv", writes=processes.is_first
-    )
+    if not processes.alone:
+        machine["device"] = name = f"{processes.count} x {name}"
+        config = dataclasses.replace(config, started=None)  # one of them knows what is in the file
+    file = ResultsFile(config.output or f"benchmarks/{slug(name)}.csv", writes=processes.is_first)
     recorder = Recorder(config, device, machine, file, shows=processes.is_first)
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "cuda", "warp") if machine[name])
-    recorder.say(f"{machine['device']}, {versions}; results go to {file.path}")
+    versions = ", ".join(f"{of} {machine[of]}" for of in ("torch", "cuda", "warp") if machine[of])
+    recorder.say(f"{name}, {versions}; results go to {file.path}")
     parts = [(name, part) for name in config.workloads for part in _parts(config, name, device.type)]
     recorder.expected = sum(part.rows for _, part in parts)
     for name, part in parts:
