@@ -6,6 +6,7 @@ quick and the library's commands need nothing of the application.
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -80,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pointproj.runtime.errors import exit_on_user_error, print_any_text
 
     print_any_text()
+    if not given.command.startswith("benchmark"):  # that measures torch as it is
+        # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with exit_on_user_error():
         return APPLICATION[given.command].run(given.arguments)
 

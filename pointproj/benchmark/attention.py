@@ -106,7 +106,7 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each size: backends with attention of their own, then the others."""
     if "attend" not in config.workloads:
         return
-    names = [n for n in backend_names(config.backends) if n == "torch" or hasattr(load(n), "attend")]
+    names = [n for n in backend_names(config.backends) if "attend" in load(n).OPERATORS]
     backends = [Attention(n, "pointproj", partial(ours, n), EXECUTIONS, kind="backend") for n in names]
     able = executions(config, device_type)
     planned = [

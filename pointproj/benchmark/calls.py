@@ -16,10 +16,9 @@ from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, SUMS, Question
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.ops.cases import Problem
-from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, on_stream
 from pointproj.training.losses import loss_function
 from pointproj.training.optimizers import build_optimizer
-from pointproj.training.step import TrainingStep
+from pointproj.training.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, on_stream
 
 SEED = 0  # of the networks and their targets
 Call = Callable[[], Any]

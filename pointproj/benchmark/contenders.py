@@ -40,8 +40,6 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> t
     """
 
     def has_it(name: str) -> bool:
-        if operator == "farthest":
-            return name == "torch" or hasattr(load(name), "farthest_points")
         return operator is None or operator in load(name).OPERATORS
 
     return tuple(filter(has_it, _chosen("backends", asked_for, names())))

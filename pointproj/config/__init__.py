@@ -11,12 +11,12 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+# ruff: noqa: F401 - the rest of the program takes the schema's names from here
 from pointproj.config.checks import problems_of
-from pointproj.config.networks import NETWORKS, AttentionConfig, KnnConfig, RadiusConfig, VisibilityConfig
+from pointproj.config.networks import NETWORKS, KnnConfig, VisibilityConfig
 from pointproj.config.schema import (
     AllocatorConfig,
     AugmentationConfig,
-    BackendConfig,
     Config,
     DataConfig,
     MixtureConfig,
@@ -25,35 +25,8 @@ from pointproj.config.schema import (
     ProjectorConfig,
     TargetConfig,
 )
-from pointproj.config.targets import TARGETS, Target
+from pointproj.config.targets import TARGETS
 from pointproj.config.values import nearest, type_problem
-
-__all__ = [
-    "NETWORKS",
-    "TARGETS",
-    "AllocatorConfig",
-    "AttentionConfig",
-    "AugmentationConfig",
-    "BackendConfig",
-    "Config",
-    "ConfigError",
-    "DataConfig",
-    "KnnConfig",
-    "MixtureConfig",
-    "OptimizerConfig",
-    "ProfilerConfig",
-    "ProjectorConfig",
-    "RadiusConfig",
-    "Target",
-    "TargetConfig",
-    "VisibilityConfig",
-    "flat",
-    "from_saved",
-    "nearest",
-    "register_schema",
-    "to_config",
-    "type_problem",
-]
 
 
 class ConfigError(ValueError):
@@ -73,17 +46,9 @@ def register_schema() -> None:
 
 
 def to_config(composed: Any) -> Config:
-    """Turn what Hydra composed into a checked :class:`Config`.
+    """Turn what Hydra composed, a DictConfig of the schema, into a checked :class:`Config`.
 
-    Parameters
-    ----------
-    composed : DictConfig
-        A config whose schema is :class:`Config`, without Hydra's own node.
-
-    Returns
-    -------
-    Config
-        Plain dataclasses; ``data.queries`` and the values of ``projector`` are filled in (never null).
+    In these plain dataclasses ``data.queries`` and the values of ``projector`` are filled in (never null).
 
     Raises
     ------
@@ -95,21 +60,16 @@ def to_config(composed: Any) -> Config:
         choices = ", ".join(f"{key.removesuffix('.name')}=..." for key in missing)
         raise ConfigError(f"no choice was made for {', '.join(missing)}: write {choices}")
     config = OmegaConf.to_object(composed)
-    if config.data.queries is None:
-        config.data.queries = _default_queries(config)
+    if config.data.queries is None:  # random points, unless values or neighbours are those of the grid
+        target = TARGETS.get(config.target.name)
+        of_mesh = target is not None and target.of_mesh
+        config.data.queries = 1024 if of_mesh and config.projector.kept_neighbors is None else 0
     problems = [*problems_of(config)]
     if problems:
         lines = problems if len(problems) == 1 else ["", *(f"  - {problem}" for problem in problems)]
         raise ConfigError("this config cannot run: " + "\n".join(lines))
     config.projector.fill_in(config)
     return config
-
-
-def _default_queries(config: Config) -> int:
-    """Random points, unless the target has values on the grid alone, or its neighbours are kept."""
-    target = TARGETS.get(config.target.name)
-    of_mesh = target is not None and target.of_mesh
-    return 1024 if of_mesh and config.projector.kept_neighbors is None else 0
 
 
 def from_saved(values: Mapping[str, Any]) -> Config:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pointproj.config.networks import NETWORKS
-from pointproj.config.schema import AllocatorConfig, Config, OptimizerConfig
+from pointproj.config.schema import AllocatorConfig, Config
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import nearest, value_problems
 
@@ -15,11 +15,13 @@ def problems_of(config: Config) -> Iterator[str]:
     """Yield all that keeps a config from running, each with what to write instead."""
     yield from value_problems(config, "")
     yield from _network_problems(config)
-    yield from _optimizer_problems(config.optimizer)
-    if config.data.classes is not None and not config.data.classes:
-        yield "data.classes=[]: expected at least one class, or null for all that are found"
+    betas = config.optimizer.betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        listed = ",".join(str(beta) for beta in betas)
+        yield f"optimizer.betas=[{listed}]: expected two numbers from 0 to below 1"
     if config.resume not in (None, "auto") and not Path(config.resume).exists():
         yield f"resume={config.resume}: there is no such file; expected auto or the path of a checkpoint"
+    yield from _misplaced(config)
     yield from _data_problems(config)
     yield from _query_problems(config)
     if config.profiler.name == "line_profile" and config.compile:
@@ -27,12 +29,40 @@ def problems_of(config: Config) -> Iterator[str]:
             "profiler=line_profile times Python lines, and compile=true runs none of the model's: "
             "write compile=false, or profiler=torch"
         )
-    if config.backend.algorithm is not None and config.backend.name != "cuml":
-        yield (
-            f"backend.algorithm={config.backend.algorithm} is for backend=cuml; "
-            f"backend={config.backend.name} has none: leave it out"
-        )
-    yield from _allocator_problems(config.allocator, config.device)
+    yield from _allocator_problems(config.allocator)
+
+
+def _misplaced(config: Config) -> Iterator[str]:
+    """Yield each value that is for another choice of its group than the one made."""
+    data, allocator = config.data, config.allocator
+    generated = "furniture", "mixed"
+    values = [
+        ("backend", "algorithm", config.backend.algorithm, ("cuml",), "leave it out"),
+        ("data", "download", data.download, ("modelnet10",), "leave it out"),
+        ("data", "varied", data.varied, generated, "leave it out"),
+        ("data", "defects", data.defects, generated, "leave it out"),
+        ("data", "variants", data.variants, generated, "leave it out"),
+        ("data", "repeats", data.repeats > 1 and data.repeats, ("mixed",), "write training.epochs instead"),
+        ("allocator", "expandable_segments", allocator.expandable_segments, ("torch",), "leave it out"),
+        *(
+            ("allocator", key, getattr(allocator, key), ("rmm",), "write allocator=rmm, or leave it out")
+            for key in ("resource", "initial_gib", "maximum_gib")
+        ),
+    ]
+    for group, key, given, readers, onwards in values:
+        name = getattr(config, group).name
+        if given and name not in readers:
+            written = "true" if given is True else given
+            choices = " and ".join(f"{group}={reader}" for reader in readers)
+            yield f"{group}.{key}={written} is for {choices}, got {group}={name}: {onwards}"
+    if config.device == "cpu":
+        if allocator.name == "rmm":
+            yield "allocator=rmm manages GPU memory and device=cpu uses none: leave one of them out"
+        if allocator.expandable_segments:
+            yield (
+                "allocator.expandable_segments=true is about GPU memory and device=cpu uses none: leave one "
+                "of them out"
+            )
 
 
 def _network_problems(config: Config) -> Iterator[str]:
@@ -45,22 +75,15 @@ def _network_problems(config: Config) -> Iterator[str]:
         yield f"projector.name={name}: expected one of {', '.join(NETWORKS)}{nearest(name, NETWORKS)}"
 
 
-def _optimizer_problems(optimizer: OptimizerConfig) -> Iterator[str]:
-    betas = optimizer.betas
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        listed = ",".join(str(beta) for beta in betas)
-        yield f"optimizer.betas=[{listed}]: expected two numbers from 0 to below 1"
-
-
 def _data_problems(config: Config) -> Iterator[str]:
     data, target = config.data, config.target.name
+    if data.classes is not None and not data.classes:
+        yield "data.classes=[]: expected at least one class, or null for all that are found"
     if data.name == "gaussian" and target in TARGETS and TARGETS[target].of_mesh:
         yield (
             f"data=gaussian has no surface, so target={target} has no values: write target=random, or "
             f"data=furniture target={target}"
         )
-    if data.download and data.name != "modelnet10":
-        yield f"data.download=true is for data=modelnet10; data={data.name} needs no download: leave it out"
     if data.name == "gaussian" and (data.sampling != "area" or data.noise or data.mixture):
         yield (
             "data=gaussian is one cloud and has no surface: leave data.sampling, data.noise and data.mixture "
@@ -71,13 +94,6 @@ def _data_problems(config: Config) -> Iterator[str]:
             yield "data.mixture=[]: expected at least one kind of clouds, such as [{sampling:even}], or null"
         if not data.resample:
             yield "data.mixture draws other points in every epoch: write data.resample=true, or leave it out"
-    for name in ("varied", "defects"):
-        if getattr(data, name) and data.name in ("modelnet10", "meshes", "gaussian"):
-            yield f"data.{name}=true is for data=furniture; data={data.name} is taken as it is: leave it out"
-    if data.repeats > 1 and data.name != "mixed":
-        yield f"data.repeats={data.repeats} is for data=mixed: write training.epochs instead"
-    if data.variants and data.name not in ("mixed", "furniture"):
-        yield f"data.variants={data.variants} is for data=mixed and data=furniture: leave it out"
 
 
 def _query_problems(config: Config) -> Iterator[str]:
@@ -111,32 +127,14 @@ def _query_problems(config: Config) -> Iterator[str]:
         yield f"target.loss={target.loss} is for target=occupancy, got target={target.name}: write absolute"
 
 
-def _allocator_problems(allocator: AllocatorConfig, device: str) -> Iterator[str]:
-    of_rmm = ("resource", "initial_gib", "maximum_gib")
-    given = [key for key in of_rmm if getattr(allocator, key) is not None]
-    if allocator.name == "torch" and given:
-        key = given[0]
+def _allocator_problems(allocator: AllocatorConfig) -> Iterator[str]:
+    initial, maximum = allocator.initial_gib, allocator.maximum_gib
+    if initial is not None and allocator.resource in ("arena", "managed"):
         yield (
-            f"allocator.{key}={getattr(allocator, key)} is for allocator=rmm: write allocator=rmm, "
-            "or leave it out"
+            f"allocator.initial_gib={initial} has no meaning for allocator.resource={allocator.resource}: "
+            "write allocator.maximum_gib"
         )
-    if allocator.name == "rmm":
-        if allocator.expandable_segments:
-            yield "allocator.expandable_segments=true is for allocator=torch: leave it out"
-        if allocator.initial_gib is not None and allocator.resource in ("arena", "managed"):
-            yield (
-                f"allocator.initial_gib={allocator.initial_gib} has no meaning for "
-                f"allocator.resource={allocator.resource}: write allocator.maximum_gib"
-            )
-        if allocator.initial_gib and allocator.maximum_gib and allocator.initial_gib > allocator.maximum_gib:
-            yield (
-                f"allocator.initial_gib={allocator.initial_gib} is above "
-                f"allocator.maximum_gib={allocator.maximum_gib}: expected at most that"
-            )
-    if device == "cpu" and allocator.name == "rmm":
-        yield "allocator=rmm manages GPU memory and device=cpu uses none: leave one of them out"
-    if device == "cpu" and allocator.expandable_segments:
+    if initial and maximum and initial > maximum:
         yield (
-            "allocator.expandable_segments=true is about GPU memory and device=cpu uses none: leave one of "
-            "them out"
+            f"allocator.initial_gib={initial} is above allocator.maximum_gib={maximum}: expected at most that"
         )

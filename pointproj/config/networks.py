@@ -34,8 +34,9 @@ class _AggregatingConfig(ProjectorConfig):
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of :class:`pointproj.Projector`."""
-        shared = {"sigma": self.sigma, "hidden_channels": self.hidden_channels, "context": bool(self.context)}
-        return {"kind": self.name, **shared}
+        own = super().arguments()
+        own.pop("keep_neighbors", None)
+        return {**own, "kind": self.name, "context": bool(self.context)}
 
     def fill_in(self, config: Config) -> None:
         """Context where a shape is learned; normals where they tell inside from outside."""
@@ -59,22 +60,13 @@ class KnnConfig(_AggregatingConfig):
     )
 
     @property
-    def fewest_points(self) -> int:
-        """One for each neighbour."""
-        return self.k
-
-    @property
     def kept_neighbors(self) -> int | None:
         """``k`` with ``keep_neighbors``."""
         return self.k if self.keep_neighbors else None
 
-    def arguments(self) -> dict[str, Any]:
-        """Return arguments of :class:`pointproj.Projector`."""
-        return {**super().arguments(), "k": self.k}
-
     def problems(self, config: Config) -> Iterator[str]:
         """Yield too many neighbours, and what changes neighbours that are to be kept."""
-        yield from too_few_points("k", self.k, config)
+        yield from super().problems(config)
         data = config.data
         changes = {
             "data.resample=true draws other points every epoch: write data.resample=false": data.resample
@@ -101,10 +93,6 @@ class RadiusConfig(_AggregatingConfig):
         above=0,
     )
 
-    def arguments(self) -> dict[str, Any]:
-        """Return arguments of :class:`pointproj.Projector`."""
-        return {**super().arguments(), "radius": self.radius}
-
 
 @dataclass
 class VisibilityConfig(ProjectorConfig):
@@ -130,12 +118,11 @@ class VisibilityConfig(ProjectorConfig):
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of :class:`pointproj.nn.visibility.network.VisibilityNetwork`."""
-        own = {name: getattr(self, name) for name in ("hidden_channels", "neighbors", "rounds")}
-        return {**own, "sensors": bool(self.sensors)}
+        return {**super().arguments(), "sensors": bool(self.sensors)}
 
     def fill_in(self, config: Config) -> None:
-        """No normals, which it does not need."""
-        self.normals = bool(self.normals)
+        """Sensors where clouds have them; no normals, which it does not need."""
+        super().fill_in(config)
         if self.sensors is None:
             self.sensors = any(cloud.sampling == "sensors" for cloud in config.data.clouds)
 
@@ -147,7 +134,7 @@ class VisibilityConfig(ProjectorConfig):
         points = config.data.fewest_points
         if self.neighbors <= points < PLANE_POINTS:
             yield f"clouds of {points} points: projector=visibility needs {PLANE_POINTS} to fit planes to"
-        yield from too_few_points("neighbors", self.neighbors, config)
+        yield from super().problems(config)
 
 
 @dataclass
@@ -162,38 +149,14 @@ class AttentionConfig(ProjectorConfig):
     heads: int = value(4, "of the attention", least=1)
     hidden_channels: int = value(32, "width of all layers, a multiple of heads", least=1, most=65_536)
 
-    @property
-    def fewest_points(self) -> int:
-        """One for each neighbour."""
-        return self.k
-
-    def arguments(self) -> dict[str, Any]:
-        """Return arguments of :class:`pointproj.nn.attention_projector.AttentionProjector`."""
-        return {name: getattr(self, name) for name in ("k", "heads", "hidden_channels")}
-
-    def fill_in(self, config: Config) -> None:
-        """No normals, unless they are asked for."""
-        self.normals = bool(self.normals)
-
     def problems(self, config: Config) -> Iterator[str]:
         """Yield a width that the heads cannot share, and too many neighbours."""
         if self.hidden_channels % self.heads:
             width = self.hidden_channels
             yield f"projector.hidden_channels={width}: expected a multiple of projector.heads={self.heads}"
-        yield from too_few_points("k", self.k, config)
+        yield from super().problems(config)
 
 
 NETWORKS: dict[str, type[ProjectorConfig]] = {
     network.name: network for network in (KnnConfig, RadiusConfig, VisibilityConfig, AttentionConfig)
 }
-
-
-def too_few_points(key: str, neighbors: int, config: Config) -> Iterator[str]:
-    """Yield the problem of a network that asks for more neighbours, by ``key``, than there are points."""
-    points = config.data.fewest_points
-    if neighbors > points:
-        named = "data.points" if points == config.data.points else "the smallest cloud of data.mixture"
-        yield (
-            f"projector.{key}={neighbors} neighbours of {named}={points} reference points: "
-            f"expected at most {points}, or more points"
-        )

@@ -15,17 +15,10 @@ from pointproj.config.values import type_words
 
 
 def reference(conf: Path) -> str:
-    """Render every value of the schema, and every choice of every group.
+    """Render every value of the schema, and every choice of every group, as Markdown.
 
-    Parameters
-    ----------
-    conf : Path
-        The folder with the groups; the first comment of a file says what its choice is.
-
-    Returns
-    -------
-    str
-        Markdown: a heading and a table for each section, for ``projector`` one for each network.
+    That is a heading and a table for each section, for ``projector`` one for each network. ``conf`` is the
+    folder with the groups; the first comment of a file says what its choice is.
     """
     config = Config()
     plain = [entry for entry in fields(config) if not is_dataclass(getattr(config, entry.name))]

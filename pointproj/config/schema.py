@@ -46,12 +46,12 @@ class ProjectorConfig:
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of the network's constructor, all but `in_channels`, `predicts` and `backend`."""
-        raise NotImplementedError
+        return {key: given for key, given in vars(self).items() if key not in ("name", "normals")}
 
     @property
     def fewest_points(self) -> int:
-        """Reference points that a cloud needs."""
-        return 1
+        """Reference points that a cloud needs: one for each neighbour."""
+        return getattr(self, "k", 1)
 
     @property
     def kept_neighbors(self) -> int | None:
@@ -65,10 +65,18 @@ class ProjectorConfig:
 
     def fill_in(self, config: "Config") -> None:
         """Replace each null among these values by what it stands for in this config."""
+        self.normals = bool(self.normals)
 
     def problems(self, config: "Config") -> Iterator[str]:
-        """Yield why this network cannot run with the rest of the config."""
-        yield from ()
+        """Yield why this network cannot run with the rest of the config: here, too many neighbours."""
+        key, points = "k" if hasattr(self, "k") else "neighbors", config.data.fewest_points
+        neighbors = getattr(self, key, 0)
+        if neighbors > points:
+            named = "data.points" if points == config.data.points else "the smallest cloud of data.mixture"
+            yield (
+                f"projector.{key}={neighbors} neighbours of {named}={points} reference points: "
+                f"expected at most {points}, or more points"
+            )
 
 
 @dataclass

@@ -11,34 +11,15 @@ Output = Literal["distance", "signed_distance", "logit", "number"]
 
 @dataclass(frozen=True)
 class Target:
-    """What is true of a target.
+    """What is true of a target."""
 
-    Attributes
-    ----------
-    title : str
-        What the values are, for headings.
-    output : {"distance", "signed_distance", "logit", "number"}
-        What the network's output means: a distance; a distance that is negative inside; the logit of being
-        inside, where the target holds labels 0 and 1; any other number.
-    loss : str
-        ``target.loss`` where the config names none.
-    metric : str
-        Error by which models are compared; lower is better.
-    unit : str
-        Of the metric; empty if it has none.
-    colors : str
-        Matplotlib's name of the colour map for its values.
-    of_mesh : bool
-        Whether the values follow from a mesh, so that they can be computed at any point.
-    """
-
-    title: str
-    output: Output
-    loss: str
-    metric: str
-    unit: str
-    colors: str
-    of_mesh: bool = True
+    title: str  # what the values are, for headings
+    output: Output  # of the network; the logit is that of being inside, where the target has labels 0 and 1
+    loss: str  # ``target.loss`` where the config names none
+    metric: str  # the error by which models are compared; lower is better
+    unit: str  # of the metric; empty if it has none
+    colors: str  # Matplotlib's name of the colour map for its values
+    of_mesh: bool = True  # whether the values follow from a mesh, so that they can be computed at any point
 
     @property
     def is_distance(self) -> bool:

@@ -3,13 +3,20 @@
 import dataclasses
 import difflib
 import math
+import operator
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf, ValidationError
 
+BOUNDS = {  # in words, and what a value has to be in relation to each
+    "least": ("of at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("of at most", operator.le),
+    "below": ("below", operator.lt),
+}
 LEAST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, at full precision
 
 
@@ -25,22 +32,9 @@ def value(
 ) -> Any:
     """Declare a field of a config section.
 
-    Parameters
-    ----------
-    default : object
-        Its value where nothing else is written; ``MISSING`` where a choice must be made.
-    meaning : str
-        For the reference of all values, :mod:`pointproj.config.reference`.
-    choices : tuple of str
-        What a word may be; empty if it is not one of few.
-    least, most : number, optional
-        Bounds that may be reached.
-    above, below : number, optional
-        Bounds that may not.
-
-    Returns
-    -------
-    dataclasses.Field
+    ``default`` is ``MISSING`` where a choice must be made. ``meaning`` is for the reference of all values,
+    :mod:`pointproj.config.reference`. ``choices`` are what a word may be; empty if it is not one of few. The
+    bounds ``least`` and ``most`` may be reached, ``above`` and ``below`` not.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below}
     return dataclasses.field(default=default, metadata={"meaning": meaning, "choices": choices, **bounds})
@@ -49,11 +43,7 @@ def value(
 def value_problems(section: Any, prefix: str) -> Iterator[str]:
     """Yield what is wrong with single values of a section and of the sections in it.
 
-    Parameters
-    ----------
-    section : dataclass instance
-    prefix : str
-        Before each key: ``"data."``, or nothing for the whole config.
+    ``prefix`` stands before each key: ``"data."``, or nothing for the whole config.
     """
     for entry in dataclasses.fields(section):
         key, given = prefix + entry.name, getattr(section, entry.name)
@@ -72,14 +62,8 @@ def value_problems(section: Any, prefix: str) -> Iterator[str]:
 def type_problem(config: Any, key: str, given: Any) -> str | None:
     """Say what was expected in place of a value of the wrong type; None if its type is right.
 
-    Parameters
-    ----------
-    config : dataclass instance
-        The schema.
-    key : str
-        Of a value or section in it: ``"training.epochs"``.
-    given : object
-        What was written, as Hydra parses it.
+    ``config`` is the schema, ``key`` a value or section in it (``"training.epochs"``), and ``given`` what was
+    written, as Hydra parses it.
     """
     try:
         OmegaConf.update(OmegaConf.structured(config), key, given)
@@ -106,17 +90,9 @@ def type_words(entry: dataclasses.Field) -> str:
             names = ", ".join(part_entry.name for part_entry in dataclasses.fields(part))
             return f"a list of {{{names}}}{null}"
         return f"a list of {'words' if part is str else 'numbers'}{null}"
-    limits = {"least": "of at least", "above": "above", "most": "of at most", "below": "below"}
-    bounds = " and ".join(
-        f"{words} {allowed[bound]:,}" for bound, words in limits.items() if allowed.get(bound) is not None
-    )
+    bounds = _in_words({name: f"{allowed[name]:,}" for name in BOUNDS if allowed.get(name) is not None})
     named = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
     return f"{named}{bounds and ' '}{bounds}{null}"
-
-
-def _fits(number: float) -> bool:
-    """Whether float32 holds a number with full precision."""
-    return number == 0 or LEAST_FLOAT <= abs(number) <= LARGEST_FLOAT
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
@@ -135,17 +111,14 @@ def _expected(given: Any, entry: dataclasses.Field) -> str | None:
         return f"one of {', '.join(allowed['choices'])}{null}{nearest(given, allowed['choices'])}"
     if not isinstance(given, int | float) or isinstance(given, bool):
         return None
-    if isinstance(given, float) and math.isfinite(given) and not _fits(given):
+    in_float32 = given == 0 or LEAST_FLOAT <= abs(given) <= LARGEST_FLOAT
+    if isinstance(given, float) and math.isfinite(given) and not in_float32:
         return f"0 or a number of size {LEAST_FLOAT:.2g} to {LARGEST_FLOAT:.2g}, as float32 holds it"
-    least, most, above, below = (allowed.get(name) for name in ("least", "most", "above", "below"))
-    if isinstance(given, int):
-        if least is not None and given < least:
-            return f"a whole number of at least {least}"
-        return f"a whole number of at most {most}" if most is not None and given > most else None
-    if above is not None and not (given > above and math.isfinite(given)):
-        return f"a finite number above {above}"
-    if below is not None and not (least <= given < below):
-        return f"a number from {least} to below {below}"
-    if least is not None and not least <= given < math.inf:
-        return f"a finite number of at least {least}"
-    return None
+    bounds = {name: allowed[name] for name in BOUNDS if allowed.get(name) is not None}
+    if all(BOUNDS[name][1](given, bound) for name, bound in bounds.items()) and math.isfinite(given):
+        return None
+    return f"a {'whole' if isinstance(given, int) else 'finite'} number {_in_words(bounds)}"
+
+
+def _in_words(bounds: Mapping[str, float]) -> str:
+    return " and ".join(f"{BOUNDS[name][0]} {bound}" for name, bound in bounds.items())

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 NETWORK = "network"
 MOST_WORKERS = 8
+FEWEST_MESHES = 4  # of some ten seconds each, worth starting processes
 WORKER_BYTES = 8 * 2**30  # of a GPU: surfaces from 160^3 of clouds of 16,384 points
 Method = Callable[[SampledCloud], Reconstruction]
 
@@ -80,10 +81,8 @@ def evaluate_shape(
     ----------
     file : MeshFile
         What to reconstruct; one that cannot be used, or has no inside, is left out with a warning.
-    methods : mapping of str to Method
-        By name; the first is the one that is judged.
-    chosen : mapping of str to Sampling
-        By name.
+    methods, chosen : mappings
+        Methods and samplings by their names; the first method is the one that is judged.
     out : Path
         Gets ``meshes/NAME-SAMPLES-METHOD.{ply,off}``, ``pictures/NAME.png`` and ``views/NAME/*.glb`` of the
         first kind of samples, in the query cube.
@@ -284,7 +283,8 @@ def main(arguments: Sequence[str]) -> None:
     job = _Job(given.checkpoint, given.device, side, names, chosen, watertight, out)
     measured: dict[MeshFile, list[Measured]] = {file: [] for file in files}
     jobs = {file: partial(job, file) for file in files}
-    with HelperProcesses(given.workers or _default_workers(trained.device)) as helpers:
+    workers = given.workers or _default_workers(trained.device)
+    with HelperProcesses(workers, fewest_jobs=FEWEST_MESHES) as helpers:
         for file, of_file in helpers.run("evaluating", jobs, "meshes"):
             measured[file] = of_file
             results = [*itertools.chain(*measured.values())]

@@ -29,8 +29,8 @@ from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.visibility.edges import plain_nearest_edges
 from pointproj.nn.visibility.exact_planes import plain_exact_planes
+from pointproj.nn.visibility.face_planes import plain_spread_planes
 from pointproj.nn.visibility.local_planes import plain_local_planes
-from pointproj.nn.visibility.plain_face_planes import plain_spread_planes
 from pointproj.nn.visibility.rays import plain_list_disks, plain_soft_visibility
 from pointproj.nn.visibility.sight_lines import plain_nearest_sight_lines
 from pointproj.ops.registry import BackendUnavailable, exportable, names, resolve

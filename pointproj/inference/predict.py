@@ -29,7 +29,7 @@ STRAY = 3.0  # times as far from the middle as 99% of the points
 
 
 def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: int | None = None) -> str:
-    """Reconstruct a cloud and write what is asked for.
+    """Reconstruct a cloud, write what is asked for, and return in one line what was made of what.
 
     Parameters
     ----------
@@ -40,11 +40,6 @@ def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: in
         Meshes, in the coordinates of the cloud's file, and with the suffix ``.png`` a picture.
     side : int, optional
         Points a side of the grid that the surface is extracted from; by default that of the model's device.
-
-    Returns
-    -------
-    str
-        What was made of what, in one line.
 
     Raises
     ------

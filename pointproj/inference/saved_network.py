@@ -13,14 +13,7 @@ from pointproj.training.networks import build_model
 
 
 def saved_config(path: Path, content: dict[str, Any]) -> Config:
-    """Read the config of a checkpoint.
-
-    Parameters
-    ----------
-    path : Path
-        Of the checkpoint, for messages.
-    content : dict
-        From :func:`pointproj.training.checkpoint.load`.
+    """Read the config of a checkpoint from what :func:`pointproj.training.checkpoint.load` returned.
 
     Raises
     ------
@@ -38,15 +31,7 @@ def saved_config(path: Path, content: dict[str, Any]) -> Config:
 def saved_network(path: Path, content: dict[str, Any], config: Config, backend: str) -> nn.Module:
     """Make the network of a checkpoint, on the CPU, with its weights, which fit any backend.
 
-    Parameters
-    ----------
-    path : Path
-    content : dict
-        As for :func:`saved_config`.
-    config : Config
-        What that returned.
-    backend : str
-        Of the operators.
+    ``config`` is what :func:`saved_config` returned, ``backend`` that of the operators.
 
     Raises
     ------

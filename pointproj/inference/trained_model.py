@@ -22,6 +22,7 @@ from pointproj.training import checkpoint
 from pointproj.training.networks import features_of
 
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
+CPU_POINTS = 2048  # evaluated at once: a core's cache holds what the network makes of them
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 
 PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
@@ -30,18 +31,7 @@ PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that predicts solids.
-
-    Attributes
-    ----------
-    config : Config
-        Of the run that trained it.
-    model : torch.nn.Module
-        In evaluation mode, on ``device``.
-    device : torch.device
-    backend : str
-        Of the operators.
-    """
+    """A model that predicts solids, in evaluation mode on its device, with the config of its training."""
 
     config: Config
     model: nn.Module
@@ -105,7 +95,9 @@ class TrainedModel:
 
         @torch.inference_mode()
         def values(query_points: Float[np.ndarray, "Q 3"]) -> Float[np.ndarray, " Q"]:
-            predicted = self.model.decode(self._tensor(query_points), encoding)
+            at_once = CPU_POINTS if self.device.type == "cpu" else len(query_points)
+            parts = self._tensor(query_points).split(at_once)
+            predicted = torch.cat([self.model.decode(part, encoding) for part in parts])
             return sign * predicted.squeeze(-1).float().cpu().numpy()
 
         return values
@@ -115,19 +107,9 @@ class TrainedModel:
 
 
 def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> TrainedModel:
-    """Make the model of a checkpoint.
+    """Make the model of a checkpoint, or of the best one in the folder of a run.
 
-    Parameters
-    ----------
-    path : Path
-        A checkpoint, or the folder of a run (its best checkpoint is meant then).
-    device : {"auto", "cpu", "cuda"}
-    backend : str
-        Of the operators.
-
-    Returns
-    -------
-    TrainedModel
+    ``backend`` is that of the operators.
 
     Raises
     ------

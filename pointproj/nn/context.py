@@ -22,14 +22,10 @@ def aggregate_with_context(
     """Aggregate features, and with them where the neighbours are.
 
     ``aggregate`` carries values at these reference points to these query points, as
-    :func:`pointproj.knn_aggregate` does; 0 where a query has no neighbour.
-
-    Returns
-    -------
-    list of Tensor
-        Aggregated features (..., Q, C); displacement (..., Q, 3) from the query point to the weighted mean
-        of its neighbours; soft distance (..., Q, 1), its length; spread (..., Q, 1), the weighted standard
-        deviation about that mean; has_neighbour (..., Q, 1), 1, or 0 where all else is 0 too.
+    :func:`pointproj.knn_aggregate` does; 0 where a query has no neighbour. The result is a list of aggregated
+    features (..., Q, C); displacement (..., Q, 3) from the query point to the weighted mean of its
+    neighbours; soft distance, its length; spread, the weighted standard deviation about that mean; and
+    has_neighbour, 1, or 0 where all else is 0 too, (..., Q, 1) each.
     """
     dtype = torch.promote_types(features.dtype, reference_points.dtype)
     squared_norm = reference_points.square().sum(-1, keepdim=True)

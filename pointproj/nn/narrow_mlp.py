@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
 
 TILE = 64  # rows that go through the layers together
@@ -27,18 +27,9 @@ PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
 
 
 def narrow_mlp(rows: Tensor, parameters: list[Tensor]) -> Tensor:
-    """As ``rows`` through three linear layers with ReLU between them.
+    """Contiguous fp32 ``rows`` (R, in) through three linear layers with ReLU between them: (R, out).
 
-    Parameters
-    ----------
-    rows : (R, in) fp32 tensor
-        Contiguous.
-    parameters : six fp32 tensors
-        Weight (out, in) and bias (out,) of each layer, in order; contiguous, no width above 32.
-
-    Returns
-    -------
-    (R, out) fp32 tensor
+    ``parameters`` are weight (out, in) and bias (out,) of each layer, contiguous fp32; no width is above 32.
     """
     return _mlp(rows, *parameters)
 
@@ -62,7 +53,7 @@ def _forward(
     return (result,)
 
 
-def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
+def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
     rows, *parameters = saved.inputs.values()
     grad = grads[0]
     if not runs_kernels(rows):
@@ -80,9 +71,7 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     return d_rows if needs["rows"] else None, *gradients
 
 
-def _second_backward(
-    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
-) -> tuple[Tensor, ...]:
+def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
     def along(grad: Tensor, *inputs: Tensor) -> Tensor:
         gradients = _gradients(grad, *inputs)
         return sum((one * other).sum() for one, other in zip(directions, gradients, strict=True))

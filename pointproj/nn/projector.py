@@ -203,22 +203,11 @@ class Projector(nn.Module):
 def as_predicted(
     output: Float[Tensor, "*batch q m"], soft_distance: Float[Tensor, "*batch q 1"], predicts: str
 ) -> Float[Tensor, "*batch q out"]:
-    """Give the output m of the last MLP its meaning.
+    """Give the output m of the last MLP, with ``out * PREDICTED_CHANNELS[predicts]`` channels, its meaning.
 
-    Parameters
-    ----------
-    output : (..., Q, M) float tensor
-        ``M = out * PREDICTED_CHANNELS[predicts]``.
-    soft_distance : (..., Q, 1) float tensor
-        From :func:`pointproj.nn.context.aggregate_with_context`.
-    predicts : {"value", "distance", "signed_distance"}
-        A value is m itself. A distance is soft distance + m. A signed distance is
-        (1 + m_1) * soft distance + m_2, so that the sign is one number to learn.
-
-    Returns
-    -------
-    (..., Q, out) float tensor
-        Distances in the dtype of the soft distance, also under autocast.
+    A value is m itself. A distance is soft distance + m. A signed distance is (1 + m_1) * soft distance +
+    m_2, so that the sign is one number to learn. Distances are in the dtype of the soft distance, also under
+    autocast.
     """
     if predicts == "value":
         return output
@@ -232,10 +221,7 @@ def as_predicted(
 def last_mlp(in_channels: int, hidden_channels: int, out_channels: int, predicts: str) -> MLP:
     """The MLP whose output :func:`as_predicted` takes: at first a predicted distance is the soft distance.
 
-    Raises
-    ------
-    ValueError
-        For another ``predicts``.
+    ``ValueError`` for another ``predicts``.
     """
     if predicts not in PREDICTED_CHANNELS:
         raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")

@@ -75,10 +75,7 @@ def check_k(k: int, reference_points: Tensor) -> None:
     """1 <= k <= number of reference points."""
     if type(k) is int and 1 <= k <= reference_points.shape[-2]:
         return
-    if not isinstance(k, Integral) or isinstance(k, bool):
-        raise TypeError(f"k must be an int; got {type(k).__name__}")
-    if k < 1:
-        raise ValueError(f"k must be at least 1; got {k}")
+    check_size("k", k, least=1)
     if k > reference_points.shape[-2]:
         raise ValueError(
             f"k = {k} neighbours were asked for, but there are {reference_points.shape[-2]} points"
@@ -112,8 +109,7 @@ def check_neighbor_indices(
 
 def check_radius(radius: float, name: str = "radius") -> None:
     """A positive, finite number."""
-    if not isinstance(radius, Real) or isinstance(radius, bool):
-        raise TypeError(f"{name} must be a number; got {type(radius).__name__}: it has no gradient")
+    _check_number(name, radius, more=": it has no gradient")
     if not 0 < radius < math.inf:
         raise ValueError(f"{name} must be positive and finite; got {radius}")
 
@@ -193,8 +189,7 @@ def check_list_form(max_neighbors: int | None, capacity: int | EllipsisType | No
 
 def check_size(name: str, size: int, least: int) -> None:
     """A whole number."""
-    if not isinstance(size, Integral) or isinstance(size, bool):
-        raise TypeError(f"{name} must be an int; got {type(size).__name__}")
+    _check_number(name, size, "an int", Integral)
     if size < least:
         raise ValueError(f"{name} must be at least {least}; got {size}")
 
@@ -210,8 +205,7 @@ def check_weighting(
     if reduce not in reductions:
         raise ValueError(f"reduce must be one of {', '.join(reductions)}; got {reduce!r}")
     for name, value in (("power", power), ("eps", eps)):
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+        _check_number(name, value)
         _check_in_range(name, value, torch.finfo(dtype).tiny, torch.finfo(dtype).max, dtype)
 
 
@@ -309,9 +303,8 @@ def check_sigma(sigma: float | Tensor, like: Tensor, dtype: torch.dtype) -> None
                 f"got {sigma.dtype} of shape {tuple(sigma.shape)}"
             )
         _check_device("sigma", sigma, like)
-    elif not isinstance(sigma, Real) or isinstance(sigma, bool):
-        raise TypeError(f"sigma must be a number or a tensor of one element; got {type(sigma).__name__}")
     else:
+        _check_number("sigma", sigma, "a number or a tensor of one element")
         _check_in_range("sigma", sigma, *sigma_range(dtype), dtype)
 
 
@@ -368,6 +361,13 @@ def _check_in_range(name: str, value: float, least: float, most: float, dtype: t
 def _is_readable(tensor: Tensor) -> bool:
     """Whether reading values waits for no device, and breaks no graph of a compiler."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_number(
+    name: str, value: object, what: str = "a number", kind: type = Real, more: str = ""
+) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{name} must be {what}; got {type(value).__name__}{more}")
 
 
 def _check_tensor(name: str, value: object) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.bridge.torch_op import Saved, Tensors
 from pointproj.ops.clouds import dense_clouds, queries_of, rows_in_packed
 from pointproj.ops.list_sums import pairs_of
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
@@ -131,9 +131,7 @@ def plain_attend(
     return torch.cat(results, dim=-1)
 
 
-def attend_second_backward(
-    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
-) -> tuple[Tensor, ...]:
+def attend_second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
     """Of the sum of directions times first gradients: for the upstream gradient, then ``DIFFERENTIABLE``."""
     inputs = {name: value for name, value in saved.inputs.items() if name != "deterministic"}
     with torch.enable_grad():

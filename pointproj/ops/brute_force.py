@@ -1,8 +1,8 @@
 """Exact nearest neighbours of points with more than three coordinates, in bounded memory.
 
 Cells do not help there, so all pairs are compared, by |b|^2 - 2 a.b of points that were moved to their centre
-and scaled: a matrix product, with the rounding of one. It chooses candidates and no more. The candidates are
-ranked by their differences, squared and summed in float64, equal sums by the lower index.
+and scaled: a matrix product, with the rounding of one. It chooses candidates, which are ranked by their
+differences, squared and summed in float64, equal sums by the lower index.
 
 For each query the k-th of them shows whether a point that is no candidate could be as near. With D
 coordinates and u half the epsilon of the product's dtype, the product differs from the squared distance less
@@ -22,10 +22,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops.backends.torch import over_clouds
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import rows_of_clouds
+from pointproj.ops.records import fields_apart
 from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Tables
 from pointproj.ops.rounding import rounded_root
@@ -71,11 +71,11 @@ def radius_list(
     rows, distances = [counts[:0]], [query_points.new_empty(0)]
     with torch.autocast(query_points.device.type, enabled=False):
         for at, query, first_row, reference in _groups(clouds, one_by_one=True):
-            reach = radius[at]
-            for queries, columns in _candidates_within(query, reference, reach.double()):
+            radii = radius[at]
+            for queries, columns in _candidates_within(query, reference, radii.double()):
                 squared = _sum_of_squares(query[0, queries].double() - reference[0, columns].double())
                 found = rounded_root(squared).to(query.dtype)
-                kept = (found <= reach[queries]).nonzero()[:, 0]
+                kept = (found <= radii[queries]).nonzero()[:, 0]
                 counts[1:].index_add_(0, queries[kept] + at.start, torch.ones_like(kept))
                 rows.append(columns[kept] + first_row)
                 distances.append(found[kept])
@@ -97,6 +97,7 @@ def _candidates_within(
             yield queries + rows.start, columns
 
 
+@fields_apart
 def _nearest_body(clouds: Clouds, k: int) -> tuple[Tensor, Tensor]:
     query_points = clouds.query_points
     squared = query_points.new_full((len(query_points), k), torch.inf, dtype=torch.float64)
@@ -265,7 +266,7 @@ def _at_once(values_of_each: int, device: torch.device) -> int:
 
 _nearest = torch_op(
     "pointproj::brute_force_nearest",
-    over_clouds(_nearest_body, 2, k=int),
+    _nearest_body,
     lambda query_points, *others: (
         ((query_points.shape[0], others[-1]), query_points.dtype),
         ((query_points.shape[0], others[-1]), torch.int64),

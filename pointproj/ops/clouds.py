@@ -79,23 +79,10 @@ def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None, missing: int = -1) -> Tensor:
-    """Rows of the packed points for indices into clouds of a dense batch.
+    """Rows of the packed points for indices into clouds of a dense batch; ``missing`` for what is no row.
 
-    Parameters
-    ----------
-    indices : integer tensor
-        Rows of the reference points of one cloud each.
-    references : int
-        How many reference points each cloud has.
-    clouds : integer tensor or None
-        The cloud of each index, of a shape that goes with theirs; None: all are of one cloud, or packed.
-    missing : int
-        Stands for what is no row of its cloud.
-
-    Returns
-    -------
-    integer tensor
-        Of the shape and dtype of ``indices``.
+    ``references`` is how many points each cloud has. ``clouds`` says which one each index is of, in a shape
+    that goes with theirs; None: all are of one cloud, or packed.
     """
     exists = (indices >= 0) & (indices < references)
     rows = indices if clouds is None else indices + (clouds * references).to(indices.dtype)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import is_transforming
-from pointproj.ops.bridge.torch_op import Saved, torch_op
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, torch_op
 from pointproj.ops.clouds import Clouds, queries_of
 from pointproj.ops.reference import length, nan_where_query_is_not_finite, rounded_length
 
@@ -114,7 +114,7 @@ def _forward(
     return (distances.clone(),)  # they are known; an operator does not return what it was given
 
 
-def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
+def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
     made = _zeros(saved)
     for chunk in _chunks(saved.inputs):
         along = torch.where(chunk.apart, grads[0][chunk.at], 0.0)[..., None] * chunk.units
@@ -122,9 +122,7 @@ def _backward(grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved) -
     return tuple(m if need else None for m, need in zip(made, needs.values(), strict=True))
 
 
-def _second_backward(
-    directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
-) -> tuple[Tensor, ...]:
+def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
     by_grad, made = torch.zeros_like(grads[0]), _zeros(saved)
     for chunk in _chunks(saved.inputs):
         relative = chunk.of_pairs(*directions)

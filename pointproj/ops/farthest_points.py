@@ -14,6 +14,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import packed
+from pointproj.ops.pairs import cloud_numbers
 from pointproj.ops.registry import choose, modules
 
 
@@ -68,10 +69,8 @@ def farthest_points(
     size = len(positions)
     if offsets is None:
         first = torch.arange(clouds, device=points.device) * points.shape[-2]
-        cloud = torch.arange(size, device=points.device) // max(1, points.shape[-2])
     else:
         first = offsets[:-1].long()
-        cloud = torch.searchsorted(offsets.long(), torch.arange(size, device=points.device), right=True) - 1
         offsets = offsets.int().contiguous()
     steps = max(counts, default=0)
     if not size or not steps:
@@ -81,25 +80,15 @@ def farthest_points(
         choose_rows = getattr(module, "farthest_points", plain_farthest_points)
         if positions.shape[1] > 3:
             choose_rows = plain_farthest_points
-        rows = choose_rows(positions, cloud, offsets, starts, steps)
+        rows = choose_rows(positions, offsets, starts, steps)
     if offsets is not None:
         return torch.cat([own[:own_count] for own, own_count in zip(rows, counts, strict=True)])
     return rows[0] if points.ndim == 2 else rows - first[:, None]
 
 
-def plain_farthest_points(
-    points: Float[Tensor, "n 3"],
-    cloud: Int[Tensor, " n"],
-    offsets: Int[Tensor, " clouds+1"] | None,
-    starts: Int[Tensor, " clouds"],
-    steps: int,
-) -> Int[Tensor, "clouds steps"]:
-    """The specification: every point is compared with each that was chosen in its cloud; packed rows."""
-    return _by_comparing_all(points, cloud, starts, steps)
-
-
-def _compare_all(points: Tensor, cloud: Tensor, starts: Tensor, steps: int) -> tuple[Tensor]:
+def _compare_all(points: Tensor, offsets: Tensor | None, starts: Tensor, steps: int) -> tuple[Tensor]:
     clouds, numbers = len(starts), torch.arange(len(points), device=points.device)
+    cloud = cloud_numbers(offsets, len(points), clouds, points.device)
     finite = points.isfinite().all(-1)
     nearest = torch.where(finite, torch.inf, -1.0).to(points.dtype)
     occupied = torch.zeros(clouds, dtype=torch.bool, device=points.device)
@@ -117,10 +106,12 @@ def _compare_all(points: Tensor, cloud: Tensor, starts: Tensor, steps: int) -> t
     return (torch.stack(chosen, dim=1),)
 
 
-_by_comparing_all = torch_op(
+# The specification: every point (N, 3) is compared with each that was chosen in its cloud. ``starts`` are the
+# first rows of the clouds; the result is packed rows (clouds, steps).
+plain_farthest_points = torch_op(
     "pointproj::farthest_points",
     _compare_all,
-    lambda points, cloud, starts, steps: (((starts.shape[0], steps), torch.int64),),
+    lambda points, offsets, starts, steps: (((starts.shape[0], steps), torch.int64),),
 )
 
 

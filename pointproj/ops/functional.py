@@ -18,7 +18,7 @@ from pointproj.ops.reference import (
     rounded_length,
     sigma_in_range,
 )
-from pointproj.ops.registry import Backend, Tables
+from pointproj.ops.registry import Backend, Summands, Tables
 from pointproj.ops.scalars import scalar
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
@@ -143,14 +143,10 @@ def knn_aggregate(
 
     Parameters
     ----------
-    query_points : (..., Q, 3) float tensor
-        As for :func:`knn`.
-    reference_points : (..., N, 3) float tensor
+    query_points, reference_points, k, index, backend, query_offsets, reference_offsets
         As for :func:`knn`.
     features : (..., N, C) float tensor
         float16, bfloat16, float32 or float64; sums run in float32 or wider.
-    k : int
-        As for :func:`knn`.
     sigma : float or float tensor of one element
         Softmax temperature in the units of the points, positive. A tensor gets a gradient. Of the kernels
         ``"exponential"`` and ``"gaussian"``.
@@ -166,17 +162,9 @@ def knn_aggregate(
         is 0 has no influence; weights may be negative, and where their sum is 0, so is the mean.
     max_radius : float, optional
         As for :func:`knn`; the kernel ``"compact"`` needs it.
-    index : Index, optional
-        As for :func:`knn`.
     neighbor_indices : (..., Q, k) int32 or int64 tensor, optional
         Neighbours that are known already, in any order: nothing is searched then. A value that is not a row
         of ``reference_points`` counts as no neighbour.
-    backend : str
-        As for :func:`knn`.
-    query_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
-    reference_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
 
     Returns
     -------
@@ -215,10 +203,10 @@ def knn_aggregate(
         rows = _nearest_in_front(rows, distances, reference_weights)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
-    def aggregate(values: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
+    def aggregate(summands: Summands) -> Tensor:
         if rows is None:
-            return module.knn_aggregate(clouds, tables, values, sigma, int(k), weighting)
-        return module.aggregate_neighbors(clouds, values, sigma, rows, weighting)
+            return module.knn_aggregate(clouds, tables, summands, int(k))
+        return module.aggregate_neighbors(clouds, summands, rows)
 
     aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
     return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
@@ -248,32 +236,12 @@ def radius_aggregate(
 
     Parameters
     ----------
-    query_points : (..., Q, 3) float tensor
+    query_points, reference_points, index, backend, query_offsets, reference_offsets
         As for :func:`knn`.
-    reference_points : (..., N, 3) float tensor
-        As for :func:`knn`.
-    features : (..., N, C) float tensor
-        As for :func:`knn_aggregate`.
+    features, sigma, kernel, power, eps, reduce, reference_weights
+        As for :func:`knn_aggregate`; the kernel ``"compact"`` is ``(1 - (d / radius)^2)^2``.
     radius : float
         Cut-off in the units of the points, positive; it has no gradient.
-    sigma : float or float tensor of one element
-        As for :func:`knn_aggregate`.
-    kernel : str
-        As for :func:`knn_aggregate`; ``"compact"`` is ``(1 - (d / radius)^2)^2``.
-    power, eps : float
-        As for :func:`knn_aggregate`.
-    reduce : {"mean", "sum"}
-        As for :func:`knn_aggregate`.
-    reference_weights : (..., N) float tensor, optional
-        As for :func:`knn_aggregate`.
-    index : Index, optional
-        As for :func:`knn`.
-    backend : str
-        As for :func:`knn`.
-    query_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
-    reference_offsets : (B + 1,) integer tensor, optional
-        As for :func:`knn`.
 
     Returns
     -------
@@ -292,8 +260,8 @@ def radius_aggregate(
     module, tables = choose_backend(backend, radius, index, reference_points, clouds)
     weighting = Weighting(kernel, reduce, float(power), float(eps), radius)
 
-    def aggregate(values: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
-        return module.radius_aggregate(clouds, tables, values, sigma, radius, weighting)
+    def aggregate(summands: Summands) -> Tensor:
+        return module.radius_aggregate(clouds, tables, summands, radius)
 
     aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
     return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
@@ -329,26 +297,27 @@ def _check_values(
 
 
 def _aggregated(
-    aggregate: Callable[[Tensor, Tensor, Weighting], Tensor],
+    aggregate: Callable[[Summands], Tensor],
     features: Tensor,
     dtype: torch.dtype,
     sigma: float | Tensor,
     weighting: Weighting,
     reference_weights: Tensor | None,
 ) -> Tensor:
-    """What ``aggregate(values, sigma, weighting)`` makes of features, in their own dtype: (Q, C).
+    """What ``aggregate`` makes of features, in their own dtype: (Q, C).
 
     Sums run in ``dtype``. Weights of the reference points multiply the features. A mean is then the sum of
     these divided by that of the weights: both are of one call, with the weights as one more channel.
     """
     values, sigma = _packed_features(counted_features(features, reference_weights), dtype, sigma)
     if reference_weights is None:
-        return as_dtype(aggregate(values, sigma, weighting), features.dtype)
+        return as_dtype(aggregate(Summands(values, sigma, weighting)), features.dtype)
     weights = reference_weights.reshape(-1, 1).to(values.dtype)
     values = values * weights
     if weighting.reduce == "sum":
-        return as_dtype(aggregate(values, sigma, weighting), features.dtype)
-    summed = aggregate(torch.cat([values, weights], 1), sigma, weighting._replace(reduce="counted"))
+        return as_dtype(aggregate(Summands(values, sigma, weighting)), features.dtype)
+    counted = weighting._replace(reduce="counted")
+    summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, counted))
     summed, total = summed.split([values.shape[1], 1], dim=1)
     # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
     divides = (total != 0) & ~total.isnan()

@@ -118,30 +118,13 @@ def choose_backend(
     reference_points: Tensor,
     clouds: Clouds,
 ) -> tuple[Backend, Tables | None]:
-    """The backend of one call, and the tables of its index if there is one.
+    """The backend of one call, and the tables of its index for this search, if it has them.
 
-    Parameters
-    ----------
-    backend : str
-        ``"auto"`` or a name; with an index, ``"auto"`` means the index's own backend.
-    radius : float, () tensor or None
-        Of a search within a radius, the largest one; None for kNN.
-    index : Index or None
-        As the caller gave it.
-    reference_points : (N, 3) or (B, N, 3) float tensor
-        As the caller gave them.
-    clouds : Clouds
-        The same points, packed.
-
-    Returns
-    -------
-    Backend
-        Its module.
-    tuple of Tensor or None
-        The index's tables for this search, if it has them.
+    With an index, ``backend="auto"`` means the index's own. ``radius`` is that of the search, the largest
+    one; None for kNN. ``clouds`` are the packed points.
     """
-    if index is not None:
-        _check_type(index)
+    if index is not None and not isinstance(index, Index):
+        raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
     asked_for = index.backend if index is not None and backend == "auto" else backend
     search = "knn" if radius is None else "radius"
     name = choose(asked_for, reference_points.device.type, search)
@@ -149,11 +132,6 @@ def choose_backend(
         return modules[name], None
     _check_index(index, name, reference_points, clouds.count)
     return modules[name], index.tables.get(search)
-
-
-def _check_type(index: object) -> None:
-    if not isinstance(index, Index):
-        raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
 
 
 def _check_index(index: Index, backend: str, reference_points: Tensor, clouds: int) -> None:

@@ -42,12 +42,8 @@ def aggregate(
     weights : float tensor, optional
         Of each pair, in the shape of ``neighbors.indices``, or with one more axis for one weight a channel
         (or 1 for all channels). In slots without a neighbour they are not used. None: of the kernel.
-    kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
+    kernel, sigma, power, eps
         As for :func:`pointproj.knn_aggregate`, of the list's distances; ``"compact"`` ends at its radius.
-    sigma : float or float tensor of one element
-        As for :func:`pointproj.knn_aggregate`.
-    power, eps : float
-        As for :func:`pointproj.knn_aggregate`.
     reduce : {"mean", "sum", "max"}
         ``"mean"`` divides by the sum of the weights (0 where that is 0). ``"max"`` takes the largest
         ``w_ij f_j`` of each channel, of the features themselves if no weights are given.

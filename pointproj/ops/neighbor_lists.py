@@ -100,9 +100,7 @@ def radius_neighbors(
 
     Parameters
     ----------
-    query_points : (Q, 3) or (B, Q, 3) float tensor
-        As for :func:`pointproj.knn`.
-    reference_points : (N, 3) or (B, N, 3) float tensor
+    query_points, reference_points, backend, query_offsets, reference_offsets
         As for :func:`pointproj.knn`.
     radius : float, or (..., Q) float tensor
         Cut-off in the units of the points, one for all queries or one for each (in the points' dtype). It has
@@ -119,12 +117,6 @@ def radius_neighbors(
         As for :func:`pointproj.knn`; the radius must be less than half of each length.
     index : Index, optional
         As for :func:`pointproj.knn`, best built with this radius.
-    backend : str
-        As for :func:`pointproj.knn`.
-    query_offsets : (B + 1,) integer tensor, optional
-        As for :func:`pointproj.knn`.
-    reference_offsets : (B + 1,) integer tensor, optional
-        As for :func:`pointproj.knn`.
 
     Returns
     -------

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.records import record_of
 from pointproj.ops.reference import Weighting, squared_distances
 from pointproj.ops.rounding import largest_squares_within
 
-PAIRS_AT_ONCE = {
-    "cpu": 2**20,
-    "cuda": 2**25,
-}  # what a chunk may hold: cache on a CPU, 128 MiB of fp32 on a GPU
+# What a chunk may hold: cache on a CPU, 128 MiB of fp32 on a GPU.
+PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 VALUES_AT_ONCE = 2**26  # feature values that a chunk of neighbour lists may gather
 
 
@@ -49,7 +48,7 @@ def pairs_of_clouds(
                     Pairs(slice(q, min(q + rows, q1)), slice(r0, r1), None) for q in range(q0, q1, rows)
                 )
         return
-    ids = [_cloud_ids(o, n, clouds, query_points.device) for o, n in zip(offsets, sizes, strict=True)]
+    ids = [cloud_numbers(o, n, clouds, query_points.device) for o, n in zip(offsets, sizes, strict=True)]
     rows = _rows_at_once(reference_points, sizes[1])
     for q in range(0, sizes[0], rows):
         yield Pairs(slice(q, q + rows), slice(0, sizes[1]), ids[0][q : q + rows, None] == ids[1])
@@ -70,26 +69,22 @@ def _rows_at_once(reference_points: Tensor, references: int) -> int:
     return max(1, PAIRS_AT_ONCE[reference_points.device.type] // max(1, references))
 
 
-def _cloud_ids(offsets: Tensor | None, size: int, clouds: int, device: torch.device) -> Tensor:
+def cloud_numbers(offsets: Tensor | None, size: int, clouds: int, device: torch.device) -> Tensor:
+    """The cloud of each of so many packed points, (size,) int64."""
     rows = torch.arange(size, device=device)
     if offsets is None:
         return rows // max(1, size // clouds)
-    return torch.searchsorted(offsets.long(), rows, right=True)
+    return torch.searchsorted(offsets.long(), rows, right=True) - 1
 
 
 def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over all points within ``radius``: its inputs hold clouds and radius."""
-    clouds = Clouds(*(inputs[name] for name in Clouds._fields[:-1]), inputs["clouds"])
+    clouds, weighting = record_of(Clouds, inputs), record_of(Weighting, inputs)
     for pairs, _, is_neighbor in masks_within(clouds, inputs["radius"]):
         points = clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
         given = *points, inputs["features"][pairs.reference], inputs["sigma"]
-        block = Block(*given, MaskedNeighbors(is_neighbor), weighting_of(inputs))
+        block = Block(*given, MaskedNeighbors(is_neighbor), weighting)
         yield Chunk(pairs.query, pairs.reference, block)
-
-
-def weighting_of(inputs: dict[str, Any]) -> Weighting:
-    """The weighting among an operator's inputs."""
-    return Weighting(*(inputs[name] for name in Weighting._fields))
 
 
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
@@ -100,7 +95,7 @@ def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
         query = slice(first, first + rows)
         neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
         given = inputs["query_points"][query], *(inputs[n] for n in ("reference_points", "features", "sigma"))
-        yield Chunk(query, slice(None), Block(*given, neighbors, weighting_of(inputs)))
+        yield Chunk(query, slice(None), Block(*given, neighbors, record_of(Weighting, inputs)))
 
 
 def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[Pairs, Tensor, Tensor]]:

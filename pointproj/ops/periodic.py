@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.clouds import Clouds
+from pointproj.ops.clouds import Clouds, queries_of
 
 
 class PeriodicBox(NamedTuple):
@@ -78,8 +78,7 @@ class PeriodicBox(NamedTuple):
     def merged_list(self, row_splits: Tensor, rows: Tensor, references: int) -> tuple[Tensor, Tensor]:
         """One row of a list for each query instead of one for each image, in ascending order."""
         merged = row_splits[:: self.images].contiguous()
-        slots = torch.arange(len(rows), device=rows.device)
-        query = torch.searchsorted(merged, slots, right=True) - 1
+        query = queries_of(merged, len(rows))
         last = torch.iinfo(torch.int64).max
         keys = torch.where(rows >= 0, query * references + rows, last).sort().values
         return merged, torch.where(keys < last, keys % max(1, references), -1)

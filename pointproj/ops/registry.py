@@ -1,16 +1,15 @@
 """The backends: what each defines, how they are found, and which one runs.
 
 A backend is a module of :mod:`pointproj.ops.backends`, or a folder when it holds kernels. It defines what
-:class:`Backend` lists, registers its torch operators when it is imported, and imports nothing heavy
-before ``unavailable`` has been asked. Adding one means adding that module and one file in
-``conf/backend/``; tests and benchmark find it by themselves.
+:class:`Backend` lists, and imports nothing heavy before ``unavailable`` has been asked. Adding one means
+adding that module and one file in ``conf/backend/``; tests and benchmark find it by themselves.
 """
 
 import functools
 import importlib
 import logging
 import pkgutil
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +25,14 @@ log = logging.getLogger(__name__)
 Tables = tuple[Tensor, ...]
 
 
+class Summands(NamedTuple):
+    """What an aggregation sums up; the features and sigma are in the dtype that sums run in."""
+
+    features: Float[Tensor, "n c"]
+    sigma: Float[Tensor, ""]
+    weighting: Weighting
+
+
 class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, named as users say it
     """The backend that was named cannot run here; the message says why and what to do."""
 
@@ -37,8 +44,9 @@ class Backend(Protocol):
 
     Attributes
     ----------
-    OPERATORS : frozenset of {"knn", "radius"}
-        The searches it has. Without ``"radius"`` it needs none of the functions named so.
+    OPERATORS : frozenset of {"knn", "radius", "attend", "farthest"}
+        The searches it has, without ``"radius"`` none of the functions named so; and whether it has functions
+        ``attend`` and ``farthest_points`` of its own, with the arguments of those of ``torch``.
     RANK : dict of str to int
         Device type to place in the choice of ``backend=auto``, highest first, as measured. It does not
         run on a device type that is missing here.
@@ -46,6 +54,9 @@ class Backend(Protocol):
         Why calls wait for the device, so that they cannot be captured in a CUDA graph.
     EXPORTABLE : frozenset of str
         Device types on which its operators can be traced into a file that runs without this package.
+    FUNCTIONS : str or None
+        The module in its folder that has all functions that calls need, from ``build_index`` on, and
+        ``ONE_INDEX``. It is imported when the backend is chosen. None: they stand beside the others.
     ONE_INDEX : bool
         Whether the same tables serve both searches.
     """
@@ -54,13 +65,11 @@ class Backend(Protocol):
     RANK: dict[str, int]
     WAITS: str | None = None
     EXPORTABLE: frozenset[str] = frozenset()
+    FUNCTIONS: str | None = None
     ONE_INDEX: bool = False
 
     def unavailable(self) -> str | None:
-        """None if this backend can run here, else one sentence: what is missing, and how to get it.
-
-        Nothing heavy has been imported before this is asked.
-        """
+        """None if this backend can run here, else one sentence: what is missing, and how to get it."""
 
     def unavailable_on(self, device_type: str) -> str | None:
         """As ``unavailable``, of what only one type of device needs, such as a driver; None by default."""
@@ -112,12 +121,7 @@ class Backend(Protocol):
         return distances_of(clouds, rows), rows.to(index_dtype)
 
     def aggregate_neighbors(
-        self,
-        clouds: Clouds,
-        features: Float[Tensor, "n c"],
-        sigma: Float[Tensor, ""],
-        rows: Int[Tensor, "q k"],
-        weighting: Weighting,
+        self, clouds: Clouds, summands: Summands, rows: Int[Tensor, "q k"]
     ) -> Float[Tensor, "q c"]:
         """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
 
@@ -128,26 +132,14 @@ class Backend(Protocol):
         """
 
     def knn_aggregate(
-        self,
-        clouds: Clouds,
-        tables: Tables | None,
-        features: Float[Tensor, "n c"],
-        sigma: Float[Tensor, ""],
-        k: int,
-        weighting: Weighting,
+        self, clouds: Clouds, tables: Tables | None, summands: Summands, k: int
     ) -> Float[Tensor, "q c"]:
         """Both at once; by default ``search``, then ``aggregate_neighbors``."""
         rows = self.search(clouds.detached(), tables, k)
-        return self.aggregate_neighbors(clouds, features, sigma, rows, weighting)
+        return self.aggregate_neighbors(clouds, summands, rows)
 
     def radius_aggregate(
-        self,
-        clouds: Clouds,
-        tables: Tables | None,
-        features: Float[Tensor, "n c"],
-        sigma: Float[Tensor, ""],
-        radius: float,
-        weighting: Weighting,
+        self, clouds: Clouds, tables: Tables | None, summands: Summands, radius: float
     ) -> Float[Tensor, "q c"]:
         """The same over all points within ``radius``; ``tables`` as for ``search``.
 
@@ -174,7 +166,7 @@ class Backend(Protocol):
 
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
-VALUES = ("WAITS", "EXPORTABLE", "ONE_INDEX")
+VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX")
 FUNCTIONS = ("unavailable_on", "unbuilt", "use_algorithm", "nearest", "knn_aggregate")
 
 
@@ -187,10 +179,21 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Backend:
-    """Import the module of backend ``name``, and give it the defaults of what it leaves out."""
+    """Import the module of backend ``name``."""
     if name not in names():
         raise ValueError(f"backend must be 'auto' or one of {', '.join(names())}; got {name!r}")
-    module = importlib.import_module(f"{backends_package.__name__}.{name}")
+    return _with_defaults(importlib.import_module(f"{backends_package.__name__}.{name}"))
+
+
+def functions_of(name: str) -> Backend:
+    """Import the module that has the functions of backend ``name``, which can run here."""
+    module = load(name)
+    if module.FUNCTIONS is None:
+        return module
+    return _with_defaults(importlib.import_module(f"{module.__name__}.{module.FUNCTIONS}"))
+
+
+def _with_defaults(module: Any) -> Backend:
     for name in VALUES:
         vars(module).setdefault(name, getattr(Backend, name))
     for name in FUNCTIONS:
@@ -205,23 +208,7 @@ def backends() -> dict[str, str | None]:
 
 @functools.cache
 def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
-    """Name of the backend that will run, and why.
-
-    Parameters
-    ----------
-    name : str
-        A backend, or ``"auto"``.
-    device_type : str
-        ``"cpu"`` or ``"cuda"``.
-    operator : {"knn", "radius"}
-        What it is to run.
-
-    Returns
-    -------
-    name : str
-        The backend that runs.
-    why : str
-        Why this one, as a phrase for the log.
+    """Name of the backend that will run an operator ("knn" or "radius"), and why, as a phrase for the log.
 
     Raises
     ------
@@ -279,12 +266,12 @@ def _obstacle(name: str, device_type: str, operator: str) -> str | None:
 
 
 def choose(name: str, device_type: str, operator: str) -> str:
-    """The name from :func:`resolve`, with the choice logged once and the module in :data:`modules`."""
+    """The name from :func:`resolve`, with the choice logged once and its functions in :data:`modules`."""
     chosen, why = resolve(name, device_type, operator)
     if name == "auto":
         _log_once(chosen, why)
     if chosen not in modules:
-        modules[chosen] = load(chosen)
+        modules[chosen] = functions_of(chosen)
     return chosen
 
 

@@ -17,16 +17,7 @@ SCALE = 2.0**240  # squares beyond SCALE and 1 / SCALE are scaled by its square:
 
 
 def rounded_root(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The square root, correctly rounded on every device; it has no gradient.
-
-    Parameters
-    ----------
-    squared : float32 or float64 tensor
-
-    Returns
-    -------
-    tensor of that shape and dtype
-    """
+    """The square root of fp32 or fp64 numbers, correctly rounded on every device; it has no gradient."""
     if squared.dtype == torch.float32:
         # No such root is so near the middle of two floats that a double could be on the wrong side of it.
         return squared.double().sqrt().float()
@@ -60,17 +51,7 @@ def radius_in_range(radius: float, dtype: torch.dtype) -> float:
 def largest_square_within(radius: float, dtype: torch.dtype) -> float:
     """The largest squared distance within a radius: the largest number whose rounded root is at most that.
 
-    Parameters
-    ----------
-    radius : float
-        Positive; rounded to ``dtype``.
-    dtype : torch.dtype
-        Of the points: torch.float32 or torch.float64.
-
-    Returns
-    -------
-    float
-        A number of that dtype.
+    ``dtype`` is that of the points, torch.float32 or torch.float64; the radius is rounded to it.
     """
     return _largest_square_within(radius, dtype)
 

@@ -13,6 +13,8 @@ is replicated has its whole gradient in every process. All calls are collective:
 makes them, in the same order, even if it has no points.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +68,8 @@ def replicated(tensor: Float[Tensor, "*shape"], group: ProcessGroup | None = Non
     """
     tensor = tensor.view_as(tensor)
     if tensor.requires_grad:
-        tensor.register_hook(lambda grad: _Sum.apply(grad, group))
+        summed = partial(_summed, group=group)
+        tensor.register_hook(lambda grad: _Linear.apply(grad, summed, summed))
     return tensor
 
 
@@ -89,15 +92,9 @@ def knn_aggregate(
         Of this process.
     reference_points : (..., N, 3) float tensor
         The same in every process; its gradient is summed over the processes.
-    features : (..., N, C) float tensor
-        The same in every process; its gradient is summed over the processes.
-    k : int
-        As for one device.
-    sigma : float or float tensor of one element
-        The same in every process; its gradient is summed over the processes.
-    index : Index, optional
-        As for one device.
-    backend : str
+    features, sigma
+        Likewise.
+    k, index, backend
         As for one device.
     group : ProcessGroup, optional
         Of torch.distributed; None for all processes.
@@ -135,14 +132,12 @@ def radius_aggregate(
         this process that :func:`make_slabs` was given, with their own gradient.
     features : (..., N, C) float tensor
         One row for each of these points, with its gradient as for them.
-    radius : float
+    radius, backend
         As for one device.
     sigma : float or float tensor of one element
         The same in every process; its gradient is summed over the processes.
     index : Index, optional
         Over the replicated cloud. Not with ``slabs``, which build their own.
-    backend : str
-        As for one device.
     group : ProcessGroup, optional
         Of torch.distributed; None for all processes. Ignored with ``slabs``, which have their own group.
     slabs : Slabs, optional
@@ -166,13 +161,16 @@ def radius_aggregate(
         )
     _check_slabs(slabs, query_points, radius, index)
     arguments.check_features(features, reference_points)
-    group = slabs.group
-    there = slabs.queries
-    queries = _Exchange.apply(query_points.index_select(0, there.rows), there.sent, there.received, group)
-    cloud = (_Complete.apply(tensor, slabs.references, group) for tensor in (reference_points, features))
+    group, own, halo = slabs.group, slabs.queries, slabs.references
+    there = partial(_exchanged, sent=own.sent, received=own.received, group=group)
+    back = partial(_exchanged, sent=own.received, received=own.sent, group=group)
+    queries = _Linear.apply(query_points.index_select(0, own.rows), there, back)
+    complete = partial(_completed, route=halo, group=group)
+    divide = partial(_divided, route=halo, group=group, size=len(reference_points))
+    cloud = (_Complete.apply(tensor, complete, divide) for tensor in (reference_points, features))
     sigma = _replicated_sigma(sigma, group)
     results = functional.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
-    returned = _Exchange.apply(results, there.received, there.sent, group)
+    returned = _Linear.apply(results, back, there)
     return returned.index_select(0, slabs.back)
 
 
@@ -275,76 +273,58 @@ def _replicated_sigma(sigma: float | Tensor, group: ProcessGroup | None) -> floa
     return replicated(sigma, group) if isinstance(sigma, Tensor) else sigma
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over all processes, in each; its derivative is that sum again."""
+class _Linear(torch.autograd.Function):
+    """A linear map of tensors of all processes; its derivative is the transposed map, of which it is that."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        total = tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(ctx: Any, tensor: Tensor, linear: Callable, transposed: Callable) -> Tensor:
+        ctx.maps = transposed, linear
+        return linear(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Sum.apply(grad, ctx.group), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Linear.apply(grad, *ctx.maps), None, None
 
 
-class _Exchange(torch.autograd.Function):
-    """Rows to other processes; backward the same way back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None
-    ) -> Tensor:
-        ctx.way_back = received, sent, group
-        arrived = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-        return arrived
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Exchange.apply(grad, *ctx.way_back), None, None, None
-
-
-class _Complete(torch.autograd.Function):
-    """A process's rows, and after them those of others that it lacks; backward what these got is sent back.
-
-    A cloud that fills the device is stored once more in forward, and its gradient once in backward.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
-        ctx.size, ctx.route, ctx.group = len(rows), route, group
-        whole = rows.new_empty(len(rows) + sum(route.received), *rows.shape[1:])
-        whole[: len(rows)] = rows
-        sent = rows.index_select(0, route.rows)
-        dist.all_to_all_single(whole[len(rows) :], sent, route.received, route.sent, group=group)
-        return whole
+class _Complete(_Linear):
+    """:func:`_completed`: a cloud that fills the device is stored once more in forward, its gradient once."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
-            return _Divide.apply(grad, ctx.size, ctx.route, ctx.group), None, None
+            return _Linear.backward(ctx, grad)
         # Nobody else has this gradient: the operator has just made it, for a tensor that only it was given.
-        return _divide(grad.contiguous(), ctx.size, ctx.route, ctx.group), None, None
+        return ctx.maps[0](grad.contiguous(), in_place=True), None, None
 
 
-class _Divide(torch.autograd.Function):
-    """The derivative of :class:`_Complete`; its own derivative is that again."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, size: int, route: Route, group: ProcessGroup | None) -> Tensor:
-        ctx.route, ctx.group = route, group
-        return _divide(whole.clone(memory_format=torch.contiguous_format), size, route, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Complete.apply(grad, ctx.route, ctx.group), None, None, None
+def _summed(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The sum over all processes, in each."""
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
-def _divide(whole: Tensor, size: int, route: Route, group: ProcessGroup | None) -> Tensor:
-    """Send what follows the first ``size`` rows back to where it came from, and add it there, in place."""
-    back = whole.new_empty(len(route.rows), *whole.shape[1:])
-    dist.all_to_all_single(back, whole[size:], route.sent, route.received, group=group)
+def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
+    """Rows of other processes, for rows to them."""
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    return arrived
+
+
+def _completed(rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
+    """A process's rows, and after them those of others that it lacks."""
+    whole = rows.new_empty(len(rows) + sum(route.received), *rows.shape[1:])
+    whole[: len(rows)] = rows
+    sent = rows.index_select(0, route.rows)
+    dist.all_to_all_single(whole[len(rows) :], sent, route.received, route.sent, group=group)
+    return whole
+
+
+def _divided(
+    whole: Tensor, route: Route, group: ProcessGroup | None, size: int, in_place: bool = False
+) -> Tensor:
+    """Send what follows the first ``size`` rows back to where it came from, and add it there."""
+    if not in_place:
+        whole = whole.clone(memory_format=torch.contiguous_format)
+    back = _exchanged(whole[size:], route.received, route.sent, group)
     return whole[:size].index_add_(0, route.rows, back)

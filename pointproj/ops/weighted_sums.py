@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from pointproj.ops.bridge.torch_op import Saved, signed, torch_op
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, signed, torch_op
 from pointproj.ops.clouds import queries_of
 
 VALUES_AT_ONCE = 2**26  # features that a chunk of pairs may gather
@@ -133,19 +133,15 @@ def _product_sums(
     def forward(*args: Any) -> tuple[Tensor]:
         return (Lists(*args[2:]).sums(result, **dict(zip(factors, args[:2], strict=True))),)
 
-    def known(grads: tuple[Tensor, ...], saved: Saved) -> tuple[dict[str, Tensor], Lists]:
+    def known(grads: Tensors, saved: Saved) -> tuple[dict[str, Tensor], Lists]:
         *values, rows, row_splits = saved.inputs.values()
         return {**dict(zip(factors, values, strict=True)), result: grads[0]}, Lists(rows, row_splits)
 
-    def backward(
-        grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
-    ) -> tuple[Tensor | None, ...]:
+    def backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
         values, lists = known(grads, saved)
         return tuple(lists.sums(factor, **values) if needs[factor] else None for factor in factors)
 
-    def second_backward(
-        directions: tuple[Tensor, ...], grads: tuple[Tensor, ...], saved: Saved
-    ) -> tuple[Tensor, ...]:
+    def second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
         values, lists = known(grads, saved)
         first, second = ({**values, factor: u} for factor, u in zip(factors, directions, strict=True))
         return (

@@ -54,8 +54,8 @@ def device_text(device: torch.device) -> str:
 def own_gpu() -> Iterator[None]:
     """Lock a free GPU for the block, and make it the current one of this process.
 
-    So jobs of a sweep that run side by side on one machine use one GPU each. If there are more jobs than
-    GPUs, the others share the first. The system releases the lock of a job that is killed.
+    So jobs of a sweep on one machine use one GPU each; if there are more jobs than GPUs, the others share the
+    first. The system releases the lock of a job that is killed.
     """
     count = torch.cuda.device_count()
     if count < 2:
@@ -80,17 +80,16 @@ def own_gpu() -> Iterator[None]:
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the batch with its tensors on the device; copies to a GPU are asynchronous."""
-    return {
-        name: _moved(value, device) if isinstance(value, Tensor) else value for name, value in batch.items()
-    }
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        pinned = device.type == "cuda" and value.device.type == "cpu"
+        return (value.pin_memory() if pinned else value).to(device, non_blocking=pinned)
+
+    return {name: moved(value) for name, value in batch.items()}
 
 
 def to_host(tensor: Tensor) -> Tensor:
     """Return a copy in host memory; from a GPU it is complete when the work queued until now is done."""
     return tensor.to("cpu", non_blocking=True, copy=True)
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)

@@ -1,10 +1,9 @@
 """Several processes that train one model: their ranks, and the communication between them.
 
-A launcher starts them (torchrun, srun, mpirun); on GPUs PhysicsNeMo's DistributedManager finds the rank.
-NCCL sums gradients between GPUs, gloo between CPUs. Everything else (names, errors of meshes, requests to
-stop) goes through gloo, which needs no device and may wait for as long as data is prepared.
-
-torch.distributed and PhysicsNeMo are imported when processes join: a run of one process does not need them.
+A launcher starts them (torchrun, srun, mpirun); on GPUs PhysicsNeMo's DistributedManager finds the rank. NCCL
+sums gradients between GPUs, gloo between CPUs. Everything else (names, errors of meshes, requests to stop)
+goes through gloo, which needs no device and may wait for as long as data is prepared. torch.distributed and
+PhysicsNeMo are imported when processes join: a run of one process does not need them.
 """
 
 import contextlib
@@ -39,24 +38,12 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run, seen from one of them; the default is a run of one process.
+    """The processes of one run, seen from one of them; the default is a run of one process."""
 
-    Attributes
-    ----------
-    rank : int
-        Number of this process, from 0.
-    count : int
-        Number of processes on all machines.
-    on_this_machine : int
-        Number of processes that share this machine's cores.
-    host : ProcessGroup or None
-        Group for tensors in host memory and for objects; None in a run of one process.
-    """
-
-    rank: int = 0
-    count: int = 1
-    on_this_machine: int = 1
-    host: "ProcessGroup | None" = None
+    rank: int = 0  # of this process
+    count: int = 1  # on all machines
+    on_this_machine: int = 1  # which share its cores
+    host: "ProcessGroup | None" = None  # for tensors in host memory and for objects
 
     @property
     def is_first(self) -> bool:
@@ -134,16 +121,13 @@ class StopTogether:
         import torch
         import torch.distributed as dist
 
-        answer = self._answer()
+        answer = self.close()
         flag = torch.tensor([int(asked_here)])
         self._asked = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
         return answer
 
-    def close(self) -> None:
-        """Wait for the reduction that is still running."""
-        self._answer()
-
-    def _answer(self) -> bool:
+    def close(self) -> bool:
+        """Wait for the reduction that is still running, and return its answer."""
         if self._asked is None:
             return False
         flag, work = self._asked
@@ -227,13 +211,7 @@ def leave() -> None:
 
 
 def log_errors_only(rank: int) -> None:
-    """Log only errors, and to stderr: one run has one log and one progress bar, those of the first process.
-
-    Parameters
-    ----------
-    rank : int
-        Of this process; part of each message.
-    """
+    """Log only errors, with this process's rank, to stderr: a run has one log and one progress bar."""
     os.environ["TTY_COMPATIBLE"] = "0"  # rich then draws no bars
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.ERROR)

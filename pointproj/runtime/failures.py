@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pointproj.runtime.distributed import Processes
-from pointproj.runtime.run_folder import resume_argument
+from pointproj.runtime.run_folder import RunError, replace_text, resume_argument
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
 def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
     """Raise :class:`WorkerDied` when one of the ``workers`` of the data loader dies in the block.
 
-    torch raises its error wherever this process is at that moment, perhaps within a step: the state in memory
-    cannot be trusted then, and is not saved. ``last`` is the checkpoint of the run; it may be missing.
+    torch raises its error wherever this process is, perhaps within a step: the state in memory cannot be
+    trusted then, and is not saved. ``last`` is the checkpoint of the run; it may be missing.
     """
     try:
         yield
@@ -63,11 +63,7 @@ def _reported_by_signal() -> str:
 def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
     """End all processes when any of them fails in this block.
 
-    Parameters
-    ----------
-    folder : Path
-        Of this run or the one that it continues, on a disk that all processes share.
-    processes : Processes
+    ``folder`` is that of this run or the one that it continues, on a disk that all processes share.
 
     Raises
     ------
@@ -95,10 +91,8 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
                 raise PeerFailed(first) from error
             time.sleep(POLL_INTERVAL if lost else 0)
         try:
-            temporary = own.with_name(f"{own.name}.new")
-            temporary.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-            os.replace(temporary, own)
-        except OSError:
+            replace_text(own, f"{type(error).__name__}: {error}")
+        except RunError:
             log.debug("the error could not be written for the other processes", exc_info=True)
         raise
     finally:

@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 Key = TypeVar("Key")
 Result = TypeVar("Result")
 
-# Starting processes, each with its imports, costs more than fewer jobs than this.
-FEWEST_JOBS = 12
+FEWEST_JOBS = 12  # of a second or less
 
 
 class HelperProcesses:
@@ -29,11 +28,19 @@ class HelperProcesses:
         How many; one for each processor core by default.
     meanwhile : callable, optional
         Called once in this process, when the others have begun with their first jobs.
+    fewest_jobs : int
+        How many jobs are worth starting processes, each with its imports.
     """
 
-    def __init__(self, count: int | None = None, meanwhile: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        count: int | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        fewest_jobs: int = FEWEST_JOBS,
+    ) -> None:
         self.count = count or len(os.sched_getaffinity(0))
         self._meanwhile = meanwhile
+        self._fewest_jobs = fewest_jobs
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
@@ -48,26 +55,14 @@ class HelperProcesses:
         """How many jobs are worth more than one process."""
         if self.count == 1:
             return 1
-        return FEWEST_JOBS if self._pool is None else 2
+        return self._fewest_jobs if self._pool is None else 2
 
     def run(
         self, title: str, jobs: Mapping[Key, Callable[[], Result]], unit: str
     ) -> Iterator[tuple[Key, Result]]:
-        """Run jobs and show the progress.
+        """Run jobs and show the progress; yield their keys and results as they get ready.
 
-        Parameters
-        ----------
-        title : str
-            What is being done.
-        jobs : mapping
-            What can be pickled, without arguments.
-        unit : str
-            What a job makes, in the plural.
-
-        Yields
-        ------
-        key, result
-            In the order in which they get ready.
+        ``jobs`` take no arguments and can be pickled. ``unit`` is what a job makes, in the plural.
         """
         apart = self.count > 1 and len(jobs) >= self.fewest_jobs
         with progress(title, len(jobs), unit=unit) as advance:

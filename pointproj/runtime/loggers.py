@@ -29,19 +29,10 @@ class MetricLogger:
 
 
 def open_logger(config: Config, folder: Path) -> MetricLogger:
-    """Open the logger the config names.
+    """Open the logger that the config names, which records the whole config as the run's parameters.
 
-    Parameters
-    ----------
-    config : Config
-        ``config.logger.name``; the whole config is recorded as the run's parameters.
-    folder : Path
-        The run's folder: TensorBoard's files go to ``tensorboard/`` in it. MLflow's go where the
-        environment variable ``MLFLOW_TRACKING_URI`` says, else to ``mlflow.db`` and ``mlflow/`` in it.
-
-    Returns
-    -------
-    MetricLogger
+    TensorBoard's files go to ``tensorboard/`` in ``folder``, that of the run. MLflow's go where the
+    environment variable ``MLFLOW_TRACKING_URI`` says, else to ``mlflow.db`` and ``mlflow/`` in it.
 
     Raises
     ------
@@ -70,18 +61,15 @@ class TensorBoardLogger(MetricLogger):
         self._writer.add_text("config", rows)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Record numbers of one step as scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def picture(self, path: Path, step: int) -> None:
-        """Record a PNG file as an image."""
         from matplotlib.image import imread
 
         self._writer.add_image(path.stem, imread(path)[..., :3], step, dataformats="HWC")
 
     def close(self, *, failed: bool = False) -> None:
-        """Write what is still buffered."""
         self._writer.close()
 
 
@@ -106,14 +94,11 @@ class MLflowLogger(MetricLogger):
             self._client.log_param(self._run, key, value)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Record numbers of one step."""
         for name, value in values.items():
             self._client.log_metric(self._run, name, value, step=step)
 
     def picture(self, path: Path, step: int) -> None:
-        """Record a PNG file as an artifact."""
         self._client.log_artifact(self._run, str(path), "pictures")
 
     def close(self, *, failed: bool = False) -> None:
-        """Mark the run as finished or failed."""
         self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")

@@ -111,11 +111,8 @@ def free_bytes(device: torch.device | str) -> int:
 def statistics(device: torch.device | str) -> dict[str, Any]:
     """Return the allocator of the device's memory and its counts since :func:`reset_peak`, for the report.
 
-    Returns
-    -------
-    dict
-        ``allocator`` and ``peak_bytes``; on a GPU also ``allocated_bytes``, ``reserved_bytes`` (None where
-        it is unknown) and ``allocations``, with RMM also ``resource``.
+    That is ``allocator`` and ``peak_bytes``; on a GPU also ``allocated_bytes``, ``reserved_bytes`` (None
+    where it is unknown) and ``allocations``, with RMM also ``resource``.
     """
     if torch.device(device).type == "cpu":
         return {"allocator": "host", "peak_bytes": _host_peak()}

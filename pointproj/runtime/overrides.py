@@ -3,6 +3,7 @@
 Hydra says that a key is unknown and proposes to add it; here the nearest known one is proposed instead.
 """
 
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -24,16 +25,8 @@ def check_arguments(
 ) -> None:
     """Refuse overrides that name a key, a group or a choice that does not exist.
 
-    Parameters
-    ----------
-    arguments : list of str
-        The command line without the program's name.
-    conf : Path
-        The folder with the groups; None if the program has none.
-    schema : dataclass instance
-        What the program's config may hold; :class:`~pointproj.config.Config` by default.
-    program : str
-        Named in messages.
+    ``conf`` is the folder with the groups; None if the program has none. ``schema`` is what the program's
+    config may hold, :class:`~pointproj.config.Config` by default; messages name the ``program``.
 
     Raises
     ------
@@ -53,18 +46,7 @@ def check_arguments(
 
 
 def check_output(arguments: list[str]) -> None:
-    """Refuse a folder for runs or sweeps that cannot be written to.
-
-    Parameters
-    ----------
-    arguments : list of str
-        The command line without the program's name, already through :func:`check_arguments`.
-
-    Raises
-    ------
-    RunError
-        From :func:`pointproj.runtime.run_folder.require_writable`.
-    """
+    """Refuse a folder for runs or sweeps that cannot be written to, with :class:`RunError`."""
     if not _runs(arguments):
         return
     kind = "hydra.run.dir" if MULTIRUN.isdisjoint(arguments) else "hydra.sweep.dir"
@@ -105,7 +87,7 @@ def _keys(section: Any, prefix: str = "") -> Iterator[str]:
 
 def _networks(overrides: list[Override], conf: Path) -> list[str]:
     """Return the networks of the jobs that the overrides describe."""
-    chosen = {override.key_or_group: [*_choices(override)] for override in overrides}
+    chosen = {override.key_or_group: _choices(override) for override in overrides}
     if "projector" in chosen:
         return chosen["projector"]
     files = [conf / "experiment" / f"{name}.yaml" for name in chosen.get("experiment", [])]
@@ -115,13 +97,9 @@ def _networks(overrides: list[Override], conf: Path) -> list[str]:
 
 def _network_of(file: Path) -> str | None:
     """Return the network that a file's defaults name, if they name one."""
-    defaults = OmegaConf.to_container(OmegaConf.load(file)).get("defaults", [])
-    for entry in defaults:
-        if isinstance(entry, dict):
-            for group, choice in entry.items():
-                if group.removeprefix("override ").removeprefix("/") == "projector":
-                    return choice
-    return None
+    entries = OmegaConf.to_container(OmegaConf.load(file)).get("defaults", [])
+    chosen = ChainMap(*(entry for entry in entries if isinstance(entry, dict)))
+    return chosen.get("projector", chosen.get("override /projector"))
 
 
 def _not_read(override: Override, networks: list[str]) -> Iterator[str]:
@@ -158,7 +136,7 @@ def _problems(
         yield from misspelt
     elif not override.is_delete():
         expected = next(
-            filter(None, (type_problem(keys[key], key, value) for value in _plain(override))), None
+            filter(None, (type_problem(keys[key], key, value) for value in _values(override))), None
         )
         if expected:
             yield f"{override.input_line}: expected {expected}"
@@ -175,23 +153,19 @@ def _mixture_problems(override: Override) -> Iterator[str]:
                 yield f"{override.input_line}: there is no {key}, only {options}{nearest(key, known)}"
 
 
-def _plain(override: Override) -> Iterator[Any]:
-    """Yield the value of an override, or those of a sweep whose type is plain to see."""
+def _values(override: Override) -> Iterator[Any]:
+    """Yield the value of an override, or the plain ones of a list of choices; nothing of other sweeps."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
-        yield from (item for item in value.list if isinstance(item, int | float | str))
+        items = (item.text if isinstance(item, QuotedString) else item for item in value.list)
+        yield from (item for item in items if isinstance(item, int | float | str))
     elif not isinstance(value, Sweep):
         yield value
 
 
-def _choices(override: Override) -> Iterator[str]:
-    """Yield the words that an override names: one, or each of a sweep."""
-    value = override.value()
-    for item in value.list if isinstance(value, ChoiceSweep) else [value]:
-        if isinstance(item, QuotedString):
-            yield item.text
-        elif isinstance(item, str):
-            yield item
+def _choices(override: Override) -> list[str]:
+    """Return the words that an override names."""
+    return [value for value in _values(override) if isinstance(value, str)]
 
 
 def _same_ending(key: str, known: list[str]) -> str:

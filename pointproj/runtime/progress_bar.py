@@ -33,10 +33,8 @@ def progress(
     ----------
     title : str
         What is being done.
-    total : int
-        Steps (or bytes, with ``unit="bytes"``) of the whole.
-    done : int
-        Steps that were done before.
+    total, done : int
+        Steps (or bytes, with ``unit="bytes"``) of the whole, and those that were done before.
     unit : str
         Name of the steps in log lines.
     lines : bool

@@ -53,16 +53,10 @@ def unavailable() -> str | None:
 
 
 def activate(allocator: AllocatorConfig) -> None:
-    """Make RMM the owner of this process's GPU memory.
+    """Make RMM the owner of this process's GPU memory; raise AllocatorUnavailable where it cannot be.
 
     Its ``resource`` is a ``pool`` that grows from ``initial_gib`` up to ``maximum_gib``; ``async``, the
     driver's own pool; an ``arena`` of ``maximum_gib``; or ``managed`` memory, which may exceed the GPU's.
-
-    Raises
-    ------
-    AllocatorUnavailable
-        Without RMM, without a GPU, when torch has allocated before, when RMM was set up otherwise before, or
-        when this is one of several processes of a run.
     """
     global _owner
     obstacle = None

@@ -57,13 +57,8 @@ class RunFolder:
         """Make the folder this run's own until :meth:`release`: lock it, and write ``config.yaml`` into it.
 
         What a start left that failed before its first checkpoint is written over. ``continues``: the run
-        resumes an earlier one, so a folder that holds one already is as wanted.
-
-        Raises
-        ------
-        RunError
-            If another process works in the folder, or it holds a run and this one does not continue it.
-            Nothing is changed then.
+        resumes an earlier one, so a folder that holds one already is as wanted. Raises RunError, and changes
+        nothing, if another process works in the folder, or it holds a run and this one does not continue it.
         """
         if not self._writes:
             return
@@ -94,10 +89,9 @@ class RunFolder:
             file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
 
     def take_metrics(self, step: int, source: Path | None = None) -> None:
-        """Begin ``metrics.jsonl`` with the lines of the run that is continued, until a step.
+        """Begin ``metrics.jsonl`` with the whole lines of the run that is continued, until a step.
 
-        Lines of later steps are left out, and an incomplete last line too. ``source`` is the folder of that
-        run; this folder by default.
+        ``source`` is the folder of that run; this folder by default.
         """
         target = self.path / "metrics.jsonl"
         path = target if source is None else source / target.name

@@ -25,21 +25,16 @@ class DamagedFile(ValueError):  # noqa: N818 - says what is true of the file
 
 
 def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) -> None:
-    """Write a file, replacing an older one in one move.
+    """Write a file, replacing an older one in one move; an interrupted write leaves the old one as it was.
 
     Parameters
     ----------
     path : Path
-        Its folder exists. Whatever interrupts the write leaves the old file as it was.
+        Its folder exists.
     content : mapping
         Tensors, numbers, strings, None, and lists and mappings of them; keys become strings.
     keep : Path, optional
         Where the file that was at ``path`` goes. At every moment one of the two is whole.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written: no space, no permission.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_separated(content, "", tensors))
@@ -63,16 +58,7 @@ def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) ->
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a file that :func:`save` wrote, or refuse it.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    dict
-        The content; tensors on the CPU, tuples as lists, and all keys strings.
+    """Read a file that :func:`save` wrote: tensors on the CPU, tuples as lists, and all keys strings.
 
     Raises
     ------

@@ -76,15 +76,8 @@ Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
     """Write a checkpoint into a folder that exists, replacing an older one in one move.
 
-    A ``last.pt`` becomes ``previous.pt``. An interrupted write leaves the old file as it was.
-
-    Parameters
-    ----------
-    path : Path
-    state : mapping
-        State of model, optimizer and loop: tensors, numbers, strings, lists, mappings.
-    config : Config
-        Of the run; what :func:`read` compares.
+    ``state`` is that of model, optimizer and loop. A ``last.pt`` becomes ``previous.pt``. An interrupted
+    write leaves the old file as it was.
 
     Raises
     ------
@@ -116,11 +109,6 @@ def read(path: Path, config: Config) -> dict[str, Any]:
     config : Config
         Of the run that continues.
 
-    Returns
-    -------
-    dict
-        What :func:`save` was given, on the CPU, with ``format``, ``config`` and ``random`` beside it.
-
     Raises
     ------
     CheckpointError
@@ -147,10 +135,8 @@ def read(path: Path, config: Config) -> dict[str, Any]:
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint of any config, from anyone: opening it runs no code of the file.
 
-    Returns
-    -------
-    dict
-        ``format``, ``config`` (nested mappings of plain values), ``random`` and what :func:`save` was given.
+    It holds ``format``, ``config`` (nested mappings of plain values), ``random`` and what :func:`save` was
+    given, on the CPU.
 
     Raises
     ------
@@ -182,15 +168,10 @@ def load_best(path: Path) -> Continued:
 def find(config: Config, run: RunFolder, processes: Processes) -> Continued | None:
     """Find and read the checkpoint that ``resume`` names; None to begin anew.
 
-    ``resume=auto`` looks into the run's folder, and at its neighbours unless it was named.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no such checkpoint, it does not fit the config, or as many processes as are here would
-        take other batches than those that wrote it.
-    RunError
-        If the run that ``resume=auto`` found goes on in another process.
+    ``resume=auto`` looks into the run's folder, and at its neighbours unless it was named. Raises
+    CheckpointError if there is no such checkpoint, it does not fit the config, or as many processes as are
+    here would take other batches than those that wrote it; RunError if the run that was found goes on in
+    another process.
     """
     if config.resume is None:
         return None
@@ -256,13 +237,7 @@ def rate_depends_on_epochs(config: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def fits(path: Path) -> Iterator[None]:
-    """Say of an error in the block, which hands out a checkpoint's content, that ``path`` does not fit.
-
-    Raises
-    ------
-    CheckpointError
-        For whatever shapes, names and types the content lacks or has too many of.
-    """
+    """Say of an error in the block, which hands out a checkpoint's content, that ``path`` does not fit."""
     try:
         yield
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:

@@ -44,8 +44,7 @@ class Status(NamedTuple):
     def read(self) -> tuple[float, list[int]]:
         """Return the sum of all finite losses, and how many steps ago each other one was, oldest first.
 
-        Waits for the steps it is about, and not for later ones. 0 is the last of them; those before the last
-        64 are forgotten.
+        Waits for the steps it is about, and not for later ones. 0 is the last of them; the last 64 are known.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -56,15 +55,8 @@ class Status(NamedTuple):
 class FiniteGuard:
     """On the device: lets an optimizer skip steps that are not finite, and remembers which.
 
-    Parameters
-    ----------
-    optimizer : torch.optim.Adam
-        Fused. Gets ``found_inf``, its flag for a step to be skipped.
-
-    Attributes
-    ----------
-    compiled : bool
-        Whether its few operations on scalars are compiled: one launch each time instead of several.
+    The optimizer is fused and gets ``found_inf``, its flag for a step to be skipped. ``compiled``: whether
+    the few operations on scalars are compiled, to one launch each time instead of several.
     """
 
     def __init__(self, optimizer: torch.optim.Adam) -> None:
@@ -124,12 +116,8 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None]:
 class DivergenceCheck:
     """Keeps the batches of the last steps until these are known to be finite, and acts where one was not.
 
-    Parameters
-    ----------
-    config : Config
-        ``training.on_nan``: ``stop`` raises, ``skip`` warns and goes on, unless no step is finite any more.
-    folder : Path
-        Of the run; gets ``nonfinite_STEP.pt``.
+    With ``training.on_nan=stop`` it raises, with ``skip`` it warns and goes on, unless no step is finite any
+    more. ``folder``, that of the run, gets ``nonfinite_STEP.pt``.
     """
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -147,11 +135,8 @@ class DivergenceCheck:
     def check(self, ages: list[int]) -> None:
         """Act on the ages of a :class:`Status` that was taken after the last batch added.
 
-        Raises
-        ------
-        TrainingDiverged
-            For the first step that was not finite; if such steps are skipped, after :data:`CHECK_EVERY` in a
-            row.
+        Raises TrainingDiverged for the first step that was not finite; if such steps are skipped, after
+        :data:`CHECK_EVERY` in a row.
         """
         bad = [self._recent[-1 - age] for age in ages]
         finite_since = next((age for age in range(len(self._recent)) if age not in ages), None)

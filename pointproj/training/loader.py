@@ -27,18 +27,8 @@ log = logging.getLogger(__name__)
 class BatchLoader:
     """This process's part of the batches of a run, on its device.
 
-    Attributes
-    ----------
-    shapes_a_step : int
-        Of all processes together.
-    steps_per_epoch : int
-    sampler : {"device", "loader"}
-        Who draws the points of training shapes: see ``data.sampler``.
-
-    Raises
-    ------
-    SamplerUnavailable
-        With ``data.sampler=device``, if batches cannot be drawn on the device.
+    ``shapes_a_step`` are those of all processes together. ``sampler`` says who draws the points of training
+    shapes: see ``data.sampler``; with ``device``, SamplerUnavailable is raised where that cannot be.
     """
 
     def __init__(

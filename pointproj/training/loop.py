@@ -9,11 +9,11 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from pointproj.config import Config, ConfigError, nearest
 from pointproj.data.dataset import PreparedData, prepare
@@ -32,37 +32,22 @@ from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
-from pointproj.training.capture import capture_obstacle
 from pointproj.training.checkpoint import Continued, Position
-from pointproj.training.display import Pace, log_progress
 from pointproj.training.divergence import DivergenceCheck, Status
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model, take_weights
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.step import Batch, TrainingStep
-from pointproj.training.timing import time_step
+from pointproj.training.step import TrainingStep, capture_obstacle, time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
 log = logging.getLogger(__name__)
 
 
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
-    """Train as the config says, and leave everything in the run's folder.
+    """Train as the config says, leave everything in the run's folder, and return ``metrics.json``.
 
     Where a launcher started several processes, each calls this, and they train one model together.
-
-    Parameters
-    ----------
-    config : Config
-        Checked, from :func:`pointproj.config.to_config`.
-    run : RunFolder
-        Where metrics, checkpoints, pictures and the report go.
-
-    Returns
-    -------
-    dict
-        The content of ``metrics.json``.
 
     Raises
     ------
@@ -70,12 +55,8 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         Before any data is read, if the config cannot be run as it is.
     DataError, MeshError
         From the preparation of the data.
-    TrainingDiverged
-        If a loss or gradient is not finite; the checkpoints are from before, and the batch is saved.
-    OutOfMemory
-        If the device has not enough memory; says what to lower.
-    WorkerDied
-        If a process that samples batches has died.
+    TrainingDiverged, OutOfMemory, WorkerDied
+        Each says what to change. Checkpoints are from before.
     Stopped
         After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
     """
@@ -153,11 +134,12 @@ class Training:
             capture=capture,
             processes=self.processes,
         )
+        self.predict = partial(self.step.forward, compiled=False)
         self.loader = BatchLoader(config, data, self.device, self.processes, self.backend)
         self.total_steps = self.loader.steps_per_epoch * config.training.epochs
         self.position = Position()
         self.divergence = DivergenceCheck(config, run.path)
-        self.pace = Pace()
+        self.pace = report.Pace()
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
         # Asked for and not read yet, with the learning rate if a progress line is due.
         self.pending: tuple[Status, float | None] | None = None
@@ -182,15 +164,14 @@ class Training:
     def _loop(self) -> None:
         config, position = self.config, self.position
         with ExitStack() as stack:
-            profiler = StepProfiler(config.profiler, self.run_folder.path, self._profiled_functions())
-            stack.callback(profiler.close)
             stop = stack.enter_context(StopRequest())
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
             bar = progress("training", self.total_steps, done=position.step, lines=False)
             advance = stack.enter_context(bar)
             # One stream of batches for all epochs: its workers go on sampling during validation.
             stream = stack.enter_context(closing(self.loader.training(position)))
-            profiler.start()
+            profiler = StepProfiler(config.profiler, self.run_folder.path, self._profiled_functions())
+            stack.enter_context(closing(profiler))
             while position.epoch < config.training.epochs:
                 batches_left = itertools.islice(stream, self.loader.steps_per_epoch - position.step_in_epoch)
                 with self.pace.running():
@@ -250,7 +231,7 @@ class Training:
             position.losses.append([position.step, loss])
         position.loss_sum, position.loss_steps = 0.0, 0
         pace, memory = self.pace.read(), peak_bytes(self.device)
-        log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
+        report.log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
         measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
         self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
 
@@ -271,14 +252,6 @@ class Training:
         if position.step > 0 and error < position.best:
             position.best = error
             self._save(checkpoint.BEST)
-
-    def predict(self, batch: Batch) -> Tensor:
-        """Predict without compilation, which would begin anew for the shapes of unseen meshes' batches."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.training.amp):
-            prediction = self.model(
-                batch["query_points"], batch["reference_points"], features=batch.get("features")
-            )
-        return prediction.squeeze(-1).float()
 
     def evaluate(self, predict: Predictor, batches: Iterable[dict[str, Any]]) -> Evaluation:
         return evaluate(predict, batches, self.config.target.name, self.processes)

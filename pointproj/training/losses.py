@@ -51,12 +51,8 @@ def eikonal_penalty(
 ) -> Float[Tensor, ""]:
     """Mean of (|gradient| - 1)^2: a distance has a gradient of length 1 (Gropp et al. 2020, equation 2).
 
-    Parameters
-    ----------
-    prediction : (B, Q) float tensor
-        Each made from its own query point alone.
-    query_points : (B, Q, 3) float tensor
-        Requires grad. The penalty is differentiable in the network's parameters.
+    Each prediction is made from its own query point alone, and ``query_points`` require grad. The penalty is
+    differentiable in the network's parameters.
     """
     (gradient,) = torch.autograd.grad(prediction.sum(), query_points, create_graph=True)
     return (safe_sqrt(gradient.square().sum(-1)) - 1).square().mean()

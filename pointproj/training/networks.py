@@ -16,19 +16,9 @@ from pointproj.training.checkpoint import CheckpointError
 def build_model(config: Config, backend: str) -> nn.Module:
     """Make the network the config describes, on the CPU, with the weights that the seed gives.
 
-    Parameters
-    ----------
-    config : Config
-        Checked, from :func:`pointproj.config.to_config`.
-    backend : str
-        Of the operators.
-
-    Returns
-    -------
-    Module
-        It has ``encode(reference_points, features)``, ``decode(query_points, encoding)`` and, in one call,
-        ``forward``. The last axis of the result, of size 1, holds the ``output`` of the target's row in
-        :data:`pointproj.config.TARGETS`.
+    It has ``encode(reference_points, features)``, ``decode(query_points, encoding)`` and, in one call,
+    ``forward``. The last axis of the result, of size 1, holds the ``output`` of the target's row in
+    :data:`pointproj.config.TARGETS`.
     """
     torch.manual_seed(config.seed)
     settings, target = config.projector, TARGETS[config.target.name]
@@ -42,12 +32,8 @@ def build_model(config: Config, backend: str) -> nn.Module:
 def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:
     """Start from the weights of a checkpoint, part by part where names and shapes agree.
 
-    Returns which parts fitted, for the log; the other parts of the model stay as they are.
-
-    Raises
-    ------
-    CheckpointError
-        If none fits, or one is not finite.
+    Returns which parts fitted, for the log; the other parts stay as they are. Raises CheckpointError if none
+    fits, or one is not finite.
     """
     saved, own = content.get("model", {}), model.state_dict()
     fitting = {
@@ -70,10 +56,7 @@ def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> st
 
 
 def with_features(batch: dict[str, Any], settings: ProjectorConfig) -> dict[str, Any]:
-    """Add ``features`` (B, N, C) to a batch, where the network is shown more than points.
-
-    The batch has ``reference_points``, ``normals`` and perhaps ``sensors``, (B, N, 3).
-    """
+    """Add ``features`` (B, N, C) to a batch, where the network is shown more than points."""
     features = features_of(settings, batch["reference_points"], batch["normals"], batch.get("sensors"))
     return batch if features is None else {**batch, "features": features}
 
@@ -86,12 +69,7 @@ def features_of(
 ) -> Float[Tensor, "*batch n c"] | None:
     """Return what a network is shown of a cloud beside its points; None for nothing.
 
-    Parameters
-    ----------
-    settings : ProjectorConfig
-        Of the network: ``normals`` asks for points and normals, ``sensors`` for the sensors.
-    reference_points, normals, sensors : (..., N, 3) float tensors
-        What is known. Sensors that are not known are 0.
+    ``settings`` ask for points and normals, and for the sensors. Sensors that are not known are 0.
     """
     shown = [reference_points, normals] if settings.normals else []
     if settings.sensors:

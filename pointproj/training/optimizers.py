@@ -25,13 +25,8 @@ def build_optimizer(
 ) -> Adam:
     """Make the optimizer the config names, fused into one kernel, over parameters on one device.
 
-    Parameters
-    ----------
-    settings : OptimizerConfig
-    parameters : iterable of Parameter
-    capturable : bool
-        Make it fit for a CUDA graph: step counts and learning rate live in tensors on the device, so that
-        :func:`set_learning_rate` reaches a graph that is replayed.
+    ``capturable`` makes it fit for a CUDA graph: step counts and learning rate live in tensors on the device,
+    so that :func:`set_learning_rate` reaches a graph that is replayed.
     """
     parameters = list(parameters)
     return Adam(
@@ -46,7 +41,7 @@ def build_optimizer(
 
 
 def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of one step, counted from 0: a linear warm-up, then constant or half a cosine down to 0.
+    """Learning rate of one step, counted from 0: a linear warm-up, then constant or half a cosine to 0.
 
     It follows from the step alone, so a resumed run needs no other schedule state, and is above 0 for every
     step below ``total_steps``.

@@ -1,8 +1,14 @@
-"""The report of a run: the trained model beside what needs no training, on the console, as JSON and drawn."""
+"""What a run tells: its pace; then the model beside what needs no training, as text, JSON and pictures."""
 
 import io
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,12 +24,14 @@ from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.checkpoint import Position
 from pointproj.training.validation import Evaluation, baseline_name
 
+log = logging.getLogger(__name__)
+
 
 def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict[str, Any]:
     """Put the errors of model and baseline on the same meshes side by side, for ``metrics.json``.
 
-    ``before`` is the error of the model on the validation meshes before its first step. ``ratio`` is None
-    where the baseline is perfect.
+    ``before`` is the model's error on the validation meshes before its first step. ``ratio`` is None where
+    the baseline is perfect.
     """
     baselines = baseline.by_class()
     return {
@@ -47,8 +55,7 @@ def _compared(trained: Evaluation, baseline: Evaluation) -> dict[str, float | No
 def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: bool = False) -> str:
     """Lay out what :func:`comparison` returned as a table, one row a class and one for all.
 
-    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals``: whether model and baseline
-    saw them.
+    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals``: whether they were seen.
     """
     table = Table("class", box=box.ASCII)  # whatever the encoding of the terminal
     for column in ("meshes", "network", "baseline", "network / baseline"):
@@ -91,25 +98,10 @@ def draw(
     test: ShapeDataset,
     predict: Callable[[dict[str, Any]], Tensor],
 ) -> list[Path]:
-    """Draw the losses, and ``training.pictures`` test shapes from the first to the last.
+    """Draw the losses, and ``training.pictures`` test shapes from the first to the last; return the files.
 
-    Parameters
-    ----------
-    run : RunFolder
-        Where the pictures go.
-    config : Config
-    position : Position
-        Has the losses and errors.
-    baseline : Evaluation
-        Of what needs no training, on the validation meshes.
-    test : ShapeDataset
-    predict : callable
-        A batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
-
-    Returns
-    -------
-    list of Path
-        The files, losses first.
+    ``baseline`` is the evaluation of what needs no training, on the validation meshes. ``predict`` takes a
+    batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
     """
     from pointproj.viz import plots  # matplotlib takes seconds to import
 
@@ -140,3 +132,80 @@ def draw(
 
 def _title(name: str) -> str:
     return "IoU" if name == "iou" else name.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Pace of the steps since the last look."""
+
+    ms_per_step: float
+    samples_per_second: float
+    expected_ms: float  # of the steps to come: without the first step, which may compile
+
+
+class Pace:
+    """Time of training steps, without what lies between them (validation, checkpoints)."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._steps = 0
+        self._samples = 0
+        self._running_since: float | None = None
+        self._history: list[float] = []
+        self._first_seconds: float | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the clock run for the block."""
+        self._running_since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._add_elapsed()
+            self._running_since = None
+
+    def count(self, samples: int) -> None:
+        """Note one step over so many samples."""
+        self._steps += 1
+        self._samples += samples
+        if self._first_seconds is None:
+            self._add_elapsed()
+            self._first_seconds = self._seconds
+
+    def read(self) -> Interval:
+        """Return the pace since the last read, over at least one step, and begin a new interval.
+
+        To be called when the device has just ended the last step counted: the clock is the host's.
+        """
+        self._add_elapsed()
+        ms = expected = self._seconds / self._steps * 1e3
+        if not self._history and self._steps > 1:
+            expected = (self._seconds - self._first_seconds) / (self._steps - 1) * 1e3
+        interval = Interval(ms, self._samples / self._seconds, expected)
+        self._history.append(ms)
+        self._seconds, self._steps, self._samples = 0.0, 0, 0
+        return interval
+
+    @property
+    def ms_per_step(self) -> float | None:
+        """Median over the intervals read, so that compiling in the first does not count; None before any."""
+        return median(self._history) if self._history else None
+
+    def _add_elapsed(self) -> None:
+        if self._running_since is not None:
+            now = time.perf_counter()
+            self._seconds += now - self._running_since
+            self._running_since = now
+
+
+def log_progress(
+    config: Config, position: Position, total_steps: int, loss: float, lr: float, pace: Interval, memory: int
+) -> None:
+    """Log one line; ``memory`` is the most bytes in use so far."""
+    epochs, step = config.training.epochs, position.step
+    left = timedelta(seconds=round((total_steps - step) * pace.expected_ms / 1e3))
+    log.info(
+        f"epoch {position.epoch + 1:{len(str(epochs))}}/{epochs} {step / total_steps:4.0%}  loss {loss:.5f}  "
+        f"lr {lr:.1e}  {pace.ms_per_step:.4g} ms/step  {pace.samples_per_second:.4g} samples/s  "
+        f"{memory / 2**20:.0f} MiB  ETA {left}"
+    )

@@ -11,17 +11,22 @@ Where several processes train together, each has its own part of the batch, and 
 summed as one tensor between backward and clipping. The sum is recorded in the graph like everything else.
 """
 
+import itertools
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pointproj.ops.registry import waits
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.runtime.errors import first_line
-from pointproj.training.capture import STEPS_BEFORE_CAPTURE, CapturedCall, on_stream
+from pointproj.runtime.memory import graphs_unsupported
 from pointproj.training.divergence import FiniteGuard, Status
 from pointproj.training.losses import Loss, eikonal_penalty
 
@@ -29,6 +34,9 @@ log = logging.getLogger(__name__)
 
 # ``share`` where several processes train, ``neighbor_indices`` where they are kept.
 INPUTS = ("query_points", "reference_points", "features", "neighbor_indices", "target", "share")
+
+STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
+SECONDS_ON_CPU = 20.0  # that timing a step may take
 
 Batch = Mapping[str, Tensor]
 
@@ -45,18 +53,12 @@ class TrainingStep:
         Over the model's parameters, fused; made with ``capturable=True`` if the step is to be captured.
     loss_function : callable
         ``loss_function(prediction, target)`` on two (B, Q) tensors.
-    clip : float or None
-        Largest gradient norm; None leaves gradients as they are.
-    amp : bool
-        Run the model under bf16 autocast.
-    eikonal : float
-        Weight of :func:`pointproj.training.losses.eikonal_penalty`. It needs second derivatives, which
-        torch.compile does not give: the model then runs uncompiled.
-    compile : bool
-        Compile the model and, on CUDA, capture the step. Whatever prevents that is logged, and the steps
-        go on without it; :attr:`mode` says how they run.
-    capture : bool
-        False where :func:`~pointproj.training.capture.capture_obstacle` knows of a reason against it.
+    clip, amp, eikonal : float or None, bool, float
+        As in the config. The eikonal penalty needs second derivatives, which torch.compile does not give: the
+        model then runs uncompiled.
+    compile, capture : bool
+        Compile the model and, on CUDA, capture the step, unless ``capture`` is false. Whatever prevents that
+        is logged, and the steps go on without it; :attr:`mode` says how they run.
     processes : Processes
         Who trains together. All have the same weights, and take every step at the same time.
     """
@@ -124,9 +126,12 @@ class TrainingStep:
             self._run(inputs)
         self._steps += 1
 
-    def forward(self, batch: Batch) -> Float[Tensor, "b q"]:
-        """Predict for a batch the way the step does: compiled and under autocast where those are on."""
-        model = self._called if self._is_full(batch) else self.model
+    def forward(self, batch: Batch, *, compiled: bool = True) -> Float[Tensor, "b q"]:
+        """Predict for a batch the way the step does, under autocast and compiled where those are on.
+
+        ``compiled=False`` is for unseen meshes: compilation would begin anew for the shapes of their batches.
+        """
+        model = self._called if compiled and self._is_full(batch) else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
             known = {"neighbor_indices": batch["neighbor_indices"]} if "neighbor_indices" in batch else {}
             prediction = model(
@@ -224,3 +229,98 @@ class TrainingStep:
             log.info(
                 "the training step is captured in a CUDA graph for %d shapes a batch", len(inputs["target"])
             )
+
+
+def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, float]:
+    """Return medians ``forward_ms`` and ``step_ms`` on one batch; every step timed trains the model.
+
+    Both run as the step does: eager, compiled or captured. Each is timed ``repetitions`` times after a few
+    runs that are not; on the CPU fewer, if they would take more than 20 seconds.
+    """
+    for _ in range(STEPS_BEFORE_CAPTURE + 1 if step.captured else 1):
+        step(batch)  # the last of these captures the step, if it can be
+    forward = _captured_forward(step, batch) if step.captured else lambda: step.forward(batch)
+    calls = {"forward_ms": forward, "step_ms": lambda: step(batch)}
+    return {name: _median_ms(call, step, repetitions) for name, call in calls.items()}
+
+
+def _captured_forward(step: TrainingStep, batch: Batch) -> Callable[[], object]:
+    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    stream = torch.cuda.Stream(step.device)
+    with on_stream(stream):
+        step.forward(inputs)
+    captured = CapturedCall(lambda kept: step.forward(kept).detach(), inputs, stream)
+    return lambda: captured(inputs)
+
+
+def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: int) -> float:
+    function()
+    if step.device.type == "cuda":
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
+        torch.cuda.synchronize(step.device)
+        marks[0].record()
+        for mark in marks[1:]:
+            function()
+            mark.record()
+        torch.cuda.synchronize(step.device)
+        return median(before.elapsed_time(after) for before, after in itertools.pairwise(marks))
+    times: list[float] = []
+    # Processes that train together have to take equally many steps, however long these take.
+    while len(times) < repetitions and (sum(times) < SECONDS_ON_CPU or not step.processes.alone):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return median(times) * 1e3
+
+
+class CapturedCall:
+    """A function's GPU work, recorded once in a CUDA graph and replayed with other inputs of that shape.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a mapping of tensors, and has run before on ``stream``. Recording does not run it.
+    inputs : mapping
+        Its argument, by which the shapes are fixed; copied.
+    stream : torch.cuda.Stream
+        Where it is recorded.
+    pool : tuple, optional
+        Memory shared with other recorded calls, of which none may run at the same time; each result is
+        overwritten by a replay of any.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Mapping[str, Tensor]], object],
+        inputs: Mapping[str, Tensor],
+        stream: torch.cuda.Stream,
+        pool: tuple[int, int] | None = None,
+    ) -> None:
+        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._function = function  # keeps alive what the recorded work reads
+        self._graph = torch.cuda.CUDAGraph()
+        # thread_local: a thread that loads data may allocate pinned memory meanwhile.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self.result = function(self._inputs)
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> object:
+        """Replay with these inputs; the result is overwritten by the next replay."""
+        for name, kept in self._inputs.items():  # one call for all has few blocks for few tensors
+            kept.copy_(inputs[name], non_blocking=True)
+        self._graph.replay()
+        return self.result
+
+
+def capture_obstacle(backend: str) -> str | None:
+    """Why no step with this backend can be captured in a CUDA graph, or None."""
+    return graphs_unsupported() or waits(backend)
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Run the block's GPU work on ``stream``, after what is queued now and before what comes after."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)

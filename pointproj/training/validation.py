@@ -36,7 +36,7 @@ class Evaluation:
     @property
     def error(self) -> float:
         """Mean of the metric over the meshes."""
-        return fmean(mesh.errors[self.metric] for mesh in self.meshes)
+        return self.means()[self.metric]
 
     def means(self) -> dict[str, float]:
         """Mean over the meshes of everything that was measured."""
@@ -57,42 +57,25 @@ def evaluate(
 ) -> Evaluation:
     """Measure predictions on batches of meshes.
 
-    Parameters
-    ----------
-    predict : callable
-        Batch to prediction (B, Q): distances, logits of being inside, or numbers.
-    batches : iterable of dict
-        With ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B), on the predictor's device.
-    target_name : str
-        A key of :data:`pointproj.config.TARGETS`.
-    processes : Processes
-        Each has its own part of the batches; all get the whole evaluation.
-
-    Raises
-    ------
-    ValueError
-        If there is no batch.
+    ``predict`` takes a batch to distances, logits of being inside, or numbers (B, Q); batches have ``target``
+    (B, Q), ``name`` and ``class_name`` (lists of length B). Each of the processes has its own part of the
+    batches; all get the whole evaluation. Raises ValueError if there is no batch.
     """
-    names, measured = [], []
-    for batch in batches:
-        if batch.get("share") == 0:  # nothing was left for this process, so it got what is another's
-            continue
-        names += zip(batch["name"], batch["class_name"], strict=True)
-        measured.append(field_errors(target_name, predict(batch), batch["target"]))
-    parts = processes.gather(_mesh_errors(names, measured))
+    measured = [
+        (batch["name"], batch["class_name"], field_errors(target_name, predict(batch), batch["target"]))
+        for batch in batches
+        if batch.get("share") != 0  # else nothing was left for this process, and it got what is another's
+    ]
+    own = []
+    for names, class_names, errors in measured:  # read from the device when all of the work is queued
+        rows = zip(*(values.tolist() for values in errors.values()), strict=True)
+        for name, class_name, row in zip(names, class_names, rows, strict=True):
+            own.append(MeshErrors(name, class_name, dict(zip(errors, row, strict=True))))
+    parts = processes.gather(own)
     meshes = tuple(mesh for part in parts for mesh in part)
     if not meshes:
         raise ValueError("expected at least one batch to evaluate, got none")
     return Evaluation(TARGETS[target_name].metric, meshes)
-
-
-def _mesh_errors(names: list[tuple[str, str]], measured: list[dict[str, Tensor]]) -> list[MeshErrors]:
-    """One row a mesh; errors are read from the device here, all at once."""
-    if not names:
-        return []
-    columns = {key: torch.cat([errors[key] for errors in measured]).tolist() for key in measured[0]}
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [MeshErrors(*name, row) for name, row in zip(names, rows, strict=True)]
 
 
 def field_errors(
@@ -133,18 +116,9 @@ def baseline_name(target_name: str, *, normals: bool = False) -> str:
 def untrained_predictor(target_name: str, backend: str = "auto", *, normals: bool = False) -> Predictor:
     """Return the predictor that a model has to beat: :func:`baseline_name` in code.
 
-    It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of
-    the cube is outside: so signed distances and labels take everything for outside. With normals a point is
-    inside if it lies behind the plane through the nearest sampled point.
-
-    Parameters
-    ----------
-    target_name : str
-        A key of :data:`pointproj.config.TARGETS`.
-    backend : str
-        For the search of the nearest point.
-    normals : bool
-        Whether the model sees them; batches hold ``normals`` (B, N, 3) then.
+    It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of the
+    cube is outside: so signed distances and labels take everything for outside. With ``normals`` (B, N, 3) in
+    its batches, a point is inside if it lies behind the plane through the nearest sampled point.
     """
     output = TARGETS[target_name].output
 

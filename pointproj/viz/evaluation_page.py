@@ -43,15 +43,8 @@ MOST_SHOWN = 50  # meshes on the page, which holds all that it shows
 def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
     """Return means by class, then over well-posed meshes and over all.
 
-    Parameters
-    ----------
-    results : sequence of Measured
-
-    Returns
-    -------
-    list of dict
-        ``class`` (or :data:`WELL_POSED_MESHES`, ``"all"``), ``samples``, ``points``, ``method``, ``meshes``,
-        ``well_posed`` (how many of them are), the metrics and ``seconds``.
+    Rows have ``class`` (or :data:`WELL_POSED_MESHES`, ``"all"``), ``samples``, ``points``, ``method``,
+    ``meshes``, ``well_posed`` (how many of them are), the metrics and ``seconds``.
     """
     kinds = list(dict.fromkeys((r.samples, r.points, r.method) for r in results))
     rows = []
@@ -68,17 +61,7 @@ def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def summary_table(results: Sequence[Measured]) -> str:
-    """Lay out :func:`summary` as a table for a console.
-
-    Parameters
-    ----------
-    results : sequence of Measured
-
-    Returns
-    -------
-    str
-        Several lines.
-    """
+    """Lay out :func:`summary` as a table of several lines for a console."""
     table = Table()
     for heading in HEADINGS[:NAMES]:
         table.add_column(heading)
@@ -97,13 +80,7 @@ def summary_table(results: Sequence[Measured]) -> str:
 
 
 def write_summary(folder: Path, results: Sequence[Measured]) -> None:
-    """Write the table of :func:`summary` as ``summary.csv`` and, for documents, ``summary.md``.
-
-    Parameters
-    ----------
-    folder : Path
-    results : sequence of Measured
-    """
+    """Write the table of :func:`summary` as ``summary.csv`` and, for documents, ``summary.md``."""
     rows = summary(results)
     _write_rows(folder / "summary.csv", rows)
     right = len(HEADINGS) - NAMES
@@ -114,15 +91,7 @@ def write_summary(folder: Path, results: Sequence[Measured]) -> None:
 
 
 def write_csv(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]) -> None:
-    """Write one row for each mesh and method.
-
-    Parameters
-    ----------
-    path : Path
-    results : sequence of Measured
-    facts : mapping
-        Further columns, the same in each row.
-    """
+    """Write one row for each mesh and method; ``facts`` are further columns, the same in each row."""
     rows = []
     for result in results:
         row = {"class": result.class_name, "mesh": result.name, "samples": result.samples}

@@ -78,18 +78,10 @@ def draw_losses(
     errors: Sequence[tuple[int, float]],
     baseline: float,
 ) -> None:
-    """Draw the training loss and the validation error over the steps.
+    """Draw the training loss and the validation error over the steps into a PNG file.
 
-    Parameters
-    ----------
-    path : Path
-        PNG file to write; an older one is replaced whole.
-    loss_name, metric_name : str
-        What the two axes show.
-    losses, errors : sequence of tuple
-        (step, value); values that are not above 0 are left out of the logarithmic axis.
-    baseline : float
-        Error of the baseline, which needs no training.
+    ``losses`` and ``errors`` are pairs of step and value; what is not above 0 is left out of the logarithmic
+    axis. The two names are of the axes. ``baseline`` is the error of what needs no training.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -30,13 +30,7 @@ class Panel:
 
 
 def surface_panel(title: str, mesh: Mesh) -> Panel:
-    """Draw a mesh in the query cube; a white picture if it has no faces.
-
-    Parameters
-    ----------
-    title : str
-    mesh : Mesh
-    """
+    """Draw a mesh in the query cube; a white picture if it has no faces."""
     if not len(mesh.faces):
         return Panel(title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8))
     points, normals = sample_surface(mesh, SAMPLES, np.random.default_rng(0))
@@ -47,13 +41,7 @@ def surface_panel(title: str, mesh: Mesh) -> Panel:
 
 
 def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
-    """Draw points in the query cube, coloured by height.
-
-    Parameters
-    ----------
-    title : str
-    points : float array, shape (n, 3)
-    """
+    """Draw points in the query cube, coloured by height."""
     return Panel(title, _drawn(points, height_colours(points), size=2))
 
 

@@ -85,11 +85,10 @@ def test_a_mesh_that_is_not_in_the_cache_is_read_once(config, furniture, monkeyp
     assert sorted(read) == sorted(file.path for file in find_meshes(furniture))
 
 
-def test_several_processes_make_the_same_entries(furniture, tmp_path, monkeypatch):
-    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
+def test_several_processes_make_the_same_entries(furniture, tmp_path):
     files = find_meshes(furniture, limit=1)
     recipe = preparation.Recipe(grid=6, target="sdf")
-    alone, two = HelperProcesses(1), HelperProcesses(2)
+    alone, two = HelperProcesses(1), HelperProcesses(2, fewest_jobs=2)
     with two:
         apart = dict(preparation.prepare_meshes(files, recipe, tmp_path / "two", helpers=two))
     alone = dict(preparation.prepare_meshes(files, recipe, tmp_path / "one", helpers=alone))
@@ -132,11 +131,10 @@ def test_work_goes_on_alone_when_the_processes_die(furniture, tmp_path, monkeypa
         def shutdown(self, **keywords):
             pass
 
-    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
     monkeypatch.setattr(helpers, "ProcessPoolExecutor", DyingPool)
     files = find_meshes(furniture, ["dresser"])
     recipe = preparation.Recipe(grid=6, target="udf")
-    with HelperProcesses(2) as two:
+    with HelperProcesses(2, fewest_jobs=2) as two:
         prepared = dict(preparation.prepare_meshes(files, recipe, tmp_path, helpers=two))
     assert list(prepared) == files
     assert "this one makes the other 5 meshes" in caplog.text

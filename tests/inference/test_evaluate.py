@@ -16,9 +16,9 @@ from pointproj.data.furniture import write_furniture
 from pointproj.geometry import well_posed
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.grids import dense_values
+from pointproj.inference import evaluate
 from pointproj.inference.evaluate import _chosen_samplings
 from pointproj.inference.trained_model import PACKAGED, load_trained
-from pointproj.runtime import helpers
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
 
@@ -105,7 +105,7 @@ def test_evaluate_leaves_table_page_pictures_and_meshes(trained, furniture, tmp_
 def test_meshes_evaluated_side_by_side_have_the_results_of_one_after_the_other(
     trained, furniture, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(helpers, "FEWEST_JOBS", 2)
+    monkeypatch.setattr(evaluate, "FEWEST_MESHES", 2)
     rows = []
     for workers in (1, 2):
         out = tmp_path / str(workers)

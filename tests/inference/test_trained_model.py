@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
 from pointproj.config import register_schema, to_config
+from pointproj.inference import trained_model
 from pointproj.inference.trained_model import load_trained
 from pointproj.runtime import tensor_file
 from pointproj.training import checkpoint
@@ -43,6 +45,17 @@ def test_the_model_comes_back_with_its_weights(saved):
     assert all(
         torch.equal(loaded.model.state_dict()[name], value) for name, value in model.state_dict().items()
     )
+
+
+def test_the_values_of_points_do_not_depend_on_how_many_are_evaluated_at_once(saved, monkeypatch):
+    path, _ = saved
+    generator = np.random.default_rng(0)
+    cloud, query_points = (generator.uniform(-1, 1, (count, 3)).astype(np.float32) for count in (64, 100))
+    field = load_trained(path, "cpu", "torch").field(cloud)
+    together = field(query_points)
+    monkeypatch.setattr(trained_model, "CPU_POINTS", 7)
+    assert np.allclose(field(query_points), together, atol=1e-6)
+    assert field(query_points[:0]).shape == (0,)
 
 
 def changed(path, key, value):

@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import reference
 from pointproj.ops.backends.cuml import candidates
 from pointproj.ops.backends.cuml.candidates import candidates_of, exact_neighbors
-from pointproj.ops.cases import CASES, W1, Case
+from pointproj.ops.cases import CASES, W1, Case, clustered
 from pointproj.ops.clouds import Clouds
 
 ONE_CLOUD = [pytest.param(c, id=c.id) for c in CASES if c.k and not c.batch and not c.sizes]
@@ -23,6 +23,19 @@ def expanded(points: Tensor):
             query_points.square().sum(1, keepdim=True) + some.square().sum(1) - 2 * query_points @ some.T
         )
         return shuffle[squared.topk(count, largest=False).indices]
+
+    return search
+
+
+def as_cuml(points: Tensor):
+    """As cuML: of points with equal norms, squared distances below 1e-3 count as 0."""
+    norms = points.square().sum(1)
+
+    def search(query_points: Tensor, count: int) -> Tensor:
+        own = query_points.square().sum(1, keepdim=True)
+        squared = (own + norms - 2 * query_points @ points.T).clamp(min=0)
+        squared[(squared.square() < 1e-6) & (own == norms)] = 0
+        return squared.topk(count, largest=False).indices
 
     return search
 
@@ -45,6 +58,13 @@ def test_any_scale_and_place(dtype: torch.dtype, scale: float, offset: float):
     generator = torch.Generator().manual_seed(0)
     query, points = ((torch.rand(n, 3, generator=generator) + offset).to(dtype) * scale for n in (40, 300))
     assert torch.equal(found(query, points, 6), reference.knn_search(query, points, 6))
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 1e3])
+def test_distances_that_cuml_takes_for_zero(scale: float):
+    """Of a clump of 1,000 points many have equal norms, from the centre of a much larger cloud."""
+    points = clustered(2000)(torch.Generator().manual_seed(0)).float() * scale
+    assert torch.equal(found(points, points, 8, as_cuml), reference.knn_search(points, points, 8))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -1,4 +1,4 @@
-"""Operators in eager mode: called directly where nobody looks on, by torch's dispatcher everywhere else."""
+"""Operators in eager mode: called directly if unobserved, else by torch's dispatcher."""
 
 from collections.abc import Callable
 from typing import Any

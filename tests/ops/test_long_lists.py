@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import reference
 from pointproj.ops.cases import clustered
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.registry import Backend, load
+from pointproj.ops.registry import Backend, functions_of, load
 
 COUNTS = (1, 31, 32, 33, 64, 65, 128, 129, 200)  # on a GPU they are kept in different ways
 
@@ -19,10 +19,9 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["native", "warp"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    module = load(request.param)
-    if module.unavailable():
-        pytest.skip(module.unavailable())
-    return module
+    if reason := load(request.param).unavailable():
+        pytest.skip(reason)
+    return functions_of(request.param)
 
 
 def _points(kind: str) -> Tensor:

@@ -33,7 +33,6 @@ def take_steps(config, folder, work, count):
     profiler = profiling.StepProfiler(config, folder, [work])
     matrix = torch.ones(32, 32, requires_grad=True)
     on = []
-    profiler.start()
     for _ in range(count):
         on.append(profiler.recording)
         work(matrix).backward()

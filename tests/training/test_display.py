@@ -5,7 +5,7 @@ import logging
 from pointproj.config import Config
 from pointproj.runtime.progress_bar import progress
 from pointproj.training.checkpoint import Position
-from pointproj.training.display import Interval, Pace, log_progress
+from pointproj.training.report import Interval, Pace, log_progress
 
 
 def test_pace_counts_running_time_alone(monkeypatch):

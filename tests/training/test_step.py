@@ -8,8 +8,7 @@ from pointproj import Projector
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.training.losses import eikonal_penalty, loss_function
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.step import TrainingStep
-from pointproj.training.timing import time_step
+from pointproj.training.step import TrainingStep, time_step
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

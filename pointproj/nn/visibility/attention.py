@@ -17,27 +17,12 @@ class SideAttention(nn.Module):
     """Look at the side of each neighbour that faces the point, and at the other; then average what was seen.
 
     Every reference point has two sides, that of its normal first, and features for each. Which of them faces
-    a point follows from the sign of the point's height above the plane. So the sign of a normal, which is
-    arbitrary, makes no difference. Lengths are measured in each neighbour's own unit, so that clouds of any
-    density look alike.
+    a point follows from the sign of the point's height above the plane, so the sign of a normal makes no
+    difference. Lengths are measured in each neighbour's own unit, so that clouds of any density look alike.
 
-    Parameters
-    ----------
-    own_channels : int
-        Channels of what a point knows of itself.
-    side_channels : int
-        Channels of a side's features.
-    channels : int
-        Width of the MLP and of the result; a multiple of 8.
-    own_normals : bool
-        Points have normals too.
-    sensors : bool
-        Reference points have directions in which they were seen.
-
-    Raises
-    ------
-    ValueError
-        If ``channels`` is not a multiple of 8.
+    ``own_channels`` are of what a point knows of itself, ``side_channels`` of a side's features,
+    ``channels``, a multiple of 8 (else ``ValueError``), of the MLP and the result. ``own_normals`` says that
+    points have normals too, ``sensors`` that reference points have directions in which they were seen.
     """
 
     def __init__(
@@ -71,20 +56,11 @@ class SideAttention(nn.Module):
     ) -> Float[Tensor, "b q channels"]:
         """Attend from points to reference points.
 
-        Parameters
-        ----------
-        known, points : (B, Q, own_channels) and (B, Q, 3) float tensors
-            What each point knows of itself, and where it is.
-        sides : (B, N, 2, side_channels) float tensor
-            Features of the side of each reference point that its normal points to, and of the other.
-        places : (B, N, 7) or, with sensors, (B, N, 10) float tensor
-            Of the reference points: position, unit normal, unit of length; unit vector towards the sensor
-            that saw the point, 0 where that is not known.
-        rows : (B, Q, k) integer tensor
-            Of the k nearest reference points; -1 for none, as a point has that is not finite: its result is
-            NaN.
-        own_normals : (B, Q, 3) float tensor, optional
-            Where the points are themselves on sides of planes: the normals of these sides.
+        ``known`` is what each point knows of itself. ``sides`` are features of the side of each reference
+        point that its normal points to, and of the other. ``places`` (B, N, 7 or, with sensors, 10) are their
+        positions, unit normals, units of length, and unit vectors to the sensors that saw them, 0 where not
+        known. ``rows`` are those of the k nearest, -1 for none, as a point has that is not finite: its result
+        is NaN. ``own_normals`` are those of the sides of planes that the points are on, if they are.
         """
         with full_precision(points):
             pair, rows = self._pairs(points, places, rows, own_normals)

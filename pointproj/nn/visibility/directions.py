@@ -12,27 +12,12 @@ from pointproj.nn.visibility.constants import SharedDirection
 def shared_directions(
     normals: Float[Tensor, "b n 3"], *, same: float, rounds: int, least: int
 ) -> Float[Tensor, "b d 3"]:
-    """Find the directions that most planes of a cloud have.
+    """Find the directions that most planes of a cloud have: (B, 16, 3), most votes first, 0 for none.
 
-    Some of the points vote. Each asks which others have its own direction, and goes on with the mean of
-    theirs. Of those who end up at the same direction, one stands for all: the one with most votes, the first
-    of equals.
-
-    Parameters
-    ----------
-    normals : (B, N, 3) float tensor
-        Of either sign; 0 for points that do not vote.
-    same : float
-        Sine of the angle between planes of one direction, at most.
-    rounds : int
-        How often directions are replaced by means.
-    least : int
-        Votes for a direction.
-
-    Returns
-    -------
-    (B, 16, 3) float tensor
-        The one with most votes first; 0 where there are no more.
+    Some of the points vote, by normals of either sign; 0 does not vote. Each asks which others have its own
+    direction (sine of the angle ``same`` at most), and goes on with the mean of theirs, ``rounds`` times. Of
+    those who end up at the same direction, one stands for all: the one with most votes, the first of equals.
+    It takes ``least`` votes.
     """
     cosine = (1 - same**2) ** 0.5
     number = torch.arange(SharedDirection.VOTERS, device=normals.device)

@@ -5,7 +5,7 @@ CUDA graph can hold it: a cell is half as wide as the largest disk's radius or w
 most five cells along each axis.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pointproj.nn.visibility.constants import Disk, DiskCell, Edge, Ray
 from pointproj.nn.visibility.kernels import kernel
+from pointproj.ops.bridge.warp_launch import record_struct
 from pointproj.ops.bridge.warp_op import warp_op
 
 
@@ -85,25 +86,21 @@ def pairs_in(escaped: wp.uint64):
     return twice / 2
 
 
+Rows = Annotated[Tensor, wp.float32, 2]  # kernels see disks and edges as rows of four numbers
+Numbers = Annotated[Tensor, wp.int32, 1]
+
+
 class DiskGrid(NamedTuple):
-    """Disks of a batch of clouds in cells; passed to the kernels as :class:`DiskGridStruct`."""
+    """Disks of b clouds of n points in cells."""
 
-    frames: Float[Tensor, "b 7"]  # lower corner (3), cells a unit, cells along each axis (3)
-    disks: Float[Tensor, "b n 8"]  # centre (3), squared radius, normal (3), has edges; 0 for none
-    edges: Float[Tensor, "b n e 4"]  # unit vector in the plane, distance at which the disk ends there
-    start: Tensor  # (B * DiskCell.SIDE**3 + 1,) int32: where a cell's disks begin among the entries
-    entries: Tensor  # (B * N * DiskCell.OF_DISK,) int32: rows among the disks of all clouds
+    frames: Rows  # (b, 7): lower corner (3), cells a unit, cells along each axis (3)
+    disks: Rows  # (b, n, 8): centre (3), squared radius, normal (3), has edges; 0 for none
+    edges: Rows  # (b, n, e, 4): unit vector in the plane, distance at which the disk ends there
+    start: Numbers  # (b * DiskCell.SIDE**3 + 1,): where a cell's disks begin among the entries
+    entries: Numbers  # (b * n * DiskCell.OF_DISK,): rows among the disks of all clouds
 
 
-@wp.struct
-class DiskGridStruct:
-    """:class:`DiskGrid` inside a kernel."""
-
-    frames: wp.array2d(dtype=wp.float32)
-    disks: wp.array2d(dtype=wp.float32)  # rows of four numbers, two for each disk
-    edges: wp.array2d(dtype=wp.float32)  # rows of four numbers, some for each disk
-    start: wp.array(dtype=wp.int32)
-    entries: wp.array(dtype=wp.int32)
+DiskGridStruct = record_struct(DiskGrid)
 
 
 @wp.func

@@ -17,21 +17,16 @@ def nearest_edges(
     normals: Float[Tensor, "b n 3"],
     radii: Float[Tensor, "b n"],
 ) -> Float[Tensor, "b n 3 4"]:
-    """Find where the exact planes of points end, within their radii.
+    """Find where the exact planes of points end within their radii: (B, N, 3, 4), without gradients.
 
     The plane of a neighbour crosses that of a point along a line. If no neighbour on the point's own plane is
-    beyond it, the flat piece is taken to end there. The piece also ends there if the neighbour is close
-    to the plane, and not far along the line: what goes on beyond is the other side of a gap, or of a board
-    that ends at the piece, and has disks of its own.
+    beyond it, the flat piece is taken to end there. The piece also ends there if the neighbour is close to
+    the plane, and not far along the line: what goes on beyond is the other side of a gap, or of a board that
+    ends at the piece, and has disks of its own.
 
     ``rows`` are those of the nearest points, the point itself first; the first 33 are used. ``normals`` are
-    those of exact planes, 0 for points that have none.
-
-    Returns
-    -------
-    (B, N, 3, 4) float tensor
-        Of up to three edges, the nearest first: unit vector in the plane towards the edge, and its distance;
-        0 where there is none. It has no gradients.
+    those of exact planes, 0 for points that have none. Of up to three edges, the nearest first, the result
+    has the unit vector in the plane towards the edge, and its distance; 0 where there is none.
     """
     floats = (tensor.detach().float().contiguous() for tensor in (points, normals, radii))
     points, normals, radii = floats

@@ -1,49 +1,35 @@
 """Kernels of :mod:`pointproj.nn.visibility.face_planes`, by Warp, and what they are passed."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import warp as wp
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import FacePlane
 from pointproj.nn.visibility.kernels import adjugate_power, kernel
+from pointproj.ops.bridge.warp_launch import record_struct
+
+Vectors = Annotated[Tensor, wp.vec3, 2]
 
 
 class Fitted(NamedTuple):
-    """Planes, and what they were fitted to; passed to the kernels as :class:`FittedStruct`."""
+    """Planes of clouds of n points, and what they were fitted to."""
 
-    normals: Float[Tensor, "b n 3"]
-    means: Float[Tensor, "b n 3"]
-    covariances: Float[Tensor, "b n 2 3"]  # xx, yy, zz; yz, zx, xy
-
-
-@wp.struct
-class FittedStruct:
-    """:class:`Fitted` inside a kernel."""
-
-    normals: wp.array2d(dtype=wp.vec3)
-    means: wp.array2d(dtype=wp.vec3)
-    covariances: wp.array3d(dtype=wp.vec3)
+    normals: Vectors  # (b, n, 3)
+    means: Vectors  # (b, n, 3)
+    covariances: Annotated[Tensor, wp.vec3, 3]  # (b, n, 2, 3): xx, yy, zz; yz, zx, xy
 
 
 class Noisy(NamedTuple):
-    """Clouds with noise; passed to the kernels as :class:`NoisyStruct`."""
+    """Clouds with noise, and the rows of each point's k nearest."""
 
-    points: Float[Tensor, "b n 3"]
-    rows: Int[Tensor, "b n k"]
-    sensors: Float[Tensor, "b n 3"]
-    noise: Float[Tensor, " b"]
+    points: Vectors  # (b, n, 3)
+    rows: Annotated[Tensor, wp.int64, 3]  # (b, n, k)
+    sensors: Vectors  # (b, n, 3)
+    noise: Annotated[Tensor, wp.float32, 1]  # (b,)
 
 
-@wp.struct
-class NoisyStruct:
-    """:class:`Noisy` inside a kernel."""
-
-    points: wp.array2d(dtype=wp.vec3)
-    rows: wp.array3d(dtype=wp.int64)
-    sensors: wp.array2d(dtype=wp.vec3)
-    noise: wp.array(dtype=wp.float32)
+FittedStruct, NoisyStruct = record_struct(Fitted), record_struct(Noisy)
 
 
 @wp.func

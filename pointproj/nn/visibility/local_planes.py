@@ -84,13 +84,7 @@ def _noise(height: Float[Tensor, "b n k"]) -> Float[Tensor, "b 1 1"]:
 def _refined(
     around: Float[Tensor, "b n k 3"], normal: Float[Tensor, "b n 3"], within: Float[Tensor, "b 1 1"]
 ) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"]]:
-    """Move planes to where squared distances of the neighbours on them are least.
-
-    Returns
-    -------
-    normals, shifts : (B, N, 3) float tensors
-        The shift leads from the point onto the plane.
-    """
+    """Move planes to where squared distances of the neighbours on them are least; shifts lead onto them."""
     centre = torch.zeros_like(normal)
     for _ in range(LocalPlane.REFINED):
         height = _dot(around - centre[:, :, None], normal[:, :, None])

@@ -35,20 +35,16 @@ class VisibilityNetwork(nn.Module):
     """Tell inside from outside by what a point and the sides of its neighbours see of the outside.
 
     1. Each reference point gets the plane of its face, and a disk in it that covers the holes between samples
-       and ends at edges; in a cloud with noise the point is moved onto the plane
-       (:func:`pointproj.nn.visibility.surface.find_surface`).
-    2. From both sides of each disk, and from each query point, rays escape or are stopped by disks
-       (:func:`pointproj.nn.visibility.rays.soft_visibility`). This is where a network learns of what is far
-       away; all else is local, so it learns from few shapes and has no opinion on classes of them.
+       and ends at edges; in a cloud with noise the point is moved onto the plane.
+    2. From both sides of each disk, and from each query point, rays escape or are stopped by disks. This
+       alone tells of what is far away; all else is local, so the network learns from few shapes.
     3. The sides of each reference point attend to those of its neighbours, a given number of times.
     4. A query point attends to the sides of the nearest reference points, in which its own visibility takes
        part. An MLP gives the result.
 
-    All lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
-    Where a scanner tells from which direction each point was seen, the network can be told too: then it knows
-    which side of a point is outside, and how close to any point lines of sight pass, which go through free
-    space (:func:`pointproj.nn.visibility.sight_lines.nearest_sight_lines`). One set of weights serves clouds
-    with and without, if it was trained so.
+    Lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
+    Where a scanner tells from which direction each point was seen, lines of sight say which side is outside
+    and what space is free; weights that were trained with and without serve both.
 
     Under autocast the inner layers of attention run in low precision; positions and visibility do not.
 

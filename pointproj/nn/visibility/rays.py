@@ -32,24 +32,11 @@ def disk_grid(
     radii: Float[Tensor, "b n"],
     edges: Float[Tensor, "b n e 4"] | None = None,
 ) -> DiskGrid:
-    """List the disks of clouds in the cells of a grid, for any number of :func:`soft_visibility`.
+    """List disks (B, N) in the cells of a grid, for any number of :func:`soft_visibility`; without gradients.
 
-    Parameters
-    ----------
-    points : (B, N, 3) float tensor
-        Centres. One that is not finite has no disk.
-    normals : (B, N, 3) float tensor
-        Unit normals of the disks, of either sign; 0 for a point that has no disk.
-    radii : (B, N) float tensor
-        Of the large disks. The search is fast where they are of similar size: its cells are half as wide as
-        the largest radius.
-    edges : (B, N, 3, 4) float tensor, optional
-        Where disks end before their radii: see :func:`pointproj.nn.visibility.edges.nearest_edges`.
-
-    Returns
-    -------
-    DiskGrid
-        Without gradients, in single precision.
+    Points that are not finite, or have the normal 0, have no disk. ``radii`` are those of the large disks;
+    the search is fast where they are of similar size. ``edges`` are where disks end before them: see
+    :func:`pointproj.nn.visibility.edges.nearest_edges`.
     """
     squared = radii[..., None].square()
     if edges is None:
@@ -65,19 +52,13 @@ def disk_grid(
 def soft_visibility(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 4"]:
     """Count the rays that escape from points, of 64 that are spread evenly over all directions.
 
-    Parameters
-    ----------
-    points : (B, Q, 3) float tensor
-        Where to look from. A disk in whose plane a point lies hides nothing from it.
-    grid : DiskGrid
-        Of as many clouds, from :func:`disk_grid`.
-
     Returns
     -------
     (B, Q, 4) float tensor
         Past disks of 0.6 times the radii: the share of rays that escape, and the share of pairs of
         neighbouring rays that both do; then the same past disks of the whole radii. NaN for a point that is
-        not finite. It is constant but for jumps, so it has no gradients: autograd takes it for a constant.
+        not finite. A disk in whose plane a point lies hides nothing from it. Autograd takes the result for a
+        constant.
     """
     return look_around(points.detach().float().contiguous(), *grid).to(points.dtype)
 

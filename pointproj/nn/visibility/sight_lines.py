@@ -16,17 +16,12 @@ def nearest_sight_lines(
     sensors: Float[Tensor, "b n 3"],
     beyond: Float[Tensor, " b"],
 ) -> Float[Tensor, "b q 2"]:
-    """Find how close to points lines of sight pass by.
+    """Find how close to points lines of sight pass by: (B, Q, 2), without gradients.
 
     Lines begin at ``samples`` and go along unit vectors to ``sensors``, 0 for a sample that has none.
-    ``beyond`` is a length for each cloud; 0 for a cloud without lines, which takes no time then.
-
-    Returns
-    -------
-    (B, Q, 2) float tensor
-        Distance of the nearest line that begins before it passes the point; and of the nearest one that has
-        come as far as ``beyond`` by then. 1000 where there is none; NaN for a point that is not finite. It
-        has no gradients.
+    ``beyond`` is a length for each cloud; 0 for a cloud without lines, which takes no time then. The result
+    is the distance of the nearest line that begins before it passes the point, and of the nearest one that
+    has come as far as ``beyond`` by then: 1000 where there is none, NaN for a point that is not finite.
     """
     inputs = (tensor.detach().float().contiguous() for tensor in (points, samples, sensors, beyond))
     return _nearest(*inputs).to(points.dtype)

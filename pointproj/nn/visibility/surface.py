@@ -41,16 +41,16 @@ def find_surface(
     rows: Int[Tensor, "b n k"],
     sensors: Float[Tensor, "b n s"],
 ) -> Surface:
-    """Find planes, noise and disks of clouds.
+    """Find planes, noise and disks of clouds of points in the cube [-1, 1]^3, without gradients.
 
     A plane is exact where samples lie on one up to rounding
     (:func:`~pointproj.nn.visibility.exact_planes.exact_planes`), else that of most neighbours
     (:func:`~pointproj.nn.visibility.local_planes.local_planes`). In clouds with noise it is spread over its
     face (:func:`~pointproj.nn.visibility.face_planes.spread_planes`).
 
-    Points are in the cube [-1, 1]^3, without gradients. ``distances`` and ``rows`` are those of at least
-    ``NEIGHBORS`` nearest points, the point itself first. ``sensors`` are unit vectors to the sensors that saw
-    the points, 0 where not known; without channels where none is.
+    ``distances`` and ``rows`` are those of at least ``NEIGHBORS`` nearest points, the point itself first.
+    ``sensors`` are unit vectors to the sensors that saw the points, 0 where not known; without channels where
+    none is.
     """
     near = rows[..., :PLANE_ROWS]
     local, exact = local_planes(points, near, Cloud.UNIT), exact_planes(points, rows)

@@ -18,11 +18,12 @@ from pointproj.ops.gradients import (
     second_backward_over,
 )
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
+from pointproj.ops.records import FIELDS, fields_apart
 from pointproj.ops.reference import Weighting, squared_distances
-from pointproj.ops.registry import Tables
+from pointproj.ops.registry import Summands, Tables
 from pointproj.ops.rounding import rounded_root
 
-OPERATORS = frozenset({"knn", "radius"})
+OPERATORS = frozenset({"knn", "radius", "attend", "farthest"})
 RANK = {"cpu": 0, "cuda": 0}
 EXPORTABLE = frozenset({"cpu", "cuda"})
 
@@ -41,21 +42,14 @@ def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, k)
 
 
-def aggregate_neighbors(
-    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
-) -> Tensor:
+def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
+    features, sigma, weighting = summands
     points = clouds.query_points, clouds.reference_points
     return _aggregate_neighbors(*points, features, sigma, rows, *weighting)
 
 
-def radius_aggregate(
-    clouds: Clouds,
-    tables: Tables | None,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    weighting: Weighting,
-) -> Tensor:
+def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
+    features, sigma, weighting = summands
     return _radius_aggregate(*clouds, features, sigma, radius, *weighting)
 
 
@@ -71,6 +65,7 @@ def radius_list(
     return _radius_list(*clouds, radii_of(radius, clouds.query_points), capacity)
 
 
+@fields_apart
 def _search_body(clouds: Clouds, k: int) -> tuple[Tensor]:
     query_points, reference_points = clouds.query_points, clouds.reference_points
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
@@ -108,6 +103,7 @@ def _smallest(values: Tensor, k: int) -> Tensor:
     return chosen.gather(1, ranks)
 
 
+@fields_apart
 def _radius_search_body(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     query_points = clouds.query_points
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
@@ -120,6 +116,7 @@ def _radius_search_body(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, 
     return distances_of(clouds, found), found, counts
 
 
+@fields_apart
 def _radius_list_body(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
     query_points = clouds.query_points
     row_splits = query_points.new_zeros(len(query_points) + 1, dtype=torch.int64)
@@ -135,25 +132,6 @@ def _radius_list_body(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Ten
         found.scatter_(0, slots, rows.expand_as(squared).flatten())
         distances.scatter_(0, slots, rounded_root(squared).flatten())
     return row_splits, found[:capacity].clone(), distances[:capacity].clone()
-
-
-CLOUDS = {
-    "query_points": Tensor,
-    "query_offsets": Tensor | None,
-    "reference_points": Tensor,
-    "reference_offsets": Tensor | None,
-    "clouds": int,
-}
-WEIGHTING = {"kernel": str, "reduce": str, "power": float, "eps": float, "support": float}
-
-
-def over_clouds(function: Callable[..., tuple], results: int, **others: type) -> Callable[..., tuple]:
-    """``function(clouds, ...)`` with the fields of the clouds one by one, as torch takes arguments."""
-
-    def flat(*args: Any) -> tuple:
-        return function(Clouds(*args[: len(CLOUDS)]), *args[len(CLOUDS) :])
-
-    return signed(flat, CLOUDS | others, tuple[(Tensor,) * results])
 
 
 def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[..., Tensor]:
@@ -179,12 +157,12 @@ def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[...
 
 _search = torch_op(
     "pointproj::torch_search",
-    over_clouds(_search_body, 1, k=int),
+    _search_body,
     lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int64),),
 )
 _radius_search = torch_op(
     "pointproj::torch_radius_search",
-    over_clouds(_radius_search_body, 3, radii=Tensor, k=int),
+    _radius_search_body,
     lambda query_points, *others: (
         ((query_points.shape[0], others[-1]), query_points.dtype),
         ((query_points.shape[0], others[-1]), torch.int64),
@@ -193,7 +171,7 @@ _radius_search = torch_op(
 )
 _radius_list = torch_op(
     "pointproj::torch_radius_list",
-    over_clouds(_radius_list_body, 3, radii=Tensor, capacity=int),
+    _radius_list_body,
     lambda query_points, *others: (
         ((query_points.shape[0] + 1,), torch.int64),
         ((others[-1],), torch.int64),
@@ -203,11 +181,11 @@ _radius_list = torch_op(
 _aggregate_neighbors = _sums(
     "pointproj::aggregate_neighbors",
     dict.fromkeys(("query_points", "reference_points", "features", "sigma", "neighbor_indices"), Tensor)
-    | WEIGHTING,
+    | FIELDS[Weighting],
     listed_chunks,
 )
 _radius_aggregate = _sums(
     "pointproj::torch_radius_aggregate",
-    CLOUDS | {"features": Tensor, "sigma": Tensor, "radius": float} | WEIGHTING,
+    FIELDS[Clouds] | {"features": Tensor, "sigma": Tensor, "radius": float} | FIELDS[Weighting],
     chunks_within,
 )

@@ -55,24 +55,11 @@ def cpp_op(
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Make an operator of a loaded library compilable and differentiable.
 
-    Parameters
-    ----------
-    library : namespace of torch.ops
-        It has the operator, and, if that is differentiable, ``<name>_backward``: its arguments are the
-        gradients, ``bool[] needs``, and the forward's arguments and outputs; it returns an empty tensor where
-        none is needed.
-    name : str
-        Without the namespace.
-    outputs : Callable
-        ``outputs(call)``: shape and dtype of every output; ``call`` holds the arguments by the names that
-        the operator's schema gives them.
-    **derivatives
-        ``differentiable`` and ``second_backward`` as for :func:`pointproj.ops.bridge.torch_op.torch_op`.
-
-    Returns
-    -------
-    Callable
-        The operator.
+    ``library`` is a namespace of torch.ops. It has the operator ``name``, and if that is differentiable also
+    ``<name>_backward``: its arguments are the gradients, ``bool[] needs``, and the forward's arguments and
+    outputs; it returns an empty tensor where none is needed. ``outputs(call)`` gives shape and dtype of every
+    output; ``call`` holds the arguments by the names that the schema gives them. ``derivatives`` are
+    ``differentiable`` and ``second_backward`` as for :func:`pointproj.ops.bridge.torch_op.torch_op`.
     """
     made = {}
     schema = getattr(library, name).default._schema

@@ -1,10 +1,10 @@
 """The ways to call an operator: directly, under a transform of ``torch.func``, and by torch's dispatcher.
 
 torch's way to an operator written in Python (schema, dispatcher, autograd, trees of arguments) takes longer
-than most kernels. It is needed wherever somebody looks on: a tracer, a mode, a profiler, a subclass of
-Tensor. Where nobody does, an autograd function of the operator's own does the same without it. Transforms
-(``grad``, ``jacrev``, ``hessian``, ``vmap`` and others) need one too, with ``setup_context``. All of them
-differentiate by the same :class:`Rule`.
+than most kernels. Calls need it that are observed: by a tracer, a mode, a profiler, or a subclass of Tensor.
+For all others an autograd function of the operator's own does the same without it. Transforms (``grad``,
+``jacrev``, ``hessian``, ``vmap`` and others) need one too, with ``setup_context``. All of them differentiate
+by the same :class:`Rule`.
 """
 
 import functools
@@ -30,7 +30,7 @@ from pointproj.ops.bridge.torch_internals import (
 PLAIN = frozenset({Tensor, torch.nn.Parameter, bool, int, float, str, list, torch.dtype, type(None)})
 
 
-def nobody_looks_on(args: Sequence[Any]) -> bool:
+def is_unobserved(args: Sequence[Any]) -> bool:
     """Whether work on these arguments, the first of them a tensor, can be done directly."""
     if torch.compiler.is_compiling() or is_observed():
         return False
@@ -84,26 +84,17 @@ class Kept:
 class Rule(NamedTuple):
     """How an operator is differentiated; ``values`` are its arguments, then its outputs, as far as kept.
 
-    Attributes
-    ----------
-    places : sequence of int
-        The arguments that get gradients.
-    heads : int
-        How many outputs, from the first, gradients arrive for.
-    kept : Kept
-        What a backward needs of the arguments and outputs.
-    pull : Callable
-        ``pull(grads, needs, values, alone)``: a gradient for each place, of any value where ``needs`` is
-        false. ``grads`` may be None; ``alone`` says that nobody looks on.
-    push : Callable
-        ``push(tangents, values)``: derivatives of the heads along a tangent for each place, None for zero.
+    The arguments at ``places`` get gradients, which arrive for the first ``heads`` outputs. ``vjp(grads,
+    needs, values, alone)`` gives a gradient for each place, of any value where ``needs`` is false; grads may
+    be None, and ``alone`` says that the call is unobserved. ``jvp(tangents, values)`` gives derivatives of
+    heads along a tangent for each place, None for zero.
     """
 
     places: Sequence[int]
     heads: int
     kept: Kept
-    pull: Callable[..., Sequence[Tensor]]
-    push: Callable[..., Sequence[Tensor]]
+    vjp: Callable[..., Sequence[Tensor]]
+    jvp: Callable[..., Sequence[Tensor]]
 
     def save(self, ctx: Any, args: Sequence[Any], output: Tensor | tuple[Tensor, ...]) -> tuple:
         """Tensors for torch to save; sets the context up."""
@@ -115,7 +106,7 @@ class Rule(NamedTuple):
     def differentiate(self, grads: Sequence[Any], needs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """One gradient for each argument, in the structure that torch expects: lists stay lists."""
         wanted = [needs[place] for place in self.places]
-        made = self.pull(grads[: self.heads], wanted, values, False)
+        made = self.vjp(grads[: self.heads], wanted, values, False)
         every: list[Any] = [None] * len(needs)
         for place in self.kept.lists:
             every[place] = [None] * len(values[place])
@@ -150,7 +141,7 @@ def _called_in_three_ways(kind: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             args = (*args, *(kwargs[name] for name in self.names[len(args) :]))
-        if nobody_looks_on(args):
+        if is_unobserved(args):
             return self.direct(*args)
         return self.transformed(*args) if is_transforming() else kind.__call__(self, *args)
 
@@ -177,8 +168,8 @@ def _direct(name: str, operator: Any, count: int, rule: Rule) -> Callable[..., A
 
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         needs, values = [*ctx.needs_input_grad[first]], kept.restored(ctx, ctx.saved_tensors)
-        alone = not torch.is_grad_enabled() and nobody_looks_on(grads)
-        made = rule.pull(grads, needs, values, alone)
+        alone = not torch.is_grad_enabled() and is_unobserved(grads)
+        made = rule.vjp(grads, needs, values, alone)
         return *[g if need else None for g, need in zip(made, needs, strict=True)], None, None
 
     function = _function(name, forward=forward, backward=backward)
@@ -220,7 +211,7 @@ def _transformed(name: str, operator: Any, count: int, rule: Rule) -> Callable[.
 
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         own = _gathered((*tangents[:-1], ctx.layout))
-        made = [*rule.push([own[place] for place in rule.places], values_of(ctx))]
+        made = [*rule.jvp([own[place] for place in rule.places], values_of(ctx))]
         made += [None] * (count - rule.heads)
         return tuple(made) if count > 1 else made[0]
 

@@ -98,14 +98,6 @@ def has_modes() -> bool:
         return True
 
 
-def without_modes() -> contextlib.AbstractContextManager:
-    """A context in which tensors are ordinary ones, also when somebody is tracing."""
-    try:
-        return torch.utils._python_dispatch._disable_current_modes()
-    except AttributeError:
-        return contextlib.nullcontext()
-
-
 def map_rows(function: Callable[..., Tensor], rows: tuple[Tensor, ...], *others: Any) -> Tensor:
     """``function(rows, *others)`` for each row of some tensors; a tracer sees a loop over any number."""
     try:

@@ -20,6 +20,8 @@ from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker
 from pointproj.ops.bridge.torch_internals import any_requires_grad
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
+Tensors = tuple[Tensor, ...]
+OptionalTensors = tuple[Tensor | None, ...]
 
 
 class Saved(NamedTuple):
@@ -54,9 +56,8 @@ def torch_op(
     *,
     differentiable: Sequence[str] = (),
     grad_outputs: int = 1,
-    backward: Callable[[tuple[Tensor, ...], dict[str, bool], Saved], tuple[Tensor | None, ...]] | None = None,
-    second_backward: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Saved], tuple[Tensor, ...]]
-    | None = None,
+    backward: Callable[[Tensors, dict[str, bool], Saved], OptionalTensors] | None = None,
+    second_backward: Callable[[Tensors, Tensors, Saved], Tensors] | None = None,
     register: Register = opaque,
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
@@ -108,7 +109,7 @@ def torch_op(
         device = next(a.device for a in args if isinstance(a, Tensor))
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
-    def pull(grads: Sequence, needs: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
+    def vjp(grads: Sequence, needs: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
         inputs, outputs = declared.split(values)
         grads = _filled(grads, outputs)
         if alone:
@@ -117,7 +118,7 @@ def torch_op(
         # second backward would come back here once more, with gradients of zero.
         return all_of(first(*grads, needs, *inputs, *detached(outputs)))
 
-    def push(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
+    def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
         # the derivative along the tangents.
         grads = (torch.zeros_like(o) for o in declared.split(values)[1][:grad_outputs])
@@ -125,7 +126,7 @@ def torch_op(
         return all_of(second(*directions, *grads, *values))[:grad_outputs]
 
     places = declared.places or _tensor_places(declared.parameters)
-    rule = Rule(places, grad_outputs, Kept([*declared.saved.values()]), pull, push)
+    rule = Rule(places, grad_outputs, Kept([*declared.saved.values()]), vjp, jvp)
     return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
 
 
@@ -169,12 +170,12 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         pairs = zip(declared.differentiable_of(args[heads + 1 :]), args[heads], strict=True)
         return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
-    def pull(directions: Sequence, _: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
+    def vjp(directions: Sequence, _: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
         directions = [d if need else None for d, need in zip(directions, needed, strict=True)]
         return all_of(second(*_filled(directions, declared.differentiable_of(flat)), *grads, *flat))
 
-    def push(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
+    def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # Linear in the upstream gradients; by the inputs, the second derivatives are symmetric.
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
         along_grads = all_of(first(*_filled(tangents[:heads], grads), needed, *flat))
@@ -184,7 +185,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         return tuple(g + x if need else g for g, x, need in made)
 
     places = [*range(heads), *(heads + 1 + place for place in declared.places)]
-    rule = Rule(places, width, Kept([*parameters.values()]), pull, push)
+    rule = Rule(places, width, Kept([*parameters.values()]), vjp, jvp)
     first = _define(f"{declared.name}_backward", parameters, width, run, fake, rule, register)
     return first
 

@@ -36,7 +36,7 @@ def cdiv(count: int, size: int) -> int:
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
-    """Launch a kernel, tuned or not: so that a tracer sees it where one looks on, else by Triton itself.
+    """Launch a kernel, tuned or not: so that a tracer sees it if there is one, else by Triton itself.
 
     Parameters
     ----------

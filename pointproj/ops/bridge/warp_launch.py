@@ -9,8 +9,8 @@ threads, and signal handlers that call the operator which they interrupt, find o
 import ctypes
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
 
 import torch
 import warp as wp
@@ -60,6 +60,19 @@ class Launch:
             recorded = _Recorded(kernel, block_dim, self._stream, len(blocks))
         recorded.launch(dim, blocks, self._converted, self._stream)
         unused.append(recorded)
+
+
+def record_struct(record: type, kind_of: Callable[[Any], Any] = lambda kind: kind) -> Any:
+    """A named tuple inside kernels: a ``wp.struct`` of its fields.
+
+    Tensors are ``Annotated[Tensor, kind, dimensions of the array]``; ``kind_of`` gives the dtype of a kind.
+    """
+    fields = {}
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        kind, ndim = getattr(hint, "__metadata__", (hint, 0))
+        fields[name] = wp.array(dtype=kind_of(kind), ndim=ndim) if ndim else kind_of(kind)
+    made = type(f"{record.__name__}Struct", (), {"__annotations__": fields, "__module__": record.__module__})
+    return wp.struct(made)
 
 
 class _Recorded:

@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Saved, Spec, signed, torch_op
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Spec, Tensors, signed, torch_op
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
 
 wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
@@ -137,9 +137,7 @@ class _Bridge:
         self.launcher(launch, *args, **made)
         return launch, tuple(made.values())
 
-    def adjoint(
-        self, grads: tuple[Tensor, ...], needs: dict[str, bool], saved: Saved
-    ) -> tuple[Tensor | None, ...]:
+    def adjoint(self, grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
         # The forward runs again into fresh outputs: reverse mode needs every intermediate, and kernels
         # that accumulate would spoil the saved ones.
         inputs = _with_memory_of_their_own(saved.inputs)
@@ -153,7 +151,7 @@ class _Bridge:
     def first(self, launcher: Callable[..., None]) -> Callable:
         fill = self._filler(launcher)
 
-        def backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> tuple[Tensor | None, ...]:
+        def backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
             made = {f"d_{n}": _empty_like(saved.inputs[n]) if needs[n] else None for n in self.differentiable}
             fill(saved, grads, made)
             return tuple(made.values())
@@ -163,7 +161,7 @@ class _Bridge:
     def second(self, launcher: Callable[..., None]) -> Callable:
         fill = self._filler(launcher)
 
-        def second_backward(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
+        def second_backward(directions: tuple, grads: tuple, saved: Saved) -> Tensors:
             made = {
                 f"d_grad_{n}": torch.empty_like(g) for n, g in zip(self.output_names, grads, strict=False)
             }

@@ -5,9 +5,8 @@ import torch
 
 from pointproj import knn
 from pointproj.nn.visibility.constants import FacePlane
-from pointproj.nn.visibility.face_planes import _spread, spread_planes
+from pointproj.nn.visibility.face_planes import _spread, plain_spread_planes, spread_planes
 from pointproj.nn.visibility.local_planes import local_planes
-from pointproj.nn.visibility.plain_face_planes import plain_spread_planes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DEVIATION = 0.01

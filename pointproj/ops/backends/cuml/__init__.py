@@ -23,6 +23,7 @@ from pointproj.ops.backends.cuml.candidates import Candidates, candidates_of, ex
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import rows_of_clouds
+from pointproj.ops.records import fields_apart
 from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn"})
@@ -136,6 +137,7 @@ def _build_body(reference_points: Tensor, reference_offsets: Tensor | None, clou
     return (token,)
 
 
+@fields_apart
 def _search_body(clouds: Clouds, token: Tensor | None, k: int) -> tuple[Tensor]:
     query_points, reference_points = clouds.query_points, clouds.reference_points
     index = None if token is None else _indices.get(token.data_ptr())
@@ -189,6 +191,6 @@ _build_index = torch_op(
 )
 _search = torch_op(
     "pointproj::cuml_search",
-    plain.over_clouds(_search_body, 1, token=Tensor | None, k=int),
+    _search_body,
     lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int64),),
 )

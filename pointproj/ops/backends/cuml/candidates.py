@@ -6,6 +6,9 @@ wanted, and ranked again by the distance as :mod:`pointproj.ops.reference` round
 farthest candidate is farther than the k-th neighbour by more than all rounding: then no point that was left
 out can be nearer. Rows for which this does not hold (mostly ties at the k-th place) are searched among all
 points.
+
+Of two points with equal |p|^2, cuML takes the distance for 0 if its square is below 1e-3, in whatever unit.
+So a search is given points in a unit in which that is less than rounding; powers of two change no digit.
 """
 
 from collections.abc import Callable
@@ -22,8 +25,9 @@ MARGIN = 4  # candidates beyond the neighbours wanted: each costs time, fewer le
 # Rounding errors of a squared distance that was found by any formula, positions rounded to fp32 first, in
 # units of 2^-24 times the squared lengths of both points from the centre.
 ROUNDINGS = 32
-FARTHEST = 1e17  # from the centre: beyond it squares leave fp32
-SMALLEST = 1e-36  # squares below may be lost in fp32
+LOST = 1e-3  # squares below may be taken for 0
+LARGEST = 30  # power of two up to which coordinates are scaled
+FARTHEST = 1e17  # from the centre, scaled: beyond it squares leave fp32
 QUERIES_AT_ONCE = 2**20
 
 # (m, 3) fp32 and a count -> (m, count) rows of the candidates, any integer dtype
@@ -36,19 +40,19 @@ class Candidates(NamedTuple):
     rows: Tensor  # (n,) int64, ascending: where they stand in the cloud, without those that are not finite
     points: Tensor  # (n, 3) as given
     center: Tensor  # (3,) of their bounding box
-    shifted: Tensor  # (n, 3) fp32, relative to the centre: what a search is given
+    scale: Tensor  # () fp64, a power of two
+    shifted: Tensor  # (n, 3) fp32, relative to the centre and scaled: what a search is given
 
 
 def candidates_of(reference_points: Float[Tensor, "n 3"]) -> Candidates:
     """Prepare a cloud for a search that supports neither fp64 nor NaN; waits for the device."""
     rows = reference_points.isfinite().all(1).nonzero().squeeze(1)
     points = reference_points[rows]
-    if len(rows):
-        low, high = points.aminmax(dim=0)
-        center = low / 2 + high / 2  # their sum may overflow
-    else:
-        center = points.new_zeros(3)
-    return Candidates(rows, points, center, _shifted(points, center))
+    low, high = (points if len(rows) else points.new_zeros(1, 3)).aminmax(dim=0)
+    center = low / 2 + high / 2  # their sum may overflow
+    exponent = (high / 2 - low / 2).amax().double().frexp().exponent
+    scale = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), (LARGEST - exponent).clamp(max=1000))
+    return Candidates(rows, points, center, scale, _shifted(points, center, scale).float())
 
 
 def exact_neighbors(
@@ -56,21 +60,8 @@ def exact_neighbors(
 ) -> Int[Tensor, "q k"]:
     """Rows of the k nearest in the cloud, nearest first, ties by the lower row, -1 where there are fewer.
 
-    Parameters
-    ----------
-    query_points : (Q, 3) float tensor
-        In the dtype of the candidates. One that is not finite has no neighbour.
-    candidates : Candidates
-        From :func:`candidates_of`.
-    search : callable
-        Finds about the nearest of ``candidates.shifted`` for queries shifted alike.
-    k : int
-        Neighbours of each query.
-
-    Returns
-    -------
-    (Q, k) int64 tensor
-        The device is waited for once in ``QUERIES_AT_ONCE`` queries.
+    ``search`` finds about the nearest of ``candidates.shifted`` for queries shifted alike. A query that is
+    not finite has no neighbour. The device is waited for once in ``QUERIES_AT_ONCE`` queries.
     """
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     wanted = min(k + MARGIN, len(candidates.rows))
@@ -87,7 +78,8 @@ def _of_some(
     is_finite = query_points.isfinite().all(1)
     at = torch.where(is_finite[:, None], query_points, candidates.center)
     # Kept until the device was waited for: its memory may belong to another library's stream.
-    proposals = search(_shifted(at, candidates.center), wanted)
+    shifted = _shifted(at, candidates.center, candidates.scale)
+    proposals = search(shifted.float(), wanted)
     in_range = ((proposals >= 0) & (proposals < len(candidates.rows))).all(1)
     proposed = proposals.long().clamp(0, len(candidates.rows) - 1).sort(dim=1).values  # ties: lower row first
     is_repeated = (proposed.diff(dim=1) == 0).any(1)
@@ -97,7 +89,7 @@ def _of_some(
 
     is_certain = in_range & ~is_repeated
     if wanted < len(candidates.rows):
-        is_certain &= _is_beyond_doubt(at - candidates.center, squared, k)
+        is_certain &= _is_beyond_doubt(shifted, squared, candidates.scale, k)
     doubtful = (~is_certain & is_finite).nonzero().squeeze(1)  # waits
     if len(doubtful):
         among_all = Clouds(query_points[doubtful], None, candidates.points, None, 1)
@@ -106,20 +98,22 @@ def _of_some(
     return rows
 
 
-def _is_beyond_doubt(shifted: Tensor, squared: Tensor, k: int) -> Tensor:
+def _is_beyond_doubt(shifted: Tensor, squared: Tensor, scale: Tensor, k: int) -> Tensor:
     """Whether no point that was left out can be among the k nearest: (m, 3) and (m, wanted) to (m,).
 
-    Whoever was left out seemed no nearer than the farthest candidate, whose own distance is known exactly.
-    Both may have seemed wrong by ``error``.
+    Whoever was left out seemed no nearer than the farthest candidate, whose own distance is known exactly,
+    but for squares that vanish. Both may have seemed wrong by ``error``.
     """
+    vanished = torch.full_like(scale, 16 * torch.finfo(squared.dtype).tiny)
+    squared, vanished = (numbers.double() * scale * scale for numbers in (squared, vanished))
     length = shifted.square().sum(1)
     longest = length.sqrt() + squared[:, -1].sqrt()  # the farthest candidate's own length at most
-    error = ROUNDINGS * 2.0**-24 * (length + longest.square()) + SMALLEST
+    error = ROUNDINGS * 2.0**-24 * (length + longest.square()) + LOST + vanished
     return (squared[:, k - 1] + 2 * error < squared[:, -1]) & (longest < FARTHEST)
 
 
-def _shifted(points: Tensor, center: Tensor) -> Tensor:
-    return (points - center).clamp(-FARTHEST, FARTHEST).float().contiguous()
+def _shifted(points: Tensor, center: Tensor, scale: Tensor) -> Tensor:
+    return ((points.double() - center) * scale).clamp(-FARTHEST, FARTHEST).contiguous()
 
 
 def _squared_distances(query_points: Tensor, neighbors: Tensor) -> Tensor:

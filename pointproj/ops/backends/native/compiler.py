@@ -31,20 +31,10 @@ WHEEL_PTX = "90" + PTX
 
 
 def compile_library(architectures: Sequence[str], out: Path) -> None:
-    """Compile every file of ``csrc`` for the CPU, and again for GPUs, all at once.
+    """Compile every file of ``csrc`` for the CPU, and again for GPUs, all at once, to the library ``out``.
 
-    Parameters
-    ----------
-    architectures : sequence of str
-        ``"90"`` is machine code for sm_90, ``"90+PTX"`` assembly for it and what is newer; if there are
-        none, the library is for the CPU alone.
-    out : Path
-        The library to write.
-
-    Raises
-    ------
-    RuntimeError
-        If the compiler fails; the message is what it says.
+    Of the architectures ``"90"`` is machine code for sm_90, ``"90+PTX"`` assembly for it and what is newer;
+    if there are none, the library is for the CPU alone. ``RuntimeError`` has what a compiler says that fails.
     """
     compilers = [[host_compiler(), *cpp_flags()]]
     if architectures:

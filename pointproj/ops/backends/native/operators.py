@@ -1,4 +1,4 @@
-"""The library's operators as torch sees them: what they return, and their second derivatives.
+"""The functions of the backend, and the library's operators as torch sees them: results, second derivatives.
 
 The sources of ``csrc`` end with their schemas. Importing this module loads the library.
 """
@@ -11,12 +11,96 @@ from torch import Tensor
 from pointproj.ops import attention
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.bridge.cpp_op import cpp_op
-from pointproj.ops.bridge.torch_op import Saved, Spec
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
+from pointproj.ops.bridge.torch_op import Saved, Spec, Tensors
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward, second_backward_over
 from pointproj.ops.pairs import chunks_within, listed_chunks
+from pointproj.ops.registry import Summands, Tables
 
+MOST_HEAD_CHANNELS = 256  # as in csrc/attention.h
 DENSE_CELL = 256  # points; as in csrc/cell_list.h
 READ_AHEAD = 16  # as in csrc/common.h
+
+
+def build_index(
+    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | Tensor | None
+) -> Tables:
+    radii = _number_or_tensor(radius)
+    return (_build_index(reference_points, reference_offsets, count, *radii, _deterministic()),)
+
+
+def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
+    return nearest(clouds, tables, k, torch.int32)[1]
+
+
+def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _knn(*clouds, _table(tables), k, index_dtype == torch.int64)
+
+
+def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: int) -> Tensor:
+    features, sigma, weighting = summands
+    given = *clouds, _table(tables), None, features, sigma, k
+    return _knn_aggregate(*given, *weighting, _deterministic())[0]
+
+
+def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
+    features, sigma, weighting = summands
+    points = clouds.query_points, None, clouds.reference_points, None, 1
+    given = *points, None, rows, features, sigma, rows.shape[1]
+    return _knn_aggregate(*given, *weighting, _deterministic())[0]
+
+
+def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
+    features, sigma, weighting = summands
+    given = *clouds, _table(tables), features, sigma, radius
+    return _radius_aggregate(*given, *weighting, _deterministic())[0]
+
+
+def radius_search(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    number, tensor = _number_or_tensor(radius)
+    return _radius_search(*clouds, _table(tables), number or 0.0, tensor, k)
+
+
+def radius_list(
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    number, tensor = _number_or_tensor(radius)
+    return _radius_list(*clouds, _table(tables), number or 0.0, tensor, capacity)
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
+    heads: int,
+    scale: float,
+) -> Tensor:
+    given = queries, keys, values, bias, rows, row_splits, heads, scale
+    if queries.shape[1] > MOST_HEAD_CHANNELS * heads:
+        return attention.plain_attend(*given)
+    return _attend(*given, _deterministic())[0]
+
+
+def farthest_points(points: Tensor, offsets: Tensor | None, starts: Tensor, steps: int) -> Tensor:
+    return _farthest_points(points, offsets, starts.shape[0], starts, steps)
+
+
+def _table(tables: Tables | None) -> Tensor | None:
+    return tables[0] if tables else None
+
+
+def _number_or_tensor(radius: float | Tensor | None) -> tuple[float | None, Tensor | None]:
+    return (None, radius) if isinstance(radius, Tensor) else (radius, None)
+
+
+def _deterministic() -> bool:
+    """The switch, which C++ cannot ask for; a backward works as its forward did."""
+    return torch.are_deterministic_algorithms_enabled()
 
 
 def _words(points: Tensor, reals: int, ints: int) -> int:
@@ -69,11 +153,7 @@ def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     return *_sums(call, saved=call.k), ((searched, call.k), torch.int32)
 
 
-def _second_backward_within(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
-    return aggregate_second_backward(directions, grads[0], saved.inputs, chunks_within)
-
-
-def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> tuple[Tensor, ...]:
+def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> Tensors:
     if saved.inputs["neighbor_indices"] is None:
         saved.inputs["neighbor_indices"] = saved.outputs[2]
     return aggregate_second_backward(directions, grads[0], saved.inputs, listed_chunks)
@@ -81,16 +161,16 @@ def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> 
 
 _library = extension()
 
-build_index = cpp_op(_library, "native_build_index", _index)
-knn = cpp_op(
+_build_index = cpp_op(_library, "native_build_index", _index)
+_knn = cpp_op(
     _library, "native_knn", lambda call: _nearest(call, torch.int64 if call.long_rows else torch.int32)
 )
-radius_search = cpp_op(
+_radius_search = cpp_op(
     _library,
     "native_radius_search",
     lambda call: (*_nearest(call, torch.int64), ((call.query_points.shape[0],), torch.int64)),
 )
-radius_list = cpp_op(
+_radius_list = cpp_op(
     _library,
     "native_radius_list",
     lambda call: (
@@ -99,21 +179,21 @@ radius_list = cpp_op(
         ((call.capacity,), call.query_points.dtype),
     ),
 )
-knn_aggregate = cpp_op(
+_knn_aggregate = cpp_op(
     _library,
     "native_knn_aggregate",
     _knn_sums,
     differentiable=DIFFERENTIABLE,
     second_backward=_second_backward_of_lists,
 )
-radius_aggregate = cpp_op(
+_radius_aggregate = cpp_op(
     _library,
     "native_radius_aggregate",
     _radius_sums,
     differentiable=DIFFERENTIABLE,
-    second_backward=_second_backward_within,
+    second_backward=second_backward_over(chunks_within),
 )
-attend = cpp_op(
+_attend = cpp_op(
     _library,
     "native_attend",
     lambda call: (
@@ -123,6 +203,6 @@ attend = cpp_op(
     differentiable=attention.DIFFERENTIABLE,
     second_backward=attention.attend_second_backward,
 )
-farthest_points = cpp_op(
+_farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)
 )

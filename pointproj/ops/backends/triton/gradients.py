@@ -11,17 +11,16 @@ from torch import Tensor
 from pointproj.ops.backends.triton.sums import Source, channel_block, counted, cubes_of, neighbors_of, pair
 from pointproj.ops.backends.triton.traversal import load_queries
 from pointproj.ops.backends.triton.weights import SUM, choices, parameters, weigh
-from pointproj.ops.bridge.torch_op import Saved
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved
 from pointproj.ops.gradients import DIFFERENTIABLE
-from pointproj.ops.pairs import weighting_of
+from pointproj.ops.records import record_of
+from pointproj.ops.reference import Weighting
 
 
-def gradients(
-    source: Source, grad: Tensor, needs: dict[str, bool], saved: Saved
-) -> tuple[Tensor | None, ...]:
+def gradients(source: Source, grad: Tensor, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
     """Gradients of all differentiable inputs, None where not needed."""
     inputs, (aggregated, softmax) = saved.inputs, saved.outputs
-    features, weighting = inputs["features"], weighting_of(inputs)
+    features, weighting = inputs["features"], record_of(Weighting, inputs)
     channels = features.shape[1]
     positions = needs["query_points"] or needs["reference_points"] or needs["sigma"]
     d_query = features.new_empty(source.queries if positions else 0, 3)

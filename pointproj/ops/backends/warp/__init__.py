@@ -2,17 +2,11 @@
 
 import importlib.util
 
-import torch
-from torch import Tensor
-
 from pointproj.ops.backends.warp import kernel_cache
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.reference import Weighting
-from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 10, "cuda": 10}
-ONE_INDEX = True
+FUNCTIONS = "operators"
 
 
 def unavailable() -> str | None:
@@ -35,69 +29,3 @@ def unavailable_on(device_type: str) -> str | None:
         f"{driver[0]}.{driver[1]}; update the driver, or install the last version for CUDA 12 with: "
         "pip install warp-lang==1.17.0"
     )
-
-
-def build_index(
-    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | Tensor | None
-) -> Tables:
-    """The tables of a cell list; a radius, if there is one, says how wide its cells are."""
-    from pointproj.ops.backends.warp.cell_list_build import build_cell_list
-
-    return build_cell_list(reference_points, reference_offsets, count, radius)
-
-
-def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    from pointproj.ops.backends.warp import knn_search
-
-    return knn_search.search(clouds, tables, k)
-
-
-def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    from pointproj.ops.backends.warp import knn_search
-
-    return knn_search.nearest(clouds, tables, k, index_dtype)
-
-
-def aggregate_neighbors(
-    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
-) -> Tensor:
-    from pointproj.ops.backends.warp import operators
-
-    return operators.aggregate_neighbors(clouds, features, sigma, rows, weighting)
-
-
-def knn_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
-) -> Tensor:
-    from pointproj.ops.backends.warp import operators
-
-    return operators.knn_aggregate(clouds, tables, features, sigma, k, weighting)
-
-
-def radius_aggregate(
-    clouds: Clouds,
-    tables: Tables | None,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    weighting: Weighting,
-) -> Tensor:
-    from pointproj.ops.backends.warp import operators
-
-    return operators.radius_aggregate(clouds, tables, features, sigma, radius, weighting)
-
-
-def radius_search(
-    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.warp import lists
-
-    return lists.nearest_within(clouds, tables, radius, k)
-
-
-def radius_list(
-    clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    from pointproj.ops.backends.warp import lists
-
-    return lists.all_within(clouds, tables, radius, capacity)

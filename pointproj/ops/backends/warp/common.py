@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.warp_launch import building
+from pointproj.ops.bridge.warp_launch import building, record_struct
 
 # The reference rounds after every operation: no fused multiply-adds where distances are computed.
 OPTIONS = {"module": "unique", "module_options": {"fuse_fp": False, "enable_backward": False}}
@@ -57,13 +57,9 @@ def struct_of(record: type, places: torch.dtype, numbers: torch.dtype | None = N
     number = wp.dtype_from_torch(numbers or places)
     pair = wp.types.vector(length=2, dtype=number)
     kinds = {"place": place, "vector": vec3, "number": number, "pair": pair, float: number, int: int}
-    fields = {}
-    for name, hint in get_type_hints(record, include_extras=True).items():
-        kind, ndim = getattr(hint, "__metadata__", (hint, 0))
-        kind = struct_of(kind, places) if hasattr(kind, "_fields") else kinds.get(kind, kind)
-        fields[name] = wp.array(dtype=kind, ndim=ndim) if ndim else kind
-    made = type(f"{record.__name__}Struct", (), {"__annotations__": fields, "__module__": record.__module__})
-    return wp.struct(made)
+    return record_struct(
+        record, lambda kind: struct_of(kind, places) if hasattr(kind, "_fields") else kinds.get(kind, kind)
+    )
 
 
 class Batch(NamedTuple):

@@ -39,14 +39,14 @@ from pointproj.ops.records import fields_apart
 from pointproj.ops.registry import Tables
 
 
-def nearest_within(
+def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Distances and rows of the k nearest within the radius, ``(Q, k)``, and counts of all, ``(Q,)``."""
     return _nearest_within(*_arguments(clouds, tables, radius), k)
 
 
-def all_within(
+def radius_list(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, capacity: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where each query's neighbours begin, ``(Q + 1,)``, their rows and distances, ``(capacity,)``."""

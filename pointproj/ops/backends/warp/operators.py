@@ -1,4 +1,4 @@
-"""The aggregations as torch operators: over the k nearest or given neighbours, and within a radius."""
+"""The functions of the backend, and its aggregations: over lists of neighbours, or all within a radius."""
 
 from operator import itemgetter
 from typing import Any
@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.backends.warp.cell_list import cell_list_of
-from pointproj.ops.backends.warp.cell_list_build import build_cell_list, sorted_into
+from pointproj.ops.backends.warp.cell_list_build import build_cell_list as build_index
+from pointproj.ops.backends.warp.cell_list_build import sorted_into
 from pointproj.ops.backends.warp.gradients import Gathered, launch_gradients
-from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, sets_of
+from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, nearest, search, sets_of
+from pointproj.ops.backends.warp.lists import radius_list, radius_search
 from pointproj.ops.backends.warp.neighbors import Lists, Source
 from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
@@ -20,40 +22,44 @@ from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_sec
 from pointproj.ops.pairs import chunks_within, listed_chunks
 from pointproj.ops.records import fields_apart, record_of
 from pointproj.ops.reference import Weighting
-from pointproj.ops.registry import Tables
+from pointproj.ops.registry import Summands, Tables
+
+__all__ = [
+    "aggregate_neighbors",
+    "build_index",
+    "knn_aggregate",
+    "nearest",
+    "radius_aggregate",
+    "radius_list",
+    "radius_search",
+    "search",
+]
+ONE_INDEX = True
 
 
-def aggregate_neighbors(
-    clouds: Clouds, features: Tensor, sigma: Tensor, rows: Tensor, weighting: Weighting
-) -> Tensor:
+def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
+    features, sigma, weighting = summands
     one = Clouds(clouds.query_points, None, clouds.reference_points, None, 1)
     return _knn_aggregate(*one, [], rows, features, sigma, rows.shape[1], *weighting)[0]
 
 
-def knn_aggregate(
-    clouds: Clouds, tables: Tables | None, features: Tensor, sigma: Tensor, k: int, weighting: Weighting
-) -> Tensor:
+def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: int) -> Tensor:
     """Weighted mean or sum of the features of the k nearest: ``(Q, C)`` in their dtype."""
+    features, sigma, weighting = summands
     return _knn_aggregate(*clouds, list(tables or ()), None, features, sigma, k, *weighting)[0]
 
 
-def radius_aggregate(
-    clouds: Clouds,
-    tables: Tables | None,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    weighting: Weighting,
-) -> Tensor:
+def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
     """Weighted mean or sum of the features within ``radius``: nothing is listed, nothing truncated.
 
     Gradients that belong to reference points are gathered by the transposed search, over the queries near
     each of them: the backward sorts the queries.
     """
+    features, sigma, weighting = summands
     if tables is None:
         points = clouds.reference_points.detach()
-        tables = build_cell_list(points, clouds.reference_offsets, clouds.count, radius)
+        tables = build_index(points, clouds.reference_offsets, clouds.count, radius)
     return _radius_aggregate(*clouds, list(tables), features, sigma, radius, *weighting)[0]
 
 

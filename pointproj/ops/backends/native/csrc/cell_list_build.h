@@ -105,16 +105,15 @@ struct BuildCellList {
     machine.each_warp(batch.clouds * parts, [&](auto& lanes, int item) {
       const int cloud = item / parts, part = item % parts;
       const int first = batch.first_row(cloud), end = batch.first_row(cloud + 1);
-      const int turn = static_cast<int>(0.618034 * parts);  // the golden ratio spreads best
+      const int round = kRun * parts, turn = static_cast<int>(0.618034 * parts);  // the golden ratio spreads best
+      const int most = (end - first + round - 1) / round * kRun;
       Box<Real> box = Box<Real>::empty();
-      int run = part;
-      for (int64_t round = first; round < end; round += kRun * parts) {
-        const int64_t begin = round + run * kRun, stop = begin + kRun < end ? begin + kRun : end;
-        for (int64_t row = begin + lanes.lane(); row < stop; row += lanes.width) {
-          const Vec3<Real> p = load_position(positions, static_cast<int>(row));
-          if (is_finite(p)) box.include({p, p});
-        }
-        run = run + turn < parts ? run + turn : run + turn - parts;
+      for (int i = lanes.lane(); i < most; i += lanes.width) {
+        const int run = i / kRun;
+        const int64_t row = first + static_cast<int64_t>(run) * round + (part + run * turn) % parts * kRun + i % kRun;
+        if (row >= end) continue;
+        const Vec3<Real> p = load_position(positions, static_cast<int>(row));
+        if (is_finite(p)) box.include({p, p});
       }
       box.combine(lanes);
       if (lanes.lane() == 0) boxes[item] = box;
