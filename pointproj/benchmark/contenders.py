@@ -46,13 +46,12 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> t
 
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
-    """The peers to measure; parameters and errors as those of :func:`backend_names`."""
+    """The peers to measure; errors as those of :func:`backend_names`."""
     return _chosen("peers", asked_for, tuple(dict.fromkeys(peer.name for peer in libraries.PEERS)))
 
 
 def _chosen(key: str, asked_for: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    problems = [*unknown(key, asked_for or (), known)]
-    if problems:
+    if problems := [*unknown(key, asked_for or (), known)]:
         raise ConfigError("\n".join(problems))
     return known if asked_for is None else tuple(asked_for)
 
