@@ -19,7 +19,8 @@ from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import backend_names, executions, missing_backend
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS, import_failure
-from pointproj.benchmark.recorder import Missing, Part, Recorder
+from pointproj.benchmark.recorder import NoTime, Part, Recorder
+from pointproj.benchmark.results import MISSING
 from pointproj.benchmark.workloads import uniform
 from pointproj.ops.registry import load
 
@@ -38,6 +39,7 @@ class Asked(NamedTuple):
 
 
 Function = Callable[[Asked], Tensor]
+Heads = Callable[[Tensor, Tensor, Tensor], Tensor]  # (N, H, D), (N, K, H, D) twice to (N, H, D)
 
 
 class Attention(NamedTuple):
@@ -48,7 +50,7 @@ class Attention(NamedTuple):
     make: Callable[[torch.device], Function]
     executions: tuple[str, ...] = ("eager",)
     kind: str = "peer"
-    imports: str = ""
+    imports: str = "torch"
     note: str = ""  # where it computes something else, which is then not compared
 
 
@@ -56,8 +58,8 @@ def ours(backend: str, device: torch.device) -> Function:
     return lambda asked: pointproj.attend(*asked.tensors, asked.neighbors, heads=HEADS, backend=backend)
 
 
-def gathered(attend: Callable[[Tensor, Tensor, Tensor], Tensor], device: torch.device) -> Function:
-    """Gather keys and values of the neighbours: (N, H, D), (N, K, H, D) twice to (N, H, D)."""
+def gathered(attend: Heads, device: torch.device) -> Function:
+    """Gather keys and values of the neighbours."""
 
     def function(asked: Asked) -> Tensor:
         query, *others = (tensor.unflatten(-1, (HEADS, -1)) for tensor in asked.tensors)
@@ -68,9 +70,8 @@ def gathered(attend: Callable[[Tensor, Tensor, Tensor], Tensor], device: torch.d
 
 def by_torch(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Torch's own function, with a row of one query for each point and head."""
-    return scaled_dot_product_attention(query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2))[
-        :, :, 0
-    ]
+    found = scaled_dot_product_attention(query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2))
+    return found[:, :, 0]
 
 
 def by_einsum(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -101,21 +102,16 @@ OTHERS = (
 )
 
 
-def contenders(config: BenchConfig) -> list[Attention]:
-    """Backends with attention of their own, then the others."""
-    names = [n for n in backend_names(config.backends) if "attend" in load(n).OPERATORS]
-    backends = [Attention(n, "pointproj", partial(ours, n), EXECUTIONS, kind="backend") for n in names]
-    return [*backends, *OTHERS] if config.peers is None else backends
-
-
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """One for each size."""
+    """One for each size: backends with attention of their own, then the others."""
     if "attend" not in config.workloads:
         return
+    names = [n for n in backend_names(config.backends) if "attend" in load(n).OPERATORS]
+    backends = [Attention(n, "pointproj", partial(ours, n), EXECUTIONS, kind="backend") for n in names]
     able = executions(config, device_type)
     planned = [
         (of, mode, execution)
-        for of in contenders(config)
+        for of in (*backends, *(OTHERS if config.peers is None else ()))
         for mode in MODES
         for execution in able
         if mode in config.modes
@@ -140,7 +136,6 @@ class Expected:
     """Attention in fp64 of some queries, with the gradients of all tensors."""
 
     def __init__(self, asked: Asked) -> None:
-        self.asked = asked
         generator = torch.Generator().manual_seed(1)
         size = len(asked.points)
         self.rows = torch.randperm(size, generator=generator)[:CHECKED].to(asked.points.device)
@@ -162,30 +157,34 @@ class Expected:
     def error(self, found: tuple[Tensor, ...]) -> float:
         """The largest error of values and gradients, relative in norm."""
         got = found[0][self.rows], *found[1:]
-        errors = [relative_error(each, of) for each, of in zip(got, self.results, strict=False)]
-        self.fill_upstream(checked_only=False)  # from now on every query counts
-        return max(errors)
+        return max(relative_error(each, of) for each, of in zip(got, self.results, strict=False))
 
 
 def _measure(recorder: Recorder, size: int, planned: list[tuple[Attention, str, str]]) -> None:
-    asked = question(size, recorder.device)
+    asked, device = question(size, recorder.device), recorder.device
     expected = Expected(asked)
     sizes = {"queries": size, "references": size, "k": K, "channels": CHANNELS}
     for of, mode, execution in planned:
-        whose = {"contender": of.name, "kind": of.kind, "package": of.package, "note": of.note}
-        how = {"workload": "attend", "operator": "attend", "mode": mode, "execution": execution}
 
         def make(of: Attention = of, mode: str = mode, execution: str = execution) -> Callable:
-            kind = of.name if of.kind == "backend" else None
-            absent = import_failure(of.imports) if of.imports else None
-            absent = absent or (kind and missing_backend(kind, recorder.device.type, "knn"))
+            absent = import_failure(of.imports)
+            if of.kind == "backend":
+                absent = missing_backend(of.name, device.type, "knn")
             if absent:
-                raise Missing(absent)
+                raise NoTime(MISSING, absent)
             expected.fill_upstream(checked_only=True)
-            return _call(of.make(recorder.device), asked, expected.upstream, mode, execution)
+            return _call(of.make(device), asked, expected.upstream, mode, execution)
 
-        error_of = (lambda found: expected.fill_upstream(checked_only=False)) if of.note else expected.error
-        recorder.time(recorder.blank(**how, **whose, **sizes), make, error_of, OURS)
+        def error_of(found: tuple[Tensor, ...], of: Attention = of) -> float | None:
+            error = None if of.note else expected.error(found)
+            expected.fill_upstream(checked_only=False)  # from now on every query counts
+            return error
+
+        blank = recorder.blank(
+            **{"workload": "attend", "operator": "attend", "mode": mode, "execution": execution, **sizes},
+            **{"contender": of.name, "kind": of.kind, "package": of.package, "note": of.note},
+        )
+        recorder.record(blank, partial(recorder.timed, make=make, error_of=error_of, allowed=OURS))
         torch.compiler.reset()
 
 

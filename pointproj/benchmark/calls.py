@@ -29,13 +29,7 @@ class NotRunAsAsked(RuntimeError):  # noqa: N818 - says what happened
 
 
 class Calls:
-    """The calls of one contender on one question.
-
-    Parameters
-    ----------
-    contender : Contender
-    question : Question
-    """
+    """The calls of one contender on one question."""
 
     def __init__(self, contender: Contender, question: Question) -> None:
         self.contender, self.question = contender, question
@@ -142,19 +136,7 @@ class Calls:
 
 
 def captured(function: Call, device: torch.device) -> Call:
-    """Capture the GPU work of a function as one CUDA graph.
-
-    Parameters
-    ----------
-    function : callable
-    device : torch.device
-        A CUDA device.
-
-    Returns
-    -------
-    callable
-        It replays the graph and returns the tensors of the capture, overwritten.
-    """
+    """Capture the GPU work of a function as one CUDA graph, which a call replays into the same tensors."""
     stream = torch.cuda.Stream(device)
     with on_stream(stream):
         for _ in range(STEPS_BEFORE_CAPTURE):

@@ -26,12 +26,7 @@ class Pair(NamedTuple):
 def report(before: list[Row], after: list[Row]) -> str:
     """Markdown: a summary by workload and contender, all rows, slowest first, and rows timed only before.
 
-    Parameters
-    ----------
-    before : list of Row
-        Of the first file.
-    after : list of Row
-        Of the second file, paired by :attr:`~pointproj.benchmark.results.Row.measurement`.
+    Rows are paired by :attr:`~pointproj.benchmark.results.Row.measurement`.
 
     Raises
     ------
@@ -60,8 +55,10 @@ def _summary(pairs: list[Pair]) -> list[str]:
     groups["all"] = [pair.ratio for pair in pairs]
     lines = []
     for name, ratios in groups.items():
-        numbers = f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}"
-        lines.append([name, str(len(ratios)), *numbers, str(sum(ratio > ALLOWED for ratio in ratios))])
+        slower = sum(ratio > ALLOWED for ratio in ratios)
+        lines.append(
+            [name, f"{len(ratios)}", f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{slower}"]
+        )
     return markdown("after / before", ["rows", "geometric mean", "worst", "slower by more than 3%"], lines)
 
 

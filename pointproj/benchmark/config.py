@@ -53,15 +53,6 @@ def register_schema() -> None:
 def to_bench_config(composed: Any) -> BenchConfig:
     """Turn what Hydra composed into a checked :class:`BenchConfig`.
 
-    Parameters
-    ----------
-    composed : DictConfig
-        A config whose schema is :class:`BenchConfig`, without Hydra's own node.
-
-    Returns
-    -------
-    BenchConfig
-
     Raises
     ------
     ConfigError

@@ -31,18 +31,7 @@ class Entry(NamedTuple):
 
 
 def backend_names(asked_for: list[str] | None, operator: str | None = None) -> tuple[str, ...]:
-    """The backends to measure.
-
-    Parameters
-    ----------
-    asked_for : list of str or None
-        Their names; None means all.
-    operator : str, optional
-        "knn", "radius" or "farthest": only backends that have it of their own.
-
-    Returns
-    -------
-    tuple of str
+    """The backends to measure, all of None; with an operator, those that have it of their own.
 
     Raises
     ------
@@ -57,29 +46,18 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> t
 
 
 def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
-    """The peers to measure; parameters and errors as those of :func:`backend_names`."""
+    """The peers to measure; errors as those of :func:`backend_names`."""
     return _chosen("peers", asked_for, tuple(dict.fromkeys(peer.name for peer in libraries.PEERS)))
 
 
 def _chosen(key: str, asked_for: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    problems = [*unknown(key, asked_for or (), known)]
-    if problems:
+    if problems := [*unknown(key, asked_for or (), known)]:
         raise ConfigError("\n".join(problems))
     return known if asked_for is None else tuple(asked_for)
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
-    """The executions to time, the one with the cheapest set-up first.
-
-    Parameters
-    ----------
-    config : BenchConfig
-    device_type : str
-        "cpu" or "cuda".
-
-    Returns
-    -------
-    tuple of str
+    """The executions to time on a type of device, the one with the cheapest set-up first.
 
     Raises
     ------
@@ -103,19 +81,7 @@ def missing_backend(name: str, device_type: str, operator: str) -> str | None:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """All contenders of a workload, also those that cannot run here.
-
-    Parameters
-    ----------
-    config : BenchConfig
-    workload : Workload
-    device_type : str
-        "cpu" or "cuda".
-
-    Yields
-    ------
-    Entry
-    """
+    """All contenders of a workload, also those that cannot run on this type of device."""
     for contender in _contenders(config, workload, device_type):
         measurements = tuple(_measurements(contender, config, workload, device_type))
         if config.gpu_memory == "rmm":
@@ -145,9 +111,28 @@ def backend_contender(name: str, workload: Workload) -> Contender:
     """One of our backends on a workload."""
     brute_force = name == "torch" and workload.operator != "farthest"  # it has no index to build
     without = LIST_SUMS + (NOT_COMPILED if brute_force else ())
-    find = {"build": _build, "padded": _padded, "csr": _csr, "farthest": _farthest}
-    if workload.operator == "knn":
-        find |= {"knn": _knn, "search": _knn}
+    lists = partial(pointproj.radius_neighbors, backend=name)
+
+    def build(asked: Question) -> Any:
+        options = {"radius": asked.radius, "reference_offsets": asked.problem.reference_offsets}
+        return pointproj.build_index(asked.points[1], **options, backend=name)
+
+    def knn(asked: Question, index: Any = None) -> Nearest:
+        options = {"index": index, "backend": name, **asked.problem.offsets}
+        return Nearest(*pointproj.knn(*asked.points, asked.k, **options))
+
+    def aggregate(asked: Question, features: Tensor, sigma: Tensor | float | None = None) -> Tensor:
+        options = {"sigma": asked.sigma if sigma is None else sigma, "backend": name, **asked.problem.offsets}
+        if asked.radius is None:
+            return pointproj.knn_aggregate(*asked.points, features, asked.k, **options)
+        return pointproj.radius_aggregate(*asked.points, features, asked.radius, **options)
+
+    find = {
+        "build": build,
+        "padded": lambda asked: lists(*asked.points, asked.radius, max_neighbors=asked.k),
+        "csr": lambda asked: lists(*asked.points, asked.radius, capacity=asked.capacity),
+        "farthest": lambda asked: pointproj.farthest_points(asked.points[0], asked.k, backend=name),
+    }
     return Contender(
         name=name,
         kind="backend",
@@ -155,43 +140,11 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         operator=workload.operator,
         modes=tuple(mode for mode in workload.modes if mode not in without),
         executions=EXECUTIONS[:2] if name != "auto" and waits(name) else EXECUTIONS,
-        find={mode: partial(function, name) for mode, function in find.items()},
-        aggregate=partial(_aggregate, name),
+        find=find | ({"knn": knn, "search": knn} if workload.operator == "knn" else {}),
+        aggregate=aggregate,
         brute_force=("cpu", "cuda") if brute_force else (),
         read=_read,
     )
-
-
-def _knn(backend: str, asked: Question, index: Any = None) -> Nearest:
-    options = {"index": index, "backend": backend, **asked.problem.offsets}
-    return Nearest(*pointproj.knn(*asked.points, asked.k, **options))
-
-
-def _build(backend: str, asked: Question) -> Any:
-    offsets = asked.problem.reference_offsets
-    options = {"radius": asked.radius, "backend": backend, "reference_offsets": offsets}
-    return pointproj.build_index(asked.points[1], **options)
-
-
-def _aggregate(
-    backend: str, asked: Question, features: Tensor, sigma: Tensor | float | None = None
-) -> Tensor:
-    function = pointproj.knn_aggregate if asked.radius is None else pointproj.radius_aggregate
-    neighborhood = asked.k if asked.radius is None else asked.radius
-    options = {"sigma": asked.sigma if sigma is None else sigma, "backend": backend, **asked.problem.offsets}
-    return function(*asked.points, features, neighborhood, **options)
-
-
-def _padded(backend: str, asked: Question) -> pointproj.Neighbors:
-    return pointproj.radius_neighbors(*asked.points, asked.radius, max_neighbors=asked.k, backend=backend)
-
-
-def _csr(backend: str, asked: Question) -> pointproj.NeighborList:
-    return pointproj.radius_neighbors(*asked.points, asked.radius, capacity=asked.capacity, backend=backend)
-
-
-def _farthest(backend: str, asked: Question) -> Tensor:
-    return pointproj.farthest_points(asked.points[0], asked.k, backend=backend)
 
 
 def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> Pairs:

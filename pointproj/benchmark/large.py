@@ -16,10 +16,9 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
-from pointproj.benchmark.limits import Unaffordable
 from pointproj.benchmark.peers import OURS
-from pointproj.benchmark.recorder import Missing, Part, Recorder
-from pointproj.benchmark.results import Row
+from pointproj.benchmark.recorder import NoTime, Part, Recorder
+from pointproj.benchmark.results import MISSING, SKIPPED, Row
 from pointproj.ops import reference, sharded
 from pointproj.runtime import distributed
 from pointproj.runtime.distributed import Processes
@@ -49,9 +48,9 @@ def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
 
     def measured(row: Row) -> Row:
         if missing := missing_backend(name, recorder.device.type, "radius"):
-            raise Missing(missing)
+            raise NoTime(MISSING, missing)
         if name == "torch":
-            raise Unaffordable(f"compares all {queries * references:.0e} pairs")
+            raise NoTime(SKIPPED, f"compares all {queries * references:.0e} pairs")
         cloud = LargeCloud(distributed.join(), recorder.device, name)
         return recorder.timed(row, partial(cloud.call, row.mode), cloud.error, OURS, REPETITIONS)
 
@@ -60,16 +59,7 @@ def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
 
 
 class LargeCloud:
-    """Points and queries, uniform in [0, 1]^3, of which this process has those of one slab.
-
-    Parameters
-    ----------
-    processes : Processes
-        The processes that divide the cloud.
-    device : torch.device
-    backend : str
-        The operator's backend.
-    """
+    """Points and queries, uniform in [0, 1]^3, of which each process has those of one slab."""
 
     def __init__(self, processes: Processes, device: torch.device, backend: str) -> None:
         self.processes, self.backend = processes, backend

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS, import_failure
-from pointproj.benchmark.recorder import MIB, Missing, Part, Recorder, check_error
-from pointproj.benchmark.results import Row
+from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error
+from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import furniture_surface
 from pointproj.runtime.memory import allocated_bytes
 
@@ -39,8 +39,7 @@ class Model:
     imports: str
     make: Callable[[bool, int, torch.device], Made]
     make_small: Callable[[bool, torch.device], Made]  # few points and a small network, to compare results
-    sizes: dict[str, tuple[int, ...]]
-    seconds_on_cpu: dict[tuple[str, int], float]
+    seconds_on_cpu: dict[tuple[str, int], float]  # of each contender and number of points that is measured
     radius: float
     channels: int
     queries: int | None = None  # None: as many as points
@@ -134,7 +133,6 @@ GINO = Model(
     make_gino,
     make_small_gino,
     # Of 10^6 points the library would form 3e10 pairs.
-    sizes={"neuraloperator": (10**4,), "pointproj": (10**4, 10**6)},
     seconds_on_cpu={("neuraloperator", 10**4): 180, ("pointproj", 10**4): 5, ("pointproj", 10**6): 150},
     **{"radius": 0.033, "channels": 3, "queries": 32**3},  # the radius is the default
 )  # the number of pairs is a shape, so only eager
@@ -143,7 +141,6 @@ GEOTRANSOLVER = Model(
     "physicsnemo.models.geotransolver",
     make_geotransolver,
     make_small_geotransolver,
-    sizes={"nvidia-physicsnemo": (10**5,), "pointproj": (10**5,)},
     seconds_on_cpu={("nvidia-physicsnemo", 10**5): 90, ("pointproj", 10**5): 90},
     **{"radius": 0.5, "channels": 6, "executions": ("eager", "compiled")},
 )
@@ -164,9 +161,8 @@ def rows_of(config: BenchConfig) -> list[tuple[str, str, int, str]]:
         (name, contender, points, execution)
         for name, model in MODELS.items()
         if name in config.workloads
-        for contender in (model.package, OURS_NAMED)
+        for contender, points in model.seconds_on_cpu
         if contender == OURS_NAMED or config.peers != []
-        for points in model.sizes[contender]
         for execution in model.executions
         if execution in (config.execution or model.executions)
     ]
@@ -186,9 +182,10 @@ def _measure(name: str, contender: str, points: int, execution: str, recorder: R
         if device.type == "cpu":
             recorder.limits.refuse_if_slow(model.seconds_on_cpu[contender, points])
         if missing := import_failure(model.imports):
-            raise Missing(missing)
-        error = disagreement(model, device) if ours else None
-        if error is not None:
+            raise NoTime(MISSING, missing)
+        error = None
+        if ours:
+            error = disagreement(model, device)
             check_error("output and gradients of a small model", error, OURS)
         before: list[int] = []
 

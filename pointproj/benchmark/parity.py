@@ -24,13 +24,7 @@ WRONG = float("inf")
 
 
 class Expected:
-    """The reference's results on some of the queries of a question.
-
-    Parameters
-    ----------
-    workload : Workload
-    question : Question
-    """
+    """The reference's results on some of the queries of a question."""
 
     def __init__(self, workload: Workload, question: Question) -> None:
         self.workload, self.question, self.problem = workload, question, question.problem
@@ -52,12 +46,7 @@ class Expected:
     def error(self, calls: Calls, mode: str, execution: str, result: Any) -> float | None:
         """The error of what a call of this mode returned; None of an index, which its searches show.
 
-        Parameters
-        ----------
-        calls : Calls
-            That made the call. Where it has an upstream gradient, that of :meth:`fill_upstream`.
-        mode, execution : str
-        result : object
+        Where ``calls`` have an upstream gradient, it is that of :meth:`fill_upstream`.
         """
         contender = calls.contender
         if mode in ("knn", "search"):
@@ -77,31 +66,24 @@ class Expected:
     def neighbors_error(self, found: Nearest, *, check_distances: bool) -> float:
         """The largest error of a neighbour's distance, relative to the distance of the k-th neighbour.
 
-        Parameters
-        ----------
-        found : Nearest
-            With indices in any order. One that is out of range or twice in a row gives inf.
-        check_distances : bool
-            Whether the distances that were returned have to be those of the indices; other libraries return
-            squared ones, or none.
+        Indices come in any order; one that is out of range or twice in a row gives inf. Other libraries
+        return squared distances, or none: only those of backends are compared with those of the indices.
         """
         queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
         k = self.question.k
         indices = found.indices.reshape(-1, k)
         clouds = [
-            (rows.to(self.device), cloud) for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True)
+            (rows.to(self.device), points[cloud.start : cloud.stop])
+            for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True)
         ]
         if self._nearest is None:
             exact = (
-                (queries[rows], of, reference.knn_search(queries[rows], of, k))
-                for rows, of in ((rows, points[cloud.start : cloud.stop]) for rows, cloud in clouds)
+                (queries[of], cloud, reference.knn_search(queries[of], cloud, k)) for of, cloud in clouds
             )
             self._nearest = torch.cat([_distances(*each) for each in exact])
         rows = torch.cat([rows for rows, _ in clouds])
         some = indices[rows].long()
-        got = torch.cat(
-            [_distances(queries[of], points[c.start : c.stop], indices[of].long()) for of, c in clouds]
-        )
+        got = torch.cat([_distances(queries[of], cloud, indices[of].long()) for of, cloud in clouds])
         if (some.sort(dim=1).values.diff(dim=1) == 0).any():
             return WRONG  # one neighbour twice
         errors = [(got - self._nearest).abs() / self._nearest[:, -1:]]
@@ -111,25 +93,12 @@ class Expected:
         return torch.cat(errors).nan_to_num(nan=WRONG, posinf=WRONG).max().item()
 
     def pairs_error(self, mode: str, found: Pairs, contender: Contender) -> float:
-        """The largest error of a distance in a list, relative to the radius.
+        """The largest error of a distance in a list of all queries, relative to the radius.
 
         Distances that were returned are compared with those of the indices, and if the nearest had to be
         found, distances of the indices with those of the nearest. Otherwise any within the radius will do.
-
-        Parameters
-        ----------
-        mode : {"padded", "csr"}
-            Whether at most k were asked for, or all within the radius.
-        found : Pairs
-            Of all queries.
-        contender : Contender
-            Whose ``nearest`` and ``itself`` say what it has to find.
-
-        Returns
-        -------
-        float
-            inf if a query has too many or too few neighbours, one that does not exist, or one twice, or if
-            its count is wrong.
+        The error is inf if a query has too many or too few neighbours, one that does not exist, or one twice,
+        or if its count is wrong.
         """
         rows, radius = self.rows[0].to(self.device), self.question.radius
         most = self.question.k if mode == "padded" else None
@@ -161,10 +130,7 @@ class Expected:
     def farthest_error(self, rows: Tensor) -> float:
         """By how much a chosen point is nearer to those before it than the farthest is, in squared distances.
 
-        Parameters
-        ----------
-        rows : (count,) or (B, count) tensor
-            In the order in which they were chosen; a row that is chosen twice gives 1.
+        ``rows`` are (count,) or (B, count) as they were chosen; one that is chosen twice gives 1.
         """
         points = self.problem.query_points.double().view(len(self.ranges), -1, 3)
         nearest = points.new_full(points.shape[:2], torch.inf)
@@ -191,15 +157,8 @@ class Expected:
     def sums_error(self, mode: str, values: Tensor, *gradients: Tensor) -> float:
         """The largest error of aggregated features and of gradients, relative in norm.
 
-        Parameters
-        ----------
-        mode : str
-            What was called: it says over which neighbours.
-        values : (..., C) tensor
-            Of all queries.
-        *gradients : tensors
-            Of the features; then of query points, reference points and sigma. For the upstream gradient of
-            :meth:`fill_upstream`.
+        The mode says over which neighbours. Gradients, for the upstream of :meth:`fill_upstream`, are of the
+        features; then of query points, reference points and sigma.
         """
         form = mode if mode in LIST_SUMS else "operator"
         if form not in self._sums:
@@ -212,14 +171,7 @@ class Expected:
         return max(errors)
 
     def network_error(self, prediction: Tensor, model: torch.nn.Module) -> float:
-        """The error of a prediction, relative in norm.
-
-        Parameters
-        ----------
-        prediction : (1, Q) tensor
-        model : torch.nn.Module
-            With the weights that made the prediction.
-        """
+        """The error of a prediction (1, Q), relative in norm, for the weights that the model has now."""
         rows = self.rows[0][: FEWEST_QUERIES * 16].to(self.device)
         aggregate = self._aggregate("operator")
         exact = PeerNetwork(model, lambda *tensors: aggregate(*tensors, self.question.sigma))

@@ -45,66 +45,30 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    """What the benchmark calls.
+    """What the benchmark calls: one of our backends, or another library."""
 
-    Parameters
-    ----------
-    name, package : str
-        Its name in the results, and the distribution whose version is noted.
-    find : mapping of str to callable
-        By mode, of a question: what is searched for. "search" takes the index that "build" made, too.
-    aggregate : callable, optional
-        Of a question, its features, and where gradients go, sigma.
-    sums : callable, optional
-        Of a library: (query points, reference points, features, question) to aggregated features.
-    kind : {"backend", "peer"}
-    operator : {"knn", "radius", "farthest"}
-        For which it is asked.
-    modes : tuple of str
-        Which of a workload's are called.
-    executions : tuple of str
-    imports, devices : tuple of str
-        What must be importable, and the types of devices that it runs on.
-    missing : str, optional
-        Why it cannot run here.
-    batched : bool
-        Whether it takes dense batches too.
-    exact_sums : bool
-        Whether its sums are of the reference's neighbours.
-    brute_force : tuple of str
-        Types of devices on which time grows with queries times references.
-    bytes_per_pair : float
-        Memory that grows so as well; 0 if it does not.
-    read : callable, optional
-        Turns a list that it found into :class:`Pairs`. Libraries return different things under the same name.
-    returns : str
-        What a list is, where that is something else than ours.
-    nearest : bool
-        Whether the neighbours beyond k that a list leaves out are the farthest.
-    itself : bool
-        Whether a point is a neighbour of itself.
-    """
-
-    name: str
-    package: str
-    find: Mapping[str, Callable[..., Any]]
-    aggregate: Callable[..., Tensor] | None = None
-    sums: Callable[..., Tensor] | None = None
-    kind: str = "peer"
-    operator: str = "radius"
-    modes: tuple[str, ...] = ()
+    name: str  # in the results
+    package: str  # the distribution whose version is noted
+    find: Mapping[str, Callable[..., Any]]  # by mode; "search" takes the index that "build" made, too
+    aggregate: Callable[..., Tensor] | None = None  # of a question, its features, where gradients go sigma
+    sums: Callable[..., Tensor] | None = None  # of a library: query and reference points, features, question
+    kind: str = "peer"  # backend | peer
+    operator: str = "radius"  # knn | radius | farthest: for which it is asked
+    modes: tuple[str, ...] = ()  # which of a workload's are called
     executions: tuple[str, ...] = ("eager",)
-    imports: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("cuda",)
-    missing: str | None = None
-    batched: bool = False
-    exact_sums: bool = True
-    brute_force: tuple[str, ...] = ()
-    bytes_per_pair: float = 0.0
-    read: Callable[[Any], Pairs] | None = None
-    returns: str = ""
-    nearest: bool = True
-    itself: bool = True
+    imports: tuple[str, ...] = ()  # what must be importable
+    devices: tuple[str, ...] = ("cuda",)  # types of devices that it runs on
+    missing: str | None = None  # why it cannot run here
+    batched: bool = False  # whether it takes dense batches too
+    exact_sums: bool = True  # whether its sums are of the reference's neighbours
+    brute_force: tuple[str, ...] = ()  # where time grows with queries times references
+    bytes_per_pair: float = 0.0  # memory that grows so as well
+    read: Callable[[Any], Pairs] | None = (
+        None  # lists that it found to pairs: libraries return different things
+    )
+    returns: str = ""  # what a list is, where that is something else than ours
+    nearest: bool = True  # whether the neighbours beyond k that a list leaves out are the farthest
+    itself: bool = True  # whether a point is a neighbour of itself
 
     def allowed(self, *, sums: bool) -> float:
         """The largest error of what it finds, or of its sums."""
@@ -137,12 +101,7 @@ def projector(asked: Question, backend: str) -> Projector:
 class PeerNetwork(nn.Module):
     """The projector's two MLPs with another aggregation between them; one cloud per batch.
 
-    Parameters
-    ----------
-    projector : Projector
-        Whose MLPs are used.
-    aggregate : callable
-        Takes query points (Q, 3), reference points (N, 3) and features (N, C); gives (Q, C).
+    ``aggregate`` takes query points (Q, 3), reference points (N, 3) and features (N, C), and gives (Q, C).
     """
 
     def __init__(self, projector: Projector, aggregate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
@@ -168,19 +127,13 @@ def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = (
 
 
 def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[[Callable], Callable]:
-    """Add the decorated function to :data:`PEERS`.
+    """Add the decorated function to :data:`PEERS`; properties are those of :class:`Contender`.
 
-    Parameters
-    ----------
-    library : mapping
-        From :func:`library`.
-    finds : {"knn", "sums", "farthest", "padded", "csr"}
-        What the function takes and returns: ``knn`` (query points, reference points, k) to :class:`Nearest`,
-        and torch gathers and weighs around it; ``sums`` (query points, reference points, features, k or
-        radius, sigma) to aggregated features; ``farthest`` (points, count) to rows in the order in which they
-        are chosen; lists a question to whatever ``read`` turns into pairs.
-    **properties
-        Of :class:`Contender`; ``traceable`` says that torch.compile can trace the function.
+    What it takes and returns is named by ``finds``. ``knn``: (query points, reference points, k) to
+    :class:`Nearest`, around which torch gathers and weighs. ``sums``: (query points, reference points,
+    features, k or radius, sigma) to aggregated features. ``farthest``: (points, count) to rows as chosen.
+    ``padded`` and ``csr``: a question to what ``read`` turns into pairs. ``traceable`` says that
+    torch.compile can trace it.
     """
 
     def register(function: Callable) -> Callable:
@@ -188,7 +141,13 @@ def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[
         of = {"operator": finds if finds in ("knn", "farthest") else "radius", "modes": (finds,)}
         of["executions"] = EXECUTIONS[:2] if traceable else EXECUTIONS[:1]
         if finds in ("knn", "sums"):
-            sums = _sums_of(function, finds, library["name"])
+
+            def sums(query: Tensor, reference: Tensor, features: Tensor, asked: Question) -> Tensor:
+                if finds == "sums":
+                    return function(query, reference, features, asked.k or asked.radius, asked.sigma)
+                rows = search(library["name"], query, reference, asked.k)
+                return gather_aggregate(query, reference, features, rows, asked.sigma)
+
             of["modes"] = (*of["modes"], "aggregate", "operator", *NETWORK)
             of |= {"sums": sums, "exact_sums": finds == "sums"}
             of["aggregate"] = lambda asked, features: sums(*asked.points, features, asked)
@@ -201,16 +160,6 @@ def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[
         return function
 
     return register
-
-
-def _sums_of(function: Callable, finds: str, name: str) -> Callable[..., Tensor]:
-    def sums(query: Tensor, reference: Tensor, features: Tensor, asked: Question) -> Tensor:
-        if finds == "sums":
-            return function(query, reference, features, asked.k or asked.radius, asked.sigma)
-        rows = search(name, query, reference, asked.k)
-        return gather_aggregate(query, reference, features, rows, asked.sigma)
-
-    return sums
 
 
 @functools.cache

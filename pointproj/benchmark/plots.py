@@ -5,7 +5,7 @@ much as the file holds.
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -27,17 +27,7 @@ PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def draw(path: Path) -> list[Path]:
-    """Draw everything that a result file has rows for.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file of bench.py.
-
-    Returns
-    -------
-    list of Path
-        The pictures.
+    """Draw everything that a result file of one run has rows for; the pictures.
 
     Raises
     ------
@@ -47,15 +37,11 @@ def draw(path: Path) -> list[Path]:
     rows = select(read_rows(path), status=OK)
     require_one_run(rows)
     colours = _colours(rows)
-    pictures = {"scaling": _scaling, "workloads": _workloads}
-    drawn = []
-    for name, make in pictures.items():
-        figure = make(rows, colours)
-        if figure is None:
-            continue
-        drawn.append(path.with_name(f"{path.stem}-{name}.png"))
-        _save(figure, drawn[-1], rows[0].device)
-    return drawn
+    figures = {"scaling": _scaling(rows, colours), "workloads": _workloads(rows, colours)}
+    drawn = {path.with_name(f"{path.stem}-{name}.png"): of for name, of in figures.items() if of is not None}
+    for picture, figure in drawn.items():
+        _save(figure, picture, rows[0].device)
+    return [*drawn]
 
 
 def _scaling(rows: list[Row], colours: dict[str, str]) -> Figure | None:
@@ -65,10 +51,14 @@ def _scaling(rows: list[Row], colours: dict[str, str]) -> Figure | None:
         return None
     figure, axes = _axes(1, len(kinds), (4 * len(kinds) + 1, 4.2), sharey=True)
     for ax, kind in zip(axes[0], kinds, strict=True):
-        _lines(ax, select(rows, workload=kind), "p50_ms", colours)
-        ax.set(title=SCALING[kind], xlabel="points")
+        _lines(ax, select(rows, workload=kind), colours)
+        ax.set(title=SCALING[kind], xlabel="points", xscale="log", yscale="log")
+        ax.yaxis.set_major_formatter(PLAIN)
+        ax.grid(True, alpha=0.3)
     axes[0][0].set_ylabel("ms: build, and 8 nearest of every point")
-    _legend(figure, axes[0])
+    lines = (zip(*ax.get_legend_handles_labels(), strict=True) for ax in axes[0])
+    named = {label: handle for of in lines for handle, label in of}
+    figure.legend(named.values(), named.keys(), loc="outside right center", fontsize=8, frameon=False)
     return figure
 
 
@@ -93,22 +83,7 @@ def _workloads(rows: list[Row], colours: dict[str, str]) -> Figure | None:
 
 
 def draw_tasks(path: Path, tasks: Mapping[str, Mapping[str, Row]], device: str) -> Path:
-    """Draw bars of a few tasks beside each other.
-
-    Parameters
-    ----------
-    path : Path
-        PNG file to write.
-    tasks : mapping of str to mapping of str to Row
-        By task and contender, with a time.
-    device : str
-        For the title.
-
-    Returns
-    -------
-    Path
-        The same.
-    """
+    """Draw bars of a few tasks beside each other: of rows with a time, by task and contender."""
     measured = {task: sorted(of.values(), key=lambda row: -row.p50_ms) for task, of in tasks.items() if of}
     colours = _colours([row for rows in measured.values() for row in rows])
     lines, most = -(-len(measured) // 3), max(map(len, measured.values()))
@@ -136,18 +111,15 @@ def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
     ax.tick_params(labelsize=7)
 
 
-def _lines(ax: Axes, rows: list[Row], value: str, colours: dict[str, str]) -> None:
+def _lines(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
     """One line per contender, of its fastest execution at each size."""
     for name in dict.fromkeys(row.contender for row in rows):
         of = select(rows, contender=name)
         sizes = sorted({row.references for row in of})
-        values = [getattr(fastest(select(of, references=size)), value) for size in sizes]
+        values = [fastest(select(of, references=size)).p50_ms for size in sizes]
         ours = of[0].kind == "backend"
         style = {"linewidth": 2.2 if ours else 1.2, "marker": "o", "markersize": 4 if ours else 3}
         ax.plot(sizes, values, color=colours[name], label=name, **style)
-    ax.set(xscale="log", yscale="log")
-    ax.yaxis.set_major_formatter(PLAIN)
-    ax.grid(True, alpha=0.3)
 
 
 def _save(figure: Figure, path: Path, device: str) -> None:
@@ -157,22 +129,8 @@ def _save(figure: Figure, path: Path, device: str) -> None:
 
 
 def _axes(lines: int, columns: int, size: tuple[float, float], sharey: bool = False, **grid):
-    return plt.subplots(
-        lines,
-        columns,
-        figsize=size,
-        squeeze=False,
-        layout="constrained",
-        sharey=sharey,
-        gridspec_kw=grid or None,
-    )
-
-
-def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    named = {
-        label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(named.values(), named.keys(), loc="outside right center", fontsize=8, frameon=False)
+    how = {"squeeze": False, "layout": "constrained", "sharey": sharey, "gridspec_kw": grid or None}
+    return plt.subplots(lines, columns, figsize=size, **how)
 
 
 def _colours(rows: list[Row]) -> dict[str, str]:

@@ -1,40 +1,39 @@
-"""The runner of rows: call, compare with the reference, time; then keep the row and show it."""
+"""The runner of rows: foresee what a call costs, compare its result, time it, keep the row and show it."""
 
 import dataclasses
 import gc
 import logging
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.limits import LONGEST_ROW_S, Limits, Unaffordable, given_up_after
-from pointproj.benchmark.results import FAILED, MISSING, OK, SKIPPED, WRONG, ResultsFile, Row
+from pointproj.benchmark.peers import Contender
+from pointproj.benchmark.results import FAILED, OK, OUT_OF_MINUTES, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure, measure_host
+from pointproj.benchmark.workloads import Question
 from pointproj.machine import package_version
 from pointproj.runtime.errors import first_line
-from pointproj.runtime.memory import allocated_bytes, empty_cache, peak_bytes, reset_peak
+from pointproj.runtime.memory import allocated_bytes, empty_cache, free_bytes, peak_bytes, reset_peak
 
 log = logging.getLogger(__name__)
 
-MIB = 2**20
-Make = Callable[[], Callable[[], Any]]  # gives the call
+PILOT_PAIRS = {"cuda": 2**27, "cpu": 2**22}
+LONGEST_ROW_S = 120  # with all that it needs, such as a library that compiles itself
+MIB, GIB = 2**20, 2**30
 
 
-class WrongResult(RuntimeError):  # noqa: N818 - a verdict
-    """A result differs from the reference's, so its call gets no time."""
+class NoTime(RuntimeError):  # noqa: N818 - says why
+    """Why a row has no time: its status, a note, and the error of a wrong result."""
 
-    def __init__(self, what: str, error: float, allowed: float) -> None:
-        super().__init__(f"{what}: error {error:.2g}, allowed {allowed:.2g}")
-        self.error = error
-
-
-class Missing(RuntimeError):  # noqa: N818 - says what there is not
-    """What a row needs is not installed here."""
+    def __init__(self, status: str, note: str, error: float | None = None) -> None:
+        super().__init__(note)
+        self.status, self.error = status, error
 
 
 class Part(NamedTuple):
@@ -44,8 +43,88 @@ class Part(NamedTuple):
     measure: Callable[["Recorder"], None]
 
 
+class Limits:
+    """What a row may cost: time and memory of calls are estimated from smaller ones."""
+
+    def __init__(self, config: BenchConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.started = time.monotonic()
+        self._seen: dict[tuple, list[tuple[int, float]]] = {}  # sizes and seconds, in the order of the rows
+
+    @property
+    def seconds(self) -> float:
+        """Since the run was started."""
+        return time.monotonic() - self.started
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run's minutes are over."""
+        return self.seconds > self.config.minutes * 60
+
+    def check_clock(self) -> None:
+        """Raise if the run's minutes are over."""
+        if self.is_over:
+            note = f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before it was measured"
+            raise NoTime(SKIPPED, note)
+
+    def check_pairs(self, contender: Contender, question: Question) -> None:
+        """Raise if a contender that forms all pairs would take too long, or more memory than the host has.
+
+        On a GPU running out of memory is safe, so it is tried there.
+        """
+        if self.device.type == "cpu" and contender.bytes_per_pair:
+            needed, free = contender.bytes_per_pair * question.pairs / GIB, free_bytes("cpu") / GIB
+            if needed > free:
+                raise NoTime(SKIPPED, f"would need about {needed:.0f} GiB, {free:.0f} GiB are free")
+        pilot = PILOT_PAIRS[self.device.type]
+        if self.device.type in contender.brute_force and question.pairs > 8 * pilot:
+            few = question.part(pilot)
+            for _ in range(2):
+                start = time.perf_counter()
+                contender.try_out(few)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                seconds = time.perf_counter() - start
+            self.refuse_if_slow(seconds * question.pairs / few.pairs)
+
+    def check_growth(self, blank: Row) -> None:
+        """Raise if the same call on smaller clouds says that this one would take too long."""
+        smaller = [seen for seen in self._seen.get(_family(blank), ()) if seen[0] < blank.references]
+        if smaller:
+            size, seconds = smaller[-1]
+            self.refuse_if_slow(seconds * blank.references / size)
+
+    def learn(self, row: Row) -> None:
+        """Remember a time for :meth:`check_growth`."""
+        if row.status == OK:
+            self._seen.setdefault(_family(row), []).append((row.references, row.p50_ms / 1e3))
+
+    def refuse_if_slow(self, seconds: float) -> None:
+        """Raise if a call of this length is not wanted."""
+        limit = self.config.slowest_call_s
+        if seconds > limit:
+            note = f"would take about {seconds:.0f} s a call, more than slowest_call_s={limit:g}"
+            raise NoTime(SKIPPED, note)
+
+
+@contextmanager
+def given_up_after(seconds: float) -> Iterator[None]:
+    """Raise in the block once it has taken so long; a call that has begun ends first. For the main thread."""
+
+    def give_up(*_: object) -> None:
+        raise NoTime(SKIPPED, f"given up after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Recorder:
-    """What all workloads of a run share: the config, the machine and the results.
+    """What all workloads of a run share.
 
     Parameters
     ----------
@@ -68,8 +147,7 @@ class Recorder:
         shows: bool = True,
     ) -> None:
         self.config, self.device, self.machine, self.file = config, device, machine, file
-        self.shows = shows
-        self.limits = Limits(config, device)
+        self.shows, self.limits = shows, Limits(config, device)
         self.rows: list[Row] = []
         self.expected = 0  # rows
 
@@ -88,18 +166,9 @@ class Recorder:
         return self.config.started is not None and self.file.holds(blank)
 
     def record(self, blank: Row, measured: Callable[[Row], Row], longest_s: float = LONGEST_ROW_S) -> None:
-        """Add the row that ``measured`` makes of ``blank``; what it raises becomes a row without a time.
+        """Add the row that ``measured`` makes of ``blank``, unless the file has it of this run.
 
-        A row that the file holds of this run is not measured again.
-
-        Parameters
-        ----------
-        blank : Row
-            The row without its results.
-        measured : callable
-            Such as :meth:`timed`.
-        longest_s : float
-            After this long it is given up.
+        What it raises becomes a row without a time; after ``longest_s`` it is given up.
         """
         if self.is_measured(blank):
             return
@@ -116,8 +185,7 @@ class Recorder:
         """Keep a row and show it."""
         self.rows.append(row)
         self.file.add(row)
-        count = f"[{len(self.rows)}/{self.expected}]"
-        seconds = f"{time.monotonic() - self.limits.started:.0f} s"
+        count, seconds = f"[{len(self.rows)}/{self.expected}]", f"{self.limits.seconds:.0f} s"
         line = f"{count:>10} {seconds:>6} {row.contender:16} {row.mode:16} {row.execution:9}"
         if row.status == OK:
             line += f" {row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
@@ -131,17 +199,12 @@ class Recorder:
         """Say how many rows have which status."""
         counts = Counter(row.status for row in self.rows)
         said = ", ".join(f"{count} {status}" for status, count in counts.items())
-        self.say(f"\n{said}; {time.monotonic() - self.limits.started:.0f} s in all")
-
-    def time(self, blank: Row, make: Make, error_of: Callable, allowed: float, **options: Any) -> None:
-        """Record what :meth:`timed` measures, which has the parameters."""
-        measured = partial(self.timed, make=make, error_of=error_of, allowed=allowed, **options)
-        self.record(blank, measured)
+        self.say(f"\n{said}; {self.limits.seconds:.0f} s in all")
 
     def timed(
         self,
         blank: Row,
-        make: Make,
+        make: Callable[[], Callable[[], Any]],
         error_of: Callable[[Any], float | None],
         allowed: float,
         repetitions: int | None = None,
@@ -164,13 +227,9 @@ class Recorder:
         host : bool
             Whether the host's time to issue the call is asked for.
 
-        Returns
-        -------
-        Row
-
         Raises
         ------
-        WrongResult
+        NoTime
             If the error is larger, and whatever the call raises.
         """
         before = self._clean_memory()
@@ -200,17 +259,11 @@ class Recorder:
         return allocated_bytes(self.device)
 
 
-def check_error(what: str, error: float, allowed: float) -> float:
-    """The error, if it is allowed; NaN is not.
-
-    Raises
-    ------
-    WrongResult
-        If it is not.
-    """
+def check_error(what: str, error: float, allowed: float) -> None:
+    """Raise if an error is not allowed; NaN is not."""
     if not error <= allowed:
-        raise WrongResult(what, error, allowed)
-    return error
+        note = f"not the reference's result: {what}: error {error:.2g}, allowed {allowed:.2g}"
+        raise NoTime(WRONG, note, error)
 
 
 def with_time(blank: Row, timing: Timing) -> Row:
@@ -221,11 +274,11 @@ def with_time(blank: Row, timing: Timing) -> Row:
 
 def without_time(blank: Row, reason: Exception) -> Row:
     """The row of a measurement that gave no time, with the reason."""
-    if isinstance(reason, WrongResult):
-        note = f"not the reference's result: {reason}"
-        return dataclasses.replace(blank, status=WRONG, parity_error=reason.error, note=note)
-    for kind, status in ((Unaffordable, SKIPPED), (Missing, MISSING)):
-        if isinstance(reason, kind):
-            return dataclasses.replace(blank, status=status, note=str(reason))
+    if isinstance(reason, NoTime):
+        return dataclasses.replace(blank, status=reason.status, parity_error=reason.error, note=str(reason))
     log.debug("%s failed", blank.key, exc_info=reason)
     return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
+
+
+def _family(row: Row) -> tuple:
+    return row.workload, row.contender, row.mode, row.execution

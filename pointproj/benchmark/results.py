@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 log = logging.getLogger(__name__)
 
@@ -67,29 +67,16 @@ class Row:
         return (*self.measurement, self.device)
 
 
-COLUMNS = tuple(column.name for column in dataclasses.fields(Row))
-_REMEDY = "Measure again with 'python bench.py', which starts a new file for each run."
-_INTEGERS = ("queries", "references", "clouds", "k", "channels", "repetitions")
-_REALS = ("radius", "p20_ms", "p50_ms", "p80_ms", "peak_mib", "parity_error")
+# What the text of a column is read as.
+COLUMNS = {of.name: next(iter(get_args(of.type)), of.type) for of in dataclasses.fields(Row)}
 
 
 class ResultsFile:
     """A CSV file of one run that is complete after every row, so that an interrupted run keeps its rows.
 
     If there are rows of another run, the file is renamed to ``FILE.old`` when the first row of this one
-    arrives: a commit, and on a GPU even another hour of the same machine, would make them differ.
-
-    Parameters
-    ----------
-    path : Path or str
-        Written when the first row is added; its folder is made.
-    writes : bool
-        False writes nothing: of several processes that measure together, one writes.
-
-    Raises
-    ------
-    ValueError
-        If there is a file at ``path`` that :func:`read_rows` cannot read.
+    arrives: a commit, and on a GPU even another hour of the same machine, would make them differ. Of several
+    processes that measure together, one ``writes``. A file that :func:`read_rows` cannot read is refused.
     """
 
     def __init__(self, path: Path | str, *, writes: bool = True) -> None:
@@ -107,20 +94,18 @@ class ResultsFile:
         """Keep ``row``, in place of an older one of the same measurement."""
         if not self._writes:
             return
-        if runs_of(self._rows.values()) not in ([], [(row.commit, row.date)]):
-            self._start_anew(row)
+        before = runs_of(self._rows.values())
+        if before not in ([], [(row.commit, row.date)]):
+            old = self.path.with_name(f"{self.path.name}.old")
+            log.warning(
+                "%s has results of %s, this run is of %s: a new file is started, the old one is now %s",
+                *(self.path, _said(before), _said(runs_of([row])), old),
+            )
+            os.replace(self.path, old)
+            self._rows = {}
         self._rows.pop(row.key, None)
         self._rows[row.key] = row
         write_rows(self.path, self._rows.values())
-
-    def _start_anew(self, row: Row) -> None:
-        old = self.path.with_name(f"{self.path.name}.old")
-        log.warning(
-            "%s has results of %s, this run is of %s: a new file is started, the old one is now %s",
-            *(self.path, _said(runs_of(self._rows.values())), _said(runs_of([row])), old),
-        )
-        os.replace(self.path, old)
-        self._rows = {}
 
 
 def runs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
@@ -129,18 +114,15 @@ def runs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
 
 
 def require_one_run(rows: Iterable[Row]) -> None:
-    """Refuse to show rows of one device beside each other that are of several runs.
-
-    Raises
-    ------
-    ValueError
-        With what was found instead.
-    """
+    """Raise ValueError for rows of one device that are of several runs: they are not shown together."""
     rows = list(rows)
     for device in dict.fromkeys(row.device for row in rows):
         runs = runs_of(row for row in rows if row.device == device)
         if len(runs) > 1:
-            raise ValueError(f"{device}: expected results of one run, got those of {_said(runs)}. {_REMEDY}")
+            raise ValueError(
+                f"{device}: expected results of one run, got those of {_said(runs)}. Measure again with "
+                "'python bench.py', which starts a new file for each run."
+            )
 
 
 def _said(runs: list[tuple[str, str]]) -> str:
@@ -167,37 +149,23 @@ def write_rows(path: Path | str, rows: Iterable[Row]) -> None:
     with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([_written(getattr(row, column)) for column in COLUMNS] for row in rows)
+        for row in rows:
+            values = (getattr(row, column) for column in COLUMNS)
+            writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
     os.replace(temporary, path)
 
 
 def read_rows(path: Path | str) -> list[Row]:
-    """Read what :func:`write_rows` wrote.
-
-    Raises
-    ------
-    ValueError
-        If the columns are others: the file is not one of results, or of another version.
-    """
+    """Read what :func:`write_rows` wrote; ValueError for other columns, of no results or another version."""
     with Path(path).open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        if (reader.fieldnames or []) != [*COLUMNS]:
             raise ValueError(
                 f"{path}: expected the columns {', '.join(COLUMNS)}; got "
                 f"{', '.join(reader.fieldnames or ['none'])}. Move the file away, or name another one."
             )
-        return [Row(**{name: _read(name, value) for name, value in line.items()}) for line in reader]
+        return [Row(**{name: _read(COLUMNS[name], value) for name, value in line.items()}) for line in reader]
 
 
-def _written(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _read(name: str, value: str) -> Any:
-    if name in _INTEGERS:
-        return int(value) if value else None
-    if name in _REALS:
-        return float(value) if value else None
-    return value
+def _read(kind: type, value: str) -> object:
+    return kind(value) if value or kind is str else None

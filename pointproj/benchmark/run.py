@@ -13,14 +13,20 @@ from pointproj.benchmark import attention, interop, large, models, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import Entry, backend_names, entries, executions, peer_names
-from pointproj.benchmark.limits import LONGEST_ROW_S, given_up_after
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.recorder import Part, Recorder, check_error, without_time
+from pointproj.benchmark.recorder import (
+    LONGEST_ROW_S,
+    Part,
+    Recorder,
+    check_error,
+    given_up_after,
+    without_time,
+)
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
 from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
-from pointproj.machine import device_name, machine_columns, slug
+from pointproj.machine import machine_columns, slug
 from pointproj.runtime import distributed
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.memory import configure_allocator
@@ -32,24 +38,18 @@ WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
 
 
 def run(config: BenchConfig) -> list[Row]:
-    """Measure what the config asks for.
-
-    Parameters
-    ----------
-    config : BenchConfig
-        Checked, from :func:`pointproj.benchmark.config.to_bench_config`.
+    """Measure what a checked config asks for.
 
     Returns
     -------
     list of Row
-        In the order in which they were measured. Each is in the CSV file as soon as it is measured.
+        In the order in which they were measured. Each is in the CSV file as soon as it is measured, also if
+        Ctrl-C ends the run.
 
     Raises
     ------
     ConfigError, DeviceError, AllocatorUnavailable
         Before anything is measured.
-    KeyboardInterrupt
-        After Ctrl-C; the file holds the rows up to then.
     """
     configure_allocator(AllocatorConfig(name=config.gpu_memory))
     device = choose_device(config.device)
@@ -57,20 +57,16 @@ def run(config: BenchConfig) -> list[Row]:
     processes = distributed.join()
     if not processes.alone and config.workloads != ["large"]:
         raise ConfigError("several processes measure one workload together: write workloads=[large]")
-    name = device_name(device)
-    machine = {
-        **machine_columns(device),
-        "device": name if processes.alone else f"{processes.count} x {name}",
-    }
+    machine = machine_columns(device)
+    name = machine["device"]
     machine["date"] = config.started or machine["date"]
-    if not processes.alone:  # one of them knows what is in the file
-        config = dataclasses.replace(config, started=None)
-    file = ResultsFile(
-        config.output or f"benchmarks/{slug(machine['device'])}.csv", writes=processes.is_first
-    )
+    if not processes.alone:
+        machine["device"] = name = f"{processes.count} x {name}"
+        config = dataclasses.replace(config, started=None)  # one of them knows what is in the file
+    file = ResultsFile(config.output or f"benchmarks/{slug(name)}.csv", writes=processes.is_first)
     recorder = Recorder(config, device, machine, file, shows=processes.is_first)
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "cuda", "warp") if machine[name])
-    recorder.say(f"{machine['device']}, {versions}; results go to {file.path}")
+    versions = ", ".join(f"{of} {machine[of]}" for of in ("torch", "cuda", "warp") if machine[of])
+    recorder.say(f"{name}, {versions}; results go to {file.path}")
     parts = [(name, part) for name in config.workloads for part in _parts(config, name, device.type)]
     recorder.expected = sum(part.rows for _, part in parts)
     for name, part in parts:
@@ -116,13 +112,7 @@ def _measure(recorder: Recorder, workload: Workload, planned: list[Entry]) -> No
 
 
 class Contest:
-    """The tensors of one workload, and what the reference makes of them.
-
-    Parameters
-    ----------
-    recorder : Recorder
-    workload : Workload
-    """
+    """The tensors of one workload, and what the reference makes of them."""
 
     def __init__(self, recorder: Recorder, workload: Workload) -> None:
         self.recorder, self.workload = recorder, workload

@@ -38,10 +38,7 @@ print(time.perf_counter() - before)
 JOBS = {
     "tutorial_knn": (("experiment=tutorial_knn", "backend=warp", "compile=true"), MODES),
     "default": (
-        (
-            *("training.epochs=1", "data.root={folder}/data", "data.cache={folder}/cache"),
-            "training.pictures=0",
-        ),
+        ("training.epochs=1", "data.root={folder}/data", "data.cache={folder}/cache", "training.pictures=0"),
         MODES[:1],
     ),
 }
@@ -57,22 +54,16 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
 
 
 def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run this Python with these arguments in the project's folder; the last line that it printed.
+    """The last line that this Python prints with these arguments, run in the project's folder.
 
-    Raises
-    ------
-    RuntimeError
-        With the last line of what it wrote to standard error, if it failed.
-    TimeoutExpired
+    RuntimeError with the last line of what it wrote to standard error if it failed, and TimeoutExpired.
     """
     settings = {"cwd": PROJECT, "env": environment, "timeout": TIMEOUT_S, "stdin": subprocess.DEVNULL}
     ended = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **settings)
     if ended.returncode != 0:
-        reason = (
-            ended.stderr.strip() or ended.stdout.strip() or f"exit status {ended.returncode}"
-        ).splitlines()
-        raise RuntimeError(f"the process failed: {reason[-1]}")
-    return next(reversed(ended.stdout.strip().splitlines()), "")
+        said = ended.stderr.strip() or ended.stdout.strip() or f"exit status {ended.returncode}"
+        raise RuntimeError(f"the process failed: {said.splitlines()[-1]}")
+    return ended.stdout.strip().rpartition("\n")[2]
 
 
 def _blank(recorder: Recorder, workload: str, **columns: str) -> Row:
@@ -93,17 +84,9 @@ def _start(recorder: Recorder, name: str, modes: list[str]) -> None:
 
 
 def run_seconds(arguments: Sequence[str], device_type: str, folder: Path) -> dict[str, float]:
-    """Train in a new process with all caches below ``folder``.
+    """Train in a new process with all caches below ``folder``; errors are those of :func:`answer_of`.
 
-    Returns
-    -------
-    dict
-        Seconds from the start of the process to the end of the first step, and to its own end.
-
-    Raises
-    ------
-    RuntimeError
-        As of :func:`answer_of`.
+    Seconds from the start of the process to the end of the first step, and to its own end.
     """
     run = Path(mkdtemp(dir=folder))
     chosen = [argument.format(folder=folder) for argument in arguments]

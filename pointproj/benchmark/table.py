@@ -55,13 +55,7 @@ Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
 
 
 def page(*files: list[Row]) -> str:
-    """The page of all tables, file after file, GPUs first.
-
-    Raises
-    ------
-    ValueError
-        If the rows of one device in a file are of several runs.
-    """
+    """The page of all tables, file after file, GPUs first; ValueError as by :func:`require_one_run`."""
     ordered = sorted(files, key=lambda rows: not any(row.driver for row in rows))
     text = "\n\n".join(tables(rows) for rows in ordered)
     return f"{HEAD}\n{text}\n"
@@ -77,43 +71,40 @@ def tables(rows: list[Row]) -> str:
 
 def _device(rows: list[Row]) -> Iterator[str]:
     """Facts of a device and its tables; nothing if it has none of them."""
-    made = {title: _table(title, columns(rows), groups(rows)) for title, (columns, groups) in _TABLES.items()}
-    filled = [title for title in made if len(made[title]) > 2]  # more than the head
+    made = {title: _table(title, *of, rows) for title, of in _TABLES.items()}
+    filled = [f"{title}:\n\n" + "\n".join(lines) for title, lines in made.items() if len(lines) > 2]  # a head
     if not filled:
         return
     newest = rows[-1]
     versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
     known = [version for version in versions if not version.endswith(" ")]
     yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:16]})"
-    for title in filled:
-        yield f"{title}:\n\n" + "\n".join(made[title])
+    yield from filled
     missing = {row.contender: row.note for row in rows if row.status == MISSING}
     if missing:
-        named = (
-            f"{name} ({note if len(note) < 90 else note[:87] + '...'})" for name, note in missing.items()
-        )
-        yield f"Not measured here: {'; '.join(named)}."
-    lists = [row for row in rows if row.workload in LISTS and row.status == OK and row.note]
-    said = dict.fromkeys((row.contender, FORMS[row.mode].format(k=row.k), row.note) for row in lists)
+        short = ((name, note if len(note) < 90 else note[:87] + "...") for name, note in missing.items())
+        yield f"Not measured here: {'; '.join(f'{name} ({note})' for name, note in short)}."
+    lists = [row for row in select(rows, status=OK) if row.workload in LISTS and row.note]
+    said = dict.fromkeys(f"- {r.contender}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
     if said:
-        lines = (f"- {name}, {form}: {note}" for name, form, note in said)
-        yield "What lists of other libraries are:\n\n" + "\n".join(lines)
+        yield "What lists of other libraries are:\n\n" + "\n".join(said)
 
 
-def _table(title: str, columns: Columns, groups: Groups) -> list[str]:
-    """A line for each (label, rows), without those that have no cell."""
+def _table(title: str, columns: Columns | Callable, groups: Callable, rows: list[Row]) -> list[str]:
+    """A line for each (label, rows) of the groups, without those that have no cell."""
+    columns = columns(rows) if callable(columns) else columns
     usual = seconds if title.endswith(", seconds") else milliseconds
     shown = {heading: peak if heading.endswith("MiB") else usual for heading in columns}
     lines = [
-        [label, *(shown[heading](only(rows, **wanted)) for heading, wanted in columns.items())]
-        for label, rows in groups
+        [label, *(shown[heading](only(of, **wanted)) for heading, wanted in columns.items())]
+        for label, of in groups(rows)
     ]
     return markdown("", [*columns], [line for line in lines if any(line[1:])])
 
 
-def _by_contender(rows: Iterable[Row], **wanted: object) -> Groups:
-    """The rows that have these values, of each contender: backends first and in bold."""
-    rows = sorted(select(rows, **wanted), key=lambda row: row.kind)
+def _by_contender(rows: list[Row]) -> Groups:
+    """The rows of each contender: backends first and in bold."""
+    rows = sorted(rows, key=lambda row: row.kind)
     ours = {row.contender for row in rows if row.kind == "backend"}
     for name in dict.fromkeys(row.contender for row in rows):
         yield f"**{name}**" if name in ours else name, select(rows, contender=name)
@@ -132,32 +123,29 @@ def _of_tutorial(rows: list[Row]) -> Groups:
         yield line.label, [row for row in of if row.driver]  # of a GPU, as the tutorial's
 
 
-def _fixed(columns: Columns) -> Callable[[list[Row]], Columns]:
-    """The same columns whatever the rows are."""
-    return lambda rows: columns
-
-
-def _modes(workload: str, **headings: str) -> Columns:
-    """A column for each mode of a workload."""
-    return {heading: {"workload": workload, "mode": mode} for mode, heading in headings.items()}
+def _found(rows: Iterable[Row], heading: Callable[[Row], str], *keys: str) -> Columns:
+    """A column for each heading that rows have, with what these rows have in common."""
+    return {heading(row): {key: getattr(row, key) for key in ("workload", *keys)} for row in rows}
 
 
 def _scaling(rows: list[Row]) -> Columns:
     """All sizes of uniform points, the largest of the others, and the batch."""
-    sizes = {name: sorted({row.references for row in select(rows, workload=name)}) for name in SCALING}
-    kept = [(name, n) for name, of in sizes.items() for n in (of if name == "scaling_uniform" else of[-1:])]
-    columns = {f"{SCALING[name]} {_count(n)}": {"workload": name, "references": n} for name, n in kept}
-    return columns | (
-        {"16 of 10^4": {"workload": "scaling_batch"}} if select(rows, workload="scaling_batch") else {}
-    )
+    rows = sorted(rows, key=lambda row: row.references)
+    of = {name: select(rows, workload=name) for name in SCALING}
+    largest = {
+        name: [row for row in some if row.references == some[-1].references] for name, some in of.items()
+    }
+    shown = [row for name in SCALING for row in (of if name == "scaling_uniform" else largest)[name]]
+    columns = _found(shown, lambda row: f"{SCALING[row.workload]} {_count(row.references)}", "references")
+    return columns | _found(select(rows, workload="scaling_batch"), lambda row: "16 of 10^4")
 
 
 def _farthest(rows: list[Row]) -> Columns:
-    keys = dict.fromkeys((row.clouds, row.references, row.k) for row in select(rows, workload="farthest"))
-    return {
-        f"{f'{clouds} of ' if clouds > 1 else ''}{size // clouds:,} to {k:,}": {"references": size, "k": k}
-        for clouds, size, k in keys
-    }
+    def heading(row: Row) -> str:
+        clouds = f"{row.clouds} of " if row.clouds > 1 else ""
+        return f"{clouds}{row.references // row.clouds:,} to {row.k:,}"
+
+    return _found(select(rows, workload="farthest"), heading, "references", "k")
 
 
 def _attend(rows: list[Row]) -> Columns:
@@ -170,27 +158,24 @@ def _attend(rows: list[Row]) -> Columns:
 
 
 def _models(rows: list[Row]) -> Columns:
-    keys = sorted({(row.workload, row.references) for row in rows if row.workload in MODELS})
-    return {f"{MODELS[name]}, {_count(n)} points": {"workload": name, "references": n} for name, n in keys}
+    rows = sorted((row for row in rows if row.workload in MODELS), key=lambda r: (r.workload, r.references))
+    return _found(rows, lambda r: f"{MODELS[r.workload]}, {_count(r.references)} points", "references")
 
 
 def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
-    found = [row for row in rows if row.workload in LISTS and row.mode in modes]
     names, order = [*LISTS], [*modes]
+    found = [row for row in rows if row.workload in LISTS and row.mode in modes]
     found.sort(key=lambda row: (row.references, names.index(row.workload), order.index(row.mode)))
-    return {
-        f"{LISTS[row.workload]} {_count(row.references)}, {modes[row.mode].format(k=row.k)}": {
-            "workload": row.workload,
-            "references": row.references,
-            "mode": row.mode,
-        }
-        for row in found
-    }
+
+    def heading(row: Row) -> str:
+        return f"{LISTS[row.workload]} {_count(row.references)}, {modes[row.mode].format(k=row.k)}"
+
+    return _found(found, heading, "references", "mode")
 
 
 def _interop(rows: list[Row]) -> Columns:
-    sizes = sorted({row.references for row in select(rows, workload="interop")})
-    return {f"{_count(size)} elements": {"references": size} for size in sizes}
+    rows = sorted(select(rows, workload="interop"), key=lambda row: row.references)
+    return _found(rows, lambda row: f"{_count(row.references)} elements", "references")
 
 
 def _count(number: int) -> str:
@@ -198,8 +183,11 @@ def _count(number: int) -> str:
     return f"10^{exponent}" if number == 10**exponent else f"{number:,}"
 
 
-_TUTORIAL = {"forward, ms": {"mode": "forward"}, "training step, ms": {"mode": "step"}}
-_STEPS = {f"{words} step": {"workload": name, "mode": "step"} for name, words in NAMED.items()}
+def _modes(workload: str, **headings: str) -> Columns:
+    """A column for each mode of a workload."""
+    return {heading: {"workload": workload, "mode": mode} for mode, heading in headings.items()}
+
+
 _OPERATORS = {
     heading: wanted
     for name, words in NAMED.items()
@@ -215,27 +203,27 @@ _BATCHES = {
     for kind in ("dense", "ragged")
     for operator in ("knn", "radius")
 }
-_LARGE = {"forward, ms": "aggregate", "with the features' gradient, ms": "operator"}
-_LARGE["peak on each device, MiB"] = "operator"
+_STEPS = {f"{words} step": {"workload": name, "mode": "step"} for name, words in NAMED.items()}
+_LARGE = _modes("large", aggregate="forward, ms", operator="with the features' gradient, ms")
 _STARTS = {
-    f"{words}, {start} caches": {"mode": mode, "execution": start}
+    f"{words}, {start} caches": {"workload": "start", "mode": mode, "execution": start}
     for mode, words in START.items()
     for start in ("cold", "warm")
 }
 
-# Title, which says the unit: columns, lines.
-_TABLES: dict[str, tuple[Callable[[list[Row]], Columns], Callable[[list[Row]], Groups]]] = {
+# Title, which says the unit: columns, or what makes them of the rows; lines.
+_TABLES: dict[str, tuple[Columns | Callable[[list[Row]], Columns], Callable[[list[Row]], Groups]]] = {
     "The tutorial's table (W1), reproduced, and ours below it": (
-        _fixed(_TUTORIAL | {"step, peak MiB": {"mode": "step"}}),
+        _modes("w1", forward="forward, ms", step="training step, ms") | _modes("w1", step="step, peak MiB"),
         _of_tutorial,
     ),
     "Network, milliseconds (median)": (
-        _fixed(_modes("w1", forward="W1 forward") | _STEPS | _modes("w1", step="W1 step, peak MiB")),
+        _modes("w1", forward="W1 forward") | _STEPS | _modes("w1", step="W1 step, peak MiB"),
         _by_execution,
     ),
-    "Operator alone, index built in each call, milliseconds": (_fixed(_OPERATORS), _by_execution),
+    "Operator alone, index built in each call, milliseconds": (_OPERATORS, _by_execution),
     "kNN of W1, distances and indices, milliseconds": (
-        _fixed(_modes("w1", knn="built in the call", search="ready")),
+        _modes("w1", knn="built in the call", search="ready"),
         _by_execution,
     ),
     "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms": (
@@ -243,9 +231,12 @@ _TABLES: dict[str, tuple[Callable[[list[Row]], Columns], Callable[[list[Row]], G
         _by_execution,
     ),
     "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": (_attend, _by_execution),
-    "Farthest points, milliseconds": (_farthest, partial(_by_contender, workload="farthest")),
-    "Time that the host takes to issue an eager call, milliseconds": (_fixed(_HOSTS), _by_contender),
-    "Batches: forward with the features' gradient, milliseconds": (_fixed(_BATCHES), _by_execution),
+    "Farthest points, milliseconds": (
+        _farthest,
+        lambda rows: _by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
+    ),
+    "Time that the host takes to issue an eager call, milliseconds": (_HOSTS, _by_contender),
+    "Batches: forward with the features' gradient, milliseconds": (_BATCHES, _by_execution),
     "Lists of neighbours within a radius, index built in each call, milliseconds": (
         partial(_lists, FORMS),
         _by_execution,
@@ -255,37 +246,27 @@ _TABLES: dict[str, tuple[Callable[[list[Row]], Columns], Callable[[list[Row]], G
         _by_execution,
     ),
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
-        _fixed({heading: {"mode": mode} for heading, mode in _LARGE.items()}),
-        partial(_by_contender, workload="large"),
+        _LARGE | _modes("large", operator="peak on each device, MiB"),
+        _by_contender,
     ),
     "A training step of whole models, with their library's search and with ours, milliseconds": (
         _models,
         _by_execution,
     ),
     "From the start of a training run to the end of its first step, and of the run, seconds": (
-        _fixed(_STARTS),
-        partial(_by_contender, workload="start"),
+        _STARTS,
+        _by_contender,
     ),
-    "A Warp kernel on new tensors that require a gradient, milliseconds": (
-        _interop,
-        partial(_by_contender, workload="interop"),
-    ),
+    "A Warp kernel on new tensors that require a gradient, milliseconds": (_interop, _by_contender),
     "`from pointproj import knn` in a new process, after `import torch`": (
-        _fixed({"ms": {}}),
-        partial(_by_contender, workload="import"),
+        {"ms": {"workload": "import"}},
+        _by_contender,
     ),
 }
 
 
 def renew(page: Path, rows: list[Row]) -> None:
-    """Write the table of these rows into a page, in place of the one that it has.
-
-    Parameters
-    ----------
-    page : Path
-        With the two comments, which stay.
-    rows : list of Row
-        Of one run on one device.
+    """Write the table of these rows, of one run, between the two comments of a page, which stay.
 
     Raises
     ------

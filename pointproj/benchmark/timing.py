@@ -33,21 +33,10 @@ class Timing(NamedTuple):
 
 
 def measure(function: Call, device: torch.device, budget_s: float, repetitions: int | None = None) -> Timing:
-    """Time ``function``, which has run before at least once.
+    """Time ``function``, which has run before; its GPU work goes to the current stream, or has ended.
 
-    Parameters
-    ----------
-    function : callable
-        Its GPU work goes to the current stream, or has ended when it returns.
-    device : torch.device
-    budget_s : float
-        Seconds that the repetitions take, approximately.
-    repetitions : int, optional
-        This many instead, where several processes make each call together.
-
-    Returns
-    -------
-    Timing
+    Repetitions take about ``budget_s`` seconds, or are as many as given, where several processes make each
+    call together.
     """
     sample = _sample_on_gpu if device.type == "cuda" else _sample_on_host
     warm_up = sample(function, device, 1, 1)  # seconds per call
@@ -70,10 +59,7 @@ def measure(function: Call, device: torch.device, budget_s: float, repetitions: 
 
 
 def measure_host(function: Call, device: torch.device, budget_s: float) -> Timing:
-    """Time that the host takes to issue a call, without waiting for the device; on a CPU that of the call.
-
-    Parameters and result as those of :func:`measure`.
-    """
+    """Time that the host takes to issue a call, without waiting for the device; on a CPU that of the call."""
     if device.type != "cuda":
         return measure(function, device, budget_s)
     seconds: list[float] = []

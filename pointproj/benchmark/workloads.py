@@ -90,30 +90,15 @@ Family = Callable[[BenchConfig, str], Iterable[Workload]]
 
 
 def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    """The workloads of this module that a config names, in the order of the results.
-
-    Parameters
-    ----------
-    config : BenchConfig
-    device_type : str
-        "cpu" or "cuda".
-
-    Yields
-    ------
-    Workload
-    """
+    """The workloads of this module that a config names, in the order of the results."""
     for name in config.workloads:
         yield from _FAMILIES[name](config, device_type) if name in _FAMILIES else ()
 
 
 def of_case(case: Case, operator: str) -> Callable[[torch.device], Question]:
     """What makes the question of a case."""
-
-    def question(device: torch.device) -> Question:
-        asked = {"k": case.k} if operator == "knn" else {"radius": case.radius}
-        return Question(case.problem(device), **asked, sigma=case.sigma)
-
-    return question
+    asked = {"k": case.k} if operator == "knn" else {"radius": case.radius}
+    return lambda device: Question(case.problem(device), **asked, sigma=case.sigma)
 
 
 def within_itself(points: Points, k: int, clouds: int | None = None) -> Callable[[torch.device], Question]:
@@ -159,11 +144,9 @@ def surface(count: int) -> Points:
     def points(g: torch.Generator) -> Tensor:
         rng = np.random.default_rng(torch.randint(2**31, (), generator=g).item())
         shares = np.diff(np.linspace(0, count, len(CLASSES) + 1).astype(int))
-        clouds = []
-        for place, (class_name, share) in enumerate(zip(CLASSES, shares, strict=True)):
-            sampled = furniture_surface(class_name, int(share), rng)
+        clouds = [furniture_surface(name, int(n), rng) for name, n in zip(CLASSES, shares, strict=True)]
+        for place, sampled in enumerate(clouds):
             sampled[:, 0] += 2 * place
-            clouds.append(sampled)
         cloud = torch.from_numpy(np.concatenate(clouds))
         return cloud[torch.randperm(count, generator=g)].double()
 

@@ -10,8 +10,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import boundary, by_distance, coordinates, nearest, pairs_within, squared_lengths
+from pointproj.compat.pairs import (
+    boundary,
+    by_distance,
+    coordinates,
+    nearest,
+    pairs_within,
+    random_rows,
+    squared_lengths,
+)
 from pointproj.ops.arguments import check_size
+from pointproj.ops.farthest_points import farthest_points
 from pointproj.ops.neighbor_lists import radius_neighbors
 from pointproj.ops.rounding import radius_in_range
 
@@ -42,7 +51,10 @@ def knn_edges(
         return _no_edges(x)
     reference_points, query_points = _points(x, y)
     if cosine:  # the chord between unit vectors grows with the angle
-        reference_points, query_points = _directions(reference_points), _directions(query_points)
+        # 0 / 0 is NaN, which is nobody's neighbour.
+        reference_points, query_points = (
+            p / p.norm(dim=-1, keepdim=True) for p in (reference_points, query_points)
+        )
     rows = nearest(
         query_points,
         reference_points,
@@ -96,6 +108,22 @@ def nearest_rows(
     return found[1][:, 0]
 
 
+def sampled_rows(
+    src: Float[Tensor, "*points f"],
+    ptr: Int[Tensor, " clouds+1"] | None,
+    ratio: float | Tensor,
+    random_start: bool,
+) -> Int[Tensor, " chosen"]:
+    """Rows of ceil(ratio * n) points of each cloud; a tensor ``ratio`` may hold one number for each."""
+    (points,) = coordinates(src=src.detach().flatten(1) if src.ndim > 1 else src.detach()[:, None])
+    sizes = torch.tensor([len(src)], device=src.device) if ptr is None else ptr.diff()
+    counts = (sizes.float() * ratio).ceil().long().tolist()
+    start = random_rows(sizes) if random_start else 0
+    if ptr is None:
+        return farthest_points(points, counts[0], start=start)
+    return farthest_points(points, counts, start=start, offsets=ptr)
+
+
 def directed(edges: Tensor, flow: str, neighbors_first: str) -> Tensor:
     """Edges as ``flow`` asks for; ``neighbors_first`` has the neighbours in row 0. Can be scripted."""
     if flow != "source_to_target" and flow != "target_to_source":
@@ -107,11 +135,12 @@ def boundaries(
     x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None, batch_size: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Offsets of the clouds, None if there is one."""
+    names = ("batch", "batch") if batch_x is batch_y else ("batch_x", "batch_y")
     batch_x, batch_y = (_on_device_of(x, batch) for batch in (batch_x, batch_y))
-    for name, points, batch in (("x", x, batch_x), ("y", y, batch_y)):
+    for name, points, batch in zip(names, (x, y), (batch_x, batch_y), strict=True):
         if batch is not None and batch.numel() != len(points):
             raise AssertionError(
-                f"batch_{name} must name the cloud of each of the {len(points)} points; got {batch.numel()}"
+                f"{name} must name the cloud of each of the {len(points)} points; got {batch.numel()}"
             )
     batches = [batch for batch in (batch_x, batch_y) if batch is not None and batch.numel()]
     if batch_size is None:
@@ -198,10 +227,6 @@ def _points(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if points.ndim != 2:
             raise ValueError(f"{name} must have shape (points, coordinates); got {tuple(points.shape)}")
     return x.detach(), y.detach()
-
-
-def _directions(points: Tensor) -> Tensor:
-    return points / points.norm(dim=-1, keepdim=True)  # 0 / 0 is NaN, which is nobody's neighbour
 
 
 def _kept(rows: Int[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q k"]:

@@ -7,17 +7,36 @@ missing, holds all ``m x n`` distances; it computes them by a matrix product, so
 be in the one list and not in the other, and it counts pairs in float32, wrong beyond 2^24.
 """
 
+import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
+from torch.utils.checkpoint import checkpoint
 
-from pointproj.compat.pair_sums import Inputs, Network, sum_all_pairs, sum_pairs
 from pointproj.compat.pairs import coordinates, number_or_tensor, squared_lengths, within
+from pointproj.ops.clouds import queries_of
 
 SMALLEST_DISTANCE = 1e-7  # what the library takes a distance of 0 for
+ELEMENTS = {"cpu": 2**23, "cuda": 2**26}  # numbers of the widest layer in one chunk of pairs
 TRANSFORMS = ("linear_kernelonly", "linear", "nonlinear_kernelonly", "nonlinear")
+
+
+class Inputs(NamedTuple):
+    """What the network takes: tensors, or None for what it does not read."""
+
+    of_queries: Tensor  # (Q, E)
+    of_points: Tensor  # (..., N, H)
+    features: Tensor | None  # (..., N, C)
+    of_pairs: Tensor | None  # (M, 1)
+    parameters: tuple[Tensor, ...]
+
+
+# Takes the inputs of a chunk of R queries and P pairs, (R, E), (..., P, H), (..., P, C), (P, 1) and the
+# parameters, and the query of each pair, (P,) rows of the R. Gives (..., P, C).
+Network = Callable[[Inputs, Tensor], Tensor]
 
 
 class NeighborSearch(nn.Module):
@@ -273,3 +292,67 @@ def _weighted(values: Tensor, some: Inputs) -> Tensor:
         if factor is not None:
             values = values * factor
     return values
+
+
+def sum_pairs(network: Network, inputs: Inputs, row_splits: Tensor, indices: Tensor, width: int) -> Tensor:
+    """For each query, the sum of ``network`` over its pairs, (..., Q, C) in float32 or wider.
+
+    All pairs at once need M x W numbers for each layer of a network of width W, and autograd keeps them. So a
+    chunk of whole rows goes through at a time, which the backward computes again.
+
+    What the network gives for a pair depends on that pair alone, and is the same each time. ``width`` is how
+    many numbers its widest layer holds for a pair, all batches together. Each tensor of ``inputs`` gets its
+    gradient; differentiable twice, where the second derivative holds all pairs at once. The row splits are
+    copied to the host, which waits for them.
+    """
+    pairs_at_once = max(1, ELEMENTS.get(indices.device.type, ELEMENTS["cuda"]) // width)
+    rows, pairs = _chunk_sizes(row_splits.tolist(), pairs_at_once)
+    if len(rows) <= 1:
+        return sum_all_pairs(network, inputs, row_splits, indices)
+    # Gradients of the points are added up chunk by chunk, in the dtype that the chunks are cut from.
+    narrow = [None if tensor is None else tensor.dtype for tensor in inputs[1:3]]
+    wide = [None if tensor is None else _widened(tensor) for tensor in inputs[1:3]]
+
+    def of_chunk(counts: Tensor, indices: Tensor, of_queries: Tensor, of_pairs: Tensor | None) -> Tensor:
+        of_points, features = (
+            None if tensor is None else tensor.index_select(-2, indices).to(dtype)
+            for tensor, dtype in zip(wide, narrow, strict=True)
+        )
+        some = Inputs(of_queries, of_points, features, of_pairs, inputs.parameters)
+        return _row_sums(network, some, F.pad(counts.cumsum(0), (1, 0)))
+
+    of_pairs = [None] * len(rows) if inputs.of_pairs is None else inputs.of_pairs.split(pairs)
+    cut = row_splits.diff().split(rows), indices.split(pairs), inputs.of_queries.split(rows), of_pairs
+    again = {"use_reentrant": False, "preserve_rng_state": False}
+    return torch.cat([checkpoint(of_chunk, *some, **again) for some in zip(*cut, strict=True)], dim=-2)
+
+
+def _chunk_sizes(splits: list[int], pairs_at_once: int) -> tuple[list[int], list[int]]:
+    """Rows and pairs of chunks: neither are more than ``pairs_at_once``, unless a single row has more."""
+    cuts = [0]
+    for row in range(1, len(splits)):
+        first = cuts[-1]
+        full = splits[row] - splits[first] > pairs_at_once or row - first > pairs_at_once
+        if full and row - 1 > first:
+            cuts.append(row - 1)
+    ends = itertools.pairwise([*cuts, len(splits) - 1])
+    return tuple(zip(*((last - first, splits[last] - splits[first]) for first, last in ends), strict=True))
+
+
+def sum_all_pairs(network: Network, inputs: Inputs, row_splits: Tensor, indices: Tensor) -> Tensor:
+    """The same with all pairs at once, for a network that is not to be called twice."""
+    of_points, features = (
+        None if tensor is None else tensor.index_select(-2, indices) for tensor in inputs[1:3]
+    )
+    return _row_sums(network, inputs._replace(of_points=of_points, features=features), row_splits)
+
+
+def _row_sums(network: Network, of_pairs: Inputs, row_splits: Tensor) -> Tensor:
+    queries = queries_of(row_splits, of_pairs.of_points.shape[-2])
+    values = _widened(network(of_pairs, queries))
+    sums = values.new_zeros(*values.shape[:-2], len(row_splits) - 1, values.shape[-1])
+    return sums.index_add(-2, queries, values)
+
+
+def _widened(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))

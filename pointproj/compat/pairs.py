@@ -25,14 +25,8 @@ Radius = float | Float[Tensor, "*batch q"]
 class Pairs(NamedTuple):
     """Pairs of a query and a reference point, by query, then by reference point.
 
-    Attributes
-    ----------
-    row_splits : (Q + 1,) int64 tensor
-        The pairs of query i are ``row_splits[i]:row_splits[i + 1]``.
-    queries, rows : (pairs,) int64 tensors
-        Rows of the packed points.
-    distances : (pairs,) float tensor
-        Differentiable twice in both sets of points.
+    Pairs of query i are ``row_splits[i]:row_splits[i + 1]``; queries and rows are those of the packed points.
+    Distances are differentiable twice in both sets of points.
     """
 
     row_splits: Int[Tensor, " q+1"]
@@ -57,13 +51,8 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
     """Points in the dtypes and shapes that the operators take, with the same distances, all in one dtype.
 
     Half precision becomes float32 and integers float64, so no distance is rounded more than its points were.
-    Points on a line get a second coordinate, which is 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        By the names that are given here, for what is no tensor of real numbers, and for sets of points with
-        different numbers of coordinates, or on different devices.
+    Points on a line get a second coordinate, which is 0. TypeError or ValueError, by the names given here,
+    for what is no tensor of real numbers, and for other numbers of coordinates or devices.
     """
     widened = {name: _widened(name, values) for name, values in points.items()}
     (first, like), *others = widened.items()
@@ -96,13 +85,7 @@ def _widened(name: str, points: Tensor) -> Tensor:
 
 
 def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Tensor) -> Radius:
-    """A radius as users of arrays give it: one number, or one for each of ``shape``.
-
-    Raises
-    ------
-    ValueError
-        For a negative number, NaN, or another shape.
-    """
+    """A radius as users of arrays give it: one number, or one for each of ``shape``; else ValueError."""
     if not isinstance(radius, float | int):
         radius = array(name, radius)
         if radius.ndim == 0:
@@ -240,26 +223,10 @@ def pairs_within(
 ) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"], Float[Tensor, " pairs"]]:
     """All pairs within the radius, by query, then by reference point; waits for the device twice.
 
-    Parameters
-    ----------
-    query_points, reference_points : (..., d) float tensors
-        From :func:`coordinates`; one cloud or a dense batch.
-    radius : float or tensor, one for each query
-    inclusive : bool
-        Whether pairs belong to it whose squared distance is exactly radius * radius.
-    box : tuple of float, optional
-        Of :func:`pointproj.radius_neighbors`, for 2 or 3 coordinates.
-    **offsets
-        Of :func:`within`.
-
-    Returns
-    -------
-    queries : (pairs,) int64 tensor
-        Rows of the queries, of dense batches packed.
-    rows : (pairs,) int64 tensor
-        Rows of the reference points, of dense batches within the cloud.
-    squared : (pairs,) float tensor
-        Squared distances, differentiable twice in both sets of points.
+    Points are those of :func:`coordinates`, one cloud or a dense batch; offsets are those of :func:`within`.
+    ``inclusive``: with pairs whose squared distance is exactly radius * radius. ``box`` is that of
+    :func:`pointproj.radius_neighbors`, for 2 or 3 coordinates. Of dense batches, queries are packed rows, and
+    rows those within the cloud. Squared distances are differentiable twice in both sets of points.
     """
     reach, squared_radius = boundary(radius, query_points)
     if box is None:
@@ -287,13 +254,8 @@ def first_within(
     """The first k reference points, by their index, that are nearer than the radius.
 
     The radius is rounded to the points' dtype before it is squared, as the libraries do that ask for these.
-
-    Returns
-    -------
-    squared : (B, Q, k) float tensor
-        Squared distances, 0 where there are fewer; differentiable twice in both sets of points.
-    indices : (B, Q, k) int64 tensor
-        Rows of the reference points, within the cloud, ascending; -1 where there are fewer.
+    Squared distances are differentiable twice in both sets of points, and 0 where there are fewer; rows
+    within the cloud ascend, and are -1 there.
     """
     radius = torch.tensor(radius, dtype=query_points.dtype).item()
     queries, found, squared = pairs_within(query_points, reference_points, radius, inclusive=False)
@@ -326,6 +288,12 @@ class SearchedPoints:
         query_points, points = self.beside(**query)
         usable = self._index is not None and self._index.dtype == points.dtype
         return nearest(query_points, points, k, box=box, index=self._index if usable else None)
+
+
+def random_rows(sizes: Int[Tensor, " clouds"]) -> Int[Tensor, " clouds"]:
+    """A row of each cloud, of torch's generator; 0 where there is none."""
+    drawn = torch.rand(sizes.shape, device=sizes.device) * sizes
+    return torch.minimum(drawn.long(), sizes - 1).clamp(min=0)
 
 
 def by_distance(queries: Int[Tensor, " pairs"], squared: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:

@@ -135,12 +135,7 @@ def knn(points: Tensor, queries: Tensor, k: int, implementation: str | None = No
 class BQWarp(nn.Module):
     """The library's ball query layer: the neighbours of grid points, or of points on a grid.
 
-    Parameters
-    ----------
-    radius : float
-        In the units of the points.
-    neighbors_in_radius : int or None
-        ``max_points`` of :func:`radius_search`.
+    ``radius`` and ``neighbors_in_radius`` are those of :func:`radius_search`.
     """
 
     def __init__(self, radius: float = 0.25, neighbors_in_radius: int | None = 10) -> None:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import coordinates, first_within, nearest, squared_lengths
+from pointproj.compat.pairs import coordinates, first_within, nearest, random_rows, squared_lengths
 from pointproj.ops.farthest_points import farthest_points
 
 __all__ = ["ball_query", "knn_gather", "knn_points", "sample_farthest_points"]
@@ -174,9 +174,7 @@ def ball_query(
     dists, idx = first_within(query_points, _without_padding(reference_points, lengths2), radius, K)
     absent = (idx < 0) | _beyond(p1, lengths1)
     dists, idx = dists.masked_fill(absent, 0.0), idx.masked_fill(absent, -1)
-    if not return_nn:
-        return KNN(dists, idx, None)
-    return KNN(dists, idx, _gathered(p2, idx))
+    return KNN(dists, idx, _gathered(p2, idx) if return_nn else None)
 
 
 def sample_farthest_points(
@@ -219,9 +217,7 @@ def sample_farthest_points(
     counts = torch.as_tensor(K, device=points.device).expand(clouds)
     most = K if isinstance(K, int) else max(K.tolist() if isinstance(K, Tensor) else K, default=0)
     real = counts.new_full((clouds,), size) if lengths is None else lengths
-    start = 0
-    if random_start_point:
-        start = torch.minimum((torch.rand(clouds, device=points.device) * real).long(), real - 1).clamp(min=0)
+    start = random_rows(real) if random_start_point else 0
     (positions,) = coordinates(points=points.detach())
     # A copy of the first point is never farther than that, so padding is not chosen before it.
     positions = torch.where(_beyond(positions, lengths), positions[:, :1], positions)
@@ -237,14 +233,10 @@ def _check(p1: Tensor, p2: Tensor) -> None:
             raise ValueError(
                 f"{name} must have shape (clouds, points, coordinates); got {tuple(points.shape)}"
             )
-    if p1.shape[0] != p2.shape[0]:
-        raise ValueError(
-            f"pts1 and pts2 must have the same batch dimension; got {tuple(p1.shape)} and {tuple(p2.shape)}"
-        )
-    if p1.shape[2] != p2.shape[2]:
-        raise ValueError(
-            f"pts1 and pts2 must have the same point dimension; got {tuple(p1.shape)} and {tuple(p2.shape)}"
-        )
+    for axis, what in ((0, "batch"), (2, "point")):
+        if p1.shape[axis] != p2.shape[axis]:
+            got = f"{tuple(p1.shape)} and {tuple(p2.shape)}"
+            raise ValueError(f"pts1 and pts2 must have the same {what} dimension; got {got}")
 
 
 def _without_padding(points: Tensor, lengths: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.farthest import boundaries_of, sampled_rows
+from pointproj.compat.edges import boundaries, sampled_rows
 from pointproj.compat.torch_geometric import knn, knn_graph, nearest, radius, radius_graph
 
 __all__ = ["fps", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
@@ -45,7 +45,7 @@ def fps(
         As there, and for boundaries that do not rise from 0 to N.
     """
     if ptr is None:
-        ptr = boundaries_of(src, batch, batch_size)
+        ptr = boundaries(src, src, batch, batch, batch_size)[0]
     elif not isinstance(ptr, Tensor):
         ptr = torch.tensor(ptr, device=src.device)
     return sampled_rows(src, ptr, 0.5 if ratio is None else ratio, random_start)

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.edges import boundaries, directed, knn_edges, nearest_rows, radius_edges
-from pointproj.compat.farthest import boundaries_of, sampled_rows
+from pointproj.compat.edges import boundaries, directed, knn_edges, nearest_rows, radius_edges, sampled_rows
 from pointproj.compat.pairs import coordinates
 from pointproj.compat.pairs import nearest as nearest_points
 from pointproj.ops.functional import knn_aggregate
@@ -332,7 +331,7 @@ def fps(
     AssertionError, TypeError, ValueError
         For a batch vector of a wrong length, and for points that are not real.
     """
-    return sampled_rows(x, boundaries_of(x, batch, batch_size), ratio, random_start)
+    return sampled_rows(x, boundaries(x, x, batch, batch, batch_size)[0], ratio, random_start)
 
 
 def install() -> None:

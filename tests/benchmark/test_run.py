@@ -15,9 +15,9 @@ from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_contender, entries, missing_backend
 from pointproj.benchmark.libraries import PEERS
-from pointproj.benchmark.limits import Limits, Unaffordable, given_up_after
 from pointproj.benchmark.parity import Expected, relative_error
 from pointproj.benchmark.peers import Contender, Nearest
+from pointproj.benchmark.recorder import Limits, NoTime, given_up_after
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import ISSUED_IN_A_ROW, measure, measure_host, percentiles
@@ -282,7 +282,7 @@ class TestLimits:
         points = problem.reference_points.expand(3_000_000, 3)
         question = Question(problem._replace(query_points=points, reference_points=points), 4)
         contender = peer_named("tutorial torch")
-        with pytest.raises(Unaffordable, match=r"would need about 1[\d.e+]+ GiB"):
+        with pytest.raises(NoTime, match=r"would need about 1[\d.e+]+ GiB"):
             Limits(BenchConfig(), CPU).check_pairs(contender, question)
 
     @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
@@ -292,7 +292,7 @@ class TestLimits:
         assert len(found.indices if workload is KNN else found) == 5
 
     def test_a_call_that_takes_too_long_is_given_up(self):
-        with pytest.raises(Unaffordable, match=r"given up after 0.05 s"), given_up_after(0.05):
+        with pytest.raises(NoTime, match=r"given up after 0.05 s"), given_up_after(0.05):
             time.sleep(60)
         with given_up_after(0.05):
             pass
@@ -303,7 +303,7 @@ class TestLimits:
         limits.learn(row(references=1000, p50_ms=300.0))
         limits.check_growth(row(references=5000))
         limits.check_growth(row(references=10_000, contender="another"))
-        with pytest.raises(Unaffordable, match="would take about 3 s a call, more than slowest_call_s=2"):
+        with pytest.raises(NoTime, match="would take about 3 s a call, more than slowest_call_s=2"):
             limits.check_growth(row(references=10_000))
 
 

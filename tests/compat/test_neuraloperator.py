@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from pointproj.compat import neuraloperator as ours
-from pointproj.compat import pair_sums
 
 pytestmark = pytest.mark.peers
 neuralop = pytest.importorskip("neuralop", reason="neuraloperator is not installed: extra peers")
@@ -26,7 +25,7 @@ def _points(count: int, dimension: int, seed: int, dtype: torch.dtype = torch.fl
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of very few pairs: several, one longer than it may be, one of rows without pairs."""
-    monkeypatch.setitem(pair_sums.ELEMENTS, "cpu", 7 * 12)
+    monkeypatch.setitem(ours.ELEMENTS, "cpu", 7 * 12)
 
 
 @pytest.mark.parametrize("dimension", [2, 3])
