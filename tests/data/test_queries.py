@@ -97,7 +97,7 @@ def composed(*overrides):
         (["target=random", "data.queries=9"], r"data\.queries=0"),
         (["target=udf", "augmentation.stretch=0.2"], "changes distances unevenly"),
         (["target=udf", "augmentation.warp=0.2"], "changes distances unevenly"),
-        (["augmentation.drop=1.5"], "from 0 to below 1"),
+        (["augmentation.drop=1.5"], "of at least 0 and below 1"),
         (["augmentation.rotate=some"], "none, right, any"),
         (["data.repeats=2"], "data=mixed"),
         (["target.loss=smoth"], "did you mean smooth"),
