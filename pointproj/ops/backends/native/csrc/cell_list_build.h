@@ -103,17 +103,24 @@ struct BuildCellList {
   template <class Machine>
   POINTPROJ_FN void bound_parts(Machine& machine) const {
     machine.each_warp(batch.clouds * parts, [&](auto& lanes, int item) {
-      const int cloud = item / parts, part = item % parts;
-      const int first = batch.first_row(cloud), end = batch.first_row(cloud + 1);
-      const int round = kRun * parts, turn = static_cast<int>(0.618034 * parts);  // the golden ratio spreads best
-      const int most = (end - first + round - 1) / round * kRun;
+      const int cloud = item / parts;
+      const int first = batch.first_row(cloud), size = batch.first_row(cloud + 1) - first;
+      const int rounds = (size + kRun * parts - 1) / (kRun * parts);
+      const int turn = static_cast<int>(0.618034 * parts);  // the golden ratio spreads best
+      int run = item % parts;
       Box<Real> box = Box<Real>::empty();
-      for (int i = lanes.lane(); i < most; i += lanes.width) {
-        const int run = i / kRun;
-        const int64_t row = first + static_cast<int64_t>(run) * round + (part + run * turn) % parts * kRun + i % kRun;
-        if (row >= end) continue;
-        const Vec3<Real> p = load_position(positions, static_cast<int>(row));
-        if (is_finite(p)) box.include({p, p});
+      POINTPROJ_UNROLL_BY(4)  // so many loads on their way
+      for (int round = 0; round < rounds; ++round) {
+        for (int i = lanes.lane(); i < kRun; i += lanes.width) {
+          const int64_t at = (static_cast<int64_t>(round) * parts + run) * kRun + i;
+          const Vec3<Real> p = load_position(positions, first + static_cast<int>(lesser<int64_t>(at, size - 1)));
+          const bool counts = at < size && is_finite(p);  // without a branch, which the next loads would wait for
+          for (int axis = 0; axis < 3; ++axis) {
+            box.low[axis] = lesser(box.low[axis], counts ? p[axis] : kInfinity<Real>);
+            box.high[axis] = greater(box.high[axis], counts ? p[axis] : -kInfinity<Real>);
+          }
+        }
+        run += run + turn < parts ? turn : turn - parts;
       }
       box.combine(lanes);
       if (lanes.lane() == 0) boxes[item] = box;

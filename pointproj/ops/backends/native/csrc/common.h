@@ -16,11 +16,14 @@
 #define POINTPROJ_FN __device__ __forceinline__
 #define POINTPROJ_EVERYWHERE __host__ __device__ __forceinline__
 #define POINTPROJ_UNROLL _Pragma("unroll")
+#define POINTPROJ_UNROLL_BY(count) POINTPROJ_PRAGMA(unroll count)
+#define POINTPROJ_PRAGMA(text) _Pragma(#text)
 #else
 #define POINTPROJ_DEVICE cpu
 #define POINTPROJ_FN inline __attribute__((always_inline))
 #define POINTPROJ_EVERYWHERE inline
 #define POINTPROJ_UNROLL
+#define POINTPROJ_UNROLL_BY(count)
 #endif
 
 namespace pointproj::POINTPROJ_DEVICE {
