@@ -109,7 +109,7 @@ struct BuildCellList {
       const int turn = static_cast<int>(0.618034 * parts);  // the golden ratio spreads best
       int run = item % parts;
       Box<Real> box = Box<Real>::empty();
-      POINTPROJ_UNROLL_BY(4)  // so many loads on their way
+      POINTPROJ_UNROLL_BY(8)  // so many loads on their way
       for (int round = 0; round < rounds; ++round) {
         for (int i = lanes.lane(); i < kRun; i += lanes.width) {
           const int64_t at = (static_cast<int64_t>(round) * parts + run) * kRun + i;
@@ -133,14 +133,15 @@ struct BuildCellList {
     machine.each_warp(batch.clouds, [&](auto& lanes, int cloud) {
       Box<Real> box = Box<Real>::empty(), sums = {{{0, 0, 0}}, {{0, 0, 0}}};
       Real filled = 0;
+      POINTPROJ_UNROLL_BY(4)
       for (int part = lanes.lane(); part < parts; part += lanes.width) {
         const Box<Real> of_part = boxes[static_cast<int64_t>(cloud) * parts + part];
-        if (!(of_part.low[0] < kInfinity<Real>)) continue;
-        filled += 1;
+        const bool counts = of_part.low[0] < kInfinity<Real>;
+        filled += counts ? Real(1) : Real(0);
         box.include(of_part);
         for (int axis = 0; axis < 3; ++axis) {
-          sums.low[axis] += of_part.low[axis];
-          sums.high[axis] += of_part.high[axis];
+          sums.low[axis] += counts ? of_part.low[axis] : Real(0);
+          sums.high[axis] += counts ? of_part.high[axis] : Real(0);
         }
       }
       filled = lanes.sum(filled);
