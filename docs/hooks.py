@@ -33,7 +33,7 @@ value, and `GROUP=CHOICE` makes a choice. Lengths are in units of the query cube
 
 EXAMPLES = """# Examples
 
-Short scripts of the folder `examples/`, each of which runs as it is: `python examples/NAME.py`.
+Short scripts from the folder `examples/`. Each runs without changes: `python examples/NAME.py`.
 """
 
 

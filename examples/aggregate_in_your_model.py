@@ -1,7 +1,7 @@
 """Aggregate in your own model: the distance to a sphere, learned from points on it.
 
-``knn_aggregate`` is differentiable in features and positions, twice: the loss contains the gradient of the
-field by position, which points away from the sphere.
+``knn_aggregate`` is twice differentiable in features and positions, so the loss can contain the gradient of
+the field by position. The true gradient points away from the sphere's centre.
 """
 
 import torch
@@ -21,7 +21,7 @@ class Field(nn.Module):
     def forward(self, query_points: Tensor, cloud: Tensor) -> Tensor:
         features = torch.cat([self.encode(cloud), cloud], dim=1)
         aggregated = knn_aggregate(query_points, cloud, features, 8, sigma=0.1)
-        offset = query_points - aggregated[:, -3:]  # from the weighted mean of the neighbours
+        offset = query_points - aggregated[:, -3:]  # to the query from the mean of its neighbours
         distance = (offset.square().sum(1, keepdim=True) + 1e-6).sqrt()
         return self.decode(torch.cat([aggregated[:, :-3], offset, distance], dim=1))
 
@@ -31,7 +31,7 @@ def queries(count: int) -> Tensor:
 
 
 def errors(model: Field, cloud: Tensor, query_points: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean squared errors of the field, whose truth is |p| - 0.5, and of its gradient, p / |p|."""
+    """Mean squared errors of the field (true: |p| - 0.5) and of its gradient (true: p / |p|)."""
     norm = query_points.norm(dim=1, keepdim=True)
     field = model(query_points, cloud)
     (gradient,) = torch.autograd.grad(field.sum(), query_points, create_graph=True)

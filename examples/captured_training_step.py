@@ -1,7 +1,7 @@
 """A training step captured in a CUDA graph: search, forward, backward and Adam are one launch.
 
-No operator waits for the device, so nothing else is needed than torch.cuda.graph. Without a GPU the same step
-runs eagerly.
+No operator waits for the device, so torch.cuda.graph captures the whole step. Without a GPU the step runs
+eagerly.
 """
 
 import torch
@@ -22,7 +22,7 @@ optimizer = torch.optim.Adam(parameters, lr=1e-2, capturable=device == "cuda")
 
 
 def step() -> torch.Tensor:
-    """One step; its loss, still on the device."""
+    """Make one step; return its loss, on the device."""
     optimizer.zero_grad(set_to_none=True)
     loss = (decode(knn_aggregate(query_points, points, encode(points), 7)) - target).square().mean()
     loss.backward()
@@ -31,7 +31,7 @@ def step() -> torch.Tensor:
 
 
 def captured() -> torch.Tensor:
-    """Replay the step; the graph writes the loss of each replay into the same tensor."""
+    """Replay the step; each replay writes the loss into the same tensor."""
     graph.replay()
     return graph_loss
 
@@ -39,7 +39,7 @@ def captured() -> torch.Tensor:
 run = step
 if device == "cuda":
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side):  # kernels are compiled and memory is reserved before the capture
+    with torch.cuda.stream(side):  # before the capture, compile kernels and reserve memory
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(side)

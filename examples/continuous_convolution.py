@@ -1,6 +1,6 @@
 """Neighbour lists for a continuous convolution: a small network computes a weight for each pair of points.
 
-The layer learns a filter, the derivative of a Gaussian along x, from what that does to features of a cloud.
+The layer learns a filter, the derivative of a Gaussian along x, from features of a cloud before and after it.
 """
 
 import torch
@@ -25,7 +25,7 @@ class ContinuousConvolution(nn.Module):
 
 
 def filtered(neighbors: Neighbors, features: Tensor) -> Tensor:
-    """What the layer shall do."""
+    """The filter that the layer learns."""
     offsets = neighbors.displacements / RADIUS
     weights = offsets[..., 0] * torch.exp(-2 * offsets.square().sum(-1))  # one for all channels
     return aggregate(features, neighbors, weights=weights, reduce="sum")
@@ -33,7 +33,7 @@ def filtered(neighbors: Neighbors, features: Tensor) -> Tensor:
 
 torch.manual_seed(0)
 points = torch.rand(300, 3)
-# Searched once, for all steps: the nearest 32 within the radius. Rows of fewer are padded.
+# One search for all steps: the nearest 32 within the radius. Rows with fewer are padded.
 neighbors = radius_neighbors(points, points, RADIUS, max_neighbors=32, displacements=True)
 
 layer = ContinuousConvolution(channels=4)

@@ -21,7 +21,7 @@ def call(*arguments: object) -> None:
 
 
 def train(folder: Path) -> Path:
-    """A visibility network, trained on few shapes; the folder of its run."""
+    """Train a visibility network on few shapes; return the folder of the run."""
     values = {
         "experiment": "solids",
         "data.root": folder / "furniture",

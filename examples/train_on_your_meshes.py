@@ -1,7 +1,7 @@
 """Train on your own meshes: any folder of mesh files, with a folder for each class if there are several.
 
-Boxes and balls, written here by trimesh, stand for them. ``train.py`` holds some out, and leaves its report,
-pictures and checkpoints in the folder of the run.
+The script writes boxes and balls in place of your meshes. ``train.py`` keeps some of them for validation and
+tests, and writes its report, pictures and checkpoints into the folder of the run.
 """
 
 import json
@@ -16,7 +16,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def write_meshes(folder: Path, count: int) -> None:
-    """As many boxes as balls, as STL and as OBJ."""
+    """Write boxes as STL, and as many balls as OBJ."""
     for name in ("box", "ball"):
         (folder / name).mkdir(parents=True)
     for number in range(count):
@@ -26,7 +26,7 @@ def write_meshes(folder: Path, count: int) -> None:
 
 
 def train(folder: Path, run: Path) -> dict:
-    """A short run on the CPU; its report."""
+    """Train for a short time on the CPU; return the report."""
     values = {
         "data": "meshes",
         "data.root": folder / "meshes",

@@ -27,7 +27,7 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "data/*.md", "benchmarks/*.md")
     for page in PROJECT.glob(pattern)
 )
-MADE = ("docs/train/config.md",)  # pages of the site that docs/hooks.py makes
+MADE = ("docs/train/config.md", "docs/examples.md")  # pages of the site that docs/hooks.py makes
 
 
 def _page(name: str = "README.md") -> str:
