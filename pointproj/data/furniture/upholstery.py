@@ -1,12 +1,13 @@
-"""Chairs and sofas."""
+"""Chairs, sofas and beds."""
 
 from itertools import pairwise
 
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.parts import LEG_STYLES, Rng, chance, either, four_legs, pick, support
+from pointproj.data.furniture.parts import LEG_STYLES, Rng, four_legs, support
 from pointproj.data.furniture.solids import (
+    CORNERS,
     SIDES,
     Parts,
     Range,
@@ -18,6 +19,7 @@ from pointproj.data.furniture.solids import (
     lean,
     limits,
     profile,
+    rectangle,
     revolved,
     rod,
     rounded_box,
@@ -32,8 +34,8 @@ def chair(rng: Rng) -> Parts:
     x, y = rng.uniform(0.2, 0.27), rng.uniform(0.2, 0.27)
     seat = rng.uniform(0.42, 0.5)
     thickness = rng.uniform(0.05, 0.09)
-    base = pick(rng, "legs", "legs", "legs", "star", "disc", "cantilever")
-    if base == "star" or chance(rng, 0.4):
+    base = rng.pick("legs", "legs", "legs", "star", "disc", "cantilever")
+    if base == "star" or rng.chance(0.4):
         parts = [rounded_box(x, y, (seat - thickness, seat + 0.02), 0.035)]
     else:
         parts = [slab(superellipse(x, y, rng.uniform(3.0, 8.0)), (seat - thickness, seat))]
@@ -48,15 +50,15 @@ def chair(rng: Rng) -> Parts:
     else:
         parts += _cantilever(x, y, under)
     parts += _back(rng, x, y, seat)
-    return parts + _armrests(rng, x, y, seat) if chance(rng, 0.4) else parts
+    return parts + _armrests(rng, x, y, seat) if rng.chance(0.4) else parts
 
 
 def _legs(rng: Rng, x: float, y: float, under: float) -> Parts:
-    style, radius = pick(rng, *LEG_STYLES), rng.uniform(0.02, 0.03)
-    splay = rng.uniform(0.02, 0.06) if chance(rng, 0.4) else 0.0
+    style, radius = rng.pick(*LEG_STYLES), rng.uniform(0.02, 0.03)
+    splay = rng.uniform(0.02, 0.06) if rng.chance(0.4) else 0.0
     x, y = x - radius - 0.02, y - radius - 0.02
     parts = four_legs(x, y, under, radius, style, splay)
-    if splay == 0.0 and chance(rng, 0.5):
+    if splay == 0.0 and rng.chance(0.5):
         level = rng.uniform(0.25, 0.6) * under
         parts += [bar(side * x, limits(y), level, 0.6 * radius, 12) for side in SIDES]
         parts.append(bar(limits(x), 0, level, 0.6 * radius, 12))
@@ -85,16 +87,16 @@ def _cantilever(x: float, y: float, under: float) -> Parts:
 def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
     rise, slope, post = rng.uniform(0.35, 0.6), rng.uniform(0.0, 0.22), 0.022
     wide = x - post - 0.01
-    kind = pick(rng, "slats", "ladder", "panel", "curved", "cushion")
+    kind = rng.pick("slats", "ladder", "panel", "curved", "cushion")
     upright = []
     if kind in ("slats", "ladder", "panel"):
         upright += [bar(side * wide, 0, (-0.03, rise), post, 4) for side in SIDES]
         upright.append(box(wide + post, post, (rise - 0.07, rise + 0.02)))
     if kind == "slats":
-        places = np.linspace(-wide, wide, int(rng.integers(5, 9)))[1:-1]
+        places = np.linspace(-wide, wide, rng.integers(5, 9))[1:-1]
         upright += [box(about(place, 0.014), 0.014, (-0.03, rise - 0.05)) for place in places]
     elif kind == "ladder":
-        levels = np.linspace(0.05, rise - 0.06, int(rng.integers(3, 6)))[:-1]
+        levels = np.linspace(0.05, rise - 0.06, rng.integers(3, 6))[:-1]
         upright += [box(wide, 0.014, (level, level + 0.05)) for level in levels]
     elif kind == "panel":
         gap = rng.uniform(0.0, 0.15)
@@ -120,7 +122,7 @@ def _curved_shell(x: float, rise: float) -> Manifold:
 
 def _armrests(rng: Rng, x: float, y: float, seat: float) -> Parts:
     level = seat + rng.uniform(0.17, 0.24)
-    padded, parts = chance(rng, 0.5), []
+    padded, parts = rng.chance(0.5), []
     for side in SIDES:
         at = side * (x - 0.005)
         pad = about(at, 0.03), (-0.8 * y, y + 0.01), (level - 0.03, level + 0.01)
@@ -134,7 +136,7 @@ def varied_chair(rng: Rng) -> Parts:
     """Chair of another build: a bent shell, an upholstered block, a bucket, or a stool, on any support."""
     x, y = rng.uniform(0.18, 0.35), rng.uniform(0.18, 0.32)
     seat = rng.uniform(0.28, 0.8)
-    build = pick(rng, "shell", "shell", "block", "bucket", "boards", "stool")
+    build = rng.pick("shell", "shell", "block", "bucket", "boards", "stool")
     if build in _SEATS:
         body, under = _SEATS[build](rng, x, y, seat)
     else:
@@ -144,7 +146,7 @@ def varied_chair(rng: Rng) -> Parts:
         if build == "boards":
             body += _board_back(rng, x, y, seat, board)
     base = support(rng, x, y, under, "legs", "ring", "frames", "sled", "column", "hairpin", "crossed")
-    if build != "bucket" and chance(rng, 0.4):
+    if build != "bucket" and rng.chance(0.4):
         body += _loop_arms(rng, x, y, seat)
     return [*body, *base]
 
@@ -183,7 +185,7 @@ def _block_seat(rng: Rng, x: float, y: float, seat: float) -> tuple[Parts, float
     back, rise = rng.uniform(0.06, 0.2), rng.uniform(0.2, 0.6)
     upright = rounded_box(x, (-back, 0.0), (-0.5 * (seat - under), rise), soft)
     parts = [rounded_box(x, y, (under, seat), soft), lean(upright, rng.uniform(0.0, 0.3), y, seat)]
-    if chance(rng, 0.5):
+    if rng.chance(0.5):
         arm, level = rng.uniform(0.05, 0.15), seat + rng.uniform(0.08, 0.25)
         parts += [rounded_box(beside(side, x * 0.98, x + arm), y, (under, level), soft) for side in SIDES]
     return parts, under
@@ -212,13 +214,13 @@ def _board_back(rng: Rng, x: float, y: float, seat: float, board: float) -> Part
     rise, slope = rng.uniform(0.2, 0.7), rng.uniform(0.0, 0.25)
     post, wide, low = rng.uniform(0.008, 0.025), 0.85 * x, -0.5 * board
     parts, thin = [], 0.7 * post
-    if chance(rng, 0.7):
+    if rng.chance(0.7):
         parts += [bar(side * wide, 0, (-0.5 * board, rise), post, 4) for side in SIDES]
         low = rng.uniform(0.05, 0.6) * rise
-    count = int(rng.integers(1, 6))
+    count = rng.integers(1, 6)
     edges = np.linspace(low, rise, count + 1)
     filled = rng.uniform(0.4, 0.9) if count > 1 else 1.0
-    if chance(rng, 0.7) or low < 0:
+    if rng.chance(0.7) or low < 0:
         step = edges[1] - edges[0]
         filled = 1.0 if low < 0 else filled
         parts += [box(wide, thin, (z, z + filled * step)) for z in edges[:-1]]
@@ -247,16 +249,16 @@ def sofa(rng: Rng) -> Parts:
     arm, back = rng.uniform(0.12, 0.24), rng.uniform(0.15, 0.22)
     back_height = rng.uniform(0.7, 0.95)
     front, rear = -depth / 2, depth / 2
-    armless = chance(rng, 0.12)
+    armless = rng.chance(0.12)
     outer = half_x if armless else half_x + arm
     parts = [box(outer, depth / 2, (floor, deck))]
     parts.append(rounded_box(outer, (rear - back, rear), (floor, back_height), rng.uniform(0.02, 0.08)))
     if not armless:
-        style, rise = pick(rng, "box", "rounded", "rolled"), rng.uniform(0.55, 0.68)
+        style, rise = rng.pick("box", "rounded", "rolled"), rng.uniform(0.55, 0.68)
         for side in SIDES:
             parts += _arm(style, side, half_x, arm, (front, rear - 0.02), (floor, rise))
     soft, gap = rng.uniform(0.03, 0.07), 0.008
-    chaise = int(rng.integers(2)) * (seats - 1) if seats >= 3 and chance(rng, 0.35) else None
+    chaise = rng.integers(2) * (seats - 1) if seats >= 3 and rng.chance(0.35) else None
     for index in range(seats):
         x = (-half_x + index * seat_width + gap, -half_x + (index + 1) * seat_width - gap)
         extent = front - 0.02
@@ -267,7 +269,7 @@ def sofa(rng: Rng) -> Parts:
         tall = back_height - seat + rng.uniform(-0.05, 0.08)
         cushion = rounded_box(x, 0.09, (0.0, tall), 1.4 * soft)
         parts.append(lean(cushion, 0.25, rear - back - 0.06, seat - 0.03))
-    return parts + four_legs(outer - 0.08, depth / 2 - 0.08, floor + 0.02, 0.03, pick(rng, *LEG_STYLES[:3]))
+    return parts + four_legs(outer - 0.08, depth / 2 - 0.08, floor + 0.02, 0.03, rng.pick(*LEG_STYLES[:3]))
 
 
 def _arm(style: str, side: int, half_x: float, arm: float, y: Range, z: Range) -> Parts:
@@ -289,37 +291,37 @@ def varied_sofa(rng: Rng) -> Parts:
     back, rise = rng.uniform(0.05, 0.25), rng.uniform(0.15, 0.6)
     parts = [rounded_box(half_x, half_y, (under, seat), soft)]
     slope = rng.uniform(0.0, 0.3)
-    if chance(rng, 0.9):
-        extent = half_x * (1.0 if chance(rng, 0.7) else rng.uniform(0.4, 0.8))
+    if rng.chance(0.9):
+        extent = half_x * (1.0 if rng.chance(0.7) else rng.uniform(0.4, 0.8))
         upright = rounded_box(extent, (-back, 0.0), (under - seat + 0.02, rise), soft)
         parts.append(lean(upright, slope, half_y, seat))
     arm, level = rng.uniform(0.03, 0.3), seat + rng.uniform(0.0, 0.3)
     for side in SIDES:
-        if chance(rng, 0.7):
-            low = under if chance(rng, 0.7) else seat - 0.06
+        if rng.chance(0.7):
+            low = under if rng.chance(0.7) else seat - 0.06
             parts.append(rounded_box(beside(side, 0.99 * half_x, half_x + arm), half_y, (low, level), soft))
-    if chance(rng, 0.35):  # round a corner
-        side, deep, wide = either(rng), rng.uniform(0.4, 1.2), rng.uniform(0.5, 0.8)
+    if rng.chance(0.35):  # round a corner
+        side, deep, wide = rng.side(), rng.uniform(0.4, 1.2), rng.uniform(0.5, 0.8)
         x = beside(side, half_x, half_x - min(wide, half_x))
         parts.append(rounded_box(x, (-half_y - deep, -half_y + 0.1), (under, seat), soft))
-        if chance(rng, 0.6):
+        if rng.chance(0.6):
             x = beside(side, half_x - 0.01, half_x + back)
             parts.append(rounded_box(x, (-half_y - deep, half_y), (under, seat + rise), soft))
     parts += _loose_cushions(rng, half_x, half_y, seat, back)
-    if chance(rng, 0.2):  # bent into a curve
+    if rng.chance(0.2):  # bent into a curve
         curve = rng.uniform(0.1, 0.35) / half_x
         parts = [_bent(part, curve) for part in parts]
     return [*parts, *support(rng, half_x, half_y, under, "legs", "plinth", "frames", "panels", "ring")]
 
 
 def _loose_cushions(rng: Rng, half_x: float, half_y: float, seat: float, back: float) -> Parts:
-    count, plump = int(rng.integers(0, 5)), rng.uniform(0.04, 0.1)
+    count, plump = rng.integers(0, 5), rng.uniform(0.04, 0.1)
     parts = []
     for left, right in pairwise(np.linspace(-half_x, half_x, count + 1)):
         gap = rng.uniform(0.003, 0.02)
         x, y = (left + gap, right - gap), (-half_y - 0.02, half_y - back)
         parts.append(rounded_box(x, y, (seat - 0.02, seat + plump), 0.5 * plump))
-        if chance(rng, 0.4):
+        if rng.chance(0.4):
             size = rng.uniform(0.3, 0.48) * (right - left)
             pillow = rounded_box(size, plump, (0.0, 1.6 * size), 0.8 * plump)
             tilted = pillow.rotate([-rng.uniform(5, 30), 0.0, 0.0])
@@ -334,3 +336,141 @@ def _bent(part: Manifold, curve: float) -> Manifold:
         return points - curve * np.column_stack([0 * points[:, 0], points[:, 0] ** 2, 0 * points[:, 0]])
 
     return part.refine_to_length(0.15).warp_batch(bend)
+
+
+def bed(rng: Rng) -> Parts:
+    """Bed: frame, mattress, pillows, and a head board; foot board, cover and posts are options."""
+    half_x = rng.choice([0.45, 0.6, 0.7, 0.8, 0.95]) * rng.uniform(0.95, 1.05)
+    half_y = rng.uniform(0.98, 1.08)
+    clear = rng.uniform(0.1, 0.25)
+    rail = clear + rng.uniform(0.12, 0.2)
+    top = rail + rng.uniform(0.15, 0.26)
+    rim = rng.uniform(0.03, 0.06)
+    outer_x, outer_y = half_x + rim, half_y + rim
+    parts = [box(outer_x, outer_y, (clear, rail))]
+    if rng.chance(0.25):
+        parts.append(box(half_x - 0.1, (-half_y + 0.1, half_y - 0.05), (0.0, clear + 0.01)))
+    else:
+        parts += four_legs(half_x - 0.03, half_y - 0.03, clear + 0.02, 0.05, rng.pick(*LEG_STYLES[:3]))
+    parts.append(rounded_box(half_x, half_y, (rail - 0.05, top), rng.uniform(0.04, 0.08)))
+    parts += _pillows(rng, half_x, half_y, top)
+    if rng.chance(0.5):
+        parts += _cover(rng, half_x, half_y, rail, top)
+    parts += _board(rng, outer_x, outer_y, clear, rng.uniform(0.3, 0.65) + top)
+    if rng.chance(0.45):
+        foot = _board(rng, outer_x, outer_y, clear, top + rng.uniform(-0.05, 0.2))
+        parts += [part.mirror([0, 1, 0]) for part in foot]
+    return parts + _posts(rng, outer_x, outer_y) if rng.chance(0.12) else parts
+
+
+def _pillows(rng: Rng, half_x: float, half_y: float, top: float) -> Parts:
+    count = 1 if half_x < 0.55 else 2
+    width = half_x / count
+    plump, deep = rng.uniform(0.07, 0.1), rng.uniform(0.17, 0.24)
+    places, y = [-half_x + (2 * index + 1) * width for index in range(count)], half_y - deep - 0.06
+    if rng.chance(0.5):
+        z = (top - 0.04, top + plump)
+        return [rounded_box(about(x, 0.85 * width), about(y, deep), z, 0.06) for x in places]
+    return [ellipsoid((x, y, top + 0.3 * plump), (0.88 * width, deep, plump)) for x in places]
+
+
+def _cover(rng: Rng, half_x: float, half_y: float, rail: float, top: float) -> Parts:
+    extent, hang = rng.uniform(0.0, 0.55) * half_y, rng.uniform(0.3, 0.9) * (top - rail)
+    sheet = rounded_box(half_x + 0.025, (-half_y - 0.02, extent), (top - hang, top + 0.03), 0.03)
+    return [sheet, bar(limits(half_x + 0.02), extent - 0.02, top + 0.01, 0.035, 12)]
+
+
+def _board(rng: Rng, half_x: float, rear: float, clear: float, height: float) -> Parts:
+    """Board across the end at +y: flat, arched, padded, slatted or panelled between posts."""
+    kind, thick = rng.pick("flat", "arched", "padded", "slats", "posts"), rng.uniform(0.06, 0.09)
+    y, low, inner = (rear - 0.02, rear + thick), 0.5 * clear, half_x - 0.04
+    if kind == "flat":
+        return [box(half_x, y, (low, height))]
+    if kind == "padded":
+        edges = pairwise(np.linspace(-half_x, half_x, rng.integers(1, 5) + 1))
+        pad = (y[0] - 0.03, y[1]), (low + 0.15, height), 0.045
+        pads = [rounded_box((left + 0.005, right - 0.005), *pad) for left, right in edges]
+        return [box(half_x, (y[0], y[1] - 0.03), (low, height - 0.04)), *pads]
+    if kind == "arched":
+        rise = min(0.35, height - low - 0.05)
+        arch = superellipse(half_x, rise, rng.uniform(2.0, 3.0))
+        arch = arch[arch[:, 1] >= -1e-9] + [0.0, height - rise]
+        outline = np.concatenate([[[half_x, low]], arch, [[-half_x, low]]])
+        # The prism is drawn in (x, z) and stood up along y.
+        return [slab(outline, (-y[1], -y[0])).transform([[1, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0]])]
+    middle, sides = rear + thick / 2, 16 if kind == "slats" else 4
+    parts = [bar(side * inner, middle, (0.0, height + 0.05), 0.045, sides) for side in SIDES]
+    rails = (height - 0.09, height), (clear, clear + 0.2)
+    parts += [box(inner, (rear, rear + thick), rail) for rail in rails]
+    if kind == "posts":
+        return [*parts, box(inner, (rear + 0.015, rear + thick - 0.015), (clear, height - 0.03))]
+    places = np.linspace(-inner, inner, rng.integers(6, 12))[1:-1]
+    return [*parts, *(bar(x, middle, (clear, height - 0.03), 0.02, 12) for x in places)]
+
+
+def _posts(rng: Rng, half_x: float, half_y: float) -> Parts:
+    height, radius = rng.uniform(1.7, 2.1), 0.045
+    posts = [bar(sx * half_x, sy * half_y, (0.0, height), radius, 4) for sx, sy in CORNERS]
+    outer = slab(rectangle(half_x + radius, half_y + radius), (height - 0.08, height))
+    inner = profile(rectangle(half_y - radius, (0.0, 3.0)), half_x - radius)
+    return [*posts, outer - inner]
+
+
+def varied_bed(rng: Rng) -> Parts:
+    """Bed of another build: a block, a thin platform, bunks, a sleigh, with thin boards or none."""
+    half_x, half_y = rng.uniform(0.4, 1.05), rng.uniform(0.9, 1.1)
+    clear, rail = rng.uniform(0.03, 0.4), rng.uniform(0.03, 0.25)
+    deck, over = clear + rail, rng.uniform(0.0, 0.12)
+    wide, rear = half_x + over, half_y + over
+    parts = [box(wide, rear, (clear, deck))]
+    if rng.chance(0.85):
+        mattress, soft = rng.uniform(0.06, 0.3), rng.uniform(0.002, 0.08)
+        parts.append(rounded_box(half_x, half_y, (deck - 0.01, deck + mattress), soft))
+        deck += mattress
+    if rng.chance(0.6):
+        parts += _pillows(rng, half_x, half_y, deck)
+    if rng.chance(0.3):
+        parts += _cover(rng, half_x, half_y, clear + 0.5 * rail, deck)
+    if rng.chance(0.2):  # a second bunk on posts
+        rise, post = rng.uniform(0.8, 1.2), rng.uniform(0.02, 0.05)
+        upper = deck + rise
+        parts.append(box(wide, rear, (upper, upper + rng.uniform(0.03, 0.2))))
+        parts += [bar(sx * wide, sy * rear, (0.0, upper + 0.3), post, 4) for sx, sy in CORNERS]
+        parts += [bar(side * wide, limits(rear), upper + 0.25, 0.6 * post, 4) for side in SIDES]
+    elif rng.chance(0.85):
+        parts += _thin_board(rng, wide, rear, clear, deck + rng.uniform(0.1, 0.9))
+        if rng.chance(0.5):
+            foot = _thin_board(rng, wide, rear, clear, deck + rng.uniform(-0.05, 0.5))
+            parts += [part.mirror([0, 1, 0]) for part in foot]
+    if rng.chance(0.2):  # night stands beside it
+        for side in SIDES:
+            x = beside(side, wide + 0.02, wide + rng.uniform(0.3, 0.5))
+            parts.append(box(x, (rear - 0.4, rear), (0.0, rng.uniform(0.3, 0.7))))
+    return parts + support(rng, wide, rear, clear, "legs", "plinth", "panels", "frames")
+
+
+def _thin_board(rng: Rng, half_x: float, rear: float, low: float, height: float) -> Parts:
+    """Board across the end at +y, thin, leaning, curved backwards or of bars."""
+    thick = rng.uniform(0.01, 0.06)
+    y = (rear - 0.005, rear + thick)
+    kind = rng.pick("sheet", "rolled", "bars", "frame")
+    extent = half_x + rng.uniform(-0.1, 0.3)
+    if kind == "sheet":
+        return [lean(box(extent, y, (low, height)), rng.uniform(0, 0.25))]
+    if kind == "rolled":
+        levels = np.linspace(low, height, 12)
+        bow = rng.uniform(0.05, 0.3) * ((levels - low) / (height - low)) ** 2
+        front, back = (np.stack([face + bow, levels], axis=1) for face in y)
+        return [profile(np.concatenate([front, back[::-1]])[::-1], extent)]
+    if kind == "frame":
+        hole = rng.uniform(0.03, 0.1)
+        inner = box(extent - hole, about(rear, 1), (low + hole, height - hole))
+        return [box(extent, y, (low - 0.02, height)) - inner]
+    middle = 0.5 * (y[0] + y[1])
+    parts = [bar(side * extent, middle, (0.0, height), thick, 8) for side in SIDES]
+    parts += [bar(limits(extent), middle, z, 0.7 * thick, 8) for z in (low + thick, height - thick)]
+    places = np.linspace(-extent, extent, rng.integers(3, 14))[1:-1]
+    return [*parts, *(bar(x, middle, (low, height - thick), 0.4 * thick, 6) for x in places)]
+
+
+MAKERS = {"chair": (chair, varied_chair), "sofa": (sofa, varied_sofa), "bed": (bed, varied_bed)}
