@@ -77,11 +77,8 @@ class Measured:
     ----------
     name, class_name : str
         Of the mesh.
-    samples : str
-        How it was sampled.
-    points : int
-        In the cloud.
-    method : str
+    samples, points
+        How it was sampled, and how many points its cloud had.
     label_agreement : float
         From :func:`pointproj.geometry.well_posed.label_agreement`.
     values : dict
@@ -101,24 +98,18 @@ class Measured:
 
 
 def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, device: str = "cpu") -> Truth:
-    """Find out what is true of a mesh.
+    """Find out what is true of a normalised mesh.
 
     Parameters
     ----------
     mesh : Mesh
-        Normalised.
     grid : int
         Points a side of the query grid.
     samples : int
-        Points in the cube, and on the surface.
+        Points in the cube, and on the surface; equal seeds give equal ones.
     seed : int
-        Equal arguments give equal samples.
     device : str
         Where Warp runs.
-
-    Returns
-    -------
-    Truth
 
     Raises
     ------
@@ -136,7 +127,7 @@ def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, de
 
 
 def measure(reconstruction: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, float]:
-    """Compare a reconstruction with the truth.
+    """Compare a reconstruction with the truth; returns values by the keys of :data:`METRICS`.
 
     - ``iou_grid``, ``iou``: points inside both over points inside either, on the query grid and at the
       random points of the cube.
@@ -146,17 +137,7 @@ def measure(reconstruction: Reconstruction, truth: Truth, *, seed: int = 0) -> d
       one) and recall (the other way round).
     - ``normal_consistency``: mean absolute cosine between the normals of nearest samples, both ways.
 
-    Parameters
-    ----------
-    reconstruction : Reconstruction
-    truth : Truth
-    seed : int
-        Of the samples on its surface; as many as the truth has.
-
-    Returns
-    -------
-    dict
-        With the keys of :data:`METRICS`.
+    Its surface has as many samples as the truth's, fixed by ``seed``.
     """
     grid = query_grid(round(len(truth.grid_inside) ** (1 / 3)))
     measured = {
@@ -191,10 +172,7 @@ def surface_agreement(predicted: SurfacePoints, true: SurfacePoints) -> dict[str
 
 
 def _solid_surface(mesh: Mesh, count: int, generator: np.random.Generator, device: str) -> SurfacePoints:
-    """Samples, by area, of the surface with inside on one side and outside on the other.
-
-    Copies of faces count once.
-    """
+    """Samples, by area, of the surface with inside on one side alone; copies of faces count once."""
     _, place = np.unique(mesh.vertices, axis=0, return_inverse=True)
     _, first = np.unique(np.sort(place.reshape(-1)[mesh.faces], axis=1), axis=0, return_index=True)
     sampler = SurfaceSampler(mesh.vertices, mesh.faces[np.sort(first)])
