@@ -5,6 +5,7 @@ host launches a few kernels for a batch and waits for none of them: the device w
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,22 +32,12 @@ class SamplerUnavailable(RuntimeError):  # noqa: N818 - says what happened
 
 
 def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
-    """Copy shapes to the device, and return what draws batches there.
+    """Copy shapes to the device, at most so many bytes, and return what draws batches there.
 
-    Parameters
-    ----------
-    dataset : ShapeDataset
-    device : torch.device
-    most_bytes : int
-        That the shapes may take of its memory.
-
-    Returns
-    -------
-    callable
-        Takes what to draw of each shape of a batch; returns what :func:`pointproj.data.batches.collate`
-        does, with ``query_points``, on the device. Points of meshes are not those that ``dataset`` draws, but
-        fixed by the same (seed, epoch, shape), and distributed equally. What is the same in every epoch
-        (``resample=False``) is that of ``dataset``.
+    It takes what to draw of each shape of a batch, and returns what :func:`pointproj.data.batches.collate`
+    does, with ``query_points``, on the device. Points of meshes are not those that ``dataset`` draws, but
+    fixed by the same (seed, epoch, shape), and distributed equally. What is the same in every epoch
+    (``resample=False``) is that of ``dataset``.
 
     Raises
     ------
@@ -54,55 +45,26 @@ def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int)
         If the shapes take more memory, or are not meshes of the cache.
     """
     if not dataset.resample:
-        return KeptSamples(dataset, device, most_bytes)
+        return _kept_samples(dataset, device, most_bytes)
     if not isinstance(dataset.shapes, StoredShapes):
         raise SamplerUnavailable("its shapes are not meshes from the cache")
     return SurfaceBatches(dataset, device, most_bytes)
 
 
-class KeptSamples:
-    """Samples that are the same in every epoch, each copied to the device when it is first needed.
-
-    Parameters
-    ----------
-    dataset, device, most_bytes
-        As for :func:`device_sampler`.
-
-    Raises
-    ------
-    SamplerUnavailable
-    """
-
-    def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
-        queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
-        most_points = max(sampling.points for sampling in dataset.samplings)
-        _require(4 * len(dataset) * (6 * most_points + queries), most_bytes)
-        self._dataset = dataset
-        self._device = device
-        self._query_points = dataset.query_points.to(device)
-        self._kept: dict[int, dict[str, Any]] = {}  # by index
-
-    def __call__(self, chunk: Sequence[Draw]) -> dict[str, Any]:
-        """Return the samples of a batch."""
-        return {"query_points": self._query_points, **collate([self._sample(each.index) for each in chunk])}
-
-    def _sample(self, index: int) -> dict[str, Any]:
-        if index not in self._kept:
-            self._kept[index] = to_device(self._dataset[index], self._device)
-        return self._kept[index]
+def _kept_samples(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
+    """Samples that are the same in every epoch, each copied to the device when it is first needed."""
+    queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
+    most_points = max(sampling.points for sampling in dataset.samplings)
+    _require(4 * len(dataset) * (6 * most_points + queries), most_bytes)
+    grid = {"query_points": dataset.query_points.to(device)}
+    sample = cache(lambda index: to_device(dataset[index], device))
+    return lambda chunk: {**grid, **collate([sample(each.index) for each in chunk])}
 
 
 class SurfaceBatches:
     """Meshes on the device, with targets and pools; their points are drawn anew in every epoch.
 
-    Parameters
-    ----------
-    dataset, device, most_bytes
-        As for :func:`device_sampler`; a mesh that occurs several times is there once.
-
-    Raises
-    ------
-    SamplerUnavailable
+    A mesh that occurs several times is there once.
     """
 
     def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
@@ -166,12 +128,7 @@ class SurfaceBatches:
 def _tables(
     shapes: Iterable[Shape], random_queries: bool, device: torch.device, most_bytes: int
 ) -> dict[str, Tensor]:
-    """Return what steps read of the shapes, one after the other: what :class:`Surfaces` names, and targets.
-
-    Raises
-    ------
-    SamplerUnavailable
-    """
+    """Tables that steps read of the shapes, one after the other: those of :class:`Surfaces`, and targets."""
     parts: list[dict[str, Tensor]] = []
     group: list[dict[str, Tensor]] = []
     taken, vertices, faces = 0, 0, 0

@@ -19,22 +19,9 @@ from pointproj.runtime.helpers import HelperProcesses
 def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list[MeshFile]:
     """List the meshes of all splits. Missing ones are generated, or downloaded if the config says so.
 
-    Parameters
-    ----------
-    data : DataConfig
-    helpers : HelperProcesses, optional
-        Generate meshes side by side; by default this process does.
-
-    Returns
-    -------
-    list of MeshFile
-        A mesh that an epoch holds several times is listed as often. ``data.validation`` of the training
-        meshes are held out; nothing that is made from them is for training.
-
-    Raises
-    ------
-    DataError
-        If there are none; says both ways forward.
+    Helper processes generate meshes side by side; by default this process does. A mesh that an epoch holds
+    several times is listed as often. ``data.validation`` of the training meshes are held out; nothing that is
+    made from them is for training. A DataError that there are none says both ways forward.
     """
     if data.name == "meshes":
         return folder_meshes(data)

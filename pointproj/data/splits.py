@@ -8,29 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from pointproj.config import DataConfig
-from pointproj.data.modelnet import DataError, MeshFile, layout_root
+from pointproj.data.modelnet import DataError, MeshFile, chosen_classes, layout_root
 from pointproj.geometry.files import MESH_SUFFIXES
 
 log = logging.getLogger(__name__)
 
 
 def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "validation") -> list[MeshFile]:
-    """Move a share of the training meshes to another split.
+    """Move a share of the training meshes to another split; the order stays.
 
-    Parameters
-    ----------
-    files : sequence of MeshFile
-    share : float
-        Of the training meshes; at least one is moved, and one is left.
-    seed : int
-        Equal arguments move the same meshes, wherever they lie: a class and a name decide.
-    split : str
-        Where they go.
-
-    Returns
-    -------
-    list of MeshFile
-        In the given order. Each class gives about its share.
+    At least one is moved, and one is left. Each class gives about its share. Equal arguments move the same
+    meshes, wherever they lie: a class and a name decide.
     """
     training = [file for file in files if file.split == "train"]
     count = min(max(1, round(share * len(training))), len(training) - 1) if share and training else 0
@@ -50,16 +38,9 @@ def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "v
 def folder_meshes(data: DataConfig) -> list[MeshFile]:
     """List the mesh files of any folder, and say which are for training, for validation and for tests.
 
-    Parameters
-    ----------
-    data : DataConfig
-        ``root`` is searched with all folders in it. The first folder below it is a mesh's class; those that
-        lie in ``root`` itself are of a class of its name.
-
-    Returns
-    -------
-    list of MeshFile
-        By class and path. The meshes of a class, and how many, are chosen by ``classes`` and ``limit``.
+    ``data.root`` is searched with all folders in it. The first folder below it is a mesh's class; those that
+    lie in ``root`` itself are of a class of its name. They are listed by class and path, chosen by
+    ``data.classes`` and ``data.limit``.
 
     Raises
     ------
@@ -69,24 +50,18 @@ def folder_meshes(data: DataConfig) -> list[MeshFile]:
     if data.root is None:
         raise DataError("data=meshes reads any folder of mesh files: write data.root=FOLDER")
     root = Path(data.root)
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in MESH_SUFFIXES)
-    below = [(path, path.relative_to(root).parts) for path in paths if path.is_file()]
-    below = [
-        (path, parts) for path, parts in below if not any(part.startswith((".", "__")) for part in parts)
-    ]
     classes: dict[str, list[Path]] = {}
-    for path, parts in below:
-        classes.setdefault(parts[0] if len(parts) > 1 else root.resolve().name, []).append(path)
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        hidden = any(part.startswith((".", "__")) for part in parts)
+        if path.suffix.lower() in MESH_SUFFIXES and path.is_file() and not hidden:
+            classes.setdefault(parts[0] if len(parts) > 1 else root.resolve().name, []).append(path)
     if not classes:
         kinds = ", ".join(MESH_SUFFIXES)
         raise DataError(f"no meshes in {root}: write data.root=FOLDER, a folder with files of {kinds}")
-    missing = [name for name in data.classes or () if name not in classes]
-    if missing:
-        known = ", ".join(sorted(classes))
-        raise DataError(f"data.classes=[{','.join(missing)}]: {root} has no such class; it has {known}")
     files = [
         MeshFile(path, name, "train")
-        for name in sorted(set(data.classes or classes))
+        for name in chosen_classes(data.classes, classes, root)
         for path in classes[name][: data.limit]
     ]
     if len(files) < 3:
