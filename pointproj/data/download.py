@@ -133,9 +133,9 @@ def _fetch(archive: Archive, part: Path) -> None:
             reason = f"the connection ended after {have:,} of {archive.size:,} bytes ({error})"
         zip_file = part.with_suffix("")
         raise DownloadError(
-            f"{reason}. Run the same command again to go on from where it stopped, or place the data by hand: "
-            "fetch that address on a machine that reaches it and put the file at "
-            f"{zip_file}, or unpack it so that {zip_file.with_suffix('')}/<class>/train/*.off exist"
+            f"{reason}. Run the same command again to go on from where it stopped, or place the data by "
+            f"hand: fetch that address on a machine that reaches it and put the file at {zip_file}, or "
+            f"unpack it so that {zip_file.with_suffix('')}/<class>/train/*.off exist"
         ) from error
 
 

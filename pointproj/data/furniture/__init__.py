@@ -18,8 +18,8 @@ from manifold3d import Manifold
 
 from pointproj.data.furniture import bathroom, case_goods, monitors, upholstery
 from pointproj.data.furniture.defects import defective_surface
-from pointproj.data.furniture.parts import Rng
-from pointproj.data.furniture.solids import Parts, union
+from pointproj.data.furniture.parts import Parts, Rng
+from pointproj.data.furniture.solids import union
 from pointproj.data.modelnet import SPLITS, DataError
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.writing import replacing

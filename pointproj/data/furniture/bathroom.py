@@ -5,25 +5,9 @@ from jaxtyping import Float
 from manifold3d import Manifold
 from numpy import ndarray
 
-from pointproj.data.furniture.parts import Rng, support
-from pointproj.data.furniture.solids import (
-    CORNERS,
-    SIDES,
-    Outline,
-    Parts,
-    Range,
-    bar,
-    beside,
-    box,
-    ellipsoid,
-    loft,
-    rectangle,
-    rod,
-    rounded_box,
-    slab,
-    superellipse,
-    tube,
-)
+from pointproj.data.furniture.outlines import CORNERS, SIDES, Outline, Range, beside, rectangle, superellipse
+from pointproj.data.furniture.parts import Parts, Rng, support
+from pointproj.data.furniture.solids import bar, box, ellipsoid, loft, rod, rounded_box, slab, tube
 
 Values = Float[ndarray, " m"]
 
@@ -33,13 +17,17 @@ def bathtub(rng: Rng) -> Parts:
     half_x, half_y = rng.uniform(0.7, 0.95), rng.uniform(0.34, 0.46)
     height = rng.uniform(0.45, 0.62)
     kind = rng.pick("built_in", "built_in", "free", "claw")
-    wall, lift = rng.uniform(0.06, 0.09), 0.0
+    wall = rng.uniform(0.06, 0.09)
+    lift = rng.uniform(0.1, 0.16) if kind == "claw" else 0.0
     if kind == "built_in":
         parts = [_built_in_tub(rng, half_x, half_y, height, wall)]
     else:
-        lift = rng.uniform(0.1, 0.16) if kind == "claw" else 0.0
-        tub = _free_tub(rng, half_x, half_y, height, wall, slipper=rng.chance(0.5))
-        parts = [tub.translate([0, 0, lift]), *(_claw_feet(half_x, half_y, lift) if lift else [])]
+        parts = [_free_tub(rng, half_x, half_y, height, wall).translate([0, 0, lift])]
+    if lift:
+        for x, y in ((sx * 0.5 * half_x, sy * 0.45 * half_y) for sx, sy in CORNERS):
+            foot = (1.12 * x, 1.2 * y, 0.04)
+            leg = rod(foot, (x, y, lift + 0.07), 0.035, 0.06, sides=12)
+            parts += [leg, ellipsoid(foot, (0.055, 0.055, 0.04))]
     return parts + _tap(-half_x + 0.5 * wall, height + lift) if rng.chance(0.5) else parts
 
 
@@ -57,16 +45,13 @@ def _built_in_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: f
     return block - loft(outlines, levels).translate([end, 0.0, 0.0])
 
 
-def _free_tub(
-    rng: Rng, half_x: float, half_y: float, height: float, wall: float, *, slipper: bool
-) -> Manifold:
+def _free_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: float) -> Manifold:
+    slipper = rng.chance(0.5)
     exponent, base = rng.uniform(2.1, 3.2), rng.uniform(0.62, 0.8)
     rise = rng.uniform(0.12, 0.25) if slipper else rng.uniform(0.0, 0.05)
     steps, basin_steps = np.linspace(0.0, 1.0, 8), np.linspace(wall / height, 1.15, 8)
-    widths, basin = (
-        base + (1 - base) * np.sin(0.5 * np.pi * np.minimum(each, 1.0)) ** 0.8
-        for each in (steps, basin_steps)
-    )
+    climbs = (np.sin(0.5 * np.pi * np.minimum(each, 1.0)) ** 0.8 for each in (steps, basin_steps))
+    widths, basin = (base + (1 - base) * climb for climb in climbs)
     basin[0] *= 0.82
     outer = _flared(half_x, half_y, exponent, widths, height * steps, rise)
     inner = _flared(half_x - wall, half_y - wall, exponent, basin, height * basin_steps, rise)
@@ -81,14 +66,6 @@ def _flared(x: float, y: float, exponent: float, widths: Values, heights: Values
     shares = (heights / heights.max()) ** 2
     ends = [rise * share * (outline[:, 0] / x) ** 2 for outline, share in zip(outlines, shares, strict=True)]
     return loft(outlines, [height + end for height, end in zip(heights, ends, strict=True)])
-
-
-def _claw_feet(half_x: float, half_y: float, lift: float) -> Parts:
-    feet = []
-    for x, y in ((sx * 0.5 * half_x, sy * 0.45 * half_y) for sx, sy in CORNERS):
-        foot = (1.12 * x, 1.2 * y, 0.04)
-        feet += [rod(foot, (x, y, lift + 0.07), 0.035, 0.06, sides=12), ellipsoid(foot, (0.055, 0.055, 0.04))]
-    return feet
 
 
 def _tap(x: float, height: float) -> Parts:
@@ -200,9 +177,9 @@ def varied_toilet(rng: Rng) -> Parts:
     levels, share = np.linspace(lift, height, 8), np.linspace(0.0, 1.0, 8)
     widths = foot * (1 - share) ** 2 + 2 * waist * share * (1 - share) + share**2
     back, half_y = rng.uniform(0.0, 0.4) * length, length / 2
-    outlines = [
-        superellipse(half_x * w, half_y * w, exponent) + np.array([0.0, back * (1 - w)]) for w in widths
-    ]
+    outlines = [superellipse(half_x * w, half_y * w, exponent) for w in widths]
+    for outline, width in zip(outlines, widths, strict=True):
+        outline[:, 1] += back * (1 - width)
     bowl = loft(outlines, levels)
     wall, is_open = rng.uniform(0.015, 0.06), rng.chance(0.6)
     if is_open:

@@ -4,23 +4,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from pointproj.data.furniture.parts import HANDLE_STYLES, LEG_STYLES, Rng, drawer_fronts, four_legs, support
-from pointproj.data.furniture.solids import (
-    SIDES,
+from pointproj.data.furniture.outlines import SIDES, Range, about, beside, limits, rectangle, superellipse
+from pointproj.data.furniture.parts import (
+    HANDLE_STYLES,
+    LEG_STYLES,
     Parts,
-    Range,
-    about,
-    bar,
-    beside,
-    box,
-    limits,
-    rectangle,
-    revolved,
-    rod,
-    rounded_box,
-    slab,
-    superellipse,
+    Rng,
+    drawer_fronts,
+    four_legs,
+    support,
 )
+from pointproj.data.furniture.solids import bar, box, rod, rounded_box, slab, turned
 
 _UNDER = ("legs", "plinth", "panels", "frames", "crossed")
 _DOOR_OVERLAP = 0.002  # metres by which a door overlaps with the boards around it
@@ -77,7 +71,7 @@ def _pedestal(rng: Rng, extent: float, under: float) -> Parts:
         foot = rng.uniform(0.5, 0.75) * extent
         radii = [foot, foot, 1.6 * column, column, column, 2.2 * column]
         heights = [0.0, 0.035, 0.08, 0.3 * under, 0.8 * under, under + 0.01]
-        return [revolved(list(zip(radii, heights, strict=True)))]
+        return [turned(list(zip(radii, heights, strict=True)))]
     arms = rng.integers(3, 5)
     parts = [bar(0, 0, (0.08, under + 0.01), column)]
     for angle in 2 * np.pi * (np.arange(arms) + 0.5) / arms:

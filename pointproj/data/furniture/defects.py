@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
-from pointproj.data.furniture.parts import Rng
-from pointproj.data.furniture.solids import Parts, union
+from pointproj.data.furniture.parts import Parts, Rng
+from pointproj.data.furniture.solids import union
 
 # Of the longest side; where two meet it is twice that, and geometry.interior closes more.
 WIDEST_CRACK = 0.0015

@@ -3,24 +3,9 @@
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.parts import Rng
-from pointproj.data.furniture.solids import (
-    SIDES,
-    Parts,
-    about,
-    bar,
-    beside,
-    box,
-    limits,
-    loft,
-    profile,
-    rectangle,
-    rod,
-    rounded_box,
-    slab,
-    superellipse,
-    union,
-)
+from pointproj.data.furniture.outlines import SIDES, about, beside, limits, rectangle, superellipse
+from pointproj.data.furniture.parts import Parts, Rng
+from pointproj.data.furniture.solids import bar, box, loft, profile, rod, rounded_box, slab, union
 
 
 def monitor(rng: Rng) -> Parts:

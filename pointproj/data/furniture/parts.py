@@ -7,23 +7,10 @@ from itertools import pairwise
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.solids import (
-    CORNERS,
-    SIDES,
-    Parts,
-    Range,
-    about,
-    bar,
-    box,
-    ellipsoid,
-    limits,
-    revolved,
-    rod,
-    rounded_box,
-    slab,
-    superellipse,
-    tube,
-)
+from pointproj.data.furniture.outlines import CORNERS, SIDES, Range, about, limits, superellipse
+from pointproj.data.furniture.solids import bar, box, ellipsoid, rod, rounded_box, slab, tube, turned
+
+Parts = list[Manifold]
 
 LEG_STYLES = ("square", "round", "tapered", "turned")
 HANDLE_STYLES = ("knob", "bar", "plate", "none")
@@ -49,6 +36,11 @@ class Rng(np.random.Generator):
         return choices[self.integers(len(choices))]
 
 
+def lean(part: Manifold, slope: float, y: float = 0.0, z: float = 0.0) -> Manifold:
+    """Shear a part by ``slope`` of y along z about its origin, then move it to (y, z)."""
+    return part.transform([[1, 0, 0, 0], [0, 1, slope, y], [0, 0, 1, z]])
+
+
 def leg(foot: Sequence[float], top: Sequence[float], radius: float, style: str) -> Manifold:
     """One leg from the floor point to its top point; ``style`` is one of ``LEG_STYLES``."""
     if style == "square":
@@ -58,8 +50,8 @@ def leg(foot: Sequence[float], top: Sequence[float], radius: float, style: str) 
     if style == "tapered":
         return rod(foot, top, 0.55 * radius, radius, sides=16)
     height = top[2] - foot[2]
-    turned = zip(_TURNED_RADII, _TURNED_LEVELS, strict=True)
-    upright = revolved([(radius * width, height * level) for width, level in turned], segments=16)
+    shares = zip(_TURNED_RADII, _TURNED_LEVELS, strict=True)
+    upright = turned([(radius * width, height * level) for width, level in shares], segments=16)
     lean_x, lean_y = (top[0] - foot[0]) / height, (top[1] - foot[1]) / height
     # A shear keeps foot and top level where a rotation would tilt them.
     return upright.transform([[1, 0, lean_x, foot[0]], [0, 1, lean_y, foot[1]], [0, 0, 1, foot[2]]])
@@ -208,7 +200,7 @@ def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
         parts.append(slab(superellipse(foot, foot, exponent), (0.0, plate)))
     elif kind == "cone":
         rise = rng.uniform(0.05, 0.25) * top
-        parts.append(revolved([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)]))
+        parts.append(turned([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)]))
     else:
         count, rise = rng.integers(3, 7), rng.uniform(0.02, 0.3) * top
         thin = 0.4 * radius + 0.006
@@ -224,7 +216,7 @@ def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 def _drum(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     waist, wide = rng.uniform(0.5, 1.0), min(x, y)
     rings = [(0.75, 0.0), (0.75 * waist, 0.5 * top), (0.75, top)]
-    return [revolved([(share * wide, level) for share, level in rings]).scale([x / wide, 1.0, 1.0])]
+    return [turned([(share * wide, level) for share, level in rings]).scale([x / wide, 1.0, 1.0])]
 
 
 _SUPPORTS = {

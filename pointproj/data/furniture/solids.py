@@ -1,8 +1,7 @@
 """Solid building blocks: boxes, rods, lofts and their unions, watertight by construction.
 
-Lengths are metres, z points up, the floor is z = 0 and the front of a piece looks towards -y. An extent is
-two limits, or a number: half of a width about 0. Every block is a ``manifold3d.Manifold``; unions of them
-stay watertight however the blocks overlap.
+Lengths are metres, z points up, the floor is z = 0 and the front of a piece looks towards -y. Unions of
+blocks stay watertight however these overlap.
 """
 
 from collections.abc import Sequence
@@ -13,31 +12,11 @@ from jaxtyping import Float
 from manifold3d import CrossSection, Manifold, Mesh, OpType
 from numpy import ndarray
 
-Range = tuple[float, float]
-Extent = Range | float
+from pointproj.data.furniture.outlines import Extent, Outline, Range, limits
+
 Point = Sequence[float]
-Outline = Float[ndarray, "n 2"]
-Parts = list[Manifold]
 
 ROUND_SEGMENTS = 24  # sides of a full circle
-SIDES = (-1, 1)
-CORNERS = tuple((x, y) for x in SIDES for y in SIDES)
-
-
-def limits(extent: Extent) -> Range:
-    """Both limits of an extent."""
-    return (-extent, extent) if isinstance(extent, int | float) else extent
-
-
-def about(middle: float, half: float) -> Range:
-    """Limits around a middle."""
-    return middle - half, middle + half
-
-
-def beside(side: int, inner: float, outer: float) -> Range:
-    """Limits between two distances from 0 on one side of it."""
-    low, high = sorted((side * inner, side * outer))
-    return low, high
 
 
 def union(parts: Sequence[Manifold]) -> Manifold:
@@ -95,38 +74,11 @@ def bar(
     return rod(*zip(*ends, strict=True), radius, end, sides)
 
 
-def lean(part: Manifold, slope: float, y: float = 0.0, z: float = 0.0) -> Manifold:
-    """Shear a part by ``slope`` of y along z about its origin, then move it to (y, z)."""
-    return part.transform([[1, 0, 0, 0], [0, 1, slope, y], [0, 0, 1, z]])
-
-
 def tube(path: Float[ndarray, "n 3"], radius: float) -> Manifold:
     """Round bar that follows a polyline, with rounded bends and ends."""
     ball = Manifold.sphere(radius, 12)
     balls = [ball.translate(list(point)) for point in path]
     return union([Manifold.batch_hull([one, other]) for one, other in pairwise(balls)])
-
-
-def rectangle(x: Extent, y: Extent, radius: float = 0.0) -> Outline:
-    """Rectangle outline, counter-clockwise, with corners rounded by ``radius``."""
-    x, y = limits(x), limits(y)
-    if radius <= 0:
-        return np.array([[x[0], y[0]], [x[1], y[0]], [x[1], y[1]], [x[0], y[1]]])
-    radius = min(radius, 0.49 * min(x[1] - x[0], y[1] - y[0]))
-    (left, right), (front, rear) = (x[0] + radius, x[1] - radius), (y[0] + radius, y[1] - radius)
-    centres = np.array([(right, rear), (left, rear), (left, front), (right, front)])
-    angles = np.arange(4)[:, None] * np.pi / 2 + np.linspace(0.0, np.pi / 2, 7)
-    arcs = centres[:, None] + radius * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
-    return arcs.reshape(-1, 2)
-
-
-def superellipse(half_x: float, half_y: float, exponent: float = 2.0, segments: int = 48) -> Outline:
-    """Outline of |x/a|^e + |y/b|^e = 1: an ellipse at 2, towards a rectangle as the exponent grows."""
-    angles = 2 * np.pi * np.arange(segments) / segments
-    cosine, sine = np.cos(angles), np.sin(angles)
-    x = half_x * np.sign(cosine) * np.abs(cosine) ** (2 / exponent)
-    y = half_y * np.sign(sine) * np.abs(sine) ** (2 / exponent)
-    return np.stack([x, y], axis=1)
 
 
 def slab(outline: Outline, z: Range) -> Manifold:
@@ -140,7 +92,7 @@ def profile(outline: Outline, x: Extent) -> Manifold:
     return slab(outline, limits(x)).transform([[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
 
 
-def revolved(points: Sequence[tuple[float, float]], segments: int = ROUND_SEGMENTS) -> Manifold:
+def turned(points: Sequence[tuple[float, float]], segments: int = ROUND_SEGMENTS) -> Manifold:
     """Solid of revolution about the z axis from (radius, z) points, listed from bottom to top."""
     outline = [(0.0, points[0][1]), *points, (0.0, points[-1][1])]
     return Manifold.revolve(CrossSection([np.array(outline)]), segments)

@@ -5,28 +5,18 @@ from itertools import pairwise
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.parts import LEG_STYLES, Rng, four_legs, support
-from pointproj.data.furniture.solids import (
+from pointproj.data.furniture.outlines import (
     CORNERS,
     SIDES,
-    Parts,
     Range,
     about,
-    bar,
     beside,
-    box,
-    ellipsoid,
-    lean,
     limits,
-    profile,
     rectangle,
-    revolved,
-    rod,
-    rounded_box,
-    slab,
     superellipse,
-    tube,
 )
+from pointproj.data.furniture.parts import LEG_STYLES, Parts, Rng, four_legs, lean, support
+from pointproj.data.furniture.solids import bar, box, ellipsoid, profile, rod, rounded_box, slab, tube, turned
 
 
 def chair(rng: Rng) -> Parts:
@@ -46,7 +36,7 @@ def chair(rng: Rng) -> Parts:
         parts += _star(x, under, arms=5)
     elif base == "disc":
         foot = 0.85 * min(x, y)
-        parts.append(revolved([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)]))
+        parts.append(turned([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)]))
     else:
         parts += _cantilever(x, y, under)
     parts += _back(rng, x, y, seat)
