@@ -21,21 +21,11 @@ DENSER = 5
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a surface is sampled.
+    """How a surface is sampled."""
 
-    Attributes
-    ----------
-    kind : {"area", "even", "scan", "sensors"}
-        As ``data.sampling``.
-    points : int
-        Of each cloud.
-    noise : float
-        Standard deviation of each coordinate, as a fraction of a shape's longest side.
-    """
-
-    kind: str
-    points: int
-    noise: float = 0.0
+    kind: str  # area | even | scan | sensors, as ``data.sampling``
+    points: int  # of each cloud
+    noise: float = 0.0  # standard deviation of each coordinate, as a fraction of a shape's longest side
 
     @classmethod
     def of(cls, cloud: MixtureConfig) -> "Sampling":

@@ -43,17 +43,11 @@ class Recipe:
 class PreparedMesh:
     """Where a mesh in the query cube and its target field are kept, or the reason why there is none.
 
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of the file, hexadecimal: what the mesh is known by, wherever it lies.
-    key : str
-        Of the entry in the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,)
-        and ``pool`` (pool,), the target at the points of :func:`pointproj.geometry.sampling.pool_points` with
-        :func:`pool_seed`. Both are float32, or bool where the target holds labels. Empty arrays where there
-        is a reason.
-    reason : str or None
-        Why the mesh cannot be used.
+    It is known by ``digest``, the SHA-256 of its file, wherever that lies. ``key`` is that of the entry in
+    the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,) and ``pool``
+    (pool,), the target at the points of :func:`pointproj.geometry.sampling.pool_points` with
+    :func:`pool_seed`. Both are float32, or bool where the target holds labels. Arrays are empty where there
+    is a reason.
     """
 
     digest: str

@@ -45,15 +45,7 @@ def evaluate(field: Field, points: Float[np.ndarray, "Q 3"], chunk: int = CHUNK)
 def dense_values(field: Field, side: int, chunk: int = CHUNK) -> Float[np.ndarray, "side side side"]:
     """Evaluate a field on the regular grid on the query cube, corners included, ``chunk`` points at a time.
 
-    Returns
-    -------
-    float32 array, shape (side, side, side)
-        Indexed by x, y, z.
-
-    Raises
-    ------
-    ValueError
-        If ``side`` is below 2.
+    The values are float32, indexed by x, y, z. A ValueError says that ``side`` is below 2.
     """
     if side < 2:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}")

@@ -27,12 +27,8 @@ HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is fou
 class Reconstruction:
     """A solid reconstructed from a cloud.
 
-    Attributes
-    ----------
-    mesh : Mesh
-        Its surface in the query cube, closed, faces oriented outwards; without faces if it is empty.
-    inside : callable
-        Points (Q, 3) of the query cube to bool (Q,).
+    Its surface in the query cube is closed, with faces oriented outwards, or none if it is empty. ``inside``
+    takes points (Q, 3) of the query cube to bool (Q,).
     """
 
     mesh: Mesh

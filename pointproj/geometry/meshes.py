@@ -94,17 +94,10 @@ def face_areas(mesh: Mesh) -> Float[np.ndarray, " F"]:
 
 
 def query_grid(side: int) -> Float[np.ndarray, "n 3"]:
-    """Nodes of the regular grid on the query cube [-1, 1]^3, corners included: ``side`` along each axis.
+    """Nodes of the regular grid on the query cube [-1, 1]^3, corners included, float32.
 
-    Returns
-    -------
-    float32 array, shape (side**3, 3)
-        Ordered with x slowest and z fastest: ``reshape(side, side, side, 3)`` is indexed by x, y, z.
-
-    Raises
-    ------
-    ValueError
-        If ``side`` is below 2.
+    They are ordered with x slowest and z fastest: ``reshape(side, side, side, 3)`` is indexed by x, y, z. A
+    ValueError says that ``side`` is below 2.
     """
     if side < 2:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}: raise data.grid")

@@ -48,68 +48,33 @@ SurfacePoints = tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]
 
 @dataclass(frozen=True)
 class Truth:
-    """What a reconstruction is compared with.
+    """What a reconstruction is compared with."""
 
-    Attributes
-    ----------
-    mesh : Mesh
-        Normalised.
-    grid_inside : bool array, shape (grid**3,)
-        On the query grid.
-    points, points_inside : arrays, shapes (n, 3) and (n,)
-        Points uniform in the query cube, and whether they are inside.
-    surface : (points, normals), float32 arrays of shape (n, 3)
-        Samples of the solid's surface, by area; normals have arbitrary sign.
-    """
-
-    mesh: Mesh
-    grid_inside: Bool[np.ndarray, " g"]
-    points: Float[np.ndarray, "n 3"]
+    mesh: Mesh  # normalised
+    grid_inside: Bool[np.ndarray, " g"]  # nodes of the query grid
+    points: Float[np.ndarray, "n 3"]  # uniform in the query cube
     points_inside: Bool[np.ndarray, " n"]
-    surface: SurfacePoints
+    surface: SurfacePoints  # float32 samples of the solid, by area; normals have arbitrary sign
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one method reached on one mesh.
-
-    Attributes
-    ----------
-    name, class_name : str
-        Of the mesh.
-    samples, points
-        How it was sampled, and how many points its cloud had.
-    label_agreement : float
-        From :func:`pointproj.geometry.well_posed.label_agreement`.
-    values : dict
-        With the keys of :data:`METRICS`.
-    seconds : float
-        That the reconstruction took.
-    """
+    """What one method reached on one mesh."""
 
     name: str
     class_name: str
-    samples: str
-    points: int
+    samples: str  # how it was sampled
+    points: int  # in the cloud
     method: str
-    label_agreement: float
-    values: dict[str, float]
-    seconds: float
+    label_agreement: float  # from pointproj.geometry.well_posed
+    values: dict[str, float]  # with the keys of METRICS
+    seconds: float  # that the reconstruction took
 
 
 def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, device: str = "cpu") -> Truth:
-    """Find out what is true of a normalised mesh.
+    """Find out what is true of a normalised mesh, on a query grid of ``grid`` points a side and at samples.
 
-    Parameters
-    ----------
-    mesh : Mesh
-    grid : int
-        Points a side of the query grid.
-    samples : int
-        Points in the cube, and on the surface; equal seeds give equal ones.
-    seed : int
-    device : str
-        Where Warp runs.
+    There are so many points in the cube, and on the surface; equal seeds give equal ones.
 
     Raises
     ------

@@ -40,7 +40,9 @@ MARKER = "furniture.json"  # claims a folder as generated and says from what
 def make_furniture(
     class_name: str, seed: int | Sequence[int], *, varied: bool = False, defects: bool = False
 ) -> Mesh:
-    """Make one piece of furniture.
+    """Make one piece of furniture: z up, standing on z = 0, of arbitrary scale, as real files are.
+
+    Its longest side is 15 to 2,000 units. Without defects it is watertight, with faces oriented outwards.
 
     Parameters
     ----------
@@ -52,12 +54,6 @@ def make_furniture(
         Draw from many more builds, thin and thick, in any proportions, as in real collections.
     defects : bool
         Give the same solid a surface with the defects of real files (:mod:`.defects`).
-
-    Returns
-    -------
-    Mesh
-        z up, standing on z = 0; without defects watertight, faces oriented outwards. The scale is
-        arbitrary (longest side 15 to 2,000 units), as in the real files.
     """
     if class_name not in _MAKERS:
         raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
@@ -66,8 +62,8 @@ def make_furniture(
     faces = None
     while faces is None or not _is_closed(faces):  # parts happened to touch along an edge: draw again
         start = rng.bit_generator.state
-        # The parts get no name: while one refers to them, they are merged in another order, with other
-        # rounding.
+        # Parts are made in a fixed order, which decides that of faces, and get no name: while one refers to
+        # them, they are merged in another order, with other rounding.
         vertices, faces = _merged(union(_parts(class_name, rng, varied)))
     floor = vertices[:, 2].min()  # the cut ends of leaning legs are a little below the floor
     vertices[:, 2] -= floor
@@ -147,8 +143,7 @@ def write_furniture(
         The files asked for, written now or before.
     """
     root = Path(root)
-    unknown = [name for name in classes if name not in _MAKERS]
-    if unknown:
+    if unknown := [name for name in classes if name not in _MAKERS]:
         raise DataError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
     family = {"varied": varied, "defects": defects}
     _claim(root, {"generator": GENERATOR_VERSION, "seed": seed, **family})
@@ -159,12 +154,9 @@ def write_furniture(
         for number in range(count):
             path = root / class_name / split / f"{class_name}_{first + number:04d}.off"
             pieces[path] = class_name, (seed, index, 1 + number)
-    missing = {
-        path: partial(_write_piece, path, *piece, **family)
-        for path, piece in pieces.items()
-        if not path.exists()
-    }
-    for _ in (helpers or HelperProcesses(1)).run("making furniture", missing, "pieces"):
+    missing = {path: piece for path, piece in pieces.items() if not path.exists()}
+    jobs = {path: partial(_write_piece, path, *piece, **family) for path, piece in missing.items()}
+    for _ in (helpers or HelperProcesses(1)).run("making furniture", jobs, "pieces"):
         pass
     return list(pieces)
 

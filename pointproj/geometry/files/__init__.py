@@ -110,14 +110,8 @@ def surface(held: Content, path: str | Path) -> Mesh:
 def write_mesh(mesh: Mesh, path: str | Path) -> None:
     """Write a mesh as a file: OFF and PLY read back to the same bits, OBJ has 12 digits, STL and GLB about 7.
 
-    The file is written completely or not at all; folders are made as needed.
-
-    Raises
-    ------
-    MeshError
-        For a suffix that is not in :data:`WRITERS`.
-    OSError
-        If the folder cannot be written to.
+    The file is written completely or not at all; folders are made as needed. A MeshError says that the suffix
+    is not in :data:`WRITERS`, an OSError that the folder cannot be written to.
     """
     path = Path(path)
     dump = WRITERS.get(path.suffix.lower())
