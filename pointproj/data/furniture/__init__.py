@@ -18,7 +18,7 @@ from manifold3d import Manifold
 
 from pointproj.data.furniture import bathroom, case_goods, monitors, upholstery
 from pointproj.data.furniture.defects import defective_surface
-from pointproj.data.furniture.parts import Parts, Rng
+from pointproj.data.furniture.parts import Rng
 from pointproj.data.furniture.solids import union
 from pointproj.data.modelnet import SPLITS, DataError
 from pointproj.geometry.files import write_mesh
@@ -77,12 +77,12 @@ def make_furniture(
     return Mesh(vertices=vertices * scale, faces=faces, name=class_name)
 
 
-def _parts(class_name: str, rng: Rng, varied: bool) -> Parts:
+def _parts(class_name: str, rng: Rng, varied: bool) -> list[Manifold]:
     """Draw the overlapping solids of a piece."""
     plain, other = _MAKERS[class_name]
     if not varied:
-        return plain(rng)
-    made = (plain if rng.chance(0.3) else other)(rng)
+        return list(plain(rng))
+    made = list((plain if rng.chance(0.3) else other)(rng))
     proportions = np.exp(rng.uniform(-0.3, 0.3, 3)) * [rng.choice([-1.0, 1.0]), 1.0, 1.0]
     return [part.scale(list(proportions)) for part in made if not part.is_empty()]
 

@@ -20,15 +20,16 @@ def bathtub(rng: Rng) -> Parts:
     wall = rng.uniform(0.06, 0.09)
     lift = rng.uniform(0.1, 0.16) if kind == "claw" else 0.0
     if kind == "built_in":
-        parts = [_built_in_tub(rng, half_x, half_y, height, wall)]
+        yield _built_in_tub(rng, half_x, half_y, height, wall)
     else:
-        parts = [_free_tub(rng, half_x, half_y, height, wall).translate([0, 0, lift])]
+        yield _free_tub(rng, half_x, half_y, height, wall).translate([0, 0, lift])
     if lift:
         for x, y in ((sx * 0.5 * half_x, sy * 0.45 * half_y) for sx, sy in CORNERS):
             foot = (1.12 * x, 1.2 * y, 0.04)
             leg = rod(foot, (x, y, lift + 0.07), 0.035, 0.06, sides=12)
-            parts += [leg, ellipsoid(foot, (0.055, 0.055, 0.04))]
-    return parts + _tap(-half_x + 0.5 * wall, height + lift) if rng.chance(0.5) else parts
+            yield from [leg, ellipsoid(foot, (0.055, 0.055, 0.04))]
+    if rng.chance(0.5):
+        yield from _tap(-half_x + 0.5 * wall, height + lift)
 
 
 def _built_in_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: float) -> Manifold:
@@ -70,11 +71,10 @@ def _flared(x: float, y: float, exponent: float, widths: Values, heights: Values
 
 def _tap(x: float, height: float) -> Parts:
     spout = np.array([[x, 0, -0.05], [x, 0, 0.16], [x + 0.05, 0, 0.2], [x + 0.15, 0, 0.17]])
-    parts = [tube(spout + np.array([0, 0, height]), 0.022)]
+    yield tube(spout + np.array([0, 0, height]), 0.022)
     for y in (side * 0.1 for side in SIDES):
-        parts.append(bar(x, y, (height - 0.05, height + 0.07), 0.018, 12))
-        parts.append(ellipsoid((x, y, height + 0.07), (0.035, 0.035, 0.022)))
-    return parts
+        yield bar(x, y, (height - 0.05, height + 0.07), 0.018, 12)
+        yield ellipsoid((x, y, height + 0.07), (0.035, 0.035, 0.022))
 
 
 def varied_bathtub(rng: Rng) -> Parts:
@@ -95,18 +95,19 @@ def varied_bathtub(rng: Rng) -> Parts:
     if rng.chance(0.3):  # set into a box
         size = rng.uniform(0.0, 0.25)
         block = box(half_x + size, half_y + size, (0.0, height))
-    parts = [(block - inner).translate([0.0, 0.0, lift])]
+    yield (block - inner).translate([0.0, 0.0, lift])
     if lift:
-        parts += support(rng, 0.7 * half_x, 0.7 * half_y, lift + 0.05, "legs", "plinth", "ring", "panels")
+        yield from support(rng, 0.7 * half_x, 0.7 * half_y, lift + 0.05, "legs", "plinth", "ring", "panels")
     if rng.chance(0.25):  # walls around it
         tall, board = height + rng.uniform(0.3, 1.2), rng.uniform(0.01, 0.06)
-        parts.append(box(half_x, (half_y - 0.01, half_y + board), (0.0, tall)))
+        yield box(half_x, (half_y - 0.01, half_y + board), (0.0, tall))
         if rng.chance(0.6):
             x = beside(rng.side(), half_x - 0.01, half_x + board)
-            parts.append(box(x, (-half_y, half_y + board), (0.0, tall)))
+            yield box(x, (-half_y, half_y + board), (0.0, tall))
     if rng.chance(0.3):  # a step in front
-        parts.append(box(0.8 * half_x, (-half_y - 0.3, -0.9 * half_y), (0.0, 0.4 * height)))
-    return parts + _tap(-half_x + 0.5 * wall, height + lift) if rng.chance(0.3) else parts
+        yield box(0.8 * half_x, (-half_y - 0.3, -0.9 * half_y), (0.0, 0.4 * height))
+    if rng.chance(0.3):
+        yield from _tap(-half_x + 0.5 * wall, height + lift)
 
 
 def toilet(rng: Rng) -> Parts:
@@ -126,16 +127,17 @@ def toilet(rng: Rng) -> Parts:
     if open_lid:  # under a closed lid the bowl stays solid: a hidden cavity would be no part of the shape
         drain = [_egg(half_x * w, length * w) for w in (0.35, 0.55, 0.75, 0.82, 0.83)]
         bowl -= loft(drain, np.array([0.4, 0.5, 0.75, 0.97, 1.1]) * height)
-    parts, rear = [bowl], 0.5 * length - 0.04
+    yield bowl
+    rear = 0.5 * length - 0.04
     deck = rear + rng.uniform(0.14, 0.2)
     if skirted:
-        parts.append(box(0.8 * half_x, (0.2 * length, deck), (0.0, height)))
+        yield box(0.8 * half_x, (0.2 * length, deck), (0.0, height))
     else:
-        parts.append(rounded_box(0.6 * half_x, (0.1 * length, deck), (0.0, 0.3 * height), 0.03))
-        parts.append(rounded_box(0.75 * half_x, (0.25 * length, deck), (0.55 * height, height), 0.03))
-        parts.append(box(0.4 * half_x, (0.15 * length, deck - 0.02), (0.1 * height, 0.7 * height)))
-    parts += _seat_and_lid(rng, half_x, length, height, open_lid=open_lid)
-    return parts + _tank(rng, half_x, (rear, deck), height)
+        yield rounded_box(0.6 * half_x, (0.1 * length, deck), (0.0, 0.3 * height), 0.03)
+        yield rounded_box(0.75 * half_x, (0.25 * length, deck), (0.55 * height, height), 0.03)
+        yield box(0.4 * half_x, (0.15 * length, deck - 0.02), (0.1 * height, 0.7 * height))
+    yield from _seat_and_lid(rng, half_x, length, height, open_lid=open_lid)
+    yield from _tank(rng, half_x, (rear, deck), height)
 
 
 def _egg(half_x: float, length: float) -> Outline:
@@ -188,27 +190,26 @@ def varied_toilet(rng: Rng) -> Parts:
         inner = [superellipse(x * scale, y * scale, exponent) for scale in (0.4, 0.8, 1.0, 1.0)]
         rim = [height - depth, height - 0.6 * depth, height - 0.1 * depth, height + 0.1]
         bowl -= loft(inner, rim)
-    parts = [bowl]
+    yield bowl
     lid = slab(superellipse(1.02 * half_x, half_y, exponent), (0.0, rng.uniform(0.01, 0.03)))
     if not is_open:
-        parts.append(lid.translate([0.0, 0.0, height - 0.002]))
+        yield lid.translate([0.0, 0.0, height - 0.002])
     elif rng.chance(0.6):
         raised = lid.translate([0.0, -0.5 * length, 0.0]).rotate([-rng.uniform(75.0, 88.0), 0.0, 0.0])
-        parts.append(raised.translate([0.0, 0.45 * length, height - 0.01]))
+        yield raised.translate([0.0, 0.45 * length, height - 0.01])
     rear = 0.42 * length
     end = rear + rng.uniform(0.1, 0.25)
     bottom = lift if lift else (0.0 if rng.chance(0.5) else rng.uniform(0.2, 0.8) * height)
     if rng.chance(0.8):
         block = 0.8 * half_x, (0.2 * length, end), (bottom, height)
-        parts.append(rounded_box(*block, rng.uniform(0.002, 0.05)))
+        yield rounded_box(*block, rng.uniform(0.002, 0.05))
     if rng.chance(0.75):
         wide, rise = rng.uniform(0.8, 1.4) * half_x, rng.uniform(0.2, 0.6)
         low = height - 0.02 if rng.chance(0.7) else 0.0
-        parts.append(rounded_box(wide, (rear, end), (low, height + rise), rng.uniform(0.002, 0.05)))
+        yield rounded_box(wide, (rear, end), (low, height + rise), rng.uniform(0.002, 0.05))
     if lift or rng.chance(0.1):  # the wall behind it
         wide = rng.uniform(1.0, 2.0) * half_x
-        parts.append(box(wide, (end - 0.01, end + 0.05), (0.0, height + rng.uniform(0.1, 0.7))))
-    return parts
+        yield box(wide, (end - 0.01, end + 0.05), (0.0, height + rng.uniform(0.1, 0.7)))
 
 
 MAKERS = {"bathtub": (bathtub, varied_bathtub), "toilet": (toilet, varied_toilet)}

@@ -33,36 +33,36 @@ def table(rng: Rng) -> Parts:
     else:
         outline = rectangle(half_x, half_y, 0.15 if shape == "rounded" else 0.0)
     under = height - thickness
-    parts = [slab(outline, (under, height))]
+    yield slab(outline, (under, height))
     inset = 0.6 if shape in ("round", "oval") else 0.86
     x, y = inset * half_x, inset * half_y
     kind = rng.pick("legs", "legs", "legs", "pedestal", "trestle", "panels")
     if kind == "legs":
-        return parts + _legs(rng, x, y, under, radius, half_y)
-    if kind == "pedestal":
-        return parts + _pedestal(rng, min(half_x, half_y), under)
-    if kind == "trestle":
-        return parts + _trestles(rng, x, y, under, radius)
-    parts += [box(about(side * x, radius), y, (0.0, under + 0.01)) for side in SIDES]
-    shelf = rng.uniform(0.2, 0.5) * height
-    return [*parts, box(x, 0.9 * y, (shelf, shelf + 1.5 * radius))]
+        yield from _legs(rng, x, y, under, radius, half_y)
+    elif kind == "pedestal":
+        yield from _pedestal(rng, min(half_x, half_y), under)
+    elif kind == "trestle":
+        yield from _trestles(rng, x, y, under, radius)
+    else:
+        yield from [box(about(side * x, radius), y, (0.0, under + 0.01)) for side in SIDES]
+        shelf = rng.uniform(0.2, 0.5) * height
+        yield box(x, 0.9 * y, (shelf, shelf + 1.5 * radius))
 
 
 def _legs(rng: Rng, x: float, y: float, under: float, radius: float, half_y: float) -> Parts:
     style = rng.pick(*LEG_STYLES)
     splay = rng.uniform(0.0, 0.15) * half_y if rng.chance(0.4) else 0.0
-    parts = four_legs(x, y, under + 0.01, radius, style, splay)
+    yield from four_legs(x, y, under + 0.01, radius, style, splay)
     if rng.chance(0.5):
         low = under - rng.uniform(0.06, 0.12)
-        parts.append(box(x, y, (low, under + 0.01)) - box(x - radius, y - radius, (low - 1, under + 1)))
+        yield box(x, y, (low, under + 0.01)) - box(x - radius, y - radius, (low - 1, under + 1))
     if rng.chance(0.35) and splay == 0.0:
         level = rng.uniform(0.15, 0.4) * under
         if rng.chance(0.5):
-            parts.append(box(x, y, (level, level + radius)))
+            yield box(x, y, (level, level + radius))
         else:
-            parts += [bar(side * x, limits(y), level, 0.6 * radius, 4) for side in SIDES]
-            parts.append(bar(limits(x), 0, level, 0.6 * radius, 4))
-    return parts
+            yield from [bar(side * x, limits(y), level, 0.6 * radius, 4) for side in SIDES]
+            yield bar(limits(x), 0, level, 0.6 * radius, 4)
 
 
 def _pedestal(rng: Rng, extent: float, under: float) -> Parts:
@@ -71,27 +71,27 @@ def _pedestal(rng: Rng, extent: float, under: float) -> Parts:
         foot = rng.uniform(0.5, 0.75) * extent
         radii = [foot, foot, 1.6 * column, column, column, 2.2 * column]
         heights = [0.0, 0.035, 0.08, 0.3 * under, 0.8 * under, under + 0.01]
-        return [turned(list(zip(radii, heights, strict=True)))]
+        yield turned(list(zip(radii, heights, strict=True)))
+        return
     arms = rng.integers(3, 5)
-    parts = [bar(0, 0, (0.08, under + 0.01), column)]
+    yield bar(0, 0, (0.08, under + 0.01), column)
     for angle in 2 * np.pi * (np.arange(arms) + 0.5) / arms:
         tip = 0.8 * extent * np.array([np.cos(angle), np.sin(angle)])
-        parts.append(rod((0, 0, 0.16), (*tip, 0.035), 0.045, 0.035, sides=12))
-        parts.append(rod((0, 0, under - 0.1), (*(0.7 * tip), under + 0.01), 0.04, 0.03, sides=12))
-    return parts
+        yield rod((0, 0, 0.16), (*tip, 0.035), 0.045, 0.035, sides=12)
+        yield rod((0, 0, under - 0.1), (*(0.7 * tip), under + 0.01), 0.04, 0.03, sides=12)
 
 
 def _trestles(rng: Rng, x: float, y: float, under: float, radius: float) -> Parts:
-    parts, crossed = [], rng.chance(0.5)
+    crossed = rng.chance(0.5)
     for at in (-x, x):
-        parts.append(box(about(at, radius), y, (under - 2 * radius, under + 0.01)))
+        yield box(about(at, radius), y, (under - 2 * radius, under + 0.01))
         if crossed:
             ends = [(lean * y, -0.8 * lean * y) for lean in SIDES]
-            parts += [bar(at, end, (0.0, under), radius, 4) for end in ends]
+            yield from [bar(at, end, (0.0, under), radius, 4) for end in ends]
         else:
-            parts.append(box(about(at, radius), y, (0.0, 2 * radius)))
-            parts.append(bar(at, 0, (0.01, under), 1.6 * radius, 4))
-    return [*parts, bar(limits(x), 0, 0.45 * under, 1.2 * radius, 4)]
+            yield box(about(at, radius), y, (0.0, 2 * radius))
+            yield bar(at, 0, (0.01, under), 1.6 * radius, 4)
+    yield bar(limits(x), 0, 0.45 * under, 1.2 * radius, 4)
 
 
 def varied_table(rng: Rng) -> Parts:
@@ -109,18 +109,18 @@ def varied_table(rng: Rng) -> Parts:
         outline = rectangle(half_x, half_y, rng.uniform(0.02, 0.2) if kind == "rounded" else 0.0)
     under = height - thickness
     extent = 0.75 if len(outline) > 30 or len(outline) in range(5, 9) else 1.0
-    parts = [slab(outline, (under, height)), *support(rng, extent * half_x, extent * half_y, under)]
+    yield slab(outline, (under, height))
+    yield from support(rng, extent * half_x, extent * half_y, under)
     if rng.chance(0.15):  # a second, lower top of the same outline
         level, size = rng.uniform(0.2, 0.7) * height, rng.uniform(0.6, 1.0)
-        parts.append(slab(size * outline, (level, level + thickness)))
+        yield slab(size * outline, (level, level + thickness))
     if rng.chance(0.12):  # benches along it, as for a picnic
         bench = rng.uniform(0.4, 0.6) * height
         for y in (side * (half_y + 0.25) for side in SIDES):
-            parts.append(box(half_x, about(y, 0.1), (bench - 0.03, bench)))
+            yield box(half_x, about(y, 0.1), (bench - 0.03, bench))
             for x in (0.7 * end * half_x for end in SIDES):
-                parts.append(bar(x, y, (0.0, bench - 0.02), 0.02, 4))
-                parts.append(bar(x, (y, 0), 0.05, 0.02, 4))
-    return parts
+                yield bar(x, y, (0.0, bench - 0.02), 0.02, 4)
+                yield bar(x, (y, 0), 0.05, 0.02, 4)
 
 
 def desk(rng: Rng) -> Parts:
@@ -128,53 +128,53 @@ def desk(rng: Rng) -> Parts:
     height = rng.uniform(0.68, 0.8)
     half_x, half_y = rng.uniform(0.55, 0.9), rng.uniform(0.28, 0.42)
     under = height - rng.uniform(0.05, 0.075)
-    parts = [box(half_x, half_y, (under, height))]
+    yield box(half_x, half_y, (under, height))
     inner_x, inner_y = half_x - 0.03, half_y - 0.03
     left, right = rng.pick("drawers", "drawers", "panel", "legs"), rng.pick("drawers", "panel", "legs")
     if left == right == "legs" and rng.chance(0.5):
         left = "drawers"
     for kind, side in ((left, -1), (right, 1)):
-        parts += _desk_end(rng, kind, side, inner_x, inner_y, under)
+        yield from _desk_end(rng, kind, side, inner_x, inner_y, under)
     panel = rng.uniform(0.25, 0.9) * under
-    parts.append(box(inner_x, (inner_y - 0.04, inner_y), (under - panel, under + 0.01)))
+    yield box(inner_x, (inner_y - 0.04, inner_y), (under - panel, under + 0.01))
     if rng.chance(0.35):
-        parts += _hutch(rng, half_x, half_y, height)
+        yield from _hutch(rng, half_x, half_y, height)
     if rng.chance(0.3):  # a return, at a right angle
         x, front = beside(rng.side(), half_x, half_x - 0.45), -half_y - rng.uniform(0.4, 0.8)
-        parts.append(box(x, (front, -half_y + 0.01), (under, height)))
-        parts.append(box((x[0] + 0.03, x[1] - 0.03), (front + 0.03, front + 0.08), (0.0, under + 0.01)))
+        yield box(x, (front, -half_y + 0.01), (under, height))
+        yield box((x[0] + 0.03, x[1] - 0.03), (front + 0.03, front + 0.08), (0.0, under + 0.01))
     elif rng.chance(0.3):
         tray = under - 0.12
-        parts.append(box(0.3, (-half_y - 0.05, 0.0), (tray, tray + 0.04)))
-        parts += [box(about(side * 0.29, 0.02), (-0.1, 0.0), (tray, under + 0.01)) for side in SIDES]
-    return parts
+        yield box(0.3, (-half_y - 0.05, 0.0), (tray, tray + 0.04))
+        yield from [box(about(side * 0.29, 0.02), (-0.1, 0.0), (tray, under + 0.01)) for side in SIDES]
 
 
 def _desk_end(rng: Rng, kind: str, side: int, x: float, y: float, under: float) -> Parts:
     if kind == "panel":
-        return [box(beside(side, x, x - 0.06), y, (0.0, under + 0.01))]
+        yield box(beside(side, x, x - 0.06), y, (0.0, under + 0.01))
+        return
     if kind == "legs":
-        return [bar(side * (x - 0.03), end * (y - 0.03), (0.0, under + 0.01), 0.03, 4) for end in SIDES]
+        yield from [bar(side * (x - 0.03), end * (y - 0.03), (0.0, under + 0.01), 0.03, 4) for end in SIDES]
+        return
     across = beside(side, x, x - rng.uniform(0.32, 0.45))
     bottom = rng.uniform(0.04, 0.3) if rng.chance(0.4) else 0.0
-    parts = [box(across, y, (bottom, under + 0.01))]
+    yield box(across, y, (bottom, under + 0.01))
     if bottom:
         places = [(at, end * (y - 0.03)) for at in (across[0] + 0.03, across[1] - 0.03) for end in SIDES]
-        parts += [bar(*place, (0.0, bottom + 0.01), 0.025, 4) for place in places]
+        yield from [bar(*place, (0.0, bottom + 0.01), 0.025, 4) for place in places]
     rows, style = rng.uniform(0.7, 1.3, rng.integers(2, 5)), rng.pick(*HANDLE_STYLES)
-    return parts + drawer_fronts(across, (bottom + 0.02, under - 0.01), -y, rows, 1, style)
+    yield from drawer_fronts(across, (bottom + 0.02, under - 0.01), -y, rows, 1, style)
 
 
 def _hutch(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
     rise, depth, board = rng.uniform(0.3, 0.6), rng.uniform(0.2, 0.3), 0.045
     y, z = (half_y - depth, half_y), (height - 0.01, height + rise)
-    parts = [box(half_x, (half_y - board, half_y), z), box(half_x, y, (z[1] - board, z[1]))]
+    yield from [box(half_x, (half_y - board, half_y), z), box(half_x, y, (z[1] - board, z[1]))]
     walls = np.linspace(-half_x + board / 2, half_x - board / 2, rng.integers(2, 5))
-    parts += [box(about(wall, board / 2), y, z) for wall in walls]
+    yield from [box(about(wall, board / 2), y, z) for wall in walls]
     if rng.chance(0.5):
         level = height + 0.5 * rise
-        parts.append(box(half_x, y, (level, level + board)))
-    return parts
+        yield box(half_x, y, (level, level + board))
 
 
 def varied_desk(rng: Rng) -> Parts:
@@ -182,31 +182,30 @@ def varied_desk(rng: Rng) -> Parts:
     half_x, half_y = rng.uniform(0.45, 1.0), rng.uniform(0.25, 0.5)
     height, board = rng.uniform(0.6, 0.95), rng.uniform(0.01, 0.05)
     under = height - board
-    parts = [box(half_x, half_y, (under, height))]
-    parts += support(rng, half_x, half_y, under, "legs", "panels", "panels", "frames", "hairpin", "crossed")
+    yield box(half_x, half_y, (under, height))
+    yield from support(rng, half_x, half_y, under, "legs", "panels", "panels", "frames", "hairpin", "crossed")
     for side in SIDES:
         if rng.chance(0.4):
             width = rng.uniform(0.3, 0.6) * half_x
             x, front = beside(side, half_x - 0.02, half_x - 0.02 - width), half_y - 0.02
             low = rng.uniform(0.0, 0.7) * under
-            parts.append(box(x, front, (low, under + 0.004)))
+            yield box(x, front, (low, under + 0.004))
             if rng.chance(0.6):
                 rows, style = rng.uniform(0.7, 1.3, rng.integers(1, 4)), rng.pick(*HANDLE_STYLES)
-                parts += drawer_fronts(x, (low, under), -front, rows, 1, style)
+                yield from drawer_fronts(x, (low, under), -front, rows, 1, style)
     if rng.chance(0.35):  # a return, at a right angle, with its own support
         side, deep, wide = rng.side(), rng.uniform(0.4, 1.0), rng.uniform(0.3, 0.5)
         x = beside(side, half_x, half_x - wide)
-        parts.append(box(x, (-half_y - deep, -half_y + 0.02), (under, height)))
+        yield box(x, (-half_y - deep, -half_y + 0.02), (under, height))
         base = support(rng, wide / 2, deep / 2, under, "legs", "panels", "plinth")
-        parts += [part.translate([sum(x) / 2, -half_y - deep / 2, 0.0]) for part in base]
+        yield from [part.translate([sum(x) / 2, -half_y - deep / 2, 0.0]) for part in base]
     if rng.chance(0.4):
-        parts += _tiers(rng, half_x, half_y, height, board)
+        yield from _tiers(rng, half_x, half_y, height, board)
     if rng.chance(0.3):  # a keyboard tray on hangers
         tray, wide = under - rng.uniform(0.06, 0.15), 0.5 * half_x
-        parts.append(box(wide, (-half_y - 0.1, 0.0), (tray, tray + 0.012)))
+        yield box(wide, (-half_y - 0.1, 0.0), (tray, tray + 0.012))
         hangers = [about(side * 0.9 * wide, 0.01) for side in SIDES]
-        parts += [box(x, (-0.2 * half_y, 0.0), (tray, under + 0.004)) for x in hangers]
-    return parts
+        yield from [box(x, (-0.2 * half_y, 0.0), (tray, under + 0.004)) for x in hangers]
 
 
 def _tiers(rng: Rng, half_x: float, half_y: float, height: float, board: float) -> Parts:
@@ -214,10 +213,11 @@ def _tiers(rng: Rng, half_x: float, half_y: float, height: float, board: float) 
     tiers, rise, depth = rng.integers(1, 4), rng.uniform(0.15, 0.35), rng.uniform(0.3, 1.0) * half_y
     extent, y = half_x * rng.uniform(0.4, 1.0), (half_y - depth, half_y)
     levels = [height + tier * rise for tier in range(1, tiers + 1)]
-    parts = [box(extent, y, (level - board, level)) for level in levels]
+    yield from [box(extent, y, (level - board, level)) for level in levels]
     z = (height - 0.004, levels[-1])
-    parts += [box(about(side * (extent - board), board / 2), y, z) for side in SIDES]
-    return [*parts, box(extent, (half_y - board, half_y), z)] if rng.chance(0.5) else parts
+    yield from [box(about(side * (extent - board), board / 2), y, z) for side in SIDES]
+    if rng.chance(0.5):
+        yield box(extent, (half_y - board, half_y), z)
 
 
 def dresser(rng: Rng) -> Parts:
@@ -226,11 +226,12 @@ def dresser(rng: Rng) -> Parts:
     half_x = rng.uniform(0.55, 0.85) if wide else rng.uniform(0.3, 0.5)
     height = rng.uniform(0.7, 0.95) if wide else rng.uniform(0.95, 1.4)
     half_y, bottom = rng.uniform(0.2, 0.28), rng.uniform(0.06, 0.18)
-    parts = [box(half_x, half_y, (bottom, height)), *_stand(rng, half_x, half_y, bottom)]
+    yield box(half_x, half_y, (bottom, height))
+    yield from _stand(rng, half_x, half_y, bottom)
     if rng.chance(0.7):
         over = rng.uniform(0.015, 0.04)
         outline = rectangle(half_x + over, (-half_y - over, half_y + over / 2), over)
-        parts.append(slab(outline, (height - 0.01, height + rng.uniform(0.03, 0.05))))
+        yield slab(outline, (height - 0.01, height + rng.uniform(0.03, 0.05)))
     columns = rng.integers(2, 4) if wide else rng.integers(1, 3)
     rows = rng.uniform(0.8, 1.3, int(rng.integers(3, 5) if wide else rng.integers(4, 7)))
     style = rng.pick(*HANDLE_STYLES[:3])
@@ -238,40 +239,42 @@ def dresser(rng: Rng) -> Parts:
     if wide and rng.chance(0.25):
         third = inner / 3
         for x, drawers in (((-inner, -third), rows), ((third, inner), rows), ((-third, third), [1.0])):
-            parts += drawer_fronts(x, z, -half_y, drawers, 1, style)
+            yield from drawer_fronts(x, z, -half_y, drawers, 1, style)
     else:
-        parts += drawer_fronts(limits(inner), z, -half_y, rows, columns, style)
-    return parts + _mirror(rng, half_x, half_y, height) if rng.chance(0.3) else parts
+        yield from drawer_fronts(limits(inner), z, -half_y, rows, columns, style)
+    if rng.chance(0.3):
+        yield from _mirror(rng, half_x, half_y, height)
 
 
 def night_stand(rng: Rng) -> Parts:
     """Small cabinet with one to three drawers, an open shelf or a round body."""
     if rng.chance(0.15):
-        return _round_night_stand(rng)
+        yield from _round_night_stand(rng)
+        return
     half_x, half_y = rng.uniform(0.2, 0.3), rng.uniform(0.17, 0.25)
     height, bottom = rng.uniform(0.45, 0.7), rng.uniform(0.04, 0.28)
-    parts = _stand(rng, half_x, half_y, bottom)
+    yield from _stand(rng, half_x, half_y, bottom)
     style, inner, board = rng.pick(*HANDLE_STYLES), limits(half_x - 0.015), 0.04
     layout = rng.pick("drawers", "drawers", "shelf_below", "shelf_above", "open")
     body = box(half_x, half_y, (bottom, height))
     if layout == "drawers":
         rows = rng.uniform(0.8, 1.2, rng.integers(1, 4))
         fronts = drawer_fronts(inner, (bottom + 0.015, height - 0.015), -half_y, rows, 1, style)
-        parts += [body, *fronts]
+        yield body
+        yield from fronts
     else:
         share = (1.0 if layout == "open" else rng.uniform(0.4, 0.6)) * (height - bottom)
         low, high = (height - share, height) if layout == "shelf_above" else (bottom, bottom + share)
-        parts.append(body - box(half_x - board, (-half_y - 1, half_y - board), (low + board, high - board)))
+        yield body - box(half_x - board, (-half_y - 1, half_y - board), (low + board, high - board))
         if layout == "open":
-            parts.append(box(half_x, half_y, about(0.5 * (bottom + height), board / 2)))
+            yield box(half_x, half_y, about(0.5 * (bottom + height), board / 2))
         else:
             shut = (high + 0.01, height - 0.01) if layout == "shelf_below" else (bottom + 0.01, low - 0.01)
-            parts += drawer_fronts(inner, shut, -half_y, [1.0], 1, style)
+            yield from drawer_fronts(inner, shut, -half_y, [1.0], 1, style)
     if rng.chance(0.6):
         over = rng.uniform(0.01, 0.03)
         outline = rectangle(half_x + over, (-half_y - over, half_y), over)
-        parts.append(slab(outline, (height - 0.01, height + 0.03)))
-    return parts
+        yield slab(outline, (height - 0.01, height + 0.03))
 
 
 def _round_night_stand(rng: Rng) -> Parts:
@@ -316,14 +319,13 @@ def varied_dresser(rng: Rng) -> Parts:
     """Wardrobe, chest, shelf or sideboard of any proportions."""
     half_x, half_y, height = rng.uniform(0.25, 0.9), rng.uniform(0.15, 0.35), rng.uniform(0.6, 2.0)
     make = _boarded_cabinet if rng.chance(0.4) else _cabinet
-    parts = make(rng, half_x, half_y, height)
+    yield from make(rng, half_x, half_y, height)
     if rng.chance(0.2):
-        parts += _mirror(rng, half_x, half_y, height)
+        yield from _mirror(rng, half_x, half_y, height)
     if rng.chance(0.2):  # a narrower cabinet on top
         x, y = half_x * rng.uniform(0.6, 0.98), half_y * rng.uniform(0.4, 0.9)
         upper = _cabinet(rng, x, y, rng.uniform(0.3, 0.8))
-        parts += [part.translate([0.0, 0.02, height - 0.002]) for part in upper]
-    return parts
+        yield from [part.translate([0.0, 0.02, height - 0.002]) for part in upper]
 
 
 def varied_night_stand(rng: Rng) -> Parts:
@@ -331,15 +333,16 @@ def varied_night_stand(rng: Rng) -> Parts:
     half_x, half_y, height = rng.uniform(0.15, 0.35), rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.8)
     if rng.chance(0.6):
         make = _boarded_cabinet if rng.chance(0.4) else _cabinet
-        return make(rng, half_x, half_y, height)
+        yield from make(rng, half_x, half_y, height)
+        return
     board = rng.uniform(0.01, 0.04)
     low = height - rng.uniform(0.1, 0.6) * height
     x, y = 0.9 * half_x, 0.9 * half_y
-    parts = [box(half_x, half_y, (height - board, height)), box(x, y, (low, height - 0.5 * board))]
+    yield from [box(half_x, half_y, (height - board, height)), box(x, y, (low, height - 0.5 * board))]
     if rng.chance(0.7):
         rows, style = [1.0] * rng.integers(1, 4), rng.pick(*HANDLE_STYLES)
-        parts += drawer_fronts(limits(x), (low, height - board), -y, rows, 1, style)
-    return parts + support(rng, x, y, low, "legs", "frames", "crossed", "column", "panels", "hairpin")
+        yield from drawer_fronts(limits(x), (low, height - board), -y, rows, 1, style)
+    yield from support(rng, x, y, low, "legs", "frames", "crossed", "column", "panels", "hairpin")
 
 
 def _cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
@@ -359,11 +362,13 @@ def _cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
                 carcass -= box((left + half, right - half), (-half_y - 1, rear), (low + half, high - half))
             elif rng.chance(0.8):
                 fronts += drawer_fronts((left, right), (low, high), -half_y, [1.0], 1, style, gap=gap)
-    parts = [carcass, *fronts]
+    yield carcass
+    yield from fronts
     if rng.chance(0.4):
         over, top = rng.uniform(0.005, 0.05), rng.uniform(0.01, 0.05)
-        parts.append(box(half_x + over, (-half_y - over, half_y), (height - 0.003, height + top)))
-    return parts + support(rng, half_x, half_y, clear, *_UNDER) if clear else parts
+        yield box(half_x + over, (-half_y - over, half_y), (height - 0.003, height + top))
+    if clear:
+        yield from support(rng, half_x, half_y, clear, *_UNDER)
 
 
 def _boarded_cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
@@ -375,20 +380,21 @@ def _boarded_cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> P
     board = rng.uniform(0.006, 0.03)
     edges_x = np.linspace(-half_x + board / 2, half_x - board / 2, rng.integers(2, 5))
     edges_z = np.linspace(clear + board / 2, height - board / 2, rng.integers(2, 7))
-    parts = [box(about(x, board / 2), half_y, (clear, height)) for x in edges_x]
-    parts += [box(half_x, half_y, about(z, board / 2)) for z in edges_z]
+    yield from [box(about(x, board / 2), half_y, (clear, height)) for x in edges_x]
+    yield from [box(half_x, half_y, about(z, board / 2)) for z in edges_z]
     if rng.chance(0.85):
-        parts.append(box(half_x, (half_y - board, half_y), (clear, height)))
+        yield box(half_x, (half_y - board, half_y), (clear, height))
     usual, other = (rng.pick("open", "door", "drawer", "pulled") for _ in range(2))
     for x in pairwise(edges_x):
         for z in pairwise(edges_z):
             kind = usual if rng.chance(0.7) else other
             if kind == "door":
-                parts.append(box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z))
+                yield box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z)
             elif kind != "open":
                 out = rng.uniform(0.1, 0.9) * 2 * half_y if kind == "pulled" else 0.0
-                parts += [part.translate([0.0, -out, 0.0]) for part in _drawer(x, z, half_y, board)]
-    return parts + support(rng, half_x, half_y, clear, *_UNDER) if clear else parts
+                yield from [part.translate([0.0, -out, 0.0]) for part in _drawer(x, z, half_y, board)]
+    if clear:
+        yield from support(rng, half_x, half_y, clear, *_UNDER)
 
 
 def _drawer(x: Range, z: Range, half_y: float, board: float) -> Parts:

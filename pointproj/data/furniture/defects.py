@@ -18,7 +18,9 @@ WIDEST_CRACK = 0.0015
 Triangles = Float[np.ndarray, "f 3 3"]
 
 
-def defective_surface(parts: Parts, rng: Rng) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
+def defective_surface(
+    parts: list[Manifold], rng: Rng
+) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
     """Vertices and faces around the union of overlapping solids, as careless modelling might have made them.
 
     They are not watertight, and of no consistent orientation.

@@ -26,8 +26,8 @@ def monitor(rng: Rng) -> Parts:
         rear = thick + rng.uniform(0.02, 0.06)
         head.append(rounded_box(0.6 * half_x, (thick - 0.03, rear), (-0.6 * half_z, 0.5 * half_z), 0.02))
     tilt = rng.uniform(-2.0, 10.0)
-    parts = [part.rotate([-tilt, 0.0, 0.0]).translate([0.0, 0.0, centre]) for part in head]
-    return parts + _stand(rng, half_x, centre, thick, heavy=tube)
+    yield from [part.rotate([-tilt, 0.0, 0.0]).translate([0.0, 0.0, centre]) for part in head]
+    yield from _stand(rng, half_x, centre, thick, heavy=tube)
 
 
 def _laid(outlines: list[np.ndarray], levels: list[float], y: float) -> Manifold:
@@ -84,8 +84,8 @@ def varied_monitor(rng: Rng) -> Parts:
             box(beside(side, half_x - 0.002, half_x + wide), (-0.01, thick), 0.9 * half_z) for side in SIDES
         ]
     tilt = [-rng.uniform(-5.0, 25.0), 0.0, 0.0]
-    parts = [part.rotate(tilt).translate([0.0, 0.0, centre]) for part in head]
-    return [*parts, *_varied_stand(rng, half_x, centre, thick)]
+    yield from [part.rotate(tilt).translate([0.0, 0.0, centre]) for part in head]
+    yield from _varied_stand(rng, half_x, centre, thick)
 
 
 def _varied_stand(rng: Rng, half_x: float, centre: float, thick: float) -> Parts:

@@ -1,6 +1,6 @@
 """Parts that several pieces share: legs, supports, drawer fronts, handles; and how styles are drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from manifold3d import Manifold
 from pointproj.data.furniture.outlines import CORNERS, SIDES, Range, about, limits, superellipse
 from pointproj.data.furniture.solids import bar, box, ellipsoid, rod, rounded_box, slab, tube, turned
 
-Parts = list[Manifold]
+Parts = Iterable[Manifold]
 
 LEG_STYLES = ("square", "round", "tapered", "turned")
 HANDLE_STYLES = ("knob", "bar", "plate", "none")
@@ -92,36 +92,33 @@ def drawer_fronts(
     edges_x = np.linspace(x[0], x[1], columns + 1)
     edges_z = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
     front = y - 0.018
-    solids = []
     for left, right in pairwise(edges_x):
         for low, high in pairwise(edges_z):
-            solids.append(box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap)))
+            yield box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap))
             centre_x, centre_z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
             if style == "knob" and width > 0.6:
                 for side in SIDES:
-                    solids += handle(centre_x + side * 0.25 * width, front, centre_z, 0.3, style)
+                    yield from handle(centre_x + side * 0.25 * width, front, centre_z, 0.3, style)
             else:
-                solids += handle(centre_x, front, centre_z, min(width, 0.5), style)
-    return solids
+                yield from handle(centre_x, front, centre_z, min(width, 0.5), style)
 
 
 def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     splay = rng.uniform(-0.3, 0.6) * min(x, y, top) if rng.chance(0.4) else 0.0
-    parts = four_legs(x, y, top, radius, rng.pick(*LEG_STYLES), splay)
+    yield from four_legs(x, y, top, radius, rng.pick(*LEG_STYLES), splay)
     if splay:
-        return parts
+        return
     if rng.chance(0.35):  # stretchers between the legs, in an H or around
         level, thin = rng.uniform(0.1, 0.8) * top, rng.uniform(0.4, 0.9) * radius
-        parts += [bar(side * x, limits(y), level, thin, 4) for side in SIDES]
+        yield from [bar(side * x, limits(y), level, thin, 4) for side in SIDES]
         places = (0,) if rng.chance(0.5) else (-y, y)
-        parts += [bar(limits(x), place, level, thin, 4) for place in places]
+        yield from [bar(limits(x), place, level, thin, 4) for place in places]
     if rng.chance(0.25):  # a board between them
         level, board = rng.uniform(0.1, 0.7) * top, rng.uniform(0.008, 0.03)
-        parts.append(box(x, y, (level, level + board)))
+        yield box(x, y, (level, level + board))
     if rng.chance(0.3):  # an apron under the top
         apron, board = rng.uniform(0.1, 0.3) * top, rng.uniform(0.5, 1.2) * radius
-        parts.append(box(x, y, (top - apron, top)) - box(x - board, y - board, (0.0, 2 * top)))
-    return parts
+        yield box(x, y, (top - apron, top)) - box(x - board, y - board, (0.0, 2 * top))
 
 
 def _ring(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
@@ -144,24 +141,24 @@ def _hairpins(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 def _frames(rng: Rng, x: float, y: float, top: float, radius: float, *, closed: bool = True) -> Parts:
     """Frames at both sides, standing or lying on the floor; a sled is open at its rear."""
     radius *= 0.8
-    parts, square = [], rng.chance(0.5)
+    square = rng.chance(0.5)
     for side in SIDES:
         corners = [(-y, top), (-y, radius), (y, radius), (y, top)]
         if not closed:
             corners = [(y, top), *corners[:3]] if rng.chance(0.3) else corners[:3]
         path = [np.array([side * x, along, level]) for along, level in corners]
         if not square:
-            parts.append(tube(np.array(path), radius))
+            yield tube(np.array(path), radius)
             continue
         for one, other in pairwise(path):
             over = 0.9 * radius * ((other - one) / np.linalg.norm(other - one))
-            parts.append(rod(one - over, other + over, radius, sides=4))
+            yield rod(one - over, other + over, radius, sides=4)
     level = rng.uniform(0.1, 0.9) * top if rng.chance(0.5) else radius
     along = rng.uniform(-0.8, 0.8) * y
     if not closed:
         along, level = 0.8 * y, radius
-        parts += [bar(side * x, (-y, 0.5 * y), top - radius, radius) for side in SIDES]
-    return [*parts, bar(limits(x), along, level, 0.9 * radius)]
+        yield from [bar(side * x, (-y, 0.5 * y), top - radius, radius) for side in SIDES]
+    yield bar(limits(x), along, level, 0.9 * radius)
 
 
 def _crossed(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
@@ -179,38 +176,36 @@ def _crossed(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 def _panels(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     board = rng.uniform(0.008, 0.06)
     sides = SIDES if rng.chance(0.8) else (-1, 0, 1)
-    parts = [box(about(side * x, board / 2), y, (0.0, top)) for side in sides]
+    yield from [box(about(side * x, board / 2), y, (0.0, top)) for side in sides]
     if rng.chance(0.4):  # a back between them
         low, at = rng.uniform(0.0, 0.7) * top, rng.uniform(-0.5, 0.9) * y
-        parts.append(box(x, (at, at + board), (low, top)))
+        yield box(x, (at, at + board), (low, top))
     if rng.chance(0.35):  # a shelf, or a bottom
         level = rng.uniform(0.0, 0.7) * top
-        parts.append(box(x, (-y, 0.95 * y), (level, level + board)))
-    return parts
+        yield box(x, (-y, 0.95 * y), (level, level + board))
 
 
 def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     extent = min(x, y)
     radius = rng.uniform(0.05, 0.2) * extent
-    parts = [bar(0, 0, (0.005, top), radius, end=radius * rng.uniform(0.5, 1.5))]
+    yield bar(0, 0, (0.005, top), radius, end=radius * rng.uniform(0.5, 1.5))
     foot = rng.uniform(0.6, 1.1) * extent
     kind = rng.pick("plate", "cone", "arms")
     if kind == "plate":
         exponent, plate = float(rng.choice([2.0, 12.0])), rng.uniform(0.006, 0.04)
-        parts.append(slab(superellipse(foot, foot, exponent), (0.0, plate)))
+        yield slab(superellipse(foot, foot, exponent), (0.0, plate))
     elif kind == "cone":
         rise = rng.uniform(0.05, 0.25) * top
-        parts.append(turned([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)]))
+        yield turned([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)])
     else:
         count, rise = rng.integers(3, 7), rng.uniform(0.02, 0.3) * top
         thin = 0.4 * radius + 0.006
         for angle in 2 * np.pi * np.arange(count) / count:
             tip = foot * np.array([np.cos(angle), np.sin(angle)])
-            parts.append(rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8))
+            yield rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8)
     if rng.chance(0.4):  # a plate under the top
         wide, plate = rng.uniform(0.3, 0.8) * extent, rng.uniform(0.008, 0.02)
-        parts.append(box(wide, wide, (top - plate, top)))
-    return parts
+        yield box(wide, wide, (top - plate, top))
 
 
 def _drum(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:

@@ -26,52 +26,51 @@ def chair(rng: Rng) -> Parts:
     thickness = rng.uniform(0.05, 0.09)
     base = rng.pick("legs", "legs", "legs", "star", "disc", "cantilever")
     if base == "star" or rng.chance(0.4):
-        parts = [rounded_box(x, y, (seat - thickness, seat + 0.02), 0.035)]
+        yield rounded_box(x, y, (seat - thickness, seat + 0.02), 0.035)
     else:
-        parts = [slab(superellipse(x, y, rng.uniform(3.0, 8.0)), (seat - thickness, seat))]
+        yield slab(superellipse(x, y, rng.uniform(3.0, 8.0)), (seat - thickness, seat))
     under = seat - thickness + 0.02
     if base == "legs":
-        parts += _legs(rng, x, y, under)
+        yield from _legs(rng, x, y, under)
     elif base == "star":
-        parts += _star(x, under, arms=5)
+        yield from _star(x, under, arms=5)
     elif base == "disc":
         foot = 0.85 * min(x, y)
-        parts.append(turned([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)]))
+        yield turned([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)])
     else:
-        parts += _cantilever(x, y, under)
-    parts += _back(rng, x, y, seat)
-    return parts + _armrests(rng, x, y, seat) if rng.chance(0.4) else parts
+        yield from _cantilever(x, y, under)
+    yield from _back(rng, x, y, seat)
+    if rng.chance(0.4):
+        yield from _armrests(rng, x, y, seat)
 
 
 def _legs(rng: Rng, x: float, y: float, under: float) -> Parts:
     style, radius = rng.pick(*LEG_STYLES), rng.uniform(0.02, 0.03)
     splay = rng.uniform(0.02, 0.06) if rng.chance(0.4) else 0.0
     x, y = x - radius - 0.02, y - radius - 0.02
-    parts = four_legs(x, y, under, radius, style, splay)
+    yield from four_legs(x, y, under, radius, style, splay)
     if splay == 0.0 and rng.chance(0.5):
         level = rng.uniform(0.25, 0.6) * under
-        parts += [bar(side * x, limits(y), level, 0.6 * radius, 12) for side in SIDES]
-        parts.append(bar(limits(x), 0, level, 0.6 * radius, 12))
-    return parts
+        yield from [bar(side * x, limits(y), level, 0.6 * radius, 12) for side in SIDES]
+        yield bar(limits(x), 0, level, 0.6 * radius, 12)
 
 
 def _star(x: float, under: float, arms: int) -> Parts:
-    parts = [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
+    yield from [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
     for angle in 2 * np.pi * (np.arange(arms) + 0.25) / arms:
         tip = 1.15 * x * np.array([np.cos(angle), np.sin(angle)])
         across = 0.022 * np.array([-np.sin(angle), np.cos(angle)])
-        parts.append(rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12))
-        parts.append(rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16))
-        parts.append(rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12))
-    return parts
+        yield rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12)
+        yield rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16)
+        yield rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12)
 
 
 def _cantilever(x: float, y: float, under: float) -> Parts:
-    radius, parts = 0.02, []
+    radius = 0.02
     for at in (side * (x - 0.03) for side in SIDES):
         path = [(at, y, radius), (at, -y, radius), (at, -y, under), (at, y - 0.05, under)]
-        parts.append(tube(np.array(path), radius))
-    return [*parts, bar(limits(x - 0.03), y, radius, radius, 12)]
+        yield tube(np.array(path), radius)
+    yield bar(limits(x - 0.03), y, radius, radius, 12)
 
 
 def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
@@ -112,14 +111,13 @@ def _curved_shell(x: float, rise: float) -> Manifold:
 
 def _armrests(rng: Rng, x: float, y: float, seat: float) -> Parts:
     level = seat + rng.uniform(0.17, 0.24)
-    padded, parts = rng.chance(0.5), []
+    padded = rng.chance(0.5)
     for side in SIDES:
         at = side * (x - 0.005)
         pad = about(at, 0.03), (-0.8 * y, y + 0.01), (level - 0.03, level + 0.01)
-        parts.append(rounded_box(*pad, 0.018) if padded else box(*pad))
+        yield rounded_box(*pad, 0.018) if padded else box(*pad)
         x_ends, z_ends = (at - side * 0.01, at), (seat - 0.04, level)
-        parts += [bar(x_ends, place, z_ends, 0.017, 12) for place in (-0.6 * y, 0.85 * y)]
-    return parts
+        yield from [bar(x_ends, place, z_ends, 0.017, 12) for place in (-0.6 * y, 0.85 * y)]
 
 
 def varied_chair(rng: Rng) -> Parts:
@@ -135,7 +133,7 @@ def varied_chair(rng: Rng) -> Parts:
         body = [slab(superellipse(x, y, float(rng.choice([2.0, 4.0, 10.0]))), (under, seat))]
         if build == "boards":
             body += _board_back(rng, x, y, seat, board)
-    base = support(rng, x, y, under, "legs", "ring", "frames", "sled", "column", "hairpin", "crossed")
+    base = [*support(rng, x, y, under, "legs", "ring", "frames", "sled", "column", "hairpin", "crossed")]
     if build != "bucket" and rng.chance(0.4):
         body += _loop_arms(rng, x, y, seat)
     return [*body, *base]
@@ -241,12 +239,12 @@ def sofa(rng: Rng) -> Parts:
     front, rear = -depth / 2, depth / 2
     armless = rng.chance(0.12)
     outer = half_x if armless else half_x + arm
-    parts = [box(outer, depth / 2, (floor, deck))]
-    parts.append(rounded_box(outer, (rear - back, rear), (floor, back_height), rng.uniform(0.02, 0.08)))
+    yield box(outer, depth / 2, (floor, deck))
+    yield rounded_box(outer, (rear - back, rear), (floor, back_height), rng.uniform(0.02, 0.08))
     if not armless:
         style, rise = rng.pick("box", "rounded", "rolled"), rng.uniform(0.55, 0.68)
         for side in SIDES:
-            parts += _arm(style, side, half_x, arm, (front, rear - 0.02), (floor, rise))
+            yield from _arm(style, side, half_x, arm, (front, rear - 0.02), (floor, rise))
     soft, gap = rng.uniform(0.03, 0.07), 0.008
     chaise = rng.integers(2) * (seats - 1) if seats >= 3 and rng.chance(0.35) else None
     for index in range(seats):
@@ -254,12 +252,12 @@ def sofa(rng: Rng) -> Parts:
         extent = front - 0.02
         if index == chaise:
             extent = front - rng.uniform(0.4, 0.6)
-            parts.append(box((x[0] - gap, x[1] + gap), (extent, front + 0.05), (floor, deck)))
-        parts.append(rounded_box(x, (extent, rear - back + 0.02), (deck - 0.02, seat), soft))
+            yield box((x[0] - gap, x[1] + gap), (extent, front + 0.05), (floor, deck))
+        yield rounded_box(x, (extent, rear - back + 0.02), (deck - 0.02, seat), soft)
         tall = back_height - seat + rng.uniform(-0.05, 0.08)
         cushion = rounded_box(x, 0.09, (0.0, tall), 1.4 * soft)
-        parts.append(lean(cushion, 0.25, rear - back - 0.06, seat - 0.03))
-    return parts + four_legs(outer - 0.08, depth / 2 - 0.08, floor + 0.02, 0.03, rng.pick(*LEG_STYLES[:3]))
+        yield lean(cushion, 0.25, rear - back - 0.06, seat - 0.03)
+    yield from four_legs(outer - 0.08, depth / 2 - 0.08, floor + 0.02, 0.03, rng.pick(*LEG_STYLES[:3]))
 
 
 def _arm(style: str, side: int, half_x: float, arm: float, y: Range, z: Range) -> Parts:
@@ -306,17 +304,15 @@ def varied_sofa(rng: Rng) -> Parts:
 
 def _loose_cushions(rng: Rng, half_x: float, half_y: float, seat: float, back: float) -> Parts:
     count, plump = rng.integers(0, 5), rng.uniform(0.04, 0.1)
-    parts = []
     for left, right in pairwise(np.linspace(-half_x, half_x, count + 1)):
         gap = rng.uniform(0.003, 0.02)
         x, y = (left + gap, right - gap), (-half_y - 0.02, half_y - back)
-        parts.append(rounded_box(x, y, (seat - 0.02, seat + plump), 0.5 * plump))
+        yield rounded_box(x, y, (seat - 0.02, seat + plump), 0.5 * plump)
         if rng.chance(0.4):
             size = rng.uniform(0.3, 0.48) * (right - left)
             pillow = rounded_box(size, plump, (0.0, 1.6 * size), 0.8 * plump)
             tilted = pillow.rotate([-rng.uniform(5, 30), 0.0, 0.0])
-            parts.append(tilted.translate([0.5 * (left + right), half_y - back - plump, seat + 0.5 * plump]))
-    return parts
+            yield tilted.translate([0.5 * (left + right), half_y - back - plump, seat + 0.5 * plump])
 
 
 def _bent(part: Manifold, curve: float) -> Manifold:
@@ -337,20 +333,21 @@ def bed(rng: Rng) -> Parts:
     top = rail + rng.uniform(0.15, 0.26)
     rim = rng.uniform(0.03, 0.06)
     outer_x, outer_y = half_x + rim, half_y + rim
-    parts = [box(outer_x, outer_y, (clear, rail))]
+    yield box(outer_x, outer_y, (clear, rail))
     if rng.chance(0.25):
-        parts.append(box(half_x - 0.1, (-half_y + 0.1, half_y - 0.05), (0.0, clear + 0.01)))
+        yield box(half_x - 0.1, (-half_y + 0.1, half_y - 0.05), (0.0, clear + 0.01))
     else:
-        parts += four_legs(half_x - 0.03, half_y - 0.03, clear + 0.02, 0.05, rng.pick(*LEG_STYLES[:3]))
-    parts.append(rounded_box(half_x, half_y, (rail - 0.05, top), rng.uniform(0.04, 0.08)))
-    parts += _pillows(rng, half_x, half_y, top)
+        yield from four_legs(half_x - 0.03, half_y - 0.03, clear + 0.02, 0.05, rng.pick(*LEG_STYLES[:3]))
+    yield rounded_box(half_x, half_y, (rail - 0.05, top), rng.uniform(0.04, 0.08))
+    yield from _pillows(rng, half_x, half_y, top)
     if rng.chance(0.5):
-        parts += _cover(rng, half_x, half_y, rail, top)
-    parts += _board(rng, outer_x, outer_y, clear, rng.uniform(0.3, 0.65) + top)
+        yield from _cover(rng, half_x, half_y, rail, top)
+    yield from _board(rng, outer_x, outer_y, clear, rng.uniform(0.3, 0.65) + top)
     if rng.chance(0.45):
         foot = _board(rng, outer_x, outer_y, clear, top + rng.uniform(-0.05, 0.2))
-        parts += [part.mirror([0, 1, 0]) for part in foot]
-    return parts + _posts(rng, outer_x, outer_y) if rng.chance(0.12) else parts
+        yield from [part.mirror([0, 1, 0]) for part in foot]
+    if rng.chance(0.12):
+        yield from _posts(rng, outer_x, outer_y)
 
 
 def _pillows(rng: Rng, half_x: float, half_y: float, top: float) -> Parts:
@@ -375,35 +372,38 @@ def _board(rng: Rng, half_x: float, rear: float, clear: float, height: float) ->
     kind, thick = rng.pick("flat", "arched", "padded", "slats", "posts"), rng.uniform(0.06, 0.09)
     y, low, inner = (rear - 0.02, rear + thick), 0.5 * clear, half_x - 0.04
     if kind == "flat":
-        return [box(half_x, y, (low, height))]
-    if kind == "padded":
+        yield box(half_x, y, (low, height))
+    elif kind == "padded":
         edges = pairwise(np.linspace(-half_x, half_x, rng.integers(1, 5) + 1))
         pad = (y[0] - 0.03, y[1]), (low + 0.15, height), 0.045
         pads = [rounded_box((left + 0.005, right - 0.005), *pad) for left, right in edges]
-        return [box(half_x, (y[0], y[1] - 0.03), (low, height - 0.04)), *pads]
-    if kind == "arched":
+        yield box(half_x, (y[0], y[1] - 0.03), (low, height - 0.04))
+        yield from pads
+    elif kind == "arched":
         rise = min(0.35, height - low - 0.05)
         arch = superellipse(half_x, rise, rng.uniform(2.0, 3.0))
         arch = arch[arch[:, 1] >= -1e-9] + [0.0, height - rise]
         outline = np.concatenate([[[half_x, low]], arch, [[-half_x, low]]])
         # The prism is drawn in (x, z) and stood up along y.
-        return [slab(outline, (-y[1], -y[0])).transform([[1, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0]])]
-    middle, sides = rear + thick / 2, 16 if kind == "slats" else 4
-    parts = [bar(side * inner, middle, (0.0, height + 0.05), 0.045, sides) for side in SIDES]
-    rails = (height - 0.09, height), (clear, clear + 0.2)
-    parts += [box(inner, (rear, rear + thick), rail) for rail in rails]
-    if kind == "posts":
-        return [*parts, box(inner, (rear + 0.015, rear + thick - 0.015), (clear, height - 0.03))]
-    places = np.linspace(-inner, inner, rng.integers(6, 12))[1:-1]
-    return [*parts, *(bar(x, middle, (clear, height - 0.03), 0.02, 12) for x in places)]
+        yield slab(outline, (-y[1], -y[0])).transform([[1, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0]])
+    else:
+        middle, sides = rear + thick / 2, 16 if kind == "slats" else 4
+        yield from [bar(side * inner, middle, (0.0, height + 0.05), 0.045, sides) for side in SIDES]
+        rails = (height - 0.09, height), (clear, clear + 0.2)
+        yield from [box(inner, (rear, rear + thick), rail) for rail in rails]
+        if kind == "posts":
+            yield box(inner, (rear + 0.015, rear + thick - 0.015), (clear, height - 0.03))
+        else:
+            places = np.linspace(-inner, inner, rng.integers(6, 12))[1:-1]
+            yield from [bar(x, middle, (clear, height - 0.03), 0.02, 12) for x in places]
 
 
 def _posts(rng: Rng, half_x: float, half_y: float) -> Parts:
     height, radius = rng.uniform(1.7, 2.1), 0.045
-    posts = [bar(sx * half_x, sy * half_y, (0.0, height), radius, 4) for sx, sy in CORNERS]
+    yield from [bar(sx * half_x, sy * half_y, (0.0, height), radius, 4) for sx, sy in CORNERS]
     outer = slab(rectangle(half_x + radius, half_y + radius), (height - 0.08, height))
     inner = profile(rectangle(half_y - radius, (0.0, 3.0)), half_x - radius)
-    return [*posts, outer - inner]
+    yield outer - inner
 
 
 def varied_bed(rng: Rng) -> Parts:
@@ -412,31 +412,31 @@ def varied_bed(rng: Rng) -> Parts:
     clear, rail = rng.uniform(0.03, 0.4), rng.uniform(0.03, 0.25)
     deck, over = clear + rail, rng.uniform(0.0, 0.12)
     wide, rear = half_x + over, half_y + over
-    parts = [box(wide, rear, (clear, deck))]
+    yield box(wide, rear, (clear, deck))
     if rng.chance(0.85):
         mattress, soft = rng.uniform(0.06, 0.3), rng.uniform(0.002, 0.08)
-        parts.append(rounded_box(half_x, half_y, (deck - 0.01, deck + mattress), soft))
+        yield rounded_box(half_x, half_y, (deck - 0.01, deck + mattress), soft)
         deck += mattress
     if rng.chance(0.6):
-        parts += _pillows(rng, half_x, half_y, deck)
+        yield from _pillows(rng, half_x, half_y, deck)
     if rng.chance(0.3):
-        parts += _cover(rng, half_x, half_y, clear + 0.5 * rail, deck)
+        yield from _cover(rng, half_x, half_y, clear + 0.5 * rail, deck)
     if rng.chance(0.2):  # a second bunk on posts
         rise, post = rng.uniform(0.8, 1.2), rng.uniform(0.02, 0.05)
         upper = deck + rise
-        parts.append(box(wide, rear, (upper, upper + rng.uniform(0.03, 0.2))))
-        parts += [bar(sx * wide, sy * rear, (0.0, upper + 0.3), post, 4) for sx, sy in CORNERS]
-        parts += [bar(side * wide, limits(rear), upper + 0.25, 0.6 * post, 4) for side in SIDES]
+        yield box(wide, rear, (upper, upper + rng.uniform(0.03, 0.2)))
+        yield from [bar(sx * wide, sy * rear, (0.0, upper + 0.3), post, 4) for sx, sy in CORNERS]
+        yield from [bar(side * wide, limits(rear), upper + 0.25, 0.6 * post, 4) for side in SIDES]
     elif rng.chance(0.85):
-        parts += _thin_board(rng, wide, rear, clear, deck + rng.uniform(0.1, 0.9))
+        yield from _thin_board(rng, wide, rear, clear, deck + rng.uniform(0.1, 0.9))
         if rng.chance(0.5):
             foot = _thin_board(rng, wide, rear, clear, deck + rng.uniform(-0.05, 0.5))
-            parts += [part.mirror([0, 1, 0]) for part in foot]
+            yield from [part.mirror([0, 1, 0]) for part in foot]
     if rng.chance(0.2):  # night stands beside it
         for side in SIDES:
             x = beside(side, wide + 0.02, wide + rng.uniform(0.3, 0.5))
-            parts.append(box(x, (rear - 0.4, rear), (0.0, rng.uniform(0.3, 0.7))))
-    return parts + support(rng, wide, rear, clear, "legs", "plinth", "panels", "frames")
+            yield box(x, (rear - 0.4, rear), (0.0, rng.uniform(0.3, 0.7)))
+    yield from support(rng, wide, rear, clear, "legs", "plinth", "panels", "frames")
 
 
 def _thin_board(rng: Rng, half_x: float, rear: float, low: float, height: float) -> Parts:
@@ -446,21 +446,22 @@ def _thin_board(rng: Rng, half_x: float, rear: float, low: float, height: float)
     kind = rng.pick("sheet", "rolled", "bars", "frame")
     extent = half_x + rng.uniform(-0.1, 0.3)
     if kind == "sheet":
-        return [lean(box(extent, y, (low, height)), rng.uniform(0, 0.25))]
-    if kind == "rolled":
+        yield lean(box(extent, y, (low, height)), rng.uniform(0, 0.25))
+    elif kind == "rolled":
         levels = np.linspace(low, height, 12)
         bow = rng.uniform(0.05, 0.3) * ((levels - low) / (height - low)) ** 2
         front, back = (np.stack([face + bow, levels], axis=1) for face in y)
-        return [profile(np.concatenate([front, back[::-1]])[::-1], extent)]
-    if kind == "frame":
+        yield profile(np.concatenate([front, back[::-1]])[::-1], extent)
+    elif kind == "frame":
         hole = rng.uniform(0.03, 0.1)
         inner = box(extent - hole, about(rear, 1), (low + hole, height - hole))
-        return [box(extent, y, (low - 0.02, height)) - inner]
-    middle = 0.5 * (y[0] + y[1])
-    parts = [bar(side * extent, middle, (0.0, height), thick, 8) for side in SIDES]
-    parts += [bar(limits(extent), middle, z, 0.7 * thick, 8) for z in (low + thick, height - thick)]
-    places = np.linspace(-extent, extent, rng.integers(3, 14))[1:-1]
-    return [*parts, *(bar(x, middle, (low, height - thick), 0.4 * thick, 6) for x in places)]
+        yield box(extent, y, (low - 0.02, height)) - inner
+    else:
+        middle = 0.5 * (y[0] + y[1])
+        yield from [bar(side * extent, middle, (0.0, height), thick, 8) for side in SIDES]
+        yield from [bar(limits(extent), middle, z, 0.7 * thick, 8) for z in (low + thick, height - thick)]
+        places = np.linspace(-extent, extent, rng.integers(3, 14))[1:-1]
+        yield from [bar(x, middle, (low, height - thick), 0.4 * thick, 6) for x in places]
 
 
 MAKERS = {"chair": (chair, varied_chair), "sofa": (sofa, varied_sofa), "bed": (bed, varied_bed)}
