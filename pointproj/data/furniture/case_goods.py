@@ -137,8 +137,16 @@ def desk(rng: Rng) -> Parts:
         yield from _desk_end(rng, kind, side, inner_x, inner_y, under)
     panel = rng.uniform(0.25, 0.9) * under
     yield box(inner_x, (inner_y - 0.04, inner_y), (under - panel, under + 0.01))
-    if rng.chance(0.35):
-        yield from _hutch(rng, half_x, half_y, height)
+    if rng.chance(0.35):  # a hutch
+        rise, depth, board = rng.uniform(0.3, 0.6), rng.uniform(0.2, 0.3), 0.045
+        y, z = (half_y - depth, half_y), (height - 0.01, height + rise)
+        yield box(half_x, (half_y - board, half_y), z)
+        yield box(half_x, y, (z[1] - board, z[1]))
+        walls = np.linspace(-half_x + board / 2, half_x - board / 2, rng.integers(2, 5))
+        yield from [box(about(wall, board / 2), y, z) for wall in walls]
+        if rng.chance(0.5):
+            level = height + 0.5 * rise
+            yield box(half_x, y, (level, level + board))
     if rng.chance(0.3):  # a return, at a right angle
         x, front = beside(rng.side(), half_x, half_x - 0.45), -half_y - rng.uniform(0.4, 0.8)
         yield box(x, (front, -half_y + 0.01), (under, height))
@@ -166,17 +174,6 @@ def _desk_end(rng: Rng, kind: str, side: int, x: float, y: float, under: float) 
     yield from drawer_fronts(across, (bottom + 0.02, under - 0.01), -y, rows, 1, style)
 
 
-def _hutch(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
-    rise, depth, board = rng.uniform(0.3, 0.6), rng.uniform(0.2, 0.3), 0.045
-    y, z = (half_y - depth, half_y), (height - 0.01, height + rise)
-    yield from [box(half_x, (half_y - board, half_y), z), box(half_x, y, (z[1] - board, z[1]))]
-    walls = np.linspace(-half_x + board / 2, half_x - board / 2, rng.integers(2, 5))
-    yield from [box(about(wall, board / 2), y, z) for wall in walls]
-    if rng.chance(0.5):
-        level = height + 0.5 * rise
-        yield box(half_x, y, (level, level + board))
-
-
 def varied_desk(rng: Rng) -> Parts:
     """Desk of any proportions: thin top on any support, pedestals, returns, tiers of shelves, a tray."""
     half_x, half_y = rng.uniform(0.45, 1.0), rng.uniform(0.25, 0.5)
@@ -199,25 +196,20 @@ def varied_desk(rng: Rng) -> Parts:
         yield box(x, (-half_y - deep, -half_y + 0.02), (under, height))
         base = support(rng, wide / 2, deep / 2, under, "legs", "panels", "plinth")
         yield from [part.translate([sum(x) / 2, -half_y - deep / 2, 0.0]) for part in base]
-    if rng.chance(0.4):
-        yield from _tiers(rng, half_x, half_y, height, board)
+    if rng.chance(0.4):  # shelves above the top, on uprights
+        tiers, rise, depth = rng.integers(1, 4), rng.uniform(0.15, 0.35), rng.uniform(0.3, 1.0) * half_y
+        extent, y = half_x * rng.uniform(0.4, 1.0), (half_y - depth, half_y)
+        levels = [height + tier * rise for tier in range(1, tiers + 1)]
+        yield from [box(extent, y, (level - board, level)) for level in levels]
+        z = (height - 0.004, levels[-1])
+        yield from [box(about(side * (extent - board), board / 2), y, z) for side in SIDES]
+        if rng.chance(0.5):
+            yield box(extent, (half_y - board, half_y), z)
     if rng.chance(0.3):  # a keyboard tray on hangers
         tray, wide = under - rng.uniform(0.06, 0.15), 0.5 * half_x
         yield box(wide, (-half_y - 0.1, 0.0), (tray, tray + 0.012))
         hangers = [about(side * 0.9 * wide, 0.01) for side in SIDES]
         yield from [box(x, (-0.2 * half_y, 0.0), (tray, under + 0.004)) for x in hangers]
-
-
-def _tiers(rng: Rng, half_x: float, half_y: float, height: float, board: float) -> Parts:
-    """Shelves above the top, on uprights."""
-    tiers, rise, depth = rng.integers(1, 4), rng.uniform(0.15, 0.35), rng.uniform(0.3, 1.0) * half_y
-    extent, y = half_x * rng.uniform(0.4, 1.0), (half_y - depth, half_y)
-    levels = [height + tier * rise for tier in range(1, tiers + 1)]
-    yield from [box(extent, y, (level - board, level)) for level in levels]
-    z = (height - 0.004, levels[-1])
-    yield from [box(about(side * (extent - board), board / 2), y, z) for side in SIDES]
-    if rng.chance(0.5):
-        yield box(extent, (half_y - board, half_y), z)
 
 
 def dresser(rng: Rng) -> Parts:

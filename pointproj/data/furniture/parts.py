@@ -95,12 +95,12 @@ def drawer_fronts(
     for left, right in pairwise(edges_x):
         for low, high in pairwise(edges_z):
             yield box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap))
-            centre_x, centre_z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
+            x, z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
             if style == "knob" and width > 0.6:
                 for side in SIDES:
-                    yield from handle(centre_x + side * 0.25 * width, front, centre_z, 0.3, style)
+                    yield from handle(x + side * 0.25 * width, front, z, 0.3, style)
             else:
-                yield from handle(centre_x, front, centre_z, min(width, 0.5), style)
+                yield from handle(x, front, z, min(width, 0.5), style)
 
 
 def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
@@ -146,9 +146,9 @@ def _frames(rng: Rng, x: float, y: float, top: float, radius: float, *, closed: 
         corners = [(-y, top), (-y, radius), (y, radius), (y, top)]
         if not closed:
             corners = [(y, top), *corners[:3]] if rng.chance(0.3) else corners[:3]
-        path = [np.array([side * x, along, level]) for along, level in corners]
+        path = np.array([(side * x, along, level) for along, level in corners])
         if not square:
-            yield tube(np.array(path), radius)
+            yield tube(path, radius)
             continue
         for one, other in pairwise(path):
             over = 0.9 * radius * ((other - one) / np.linalg.norm(other - one))

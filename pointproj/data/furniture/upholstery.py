@@ -8,7 +8,6 @@ from manifold3d import Manifold
 from pointproj.data.furniture.outlines import (
     CORNERS,
     SIDES,
-    Range,
     about,
     beside,
     limits,
@@ -38,7 +37,10 @@ def chair(rng: Rng) -> Parts:
         foot = 0.85 * min(x, y)
         yield turned([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)])
     else:
-        yield from _cantilever(x, y, under)
+        for at in (side * (x - 0.03) for side in SIDES):
+            path = [(at, y, 0.02), (at, -y, 0.02), (at, -y, under), (at, y - 0.05, under)]
+            yield tube(np.array(path), 0.02)
+        yield bar(limits(x - 0.03), y, 0.02, 0.02, 12)
     yield from _back(rng, x, y, seat)
     if rng.chance(0.4):
         yield from _armrests(rng, x, y, seat)
@@ -63,14 +65,6 @@ def _star(x: float, under: float, arms: int) -> Parts:
         yield rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12)
         yield rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16)
         yield rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12)
-
-
-def _cantilever(x: float, y: float, under: float) -> Parts:
-    radius = 0.02
-    for at in (side * (x - 0.03) for side in SIDES):
-        path = [(at, y, radius), (at, -y, radius), (at, -y, under), (at, y - 0.05, under)]
-        yield tube(np.array(path), radius)
-    yield bar(limits(x - 0.03), y, radius, radius, 12)
 
 
 def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
@@ -134,9 +128,14 @@ def varied_chair(rng: Rng) -> Parts:
         if build == "boards":
             body += _board_back(rng, x, y, seat, board)
     base = [*support(rng, x, y, under, "legs", "ring", "frames", "sled", "column", "hairpin", "crossed")]
-    if build != "bucket" and rng.chance(0.4):
-        body += _loop_arms(rng, x, y, seat)
-    return [*body, *base]
+    yield from body
+    if build != "bucket" and rng.chance(0.4):  # loops as arms
+        radius, level = rng.uniform(0.008, 0.025), rng.uniform(0.12, 0.28)
+        front, rear = rng.uniform(-0.9, -0.3) * y, 0.95 * y
+        path = np.array([[0, front, 0.0], [0, front, level], [0, rear, level], [0, rear, 0.0]])
+        places = [side * (x - 0.4 * radius) for side in SIDES]
+        yield from [tube(path, radius).translate([at, 0.0, seat - 0.3 * radius]) for at in places]
+    yield from base
 
 
 def _shell_seat(rng: Rng, x: float, y: float, seat: float) -> tuple[Parts, float]:
@@ -219,14 +218,6 @@ def _board_back(rng: Rng, x: float, y: float, seat: float, board: float) -> Part
     return [lean(part, slope, y - 0.03, seat) for part in parts]
 
 
-def _loop_arms(rng: Rng, x: float, y: float, seat: float) -> Parts:
-    radius, level = rng.uniform(0.008, 0.025), rng.uniform(0.12, 0.28)
-    front = rng.uniform(-0.9, -0.3) * y
-    path = np.array([[0, front, 0.0], [0, front, level], [0, 0.95 * y, level], [0, 0.95 * y, 0.0]])
-    places = [side * (x - 0.4 * radius) for side in SIDES]
-    return [tube(path, radius).translate([place, 0.0, seat - 0.3 * radius]) for place in places]
-
-
 def sofa(rng: Rng) -> Parts:
     """Sofa: one to four seats, boxy, rounded or rolled arms, loose cushions, sometimes a chaise."""
     seats = int(rng.choice([1, 2, 3, 4], p=[0.2, 0.35, 0.35, 0.1]))
@@ -244,7 +235,16 @@ def sofa(rng: Rng) -> Parts:
     if not armless:
         style, rise = rng.pick("box", "rounded", "rolled"), rng.uniform(0.55, 0.68)
         for side in SIDES:
-            yield from _arm(style, side, half_x, arm, (front, rear - 0.02), (floor, rise))
+            x, y, z = beside(side, half_x, half_x + arm), (front, rear - 0.02), (floor, rise)
+            if style == "box":
+                yield box(x, y, z)
+            elif style == "rounded":
+                yield rounded_box(x, y, z, 0.4 * arm)
+            else:
+                middle, roll = 0.5 * (x[0] + x[1]) + side * 0.03, 0.5 * arm + 0.02
+                top = bar(middle, (y[0] - 0.01, y[1]), z[1] - 0.3 * roll, roll)
+                yield box((x[0] + 0.02, x[1] - 0.02), y, z)
+                yield top
     soft, gap = rng.uniform(0.03, 0.07), 0.008
     chaise = rng.integers(2) * (seats - 1) if seats >= 3 and rng.chance(0.35) else None
     for index in range(seats):
@@ -258,17 +258,6 @@ def sofa(rng: Rng) -> Parts:
         cushion = rounded_box(x, 0.09, (0.0, tall), 1.4 * soft)
         yield lean(cushion, 0.25, rear - back - 0.06, seat - 0.03)
     yield from four_legs(outer - 0.08, depth / 2 - 0.08, floor + 0.02, 0.03, rng.pick(*LEG_STYLES[:3]))
-
-
-def _arm(style: str, side: int, half_x: float, arm: float, y: Range, z: Range) -> Parts:
-    x = beside(side, half_x, half_x + arm)
-    if style == "box":
-        return [box(x, y, z)]
-    if style == "rounded":
-        return [rounded_box(x, y, z, 0.4 * arm)]
-    middle, roll = 0.5 * (x[0] + x[1]) + side * 0.03, 0.5 * arm + 0.02
-    top = bar(middle, (y[0] - 0.01, y[1]), z[1] - 0.3 * roll, roll)
-    return [box((x[0] + 0.02, x[1] - 0.02), y, z), top]
 
 
 def varied_sofa(rng: Rng) -> Parts:
@@ -297,8 +286,8 @@ def varied_sofa(rng: Rng) -> Parts:
             parts.append(rounded_box(x, (-half_y - deep, half_y), (under, seat + rise), soft))
     parts += _loose_cushions(rng, half_x, half_y, seat, back)
     if rng.chance(0.2):  # bent into a curve
-        curve = rng.uniform(0.1, 0.35) / half_x
-        parts = [_bent(part, curve) for part in parts]
+        bend = np.array([0.0, rng.uniform(0.1, 0.35) / half_x, 0.0])
+        parts = [part.refine_to_length(0.15).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in parts]
     return [*parts, *support(rng, half_x, half_y, under, "legs", "plinth", "frames", "panels", "ring")]
 
 
@@ -313,15 +302,6 @@ def _loose_cushions(rng: Rng, half_x: float, half_y: float, seat: float, back: f
             pillow = rounded_box(size, plump, (0.0, 1.6 * size), 0.8 * plump)
             tilted = pillow.rotate([-rng.uniform(5, 30), 0.0, 0.0])
             yield tilted.translate([0.5 * (left + right), half_y - back - plump, seat + 0.5 * plump])
-
-
-def _bent(part: Manifold, curve: float) -> Manifold:
-    """Bend the ends of a part forwards, by ``curve`` times the square of x."""
-
-    def bend(points: np.ndarray) -> np.ndarray:
-        return points - curve * np.column_stack([0 * points[:, 0], points[:, 0] ** 2, 0 * points[:, 0]])
-
-    return part.refine_to_length(0.15).warp_batch(bend)
 
 
 def bed(rng: Rng) -> Parts:
@@ -346,8 +326,11 @@ def bed(rng: Rng) -> Parts:
     if rng.chance(0.45):
         foot = _board(rng, outer_x, outer_y, clear, top + rng.uniform(-0.05, 0.2))
         yield from [part.mirror([0, 1, 0]) for part in foot]
-    if rng.chance(0.12):
-        yield from _posts(rng, outer_x, outer_y)
+    if rng.chance(0.12):  # four posts that carry a frame
+        height, radius = rng.uniform(1.7, 2.1), 0.045
+        yield from [bar(sx * outer_x, sy * outer_y, (0.0, height), radius, 4) for sx, sy in CORNERS]
+        frame = slab(rectangle(outer_x + radius, outer_y + radius), (height - 0.08, height))
+        yield frame - profile(rectangle(outer_y - radius, (0.0, 3.0)), outer_x - radius)
 
 
 def _pillows(rng: Rng, half_x: float, half_y: float, top: float) -> Parts:
@@ -396,14 +379,6 @@ def _board(rng: Rng, half_x: float, rear: float, clear: float, height: float) ->
         else:
             places = np.linspace(-inner, inner, rng.integers(6, 12))[1:-1]
             yield from [bar(x, middle, (clear, height - 0.03), 0.02, 12) for x in places]
-
-
-def _posts(rng: Rng, half_x: float, half_y: float) -> Parts:
-    height, radius = rng.uniform(1.7, 2.1), 0.045
-    yield from [bar(sx * half_x, sy * half_y, (0.0, height), radius, 4) for sx, sy in CORNERS]
-    outer = slab(rectangle(half_x + radius, half_y + radius), (height - 0.08, height))
-    inner = profile(rectangle(half_y - radius, (0.0, 3.0)), half_x - radius)
-    yield outer - inner
 
 
 def varied_bed(rng: Rng) -> Parts:
