@@ -14,8 +14,7 @@ Values = Float[ndarray, " m"]
 
 def bathtub(rng: Rng) -> Parts:
     """Open tub: built into a block, free-standing, or on claw feet; taps are an option."""
-    half_x, half_y = rng.uniform(0.7, 0.95), rng.uniform(0.34, 0.46)
-    height = rng.uniform(0.45, 0.62)
+    half_x, half_y, height = rng.uniforms((0.7, 0.95), (0.34, 0.46), (0.45, 0.62))
     kind = rng.pick("built_in", "built_in", "free", "claw")
     wall = rng.uniform(0.06, 0.09)
     lift = rng.uniform(0.1, 0.16) if kind == "claw" else 0.0
@@ -112,8 +111,7 @@ def varied_bathtub(rng: Rng) -> Parts:
 
 def toilet(rng: Rng) -> Parts:
     """Toilet: egg-shaped bowl with seat and lid, on a foot or a skirt, with a tank behind."""
-    length, half_x = rng.uniform(0.46, 0.56), rng.uniform(0.17, 0.2)
-    height = rng.uniform(0.38, 0.44)
+    length, half_x, height = rng.uniforms((0.46, 0.56), (0.17, 0.2), (0.38, 0.44))
     skirted, steps = rng.chance(0.35), np.linspace(0.0, 1.0, 9)
     if skirted:
         widths, shift = 0.86 + 0.14 * steps, 0.02 * (1 - steps)
@@ -172,8 +170,7 @@ def _tank(rng: Rng, half_x: float, y: Range, height: float) -> Parts:
 
 def varied_toilet(rng: Rng) -> Parts:
     """Toilet of another build: box, cone or column under a bowl of any outline, tank of any kind or none."""
-    length, half_x = rng.uniform(0.4, 0.65), rng.uniform(0.15, 0.26)
-    height, exponent = rng.uniform(0.32, 0.5), rng.uniform(1.9, 5.0)
+    length, half_x, height, exponent = rng.uniforms((0.4, 0.65), (0.15, 0.26), (0.32, 0.5), (1.9, 5.0))
     foot, waist = rng.uniform(0.4, 1.0), rng.uniform(0.3, 1.0)
     lift = rng.uniform(0.1, 0.5) * height if rng.chance(0.2) else 0.0  # hung on the wall
     levels, share = np.linspace(lift, height, 8), np.linspace(0.0, 1.0, 8)

@@ -125,8 +125,7 @@ def varied_table(rng: Rng) -> Parts:
 
 def desk(rng: Rng) -> Parts:
     """Desk: a top on drawer pedestals, panels or legs, with hutch, side return or modesty panel."""
-    height = rng.uniform(0.68, 0.8)
-    half_x, half_y = rng.uniform(0.55, 0.9), rng.uniform(0.28, 0.42)
+    height, half_x, half_y = rng.uniforms((0.68, 0.8), (0.55, 0.9), (0.28, 0.42))
     under = height - rng.uniform(0.05, 0.075)
     yield box(half_x, half_y, (under, height))
     inner_x, inner_y = half_x - 0.03, half_y - 0.03
@@ -176,8 +175,7 @@ def _desk_end(rng: Rng, kind: str, side: int, x: float, y: float, under: float) 
 
 def varied_desk(rng: Rng) -> Parts:
     """Desk of any proportions: thin top on any support, pedestals, returns, tiers of shelves, a tray."""
-    half_x, half_y = rng.uniform(0.45, 1.0), rng.uniform(0.25, 0.5)
-    height, board = rng.uniform(0.6, 0.95), rng.uniform(0.01, 0.05)
+    half_x, half_y, height, board = rng.uniforms((0.45, 1.0), (0.25, 0.5), (0.6, 0.95), (0.01, 0.05))
     under = height - board
     yield box(half_x, half_y, (under, height))
     yield from support(rng, half_x, half_y, under, "legs", "panels", "panels", "frames", "hairpin", "crossed")
@@ -243,8 +241,7 @@ def night_stand(rng: Rng) -> Parts:
     if rng.chance(0.15):
         yield from _round_night_stand(rng)
         return
-    half_x, half_y = rng.uniform(0.2, 0.3), rng.uniform(0.17, 0.25)
-    height, bottom = rng.uniform(0.45, 0.7), rng.uniform(0.04, 0.28)
+    half_x, half_y, height, bottom = rng.uniforms((0.2, 0.3), (0.17, 0.25), (0.45, 0.7), (0.04, 0.28))
     yield from _stand(rng, half_x, half_y, bottom)
     style, inner, board = rng.pick(*HANDLE_STYLES), limits(half_x - 0.015), 0.04
     layout = rng.pick("drawers", "drawers", "shelf_below", "shelf_above", "open")
@@ -270,8 +267,7 @@ def night_stand(rng: Rng) -> Parts:
 
 
 def _round_night_stand(rng: Rng) -> Parts:
-    half = rng.uniform(0.2, 0.28)
-    height, bottom = rng.uniform(0.45, 0.65), rng.uniform(0.05, 0.2)
+    half, height, bottom = rng.uniforms((0.2, 0.28), (0.45, 0.65), (0.05, 0.2))
     body = slab(superellipse(half, half, rng.uniform(2.0, 3.0)), (bottom, height))
     top = slab(superellipse(half + 0.02, half + 0.02, 2.2), (height - 0.01, height + 0.035))
     legs = four_legs(0.6 * half, 0.6 * half, bottom + 0.02, 0.025, rng.pick(*LEG_STYLES[:3]))

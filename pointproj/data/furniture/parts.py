@@ -27,6 +27,10 @@ class Rng(np.random.Generator):
         """Whether an option is taken."""
         return bool(self.random() < probability)
 
+    def uniforms(self, *ranges: Range) -> list[float]:
+        """A measure from each of several ranges."""
+        return [self.uniform(*each) for each in ranges]
+
     def side(self) -> int:
         """One of the two sides."""
         return 1 if self.chance(0.5) else -1

@@ -5,24 +5,14 @@ from itertools import pairwise
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.outlines import (
-    CORNERS,
-    SIDES,
-    about,
-    beside,
-    limits,
-    rectangle,
-    superellipse,
-)
+from pointproj.data.furniture.outlines import CORNERS, SIDES, about, beside, limits, rectangle, superellipse
 from pointproj.data.furniture.parts import LEG_STYLES, Parts, Rng, four_legs, lean, support
 from pointproj.data.furniture.solids import bar, box, ellipsoid, profile, rod, rounded_box, slab, tube, turned
 
 
 def chair(rng: Rng) -> Parts:
     """Chair: dining, office, lounge or cantilever, with slatted, ladder, solid or curved back."""
-    x, y = rng.uniform(0.2, 0.27), rng.uniform(0.2, 0.27)
-    seat = rng.uniform(0.42, 0.5)
-    thickness = rng.uniform(0.05, 0.09)
+    x, y, seat, thickness = rng.uniforms((0.2, 0.27), (0.2, 0.27), (0.42, 0.5), (0.05, 0.09))
     base = rng.pick("legs", "legs", "legs", "star", "disc", "cantilever")
     if base == "star" or rng.chance(0.4):
         yield rounded_box(x, y, (seat - thickness, seat + 0.02), 0.035)
@@ -116,8 +106,7 @@ def _armrests(rng: Rng, x: float, y: float, seat: float) -> Parts:
 
 def varied_chair(rng: Rng) -> Parts:
     """Chair of another build: a bent shell, an upholstered block, a bucket, or a stool, on any support."""
-    x, y = rng.uniform(0.18, 0.35), rng.uniform(0.18, 0.32)
-    seat = rng.uniform(0.28, 0.8)
+    x, y, seat = rng.uniforms((0.18, 0.35), (0.18, 0.32), (0.28, 0.8))
     build = rng.pick("shell", "shell", "block", "bucket", "boards", "stool")
     if build in _SEATS:
         body, under = _SEATS[build](rng, x, y, seat)
@@ -140,8 +129,7 @@ def varied_chair(rng: Rng) -> Parts:
 
 def _shell_seat(rng: Rng, x: float, y: float, seat: float) -> tuple[Parts, float]:
     """Thin sheet bent from seat into back, flat or hollowed across, and the height of its underside."""
-    thickness, rise = rng.uniform(0.01, 0.05), rng.uniform(0.25, 0.7)
-    slope, bend = rng.uniform(0.0, 0.35), rng.uniform(0.08, 0.15)
+    thickness, rise, slope, bend = rng.uniforms((0.01, 0.05), (0.25, 0.7), (0.0, 0.35), (0.08, 0.15))
     angle = np.linspace(0.0, np.pi / 2 - slope, 9)
     arc = np.array([y - bend, bend]) + bend * np.stack([np.sin(angle), -np.cos(angle)], axis=1)
     up = np.array([np.sin(slope), np.cos(slope)])
@@ -225,8 +213,7 @@ def sofa(rng: Rng) -> Parts:
     half_x = 0.5 * seats * seat_width
     depth, floor = rng.uniform(0.8, 1.0), rng.uniform(0.06, 0.14)
     deck, seat = floor + rng.uniform(0.12, 0.18), rng.uniform(0.4, 0.48)
-    arm, back = rng.uniform(0.12, 0.24), rng.uniform(0.15, 0.22)
-    back_height = rng.uniform(0.7, 0.95)
+    arm, back, back_height = rng.uniforms((0.12, 0.24), (0.15, 0.22), (0.7, 0.95))
     front, rear = -depth / 2, depth / 2
     armless = rng.chance(0.12)
     outer = half_x if armless else half_x + arm
@@ -262,10 +249,8 @@ def sofa(rng: Rng) -> Parts:
 
 def varied_sofa(rng: Rng) -> Parts:
     """Sofa of another build: bench, corner, curve or slim frame, with cushions or none, on any support."""
-    half_x, half_y = rng.uniform(0.4, 1.3), rng.uniform(0.3, 0.55)
-    under, seat = rng.uniform(0.02, 0.28), rng.uniform(0.34, 0.5)
-    soft = rng.uniform(0.003, 0.09)
-    back, rise = rng.uniform(0.05, 0.25), rng.uniform(0.15, 0.6)
+    half_x, half_y, under, seat = rng.uniforms((0.4, 1.3), (0.3, 0.55), (0.02, 0.28), (0.34, 0.5))
+    soft, back, rise = rng.uniforms((0.003, 0.09), (0.05, 0.25), (0.15, 0.6))
     parts = [rounded_box(half_x, half_y, (under, seat), soft)]
     slope = rng.uniform(0.0, 0.3)
     if rng.chance(0.9):
@@ -307,8 +292,7 @@ def _loose_cushions(rng: Rng, half_x: float, half_y: float, seat: float, back: f
 def bed(rng: Rng) -> Parts:
     """Bed: frame, mattress, pillows, and a head board; foot board, cover and posts are options."""
     half_x = rng.choice([0.45, 0.6, 0.7, 0.8, 0.95]) * rng.uniform(0.95, 1.05)
-    half_y = rng.uniform(0.98, 1.08)
-    clear = rng.uniform(0.1, 0.25)
+    half_y, clear = rng.uniforms((0.98, 1.08), (0.1, 0.25))
     rail = clear + rng.uniform(0.12, 0.2)
     top = rail + rng.uniform(0.15, 0.26)
     rim = rng.uniform(0.03, 0.06)
@@ -383,8 +367,7 @@ def _board(rng: Rng, half_x: float, rear: float, clear: float, height: float) ->
 
 def varied_bed(rng: Rng) -> Parts:
     """Bed of another build: a block, a thin platform, bunks, a sleigh, with thin boards or none."""
-    half_x, half_y = rng.uniform(0.4, 1.05), rng.uniform(0.9, 1.1)
-    clear, rail = rng.uniform(0.03, 0.4), rng.uniform(0.03, 0.25)
+    half_x, half_y, clear, rail = rng.uniforms((0.4, 1.05), (0.9, 1.1), (0.03, 0.4), (0.03, 0.25))
     deck, over = clear + rail, rng.uniform(0.0, 0.12)
     wide, rear = half_x + over, half_y + over
     yield box(wide, rear, (clear, deck))
