@@ -188,19 +188,14 @@ def _entries(
 
 
 def _prepared_meshes(
-    config: Config,
-    files: Sequence[MeshFile],
-    processes: Processes,
-    helpers: HelperProcesses,
-    device: str,
+    config: Config, files: Sequence[MeshFile], processes: Processes, helpers: HelperProcesses, device: str
 ) -> dict[MeshFile, PreparedMesh]:
     """Prepare each file once, in one of the processes."""
     recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
     own, cache = processes.shard(files), Path(config.data.cache)
-    meshes = prepare_meshes(own, recipe, cache, helpers=helpers, device=device)
     ready: dict[MeshFile, PreparedMesh] = {}
     # Closed at once if this stops at a mesh, so that the bar ends before the error shows.
-    with closing(meshes) as prepared_meshes:
+    with closing(prepare_meshes(own, recipe, cache, helpers=helpers, device=device)) as prepared_meshes:
         for file, prepared in prepared_meshes:
             if prepared.reason is not None and config.data.strict:
                 hint = "data.strict=true stops here, false leaves it out"

@@ -33,7 +33,6 @@ _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
-    NotImplementedError,
     RuntimeError,
     FileExistsError,
     NotADirectoryError,

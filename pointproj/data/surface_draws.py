@@ -197,8 +197,8 @@ def draw_on_surfaces(
         (:mod:`pointproj.geometry.scanning`).
     drawn : (B, 3) int64 tensor
         Of each cloud: number of its shape, the shape's identity, epoch.
-    seed, count : int
-        Points a cloud are ``count``.
+    count : int
+        Points a cloud.
 
     Returns
     -------

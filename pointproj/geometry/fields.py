@@ -28,12 +28,7 @@ A mesh without interior is left out by the targets that ask what is inside.
 
 
 def target_field(
-    mesh: Mesh,
-    side: int,
-    kind: str,
-    *,
-    beside: Float[np.ndarray, "n 3"] | None = None,
-    device: str = "cpu",
+    mesh: Mesh, side: int, kind: str, *, beside: Float[np.ndarray, "n 3"] | None = None, device: str = "cpu"
 ) -> Float[np.ndarray, " Q"]:
     """Evaluate a target on the query grid.
 

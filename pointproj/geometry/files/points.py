@@ -23,8 +23,7 @@ from pointproj.geometry.sampling import SurfaceSampler
 log = logging.getLogger(__name__)
 
 Sample = Callable[
-    [SurfaceSampler, int, np.random.Generator],
-    tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]],
+    [SurfaceSampler, int, np.random.Generator], tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]
 ]
 
 Thin = Callable[[Float[np.ndarray, "n 3"], int, np.random.Generator], Int[np.ndarray, " count"]]
