@@ -5,7 +5,7 @@ from jaxtyping import Float
 from manifold3d import Manifold
 from numpy import ndarray
 
-from pointproj.data.furniture.outlines import CORNERS, SIDES, Outline, Range, beside, rectangle, superellipse
+from pointproj.data.furniture.outlines import CORNERS, SIDES, Outline, beside, rectangle, superellipse
 from pointproj.data.furniture.parts import Parts, Rng, support
 from pointproj.data.furniture.solids import bar, box, ellipsoid, loft, rod, rounded_box, slab, tube
 
@@ -134,8 +134,28 @@ def toilet(rng: Rng) -> Parts:
         yield rounded_box(0.6 * half_x, (0.1 * length, deck), (0.0, 0.3 * height), 0.03)
         yield rounded_box(0.75 * half_x, (0.25 * length, deck), (0.55 * height, height), 0.03)
         yield box(0.4 * half_x, (0.15 * length, deck - 0.02), (0.1 * height, 0.7 * height))
-    yield from _seat_and_lid(rng, half_x, length, height, open_lid=open_lid)
-    yield from _tank(rng, half_x, (rear, deck), height)
+    seat = slab(_egg(1.04 * half_x, 1.03 * length), (height - 0.005, height + 0.03))
+    lid = slab(_egg(1.0 * half_x, 0.98 * length), (0.0, 0.028))
+    if open_lid:
+        hole = slab(_egg(0.66 * half_x, 0.66 * length) - [0.0, 0.02], (height - 1, height + 1))
+        yield seat - hole
+        # Turning about x lifts the front of the lid; its rear edge is the hinge, just before the tank.
+        raised = lid.translate([0.0, -(0.46 * length), 0.0]).rotate([-rng.uniform(84.0, 90.0), 0.0, 0.0])
+        yield raised.translate([0.0, 0.5 * length - 0.075, height + 0.02])
+    else:
+        yield seat
+        yield lid.translate([0.0, 0.0, height + 0.025])
+    wide, top = rng.uniform(0.95, 1.2) * half_x, height + rng.uniform(0.3, 0.42)
+    front = rear - 0.005
+    yield rounded_box(wide, (front, deck), (height - 0.03, top), rng.uniform(0.01, 0.04))  # the tank
+    yield rounded_box(wide + 0.015, (front - 0.015, deck + 0.01), (top - 0.02, top + 0.03), 0.012)
+    if rng.chance(0.5):
+        yield bar(0, 0.5 * (rear + deck), (top, top + 0.045), 0.03)
+    else:
+        x, z = -0.7 * wide, top - 0.07
+        lever = bar((x, x + 0.09), front - 0.03, (z, z - 0.01), 0.013, 12)
+        yield bar(x, (front + 0.02, front - 0.035), z, 0.014, 12)
+        yield lever
 
 
 def _egg(half_x: float, length: float) -> Outline:
@@ -143,29 +163,6 @@ def _egg(half_x: float, length: float) -> Outline:
     outline = superellipse(half_x, length / 2, 2.2)
     outline[:, 0] *= 1.0 + 0.16 * outline[:, 1] / (length / 2)
     return outline
-
-
-def _seat_and_lid(rng: Rng, half_x: float, length: float, height: float, *, open_lid: bool) -> Parts:
-    seat = slab(_egg(1.04 * half_x, 1.03 * length), (height - 0.005, height + 0.03))
-    lid = slab(_egg(1.0 * half_x, 0.98 * length), (0.0, 0.028))
-    if not open_lid:
-        return [seat, lid.translate([0.0, 0.0, height + 0.025])]
-    hole = slab(_egg(0.66 * half_x, 0.66 * length) - [0.0, 0.02], (height - 1, height + 1))
-    # Turning about x lifts the front of the lid; its rear edge is the hinge, just before the tank.
-    raised = lid.translate([0.0, -(0.46 * length), 0.0]).rotate([-rng.uniform(84.0, 90.0), 0.0, 0.0])
-    return [seat - hole, raised.translate([0.0, 0.5 * length - 0.075, height + 0.02])]
-
-
-def _tank(rng: Rng, half_x: float, y: Range, height: float) -> Parts:
-    wide, top = rng.uniform(0.95, 1.2) * half_x, height + rng.uniform(0.3, 0.42)
-    front, middle = y[0] - 0.005, 0.5 * (y[0] + y[1])
-    body = rounded_box(wide, (front, y[1]), (height - 0.03, top), rng.uniform(0.01, 0.04))
-    lid = rounded_box(wide + 0.015, (front - 0.015, y[1] + 0.01), (top - 0.02, top + 0.03), 0.012)
-    if rng.chance(0.5):
-        return [body, lid, bar(0, middle, (top, top + 0.045), 0.03)]
-    x, z = -0.7 * wide, top - 0.07
-    lever = bar((x, x + 0.09), front - 0.03, (z, z - 0.01), 0.013, 12)
-    return [body, lid, bar(x, (front + 0.02, front - 0.035), z, 0.014, 12), lever]
 
 
 def varied_toilet(rng: Rng) -> Parts:
