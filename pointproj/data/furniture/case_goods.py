@@ -328,7 +328,7 @@ def varied_night_stand(rng: Rng) -> Parts:
     x, y = 0.9 * half_x, 0.9 * half_y
     yield from [box(half_x, half_y, (height - board, height)), box(x, y, (low, height - 0.5 * board))]
     if rng.chance(0.7):
-        rows, style = [1.0] * rng.integers(1, 4), rng.pick(*HANDLE_STYLES)
+        rows, style = [1.0] * int(rng.integers(1, 4)), rng.pick(*HANDLE_STYLES)
         yield from drawer_fronts(limits(x), (low, height - board), -y, rows, 1, style)
     yield from support(rng, x, y, low, "legs", "frames", "crossed", "column", "panels", "hairpin")
 
