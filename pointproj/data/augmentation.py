@@ -24,7 +24,7 @@ def augment(
     distances: bool,
     finish: Callable[[dict[str, Any], torch.Generator], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Change the shapes of a batch, each in its own way.
+    """Change the shapes of a batch, each in its own way; the batch given keeps its own tensors.
 
     Parameters
     ----------
@@ -42,11 +42,6 @@ def augment(
     finish : callable, optional
         Makes clouds of the points that were drawn, once the shapes have moved, and before points get noise or
         a gap: :meth:`pointproj.data.clouds.Sampling.finish`.
-
-    Returns
-    -------
-    dict
-        The batch with other tensors; the one given keeps its own.
     """
     if settings == AugmentationConfig() and finish is None:
         return batch

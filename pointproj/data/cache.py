@@ -22,33 +22,15 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def entry_key(content_digest: str, settings: Mapping[str, str | int | float]) -> str:
-    """Name an entry by its origin.
-
-    Parameters
-    ----------
-    content_digest : str
-        SHA-256 of the source file, hexadecimal.
-    settings : mapping
-        All that decides what is made from the file.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
-    """
+    """Name an entry, in 64 hex digits, by the SHA-256 of its source file and all else that it depends on."""
     described = json.dumps([content_digest, sorted(settings.items())])
     return hashlib.sha256(described.encode()).hexdigest()
 
 
 class Cache:
-    """A folder of entries, each a set of named arrays.
+    """A folder of entries, each a set of named arrays; it is made with the first, and may be deleted.
 
     Safe to use from several processes: entries appear whole, and the same key always means the same arrays.
-
-    Parameters
-    ----------
-    folder : Path or str
-        Made when the first entry is stored. May be deleted at any time.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -72,13 +54,7 @@ class Cache:
             return dict(arrays)
 
     def store(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write an entry; an older file of that name is replaced in one step.
-
-        Raises
-        ------
-        RunError
-            If the file cannot be written, as on a full disk.
-        """
+        """Write an entry, in one step; a RunError says that it cannot be written, as on a full disk."""
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
         archive = buffer.getvalue()

@@ -21,21 +21,11 @@ DENSER = 5
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a surface is sampled.
+    """How a surface is sampled."""
 
-    Attributes
-    ----------
-    kind : {"area", "even", "scan", "sensors"}
-        As ``data.sampling``.
-    points : int
-        Of each cloud.
-    noise : float
-        Standard deviation of each coordinate, as a fraction of a shape's longest side.
-    """
-
-    kind: str
-    points: int
-    noise: float = 0.0
+    kind: str  # area | even | scan | sensors, as ``data.sampling``
+    points: int  # of each cloud
+    noise: float = 0.0  # standard deviation of each coordinate, as a fraction of a shape's longest side
 
     @classmethod
     def of(cls, cloud: MixtureConfig) -> "Sampling":
@@ -91,11 +81,6 @@ class Sampling:
             passed on, as are ``sensors`` (B, n, 3), unit vectors towards the cameras of a scan.
         generator : torch.Generator
             On the batch's device; advanced where something is random.
-
-        Returns
-        -------
-        dict
-            The batch with other tensors.
         """
         points, normals = batch["reference_points"], batch["normals"]
         if self.kind == "even":
@@ -108,27 +93,17 @@ class Sampling:
 
 
 class SampledCloud(NamedTuple):
-    """What is known of a cloud."""
+    """What is known of a cloud: float32 arrays, ``sensors`` are unit vectors towards what saw the points."""
 
-    points: Float[np.ndarray, "n 3"]  # float32, like the others
+    points: Float[np.ndarray, "n 3"]
     normals: Float[np.ndarray, "n 3"]
-    sensors: Float[np.ndarray, "n 3"] | None = None  # unit vectors towards what saw the points
+    sensors: Float[np.ndarray, "n 3"] | None = None
 
 
 def sample_cloud(source: PointSource, sampling: Sampling, generator: np.random.Generator) -> SampledCloud:
-    """Sample a shape once, as test shapes are in training.
+    """Sample a normalised shape once, as test shapes are in training.
 
-    Parameters
-    ----------
-    source : PointSource
-        Of a normalised shape.
-    sampling : Sampling
-    generator : numpy.random.Generator
-        Advanced; the same state gives the same cloud.
-
-    Returns
-    -------
-    SampledCloud
+    The generator is advanced; the same state gives the same cloud.
     """
     drawn = {name: torch.from_numpy(values) for name, values in sampling.draw(source, generator).items()}
     cloud = finished_cloud(drawn, sampling, generator)
@@ -138,19 +113,9 @@ def sample_cloud(source: PointSource, sampling: Sampling, generator: np.random.G
 def finished_cloud(
     cloud: dict[str, Tensor], sampling: Sampling, generator: np.random.Generator
 ) -> dict[str, Tensor]:
-    """Make a cloud of points that were drawn, as :meth:`Sampling.finish` does for a batch.
+    """Make a cloud of points that were drawn, (n, 3) on the CPU, as :meth:`Sampling.finish` does for a batch.
 
-    Parameters
-    ----------
-    cloud : dict
-        ``reference_points``, ``normals`` and perhaps ``sensors`` (n, 3), on the CPU.
-    sampling : Sampling
-    generator : numpy.random.Generator
-        Advanced; the same state gives the same noise.
-
-    Returns
-    -------
-    dict
+    The generator is advanced; the same state gives the same noise.
     """
     seeded = torch.Generator().manual_seed(int(generator.integers(2**63)))
     finished = sampling.finish({name: tensor[None] for name, tensor in cloud.items()}, seeded)

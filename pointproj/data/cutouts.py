@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pointproj.data.modelnet import MeshFile
-from pointproj.geometry.files import parse_mesh, write_mesh
+from pointproj.geometry.files import read_mesh, write_mesh
 from pointproj.geometry.meshes import Mesh, MeshError, face_areas
 from pointproj.runtime.helpers import HelperProcesses
 
@@ -27,18 +27,8 @@ FLAT = 1e-3  # of the longest side: how far from a plane its faces may lie
 def with_cutouts(mesh: Mesh, rng: np.random.Generator) -> Mesh:
     """Cut away surface in a few places: flat pieces, separate parts, or what lies within a ball.
 
-    Parameters
-    ----------
-    mesh : Mesh
-        In any units.
-    rng : numpy.random.Generator
-        Chooses the places.
-
-    Returns
-    -------
-    Mesh
-        The vertices of the mesh, and faces with at least 40% of its area. A cutout that would leave less is
-        not made, so that now and then nothing is cut away.
+    The faces that are left have at least 40% of the mesh's area. A cutout that would leave less is not made,
+    so that now and then nothing is cut away.
     """
     kept = np.ones(len(mesh.faces), dtype=bool)
     areas = face_areas(mesh)
@@ -56,20 +46,9 @@ def write_variants(
 ) -> list[MeshFile]:
     """Write variants of mesh files with cutouts, as OFF files in the same layout; those already there stay.
 
-    Parameters
-    ----------
-    files : sequence of MeshFile
-        Files that cannot be read have no variants.
-    root : Path or str
-        Folder that will hold ``<class>/<split>/<name>_<content>_<number>.off``.
-    count : int
-        Variants a file. They follow from its content.
-    helpers : HelperProcesses, optional
-        Make variants side by side; by default this process does.
-
-    Returns
-    -------
-    list of MeshFile
+    Each file has ``count`` variants, ``<class>/<split>/<name>_<content>_<number>.off``, which follow from its
+    content; files that cannot be read have none. Helper processes make them side by side; by default this one
+    does.
     """
     variants, missing = {}, {}
     for file in files:
@@ -81,21 +60,19 @@ def write_variants(
         paths = [folder / f"{file.name}_{digest[:8]}_{number}.off" for number in range(count)]
         variants[file] = [MeshFile(path, file.class_name, file.split) for path in paths]
         if not all(path.exists() for path in paths):
-            missing[file] = partial(_write_variants, file.path, paths)
+            missing[file] = partial(_write_variants, file.path, paths, digest)
     for file, readable in (helpers or HelperProcesses(1)).run("cutting variants", missing, "meshes"):
         if not readable:
             del variants[file]
     return [variant for written in variants.values() for variant in written]
 
 
-def _write_variants(source: Path, paths: Sequence[Path]) -> bool:
+def _write_variants(source: Path, paths: Sequence[Path], digest: str) -> bool:
     """Write the variants of a mesh that are not there; return whether it can be read."""
     try:
-        content = source.read_bytes()
-        mesh = parse_mesh(content, source)
-    except (OSError, MeshError):
+        mesh = read_mesh(source)
+    except MeshError:
         return False
-    digest = hashlib.sha256(content).hexdigest()
     for number, path in enumerate(paths):
         if not path.exists():
             rng = np.random.default_rng([int(digest[:16], 16), number])

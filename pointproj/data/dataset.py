@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,10 +42,11 @@ class Draw(NamedTuple):
     sampling: Sampling
 
 
+@dataclass(eq=False)
 class ShapeDataset(Dataset[dict[str, Any]]):
     """Shapes with freshly sampled reference points, fixed by (seed, epoch, shape).
 
-    Parameters
+    Attributes
     ----------
     shapes : sequence of Shape
         What to sample; may load each when it is asked for.
@@ -63,34 +64,19 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
     """
 
-    def __init__(
-        self,
-        shapes: Sequence[Shape],
-        query_points: Float[Tensor, "Q 3"],
-        *,
-        samplings: Sequence[Sampling],
-        seed: int,
-        resample: bool,
-        queries: int = 0,
-    ) -> None:
-        self.shapes = shapes
-        self.query_points = query_points
-        self.samplings = samplings
-        self.seed = seed
-        self.resample = resample
-        self.queries = queries
+    shapes: Sequence[Shape]
+    query_points: Float[Tensor, "Q 3"]
+    _: KW_ONLY
+    samplings: Sequence[Sampling]
+    seed: int
+    resample: bool
+    queries: int = 0
 
     def __len__(self) -> int:
         return len(self.shapes)
 
     def __getitem__(self, index: int | Draw) -> dict[str, Any]:
-        """Sample one shape.
-
-        Parameters
-        ----------
-        index : int or Draw
-            Of the shape, for epoch 0 and the first sampling; or a draw, of other points in every epoch if
-            ``resample``.
+        """Sample one shape: for epoch 0 and the first sampling where only its index is given.
 
         Returns
         -------
@@ -122,13 +108,8 @@ class ShapeDataset(Dataset[dict[str, Any]]):
 class PreparedData:
     """All that a run needs of its data.
 
-    Attributes
-    ----------
-    train, test : ShapeDataset
-    validation : ShapeDataset or None
-        Training meshes held out, sampled as the test meshes are; None if there are none.
-    left_out : list of tuple of str
-        Meshes that could not be used: (file, reason).
+    ``validation`` are training meshes held out, sampled as the test meshes are; None if there are none.
+    ``left_out`` are meshes that could not be used: (file, reason).
     """
 
     train: ShapeDataset
@@ -140,20 +121,9 @@ class PreparedData:
 def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -> PreparedData:
     """Find and prepare the data of a run; it stays on disk until it is sampled.
 
-    Parameters
-    ----------
-    config : Config
-        Sections ``data`` and ``target``, and ``seed``.
-    processes : Processes
-        They share the work, and see the same folders.
-    device : str
-        Where targets are evaluated; they are the same everywhere.
-
-    Returns
-    -------
-    PreparedData
-        ``data=gaussian`` has one cloud, and that is validated and tested on too: nothing unseen can be
-        predicted about random values.
+    ``processes`` share the work, and see the same folders; targets are evaluated on ``device``, and are the
+    same on all. ``data=gaussian`` has one cloud, and that is validated and tested on too: nothing unseen can
+    be predicted about random values.
 
     Raises
     ------
@@ -179,14 +149,9 @@ def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -
                 f"expected at least one usable mesh in split {split}, got none; {len(left_out)} were left "
                 f"out{first}. Check data.root, data.classes and target={config.target.name}"
             )
-    log.info(
-        "%d training, %d validation and %d test meshes ready after %.1f s, %d left out",
-        len(entries["train"]),
-        len(entries["validation"]),
-        len(entries["test"]),
-        time.monotonic() - started,
-        len(left_out),
-    )
+    counts = [len(entries[split]) for split in ("train", "validation", "test")]
+    ready = "%d training, %d validation and %d test meshes ready after %.1f s, %d left out"
+    log.info(ready, *counts, time.monotonic() - started, len(left_out))
     grid = torch.from_numpy(query_grid(config.data.grid))
     data = config.data
     of_tests, *mixture = map(Sampling.of, data.clouds)
@@ -223,19 +188,14 @@ def _entries(
 
 
 def _prepared_meshes(
-    config: Config,
-    files: Sequence[MeshFile],
-    processes: Processes,
-    helpers: HelperProcesses,
-    device: str,
+    config: Config, files: Sequence[MeshFile], processes: Processes, helpers: HelperProcesses, device: str
 ) -> dict[MeshFile, PreparedMesh]:
     """Prepare each file once, in one of the processes."""
     recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
     own, cache = processes.shard(files), Path(config.data.cache)
-    meshes = prepare_meshes(own, recipe, cache, helpers=helpers, device=device)
     ready: dict[MeshFile, PreparedMesh] = {}
     # Closed at once if this stops at a mesh, so that the bar ends before the error shows.
-    with closing(meshes) as prepared_meshes:
+    with closing(prepare_meshes(own, recipe, cache, helpers=helpers, device=device)) as prepared_meshes:
         for file, prepared in prepared_meshes:
             if prepared.reason is not None and config.data.strict:
                 hint = "data.strict=true stops here, false leaves it out"

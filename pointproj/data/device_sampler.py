@@ -4,7 +4,9 @@ So nothing is read, sampled or copied by the host while a network trains, and no
 host launches a few kernels for a batch and waits for none of them: the device works on the step before.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,22 +33,12 @@ class SamplerUnavailable(RuntimeError):  # noqa: N818 - says what happened
 
 
 def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
-    """Copy shapes to the device, and return what draws batches there.
+    """Copy shapes to the device, at most so many bytes, and return what draws batches there.
 
-    Parameters
-    ----------
-    dataset : ShapeDataset
-    device : torch.device
-    most_bytes : int
-        That the shapes may take of its memory.
-
-    Returns
-    -------
-    callable
-        Takes what to draw of each shape of a batch; returns what :func:`pointproj.data.batches.collate`
-        does, with ``query_points``, on the device. Points of meshes are not those that ``dataset`` draws, but
-        fixed by the same (seed, epoch, shape), and distributed equally. What is the same in every epoch
-        (``resample=False``) is that of ``dataset``.
+    It takes what to draw of each shape of a batch, and returns what :func:`pointproj.data.batches.collate`
+    does, with ``query_points``, on the device. Points of meshes are not those that ``dataset`` draws, but
+    fixed by the same (seed, epoch, shape), and distributed equally. What is the same in every epoch
+    (``resample=False``) is that of ``dataset``.
 
     Raises
     ------
@@ -54,137 +46,83 @@ def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int)
         If the shapes take more memory, or are not meshes of the cache.
     """
     if not dataset.resample:
-        return KeptSamples(dataset, device, most_bytes)
+        return _kept_samples(dataset, device, most_bytes)
     if not isinstance(dataset.shapes, StoredShapes):
         raise SamplerUnavailable("its shapes are not meshes from the cache")
-    return SurfaceBatches(dataset, device, most_bytes)
+    return _surface_batches(dataset, device, most_bytes)
 
 
-class KeptSamples:
-    """Samples that are the same in every epoch, each copied to the device when it is first needed.
-
-    Parameters
-    ----------
-    dataset, device, most_bytes
-        As for :func:`device_sampler`.
-
-    Raises
-    ------
-    SamplerUnavailable
-    """
-
-    def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
-        queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
-        most_points = max(sampling.points for sampling in dataset.samplings)
-        _require(4 * len(dataset) * (6 * most_points + queries), most_bytes)
-        self._dataset = dataset
-        self._device = device
-        self._query_points = dataset.query_points.to(device)
-        self._kept: dict[int, dict[str, Any]] = {}  # by index
-
-    def __call__(self, chunk: Sequence[Draw]) -> dict[str, Any]:
-        """Return the samples of a batch."""
-        return {"query_points": self._query_points, **collate([self._sample(each.index) for each in chunk])}
-
-    def _sample(self, index: int) -> dict[str, Any]:
-        if index not in self._kept:
-            self._kept[index] = to_device(self._dataset[index], self._device)
-        return self._kept[index]
+def _kept_samples(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
+    """Samples that are the same in every epoch, each copied to the device when it is first needed."""
+    queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
+    most_points = max(sampling.points for sampling in dataset.samplings)
+    _require(4 * len(dataset) * (6 * most_points + queries), most_bytes)
+    grid = {"query_points": dataset.query_points.to(device)}
+    sample = cache(lambda index: to_device(dataset[index], device))
+    return lambda chunk: {**grid, **collate([sample(each.index) for each in chunk])}
 
 
-class SurfaceBatches:
+def _surface_batches(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
     """Meshes on the device, with targets and pools; their points are drawn anew in every epoch.
 
-    Parameters
-    ----------
-    dataset, device, most_bytes
-        As for :func:`device_sampler`; a mesh that occurs several times is there once.
-
-    Raises
-    ------
-    SamplerUnavailable
+    A mesh that occurs several times is there once.
     """
+    entries: list[Entry] = dataset.shapes.entries
+    first = {entry.key: entry for entry in reversed(entries)}
+    rows = {key: row for row, key in enumerate(first)}
+    shapes = dataset.shapes.read(first.values())
+    scanned: list[wp.Mesh] = []
 
-    def __init__(self, dataset: ShapeDataset, device: torch.device, most_bytes: int) -> None:
-        self._dataset = dataset
-        self._device = device
-        entries: list[Entry] = dataset.shapes.entries
-        first = {entry.key: entry for entry in reversed(entries)}
-        rows = {key: row for row, key in enumerate(first)}
-        self._entries = entries
-        self._rows = [rows[entry.key] for entry in entries]
-        shapes = dataset.shapes.read(first.values())
-        self._scanned: list[wp.Mesh] = []  # keeps alive what their ids stand for
-        if any(sampling.is_scan for sampling in dataset.samplings):
-            shapes = map(self._with_search, shapes)
-        tables = _tables(shapes, bool(dataset.queries), device, most_bytes)
-        self._surfaces = Surfaces(*(tables.pop(name) for name in Surfaces._fields))
-        self._tables = tables
-        self._searched = None
-        if self._scanned:
-            wp.synchronize_device(str(device))  # Warp built them on a stream of its own
-            self._searched = torch.tensor([mesh.id for mesh in self._scanned], device=device)
-        self._query_points = dataset.query_points.to(device)
-
-    def __call__(self, chunk: Sequence[Draw]) -> dict[str, Any]:
-        """Draw a batch."""
-        entries = [self._entries[each.index] for each in chunk]
-        numbers = [
-            (self._rows[each.index], entry.identity % 2**64, each.epoch)
-            for entry, each in zip(entries, chunk, strict=True)
-        ]
-        drawn = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64))
-        drawn = to_device({"drawn": drawn}, self._device)["drawn"]
-        sampling = chunk[0].sampling
-        searched = self._searched if sampling.is_scan else None
-        cloud = draw_on_surfaces(*self._surfaces, searched, drawn, self._dataset.seed, sampling.drawn)
-        return {
-            **sampling.known(*cloud),
-            **self._queries(drawn),
-            "name": [entry.name for entry in entries],
-            "class_name": [entry.class_name for entry in entries],
-            "identity": [entry.identity for entry in entries],
-        }
-
-    def _with_search(self, shape: Shape) -> Shape:
-        """Make the mesh of a shape searchable on the device."""
-        with on_device(str(self._device)):
-            surface = shape.source
-            self._scanned.append(search_mesh(Mesh(surface.vertices, surface.faces, shape.name)))
+    def searchable(shape: Shape) -> Shape:
+        with on_device(str(device)):
+            scanned.append(search_mesh(Mesh(shape.source.vertices, shape.source.faces, shape.name)))
         return shape
 
-    def _queries(self, drawn: Tensor) -> dict[str, Tensor]:
-        tables, dataset = self._tables, self._dataset
+    if any(sampling.is_scan for sampling in dataset.samplings):
+        shapes = map(searchable, shapes)
+    tables = _tables(shapes, bool(dataset.queries), device, most_bytes)
+    surfaces = Surfaces(*(tables[name] for name in Surfaces._fields))
+    query_points = dataset.query_points.to(device)
+    if scanned:
+        wp.synchronize_device(str(device))  # Warp built them on a stream of its own
+    ids = torch.tensor([mesh.id for mesh in scanned], dtype=torch.int64, device=device)
+
+    def queries(drawn: Tensor) -> tuple[Tensor, Tensor]:
         if not dataset.queries:
-            target = tables["target"].index_select(0, drawn[:, 0])
-            return {"query_points": self._query_points, "target": target}
+            return query_points, tables["target"].index_select(0, drawn[:, 0])
         pool = tables["pool_points"], tables["pool_values"]
-        query_points, target = draw_from_pools(*pool, drawn, dataset.seed, dataset.queries)
-        return {"query_points": query_points, "target": target}
+        return draw_from_pools(*pool, drawn, dataset.seed, dataset.queries)
+
+    def draw(chunk: Sequence[Draw]) -> dict[str, Any]:
+        some = [entries[each.index] for each in chunk]
+        numbers = [
+            (rows[entry.key], entry.identity % 2**64, each.epoch)
+            for entry, each in zip(some, chunk, strict=True)
+        ]
+        drawn = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64))
+        drawn = to_device({"drawn": drawn}, device)["drawn"]
+        sampling = chunk[0].sampling
+        searched = ids if scanned and sampling.is_scan else None  # the list keeps alive what ids stand for
+        cloud = draw_on_surfaces(*surfaces, searched, drawn, dataset.seed, sampling.drawn)
+        places, target = queries(drawn)
+        return {
+            **sampling.known(*cloud),
+            "query_points": places,
+            "target": target,
+            "name": [entry.name for entry in some],
+            "class_name": [entry.class_name for entry in some],
+            "identity": [entry.identity for entry in some],
+        }
+
+    return draw
 
 
 def _tables(
     shapes: Iterable[Shape], random_queries: bool, device: torch.device, most_bytes: int
 ) -> dict[str, Tensor]:
-    """Return what steps read of the shapes, one after the other: what :class:`Surfaces` names, and targets.
-
-    Raises
-    ------
-    SamplerUnavailable
-    """
-    parts: list[dict[str, Tensor]] = []
-    group: list[dict[str, Tensor]] = []
-    taken, vertices, faces = 0, 0, 0
-    for shape in shapes:
-        group.append(_rows_of(shape, vertices, faces, random_queries))
-        vertices += len(group[-1]["vertices"])
-        faces += len(group[-1]["faces"])
-        taken += sum(rows.nbytes for rows in group[-1].values())
-        _require(taken, most_bytes)
-        if len(group) == COPIED_TOGETHER:
-            parts.append(to_device(_joined(group), device))
-            group = []
-    if group:
+    """Tables that steps read of the shapes, one after the other: those of :class:`Surfaces`, and targets."""
+    rows, parts = _rows(shapes, random_queries, most_bytes), []
+    while group := [*islice(rows, COPIED_TOGETHER)]:
         parts.append(to_device(_joined(group), device))
     tables = _joined(parts)
     if max(table.numel() for table in tables.values()) >= MOST_ENTRIES:
@@ -192,19 +130,26 @@ def _tables(
     return tables
 
 
-def _rows_of(shape: Shape, vertices: int, faces: int, random_queries: bool) -> dict[str, Tensor]:
-    """Rows of the tables for one shape, after so many vertices and faces."""
-    surface = shape.source
-    first_and_last = {"first_face": faces, "last_face": faces + surface.last_face}
-    rows = {
-        "vertices": torch.from_numpy(surface.vertices),
-        "faces": torch.from_numpy(surface.faces).int() + vertices,
-        "summed_areas": torch.from_numpy(surface.summed_areas),
-        **{name: torch.tensor([face], dtype=torch.int32) for name, face in first_and_last.items()},
-    }
-    if random_queries:
-        return {**rows, "pool_points": shape.pool_points[None], "pool_values": shape.pool_values[None]}
-    return {**rows, "target": shape.target[None]}
+def _rows(shapes: Iterable[Shape], random_queries: bool, most_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Rows of the tables for each shape, as long as all take no more bytes."""
+    taken = vertices = faces = 0
+    for shape in shapes:
+        surface = shape.source
+        first_and_last = {"first_face": faces, "last_face": faces + surface.last_face}
+        rows = {
+            "vertices": torch.from_numpy(surface.vertices),
+            "faces": torch.from_numpy(surface.faces).int() + vertices,
+            "summed_areas": torch.from_numpy(surface.summed_areas),
+            **{name: torch.tensor([face], dtype=torch.int32) for name, face in first_and_last.items()},
+        }
+        if random_queries:
+            rows |= {"pool_points": shape.pool_points[None], "pool_values": shape.pool_values[None]}
+        else:
+            rows["target"] = shape.target[None]
+        taken += sum(each.nbytes for each in rows.values())
+        _require(taken, most_bytes)
+        yield rows
+        vertices, faces = vertices + len(surface.vertices), faces + len(surface.faces)
 
 
 def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -13,10 +13,9 @@ import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import requests
 
@@ -34,7 +33,6 @@ _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
     EOFError,
-    NotImplementedError,
     RuntimeError,
     FileExistsError,
     NotADirectoryError,
@@ -46,25 +44,13 @@ class DownloadError(DataError):
     """The archive could not be fetched or is not what it should be; says how to go on."""
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A zip file on the web that holds one folder of meshes.
-
-    Attributes
-    ----------
-    url : str
-    folder : str
-        Name of the one folder in it.
-    size : int
-        Bytes. Another size is an error.
-    sha256 : str
-        Another digest is a warning: the publisher names none, this one was measured on a copy.
-    """
+class Archive(NamedTuple):
+    """A zip file on the web that holds one folder of meshes."""
 
     url: str
     folder: str
-    size: int
-    sha256: str
+    size: int  # bytes; another size is an error
+    sha256: str  # another is a warning: the publisher names none, this one was measured on a copy
 
 
 MODELNET10 = Archive(
@@ -76,7 +62,7 @@ MODELNET10 = Archive(
 
 
 def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path:
-    """Fetch and unpack the official archive, unless it is there.
+    """Fetch and unpack the official archive, unless it is there; return the folder with the class folders.
 
     Parameters
     ----------
@@ -84,11 +70,6 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
         Gets ``ModelNet10.zip`` and the folder ``ModelNet10``. A zip file placed there by hand is used.
     archive : Archive
         What to fetch.
-
-    Returns
-    -------
-    Path
-        The folder with the class folders.
 
     Raises
     ------
@@ -103,7 +84,8 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
         return folder
     root.mkdir(parents=True, exist_ok=True)
     zip_file = root / f"{archive.folder}.zip"
-    with _alone(root / f".{archive.folder}.lock"):
+    with open(root / f".{archive.folder}.lock", "w") as lock:  # the jobs of a sweep may start together
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():  # another process made it while this one waited
             return folder
         if not zip_file.exists():
@@ -116,21 +98,12 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
     return folder
 
 
-@contextmanager
-def _alone(lock_file: Path) -> Iterator[None]:
-    """Let one process at a time download into a folder: the jobs of a sweep may start together."""
-    with open(lock_file, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _fetch(archive: Archive, part: Path) -> None:
     """Append to ``part`` what is missing from it."""
     have = part.stat().st_size if part.exists() else 0
-    if have > archive.size:
-        have = 0
     if have == archive.size:
         return
+    have = have if have < archive.size else 0
     log.info("fetching %s into %s%s", archive.url, part, f", from byte {have:,} on" if have else "")
     missing = {"Range": f"bytes={have}-"} if have else {}
     try:
@@ -153,20 +126,16 @@ def _fetch(archive: Archive, part: Path) -> None:
     except OSError as error:  # all errors of requests are
         reason = f"fetching {archive.url} failed: {error}"
         if (response := getattr(error, "response", None)) is not None:
-            reason = (
-                f"fetching {archive.url} failed: the server answers {response.status_code} {response.reason}"
-            )
+            answer = f"the server answers {response.status_code} {response.reason}"
+            reason = f"fetching {archive.url} failed: {answer}"
         elif have:
             reason = f"the connection ended after {have:,} of {archive.size:,} bytes ({error})"
-        raise DownloadError(f"{reason}. {_by_hand(part.with_suffix(''))}") from error
-
-
-def _by_hand(zip_file: Path) -> str:
-    return (
-        "Run the same command again to go on from where it stopped, or place the data by hand: fetch that "
-        f"address on a machine that reaches it and put the file at {zip_file}, or unpack it so that "
-        f"{zip_file.with_suffix('')}/<class>/train/*.off exist"
-    )
+        zip_file = part.with_suffix("")
+        raise DownloadError(
+            f"{reason}. Run the same command again to go on from where it stopped, or place the data by "
+            f"hand: fetch that address on a machine that reaches it and put the file at {zip_file}, or "
+            f"unpack it so that {zip_file.with_suffix('')}/<class>/train/*.off exist"
+        ) from error
 
 
 def _check(zip_file: Path, archive: Archive) -> None:
@@ -184,21 +153,10 @@ def _check(zip_file: Path, archive: Archive) -> None:
 
 
 def unpack(zip_file: Path, root: Path, folder: str) -> None:
-    """Unpack ``folder`` of an archive into ``root``, completely or not at all.
+    """Unpack ``folder`` of an archive into ``root``, where no such folder is, completely or not at all.
 
-    Resource forks (``__MACOSX``, ``._*``) and ``.DS_Store`` are skipped.
-
-    Parameters
-    ----------
-    zip_file, root : Path
-        The archive, and where the folder goes; there must be none of that name.
-    folder : str
-
-    Raises
-    ------
-    DownloadError
-        If the archive is damaged, too large, or holds links or paths that lead out of the folder.
-        Nothing is left behind then.
+    Resource forks (``__MACOSX``, ``._*``) and ``.DS_Store`` are skipped. If the archive is damaged, too
+    large, or holds links or paths that lead out of the folder, nothing is left behind but a DownloadError.
     """
     workspace = root / f".{folder}.unpacking"
     shutil.rmtree(workspace, ignore_errors=True)  # of an attempt that was killed

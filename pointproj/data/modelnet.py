@@ -1,6 +1,6 @@
 """Where mesh files lie: the folder layout of ModelNet10 and ModelNet40."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,22 +63,18 @@ def layout_problem(root: Path | str) -> str:
 def find_meshes(
     root: Path | str, classes: Sequence[str] | None = None, limit: int | None = None
 ) -> list[MeshFile]:
-    """List mesh files in the layout of ModelNet10.
+    """List mesh files in the layout of ModelNet10: by class, train before test, by name.
 
     Parameters
     ----------
     root : Path or str
         Folder with ``<class>/{train,test}/*.off`` (or another format that
-        :func:`pointproj.geometry.files.read_mesh` reads), or the folder that holds ``ModelNet10/``.
+        :func:`pointproj.geometry.files.read_mesh` reads), or the folder that holds ``ModelNet10/``. Hidden
+        files (``._chair_0001.off``) are no meshes.
     classes : sequence of str, optional
         Classes to read; all that are found by default.
     limit : int, optional
         At most this many files a class and split, in the order of their names.
-
-    Returns
-    -------
-    list of MeshFile
-        By class, train before test, by name. Hidden files (``._chair_0001.off``) are no meshes.
 
     Raises
     ------
@@ -92,20 +88,24 @@ def find_meshes(
             f"expected {EXPECTED_LAYOUT} with FOLDER={root} or its {archives}; {layout_problem(root)}"
         )
     found = _class_folders(folder)
-    missing = [name for name in classes or () if name not in found]
-    if missing:
-        raise DataError(
-            f"data.classes={_listed(missing)}: {folder} has no such class; it has {', '.join(sorted(found))}"
-        )
     files = [
         MeshFile(path, name, split)
-        for name in sorted(set(classes or found))
+        for name in chosen_classes(classes, found, folder)
         for split in SPLITS
         for path in _files_of(found[name] / split)[:limit]
     ]
     if not files:
         raise DataError(f"expected {EXPECTED_LAYOUT}; the class folders in {folder} hold no mesh file")
     return files
+
+
+def chosen_classes(classes: Sequence[str] | None, found: Collection[str], folder: Path) -> list[str]:
+    """Sort the classes to read, by default all; a DataError names those that a folder has not."""
+    missing = [name for name in classes or () if name not in found]
+    if missing:
+        known = ", ".join(sorted(found))
+        raise DataError(f"data.classes={_listed(missing)}: {folder} has no such class; it has {known}")
+    return sorted(set(classes or found))
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:

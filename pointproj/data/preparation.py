@@ -32,38 +32,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made from a mesh file.
+    """What is made from a mesh file."""
 
-    Attributes
-    ----------
-    grid : int
-        Query points a side.
-    target : str
-        A key of :data:`pointproj.config.TARGETS`.
-    pool : int
-        Random points with values, beside the grid.
-    """
-
-    grid: int
-    target: str
-    pool: int = 0
+    grid: int  # query points a side
+    target: str  # a key of TARGETS
+    pool: int = 0  # random points with values, beside the grid
 
 
 @dataclass(frozen=True)
 class PreparedMesh:
     """Where a mesh in the query cube and its target field are kept, or the reason why there is none.
 
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of the file, hexadecimal: what the mesh is known by, wherever it lies.
-    key : str
-        Of the entry in the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,)
-        and ``pool`` (pool,), the target at the points of :func:`pointproj.geometry.sampling.pool_points` with
-        :func:`pool_seed`. Both are float32, or bool where the target holds labels. Empty arrays where there
-        is a reason.
-    reason : str or None
-        Why the mesh cannot be used.
+    It is known by ``digest``, the SHA-256 of its file, wherever that lies. ``key`` is that of the entry in
+    the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,) and ``pool``
+    (pool,), the target at the points of :func:`pointproj.geometry.sampling.pool_points` with
+    :func:`pool_seed`. Both are float32, or bool where the target holds labels. Arrays are empty where there
+    is a reason.
     """
 
     digest: str
@@ -92,47 +76,26 @@ def prepare_meshes(
     helpers: HelperProcesses,
     device: str = "cpu",
 ) -> Iterator[tuple[MeshFile, PreparedMesh]]:
-    """Prepare meshes, from the cache where it has them.
+    """Prepare meshes, each once, from the cache where it has them.
 
-    Parameters
-    ----------
-    files : sequence of MeshFile
-        What to prepare; each once.
-    recipe : Recipe
-        What to make of each.
-    cache_folder : Path
-        Where prepared meshes are kept.
-    helpers : HelperProcesses
-        Work side by side.
-    device : str
-        Where targets are evaluated if Warp runs there and there are few helpers; otherwise on the CPU.
-
-    Yields
-    ------
-    MeshFile, PreparedMesh
-        In the order in which they get ready. Nothing of a mesh stays in memory.
-
-    Raises
-    ------
-    RunError
-        If the cache folder cannot be written to.
+    Targets are evaluated on ``device`` if Warp runs there and there are few helpers; otherwise on the CPU.
+    Yields files in the order in which they get ready; nothing of a mesh stays in memory. A RunError says that
+    the cache folder cannot be written to.
     """
     cache = Cache(cache_folder)
     device = device if helpers.count < ENOUGH_PROCESSES else "cpu"
-    fewest = helpers.fewest_jobs
     jobs: dict[MeshFile, Callable[[], PreparedMesh]] = {}
-    remaining = iter(files)
-    for file in remaining:  # until enough are missing from the cache that helper processes pay off
+    for file in files:
+        if len(jobs) >= helpers.fewest_jobs:  # missing from the cache: helper processes pay off
+            jobs[file] = partial(_prepare, file.path, recipe, cache, device)
+            continue
         found = _found(file.path, recipe, cache)
         if isinstance(found, PreparedMesh):
             yield file, found
-            continue
-        jobs[file] = partial(_make, found, recipe, cache, device)
-        if len(jobs) == fewest:
-            break
+        else:
+            jobs[file] = partial(_make, found, recipe, cache, device)
     if not jobs:
         return
-    jobs |= {file: partial(_prepare, file.path, recipe, cache, device) for file in remaining}
     require_writable(cache_folder)
     log.info("preparing meshes: up to %d of %d are not yet in %s", len(jobs), len(files), cache_folder)
     yield from helpers.run("preparing meshes", jobs, "meshes")

@@ -23,17 +23,9 @@ READ_TOGETHER = 64  # shapes, by :meth:`StoredShapes.read`
 
 @dataclass(frozen=True)
 class Shape:
-    """One shape: a source of reference points, the target on the query grid, and at random points.
+    """A source of reference points, the target on the query grid, and at random points of the cube.
 
-    Attributes
-    ----------
-    name, class_name : str
-    identity : int
-        Known by content, so that equal shapes are sampled equally wherever their files lie.
-    source : PointSource
-    target : float32 tensor, shape (Q,)
-    pool_points, pool_values : float32 tensors, shapes (P, 3) and (P,), or None
-        Random points of the query cube and the target there.
+    Its identity follows from its content, so that equal shapes are sampled equally wherever their files lie.
     """
 
     name: str
@@ -59,13 +51,6 @@ class StoredShapes(Sequence[Shape]):
 
     Every process, those that sample ahead included, keeps up to :data:`KEPT_BYTES` of them in memory; files
     that are read again come from the system's own file cache.
-
-    Parameters
-    ----------
-    entries : sequence of Entry
-        Which shapes, in their order.
-    cache : Cache
-        Where they are.
     """
 
     def __init__(self, entries: Sequence[Entry], cache: Cache) -> None:
@@ -78,13 +63,7 @@ class StoredShapes(Sequence[Shape]):
         return len(self.entries)
 
     def __getitem__(self, index: int) -> Shape:
-        """Return a shape.
-
-        Raises
-        ------
-        DataError
-            If its entry is no longer in the cache, or damaged.
-        """
+        """Return a shape; a DataError says that its entry is no longer in the cache, or damaged."""
         entry = self.entries[index]
         if entry.key in self._kept:
             self._kept.move_to_end(entry.key)
@@ -98,23 +77,7 @@ class StoredShapes(Sequence[Shape]):
         return shape
 
     def read(self, entries: Iterable[Entry]) -> Iterator[Shape]:
-        """Read shapes once, in threads; none stays in memory here.
-
-        Parameters
-        ----------
-        entries : iterable of Entry
-            Of this cache.
-
-        Yields
-        ------
-        Shape
-            In the order of the entries.
-
-        Raises
-        ------
-        DataError
-            As for a single one.
-        """
+        """Read shapes once, in threads, in the order of the entries; none stays in memory here."""
         entries = iter(entries)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             while some := [*islice(entries, READ_TOGETHER)]:

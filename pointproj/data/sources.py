@@ -1,5 +1,10 @@
-"""Which mesh files a config names: real ones, generated ones, or both."""
+"""Which mesh files a config names, real ones, generated ones, or both, and for which split."""
 
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pointproj.config import DataConfig
@@ -8,33 +13,23 @@ from pointproj.data.modelnet import (
     SPLITS,
     DataError,
     MeshFile,
+    chosen_classes,
     find_meshes,
     layout_problem,
     layout_root,
 )
-from pointproj.data.splits import folder_meshes, held_out
+from pointproj.geometry.files import MESH_SUFFIXES
 from pointproj.runtime.helpers import HelperProcesses
+
+log = logging.getLogger(__name__)
 
 
 def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list[MeshFile]:
     """List the meshes of all splits. Missing ones are generated, or downloaded if the config says so.
 
-    Parameters
-    ----------
-    data : DataConfig
-    helpers : HelperProcesses, optional
-        Generate meshes side by side; by default this process does.
-
-    Returns
-    -------
-    list of MeshFile
-        A mesh that an epoch holds several times is listed as often. ``data.validation`` of the training
-        meshes are held out; nothing that is made from them is for training.
-
-    Raises
-    ------
-    DataError
-        If there are none; says both ways forward.
+    Helper processes generate meshes side by side; by default this process does. A mesh that an epoch holds
+    several times is listed as often. ``data.validation`` of the training meshes are held out; nothing that is
+    made from them is for training. A DataError that there are none says both ways forward.
     """
     if data.name == "meshes":
         return folder_meshes(data)
@@ -91,3 +86,68 @@ def _furniture_files(
     root, classes = root or f"data/{folder}", data.classes or CLASSES
     files = write_furniture(root, classes, train, test, **family, helpers=helpers)
     return [MeshFile(path, path.parents[1].name, path.parent.name) for path in files]
+
+
+def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "validation") -> list[MeshFile]:
+    """Move a share of the training meshes to another split; the order stays.
+
+    At least one is moved, and one is left. Each class gives about its share. Equal arguments move the same
+    meshes, wherever they lie: a class and a name decide.
+    """
+    training = [file for file in files if file.split == "train"]
+    count = min(max(1, round(share * len(training))), len(training) - 1) if share and training else 0
+
+    def chance(file: MeshFile) -> bytes:
+        return hashlib.sha256(f"{seed}/{split}/{file.class_name}/{file.name}".encode()).digest()
+
+    sizes, turns = Counter(file.class_name for file in training), Counter()
+    ranked = []
+    for file in sorted(training, key=chance):  # the class of which the smallest part was taken is next
+        turns[file.class_name] += 1
+        ranked.append(((turns[file.class_name] - 0.5) / sizes[file.class_name], chance(file), file))
+    chosen = {file for *_, file in sorted(ranked, key=lambda entry: entry[:2])[:count]}
+    return [replace(file, split=split) if file in chosen else file for file in files]
+
+
+def folder_meshes(data: DataConfig) -> list[MeshFile]:
+    """List the mesh files of any folder, and say which are for training, for validation and for tests.
+
+    ``data.root`` is searched with all folders in it. The first folder below it is a mesh's class; those that
+    lie in ``root`` itself are of a class of its name. They are listed by class and path, chosen by
+    ``data.classes`` and ``data.limit``.
+
+    Raises
+    ------
+    DataError
+        If there are no mesh files, a class is not there, or the meshes are too few for three splits.
+    """
+    if data.root is None:
+        raise DataError("data=meshes reads any folder of mesh files: write data.root=FOLDER")
+    root = Path(data.root)
+    classes: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        hidden = any(part.startswith((".", "__")) for part in parts)
+        if path.suffix.lower() in MESH_SUFFIXES and path.is_file() and not hidden:
+            classes.setdefault(parts[0] if len(parts) > 1 else root.resolve().name, []).append(path)
+    if not classes:
+        kinds = ", ".join(MESH_SUFFIXES)
+        raise DataError(f"no meshes in {root}: write data.root=FOLDER, a folder with files of {kinds}")
+    files = [
+        MeshFile(path, name, "train")
+        for name in chosen_classes(data.classes, classes, root)
+        for path in classes[name][: data.limit]
+    ]
+    if len(files) < 3:
+        raise DataError(f"expected 3 meshes or more, for training, validation and tests; got {len(files)}")
+    files = held_out(files, data.test, data.split_seed, "test")
+    files = held_out(files, data.validation, data.split_seed)
+    counts = Counter(file.split for file in files)
+    log.info(
+        f"{root}: {len(files)} meshes (classes: {', '.join(sorted({file.class_name for file in files}))}), "
+        f"{counts['train']} for training, {counts['validation']} for validation, {counts['test']} for tests, "
+        f"by data.validation={data.validation:g}, data.test={data.test:g}, data.split_seed={data.split_seed}"
+    )
+    if layout_root(root) is not None:
+        log.warning("%s has train and test folders in its classes: data=modelnet10 keeps these", root)
+    return files

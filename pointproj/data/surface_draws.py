@@ -197,7 +197,6 @@ def draw_on_surfaces(
         (:mod:`pointproj.geometry.scanning`).
     drawn : (B, 3) int64 tensor
         Of each cloud: number of its shape, the shape's identity, epoch.
-    seed : int
     count : int
         Points a cloud.
 
@@ -228,17 +227,9 @@ def draw_from_pools(
     query_points: Tensor,
     target: Tensor,
 ) -> None:
-    """Draw query points and their targets, each as likely as any other of the shape's pool.
+    """Draw query points and their targets out of pools (S, P, 3) and (S, P), each as likely as any other.
 
-    Parameters
-    ----------
-    points, values : (S, P, 3) and (S, P) float32 tensors
-        The pools.
-    drawn, seed, count
-        As for :func:`draw_on_surfaces`.
-
-    Returns
-    -------
-    query_points, target : (B, count, 3) and (B, count) float32 tensors
+    ``drawn``, ``seed`` and ``count`` are those of :func:`draw_on_surfaces`; results are float32 (B, count, 3)
+    and (B, count).
     """
     launch(queries_kernel, (len(drawn), count), points, values, drawn, seed, query_points, target)

@@ -18,17 +18,9 @@ def made_ahead(batches: Iterator[dict[str, Any]], device: torch.device) -> Itera
     Choosing even points is a long kernel for few of the processors, since each point depends on all before
     it. The others are free for steps, and for the batches after it.
 
-    Parameters
-    ----------
-    batches : iterator of dict
-        What it queues on the current stream makes the next batch. That reads what was ready at the start,
-        and nothing that a step or another batch makes.
-    device : torch.device
-
-    Yields
-    ------
-    dict
-        Ready for the stream that is current where the batch is asked for.
+    What ``batches`` queues on the current stream makes the next batch. That reads what was ready at the
+    start, and nothing that a step or another batch makes. A batch is ready for the stream that is current
+    where it is asked for.
     """
     if device.type != "cuda" or rmm_memory.in_use():  # RMM does not hold memory back for another stream
         yield from batches

@@ -46,12 +46,8 @@ def baselines() -> dict[str, str | None]:
 def baseline(name: str, device: str = "cpu") -> Baseline:
     """Return a baseline: a callable from points (n, 3) in the query cube to their reconstruction.
 
-    Parameters
-    ----------
-    name : str
-        A key of :func:`baselines`.
-    device : str
-        Where Warp extracts surfaces and evaluates winding numbers.
+    ``name`` is a key of :func:`baselines`; Warp extracts surfaces and evaluates winding numbers on
+    ``device``.
 
     Raises
     ------
@@ -80,19 +76,7 @@ def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray
 
     The fill of a lattice stops at walls around the samples, thick enough to close the holes between them
     (:func:`pointproj.geometry.grids.hole_radius`). Then it is extended by the thickness of the walls, so
-    that the surface is where the samples are.
-
-    Parameters
-    ----------
-    points : float array, shape (n, 3)
-        In the query cube.
-    side : int
-        Nodes a side.
-
-    Returns
-    -------
-    float32 array, shape (side, side, side)
-        In units of the query cube, on the regular grid on it.
+    that the surface is where the samples are. Float32, in units of the query cube, on the regular grid on it.
     """
     axis = np.linspace(-1.0, 1.0, side)
     nodes = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
@@ -106,16 +90,7 @@ def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray
 
 
 def oriented_normals(points: Points) -> Points:
-    """Normals of planes through each point's neighbours, pointing to where the flood fill comes from.
-
-    Parameters
-    ----------
-    points : float array, shape (n, 3)
-
-    Returns
-    -------
-    float64 array, shape (n, 3)
-    """
+    """Normals of planes through each point's neighbours, pointing to where the flood fill comes from."""
     _, rows = cKDTree(points).query(points, k=min(NORMAL_NEIGHBORS, len(points)))
     around = points[rows] - points[rows].mean(axis=1, keepdims=True)
     _, axes = np.linalg.eigh(np.einsum("nki,nkj->nij", around, around))

@@ -13,23 +13,11 @@ wp.set_module_options({"enable_backward": False, "fuse_fp": False})  # so CPU an
 def unsigned_distance(
     mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cpu"
 ) -> Float[np.ndarray, " Q"]:
-    """Exact distance from each point to the nearest triangle.
+    """Exact distance from each float32 point to the nearest triangle, in the mesh's units, on a Warp device.
 
-    Warp's mesh query gives a near face in single precision; it skips slivers and is inexact close to them.
-    So every face whose box is as near as that one is measured again in double precision.
-
-    Parameters
-    ----------
-    mesh : Mesh
-        Coordinates of about unit size, as :func:`pointproj.geometry.meshes.normalize` gives.
-    points : float32 array, shape (Q, 3)
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    float32 array, shape (Q,)
-        In the mesh's units, correct to the rounding of the result.
+    Coordinates must be of about unit size, as of normalised meshes. Warp's mesh query gives a near face in
+    single precision; it skips slivers and is inexact close to them. So every face whose box is as near as
+    that one is measured again in double precision: the result is correct to its rounding to float32.
     """
     corners = mesh.vertices[mesh.faces]
     order = along_curve(points)  # neighbours visit the same faces

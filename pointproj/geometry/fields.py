@@ -4,8 +4,6 @@ They are evaluated on the query grid or at any points. Distances are exact dista
 units of the query cube.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -13,32 +11,16 @@ from pointproj.geometry.distances import unsigned_distance
 from pointproj.geometry.interior import inside_at
 from pointproj.geometry.meshes import Mesh, MeshError, query_grid
 
-Distance = Callable[[], Float[np.ndarray, " Q"]]
-Inside = Callable[[], Bool[np.ndarray, " Q"]]
-
 
 class NoInterior(MeshError):  # noqa: N818  named by what is true of the mesh; it is an error for some targets only
     """A mesh that encloses no point of the query grid: usable for ``udf`` only."""
 
 
-def _udf(distance: Distance, inside: Inside) -> Float[np.ndarray, " Q"]:
-    """Unsigned distance."""
-    return distance()
-
-
-def _sdf(distance: Distance, inside: Inside) -> Float[np.ndarray, " Q"]:
-    """Signed distance, negative inside."""
-    enclosed = inside()
-    unsigned = distance()
-    return np.where(enclosed, -unsigned, unsigned)
-
-
-def _occupancy(distance: Distance, inside: Inside) -> Float[np.ndarray, " Q"]:
-    """1 inside and 0 elsewhere."""
-    return inside().astype(np.float32)
-
-
-FIELDS = {"udf": _udf, "sdf": _sdf, "occupancy": _occupancy}
+FIELDS = {
+    "udf": lambda distance, inside: distance(),
+    "sdf": lambda distance, inside: np.where(inside(), np.float32(-1), np.float32(1)) * distance(),
+    "occupancy": lambda distance, inside: inside().astype(np.float32),
+}
 """How a target follows from distances and from which points are inside, both computed on demand.
 
 A mesh without interior is left out by the targets that ask what is inside.
@@ -46,12 +28,7 @@ A mesh without interior is left out by the targets that ask what is inside.
 
 
 def target_field(
-    mesh: Mesh,
-    side: int,
-    kind: str,
-    *,
-    beside: Float[np.ndarray, "n 3"] | None = None,
-    device: str = "cpu",
+    mesh: Mesh, side: int, kind: str, *, beside: Float[np.ndarray, "n 3"] | None = None, device: str = "cpu"
 ) -> Float[np.ndarray, " Q"]:
     """Evaluate a target on the query grid.
 
@@ -80,52 +57,28 @@ def target_field(
     ValueError
         If ``kind`` is no target field, or the mesh is not normalised.
     """
-
-    grid = query_grid(side)
-    points = grid if beside is None else np.concatenate([grid, beside])
-
-    def enclosed() -> Bool[np.ndarray, " Q"]:
-        found = inside_at(mesh, points, device=device)
-        if not found[: len(grid)].any():
-            reason = f"encloses no point of the grid of {side} a side, so only target=udf can use it"
-            raise NoInterior(mesh.name, reason)
-        return found
-
-    return _field(kind)(lambda: unsigned_distance(mesh, points, device=device), enclosed)
+    points = query_grid(side)
+    if beside is not None:
+        points = np.concatenate([points, beside])
+    return field_at(mesh, points, kind, side, device=device)
 
 
 def field_at(
-    mesh: Mesh, points: Float[np.ndarray, "Q 3"], kind: str, *, device: str = "cpu"
+    mesh: Mesh, points: Float[np.ndarray, "Q 3"], kind: str, grid: int = 0, *, device: str = "cpu"
 ) -> Float[np.ndarray, " Q"]:
-    """Evaluate a target at any points of the query cube.
+    """Evaluate a target at any points, of which the first are a query grid of ``grid`` points a side.
 
-    Parameters
-    ----------
-    mesh : Mesh
-        Normalised.
-    points : float32 array, shape (Q, 3)
-    kind : str
-        A key of :data:`FIELDS`.
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    float32 array, shape (Q,)
-
-    Raises
-    ------
-    ValueError
-        If ``kind`` is no target field, or the mesh is not normalised.
+    Arguments, result and errors are those of :func:`target_field`.
     """
-    return _field(kind)(
-        lambda: unsigned_distance(mesh, points, device=device),
-        lambda: inside_at(mesh, points, device=device),
-    )
-
-
-def _field(kind: str) -> Callable[[Distance, Inside], Float[np.ndarray, " Q"]]:
     if kind not in FIELDS:
         *others, last = FIELDS
         raise ValueError(f"expected a target field {', '.join(others)} or {last}, got {kind!r}")
-    return FIELDS[kind]
+
+    def inside() -> Bool[np.ndarray, " Q"]:
+        found = inside_at(mesh, points, device=device)
+        if grid and not found[: grid**3].any():
+            reason = f"encloses no point of the grid of {grid} a side, so only target=udf can use it"
+            raise NoInterior(mesh.name, reason)
+        return found
+
+    return FIELDS[kind](lambda: unsigned_distance(mesh, points, device=device), inside)

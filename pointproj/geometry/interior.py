@@ -44,27 +44,7 @@ _DIRECTION_STEPS = 4096  # directions are fractions of this, so that every machi
 
 
 def inside(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, " Q"]:
-    """Tell which points of the query grid are inside: see :func:`inside_at`.
-
-    Parameters
-    ----------
-    mesh : Mesh
-        Normalised.
-    side : int
-        Points a side of the query grid.
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    bool array, shape (side**3,)
-        In the order of :func:`pointproj.geometry.meshes.query_grid`.
-
-    Raises
-    ------
-    ValueError
-        If the surface reaches the boundary of the query cube, or ``side`` is below 2.
-    """
+    """Tell which points of the query grid of ``side`` points a side are inside: see :func:`inside_at`."""
     return inside_at(mesh, query_grid(side), device=device)
 
 
@@ -85,7 +65,7 @@ def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cp
     Parameters
     ----------
     mesh : Mesh
-        Normalised.
+        Normalised; a ValueError says that it reaches the boundary of the query cube.
     points : float32 array, shape (Q, 3)
     device : str
         Where Warp runs. Labels are the same on all devices.
@@ -93,11 +73,6 @@ def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cp
     Returns
     -------
     bool array, shape (Q,)
-
-    Raises
-    ------
-    ValueError
-        If the surface reaches the boundary of the query cube.
     """
     areas = face_areas(mesh)
     by_area = np.argsort(areas)
@@ -123,12 +98,7 @@ def directions() -> Float[np.ndarray, "256 3"]:
     """Return the directions in which a point looks for a way out: a spiral over the sphere.
 
     Their order is such that those up to any of them are spread evenly too: the next is always the one that is
-    farthest from all before.
-
-    Returns
-    -------
-    float64 array, shape (256, 3)
-        Of unit length but for rounding, and along no axis.
+    farthest from all before. They have unit length but for rounding, and none is along an axis.
     """
     number = np.arange(DIRECTIONS) + 0.5
     height = 1 - 2 * number / DIRECTIONS
@@ -146,17 +116,9 @@ def directions() -> Float[np.ndarray, "256 3"]:
 
 
 def widened(corners: Float[np.ndarray, "F 3 3"]) -> Float[np.ndarray, "F 3 3"]:
-    """Move the edges of faces outwards in their planes by :data:`MARGIN`.
+    """Move the edges of faces with area outwards in their planes by :data:`MARGIN`.
 
-    Parameters
-    ----------
-    corners : float64 array, shape (F, 3, 3)
-        Of faces with area.
-
-    Returns
-    -------
-    float64 array, shape (F, 3, 3)
-        Where an angle is below about 29 degrees, its corner moves less far than its edges would.
+    Where an angle is below about 29 degrees, its corner moves less far than its edges would.
     """
     along = np.roll(corners, -1, axis=1) - corners
     along /= np.maximum(np.linalg.norm(along, axis=-1, keepdims=True), np.finfo(float).tiny)

@@ -27,12 +27,8 @@ HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is fou
 class Reconstruction:
     """A solid reconstructed from a cloud.
 
-    Attributes
-    ----------
-    mesh : Mesh
-        Its surface in the query cube, closed, faces oriented outwards; without faces if it is empty.
-    inside : callable
-        Points (Q, 3) of the query cube to bool (Q,).
+    Its surface in the query cube is closed, with faces oriented outwards, or none if it is empty. ``inside``
+    takes points (Q, 3) of the query cube to bool (Q,).
     """
 
     mesh: Mesh
@@ -66,10 +62,6 @@ def reconstruct(
         Whether the field is linear along the edges of the grid, so that the extracted vertices are exact.
     device : str
         Where Warp extracts the surface.
-
-    Returns
-    -------
-    Reconstruction
     """
     values = dense_values(field, side) if cloud is None else values_near(field, side, cloud)
     mesh = extract_surface(values, name, device=device)
@@ -81,20 +73,8 @@ def reconstruct(
 def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device: str = "cpu") -> Mesh:
     """Extract the surface where a field on the query cube passes through 0, by marching cubes.
 
-    Parameters
-    ----------
-    values : float32 array, shape (nx, ny, nz)
-        On a regular grid on the cube, corners included; below 0 inside. What is inside on the boundary is
-        closed there.
-    name : str
-        Of the mesh.
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    Mesh
-        Closed, oriented outwards; without faces if nothing is inside.
+    ``values`` are on a regular grid on the cube, corners included, and below 0 inside. What is inside on the
+    boundary is closed there. The mesh is closed and oriented outwards; without faces if nothing is inside.
     """
     closed = np.array(values, dtype=np.float32)
     outside = np.float32(max(np.abs(closed).max(), 1e-6))
@@ -113,21 +93,10 @@ def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device:
 def refine_vertices(
     field: Field, vertices: Float[np.ndarray, "V 3"], values: Float[np.ndarray, "side side side"]
 ) -> Float[np.ndarray, "V 3"]:
-    """Move vertices of marching cubes along their edges to where the field itself passes through 0.
+    """Move vertices of :func:`extract_surface` along their edges to where the field itself passes through 0.
 
     What a network predicts is far from linear across a cell, so that linear interpolation leaves steps.
-
-    Parameters
-    ----------
-    field : callable
-    vertices : float32 array, shape (V, 3)
-        From :func:`extract_surface`.
-    values : float32 array, shape (side, side, side)
-        The field on the grid. Vertices between nodes of equal sign, as at the cube's walls, stay.
-
-    Returns
-    -------
-    float32 array, shape (V, 3)
+    ``values`` are the field on the grid; vertices between nodes of equal sign, as at the cube's walls, stay.
     """
     half = (len(values) - 1) / 2
     place = (vertices + 1) * half

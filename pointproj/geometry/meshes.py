@@ -15,15 +15,7 @@ SMALLEST_AREA = 1e-12
 
 
 class MeshError(ValueError):
-    """A mesh that cannot be used: which one, and why.
-
-    Attributes
-    ----------
-    source : str
-        The file, or the name of a mesh that came from no file.
-    reason : str
-        What was expected and what was found.
-    """
+    """A mesh that cannot be used: its file, or its name if it came from no file, and the reason."""
 
     def __init__(self, source: str | Path, reason: str) -> None:
         super().__init__(str(source), reason)
@@ -87,16 +79,6 @@ def normalize(mesh: Mesh) -> Mesh:
     box is that of the surface: vertices that no face uses do not count. The result is computed once for
     a mesh and kept with it.
 
-    Parameters
-    ----------
-    mesh : Mesh
-        With finite vertices.
-
-    Returns
-    -------
-    Mesh
-        The same faces and name.
-
     Raises
     ------
     MeshError
@@ -106,37 +88,16 @@ def normalize(mesh: Mesh) -> Mesh:
 
 
 def face_areas(mesh: Mesh) -> Float[np.ndarray, " F"]:
-    """Area of every face, in the square of the mesh's units.
-
-    Parameters
-    ----------
-    mesh : Mesh
-
-    Returns
-    -------
-    float64 array, shape (F,)
-    """
+    """Area of every face, float64, in the square of the mesh's units."""
     a, b, c = np.moveaxis(mesh.vertices[mesh.faces], 1, 0)
     return np.sqrt((np.cross(b - a, c - b) ** 2).sum(axis=1)) / 2
 
 
 def query_grid(side: int) -> Float[np.ndarray, "n 3"]:
-    """Nodes of the regular grid on the query cube [-1, 1]^3, corners included.
+    """Nodes of the regular grid on the query cube [-1, 1]^3, corners included, float32.
 
-    Parameters
-    ----------
-    side : int
-        Points along each axis, at least 2.
-
-    Returns
-    -------
-    float32 array, shape (side**3, 3)
-        Ordered with x slowest and z fastest: ``reshape(side, side, side, 3)`` is indexed by x, y, z.
-
-    Raises
-    ------
-    ValueError
-        If ``side`` is below 2.
+    They are ordered with x slowest and z fastest: ``reshape(side, side, side, 3)`` is indexed by x, y, z. A
+    ValueError says that ``side`` is below 2.
     """
     if side < 2:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}: raise data.grid")
@@ -145,17 +106,9 @@ def query_grid(side: int) -> Float[np.ndarray, "n 3"]:
 
 
 def along_curve(points: Float[np.ndarray, "Q 3"]) -> Int[np.ndarray, " Q"]:
-    """Order in which points that follow each other are near each other: by cells of 1/16, in Morton order.
+    """Order of points in which those that follow each other are near: by cells of 1/16, in Morton order.
 
-    Parameters
-    ----------
-    points : float array, shape (Q, 3)
-        Those outside of the query cube count to its outermost cells.
-
-    Returns
-    -------
-    int64 array, shape (Q,)
-        Rows of ``points``.
+    Points outside of the query cube count to its outermost cells.
     """
     number = np.arange(32)
     spaced = sum(((number >> bit) & 1) << (3 * bit) for bit in range(5)).astype(np.uint16)

@@ -48,77 +48,33 @@ SurfacePoints = tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]
 
 @dataclass(frozen=True)
 class Truth:
-    """What a reconstruction is compared with.
+    """What a reconstruction is compared with."""
 
-    Attributes
-    ----------
-    mesh : Mesh
-        Normalised.
-    grid_inside : bool array, shape (grid**3,)
-        On the query grid.
-    points, points_inside : arrays, shapes (n, 3) and (n,)
-        Points uniform in the query cube, and whether they are inside.
-    surface : (points, normals), float32 arrays of shape (n, 3)
-        Samples of the solid's surface, by area; normals have arbitrary sign.
-    """
-
-    mesh: Mesh
-    grid_inside: Bool[np.ndarray, " g"]
-    points: Float[np.ndarray, "n 3"]
+    mesh: Mesh  # normalised
+    grid_inside: Bool[np.ndarray, " g"]  # nodes of the query grid
+    points: Float[np.ndarray, "n 3"]  # uniform in the query cube
     points_inside: Bool[np.ndarray, " n"]
-    surface: SurfacePoints
+    surface: SurfacePoints  # float32 samples of the solid, by area; normals have arbitrary sign
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one method reached on one mesh.
-
-    Attributes
-    ----------
-    name, class_name : str
-        Of the mesh.
-    samples : str
-        How it was sampled.
-    points : int
-        In the cloud.
-    method : str
-    label_agreement : float
-        From :func:`pointproj.geometry.well_posed.label_agreement`.
-    values : dict
-        With the keys of :data:`METRICS`.
-    seconds : float
-        That the reconstruction took.
-    """
+    """What one method reached on one mesh."""
 
     name: str
     class_name: str
-    samples: str
-    points: int
+    samples: str  # how it was sampled
+    points: int  # in the cloud
     method: str
-    label_agreement: float
-    values: dict[str, float]
-    seconds: float
+    label_agreement: float  # from pointproj.geometry.well_posed
+    values: dict[str, float]  # with the keys of METRICS
+    seconds: float  # that the reconstruction took
 
 
 def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, device: str = "cpu") -> Truth:
-    """Find out what is true of a mesh.
+    """Find out what is true of a normalised mesh, on a query grid of ``grid`` points a side and at samples.
 
-    Parameters
-    ----------
-    mesh : Mesh
-        Normalised.
-    grid : int
-        Points a side of the query grid.
-    samples : int
-        Points in the cube, and on the surface.
-    seed : int
-        Equal arguments give equal samples.
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    Truth
+    There are so many points in the cube, and on the surface; equal seeds give equal ones.
 
     Raises
     ------
@@ -136,7 +92,7 @@ def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, de
 
 
 def measure(reconstruction: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, float]:
-    """Compare a reconstruction with the truth.
+    """Compare a reconstruction with the truth; returns values by the keys of :data:`METRICS`.
 
     - ``iou_grid``, ``iou``: points inside both over points inside either, on the query grid and at the
       random points of the cube.
@@ -146,17 +102,7 @@ def measure(reconstruction: Reconstruction, truth: Truth, *, seed: int = 0) -> d
       one) and recall (the other way round).
     - ``normal_consistency``: mean absolute cosine between the normals of nearest samples, both ways.
 
-    Parameters
-    ----------
-    reconstruction : Reconstruction
-    truth : Truth
-    seed : int
-        Of the samples on its surface; as many as the truth has.
-
-    Returns
-    -------
-    dict
-        With the keys of :data:`METRICS`.
+    Its surface has as many samples as the truth's, fixed by ``seed``.
     """
     grid = query_grid(round(len(truth.grid_inside) ** (1 / 3)))
     measured = {
@@ -191,10 +137,7 @@ def surface_agreement(predicted: SurfacePoints, true: SurfacePoints) -> dict[str
 
 
 def _solid_surface(mesh: Mesh, count: int, generator: np.random.Generator, device: str) -> SurfacePoints:
-    """Samples, by area, of the surface with inside on one side and outside on the other.
-
-    Copies of faces count once.
-    """
+    """Samples, by area, of the surface with inside on one side alone; copies of faces count once."""
     _, place = np.unique(mesh.vertices, axis=0, return_inverse=True)
     _, first = np.unique(np.sort(place.reshape(-1)[mesh.faces], axis=1), axis=0, return_index=True)
     sampler = SurfaceSampler(mesh.vertices, mesh.faces[np.sort(first)])

@@ -20,29 +20,16 @@ class PointSource(Protocol):
     def draw(
         self, count: int, generator: np.random.Generator
     ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-        """Draw points.
+        """Draw ``count`` points and their unit normals, zeros where the source has no surface.
 
-        Parameters
-        ----------
-        count : int
-        generator : numpy.random.Generator
-            Advanced by the draw; the same state gives the same points.
-
-        Returns
-        -------
-        points, normals : float32 arrays, shape (count, 3)
-            Normals have unit length; zeros where the source has no surface.
+        The generator is advanced; the same state gives the same points.
         """
 
 
 class SurfaceSampler:
     """Draws points from a triangle mesh, uniformly by area; keeps the summed areas between draws.
 
-    Parameters
-    ----------
-    vertices : float64 array, shape (V, 3)
-    faces : int array, shape (F, 3)
-        At least one face must have area.
+    A ValueError says that no face has area.
 
     Attributes
     ----------
@@ -50,11 +37,6 @@ class SurfaceSampler:
         Area of all faces up to each.
     last_face : int
         The last one with area.
-
-    Raises
-    ------
-    ValueError
-        If no face has area.
     """
 
     def __init__(self, vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> None:
@@ -70,22 +52,11 @@ class SurfaceSampler:
     def draw(
         self, count: int, generator: np.random.Generator
     ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-        """Draw points uniformly on the surface.
+        """Draw points uniformly on the surface, float32.
 
         A face is chosen with probability proportional to its area, and the place on it by square-root
-        barycentric coordinates (Osada et al., Shape distributions, 2002, section 4.2).
-
-        Parameters
-        ----------
-        count : int
-            Number of points.
-        generator : numpy.random.Generator
-            Advanced by the draw; the same state gives the same points.
-
-        Returns
-        -------
-        points, normals : float32 arrays, shape (count, 3)
-            Unit normals of the faces. Their sign is the face's orientation, arbitrary in ModelNet files.
+        barycentric coordinates (Osada et al., Shape distributions, 2002, section 4.2). Normals have the sign
+        of the face's orientation, arbitrary in ModelNet files.
         """
         where, across, along = generator.random((3, count))
         chosen = np.searchsorted(self.summed_areas, where * self.summed_areas[-1], side="right")
@@ -100,12 +71,7 @@ class SurfaceSampler:
 
 
 class FixedCloud:
-    """One cloud without a surface: every draw returns it, with zeros for the normals it has not.
-
-    Parameters
-    ----------
-    points : float32 array, shape (N, 3)
-    """
+    """One float32 cloud without a surface: every draw returns it, with zeros for the normals it has not."""
 
     def __init__(self, points: Float[np.ndarray, "N 3"]) -> None:
         self.points = points
@@ -122,18 +88,6 @@ def sample_surface(
 ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
     """Draw points from a mesh once: see :meth:`SurfaceSampler.draw`.
 
-    Parameters
-    ----------
-    mesh : Mesh
-    count : int
-        Number of points, at least 1.
-    generator : numpy.random.Generator
-        Advanced by the draw; the same state gives the same points.
-
-    Returns
-    -------
-    points, normals : float32 arrays, shape (count, 3)
-
     Raises
     ------
     ValueError
@@ -147,18 +101,8 @@ def sample_surface(
 def pool_points(sampler: SurfaceSampler, count: int, seed: int) -> Float[np.ndarray, "count 3"]:
     """Draw points to learn a field at: half near the surface, half uniform about the shape or in the cube.
 
-    Parameters
-    ----------
-    sampler : SurfaceSampler
-        Of a normalised mesh.
-    count : int
-    seed : int
-        Equal arguments give equal points, so that only values need to be kept.
-
-    Returns
-    -------
-    float32 array, shape (count, 3)
-        Within the query cube, in random order.
+    They are in random order, within the query cube. Equal arguments give equal points, so that only values
+    need to be kept.
     """
     generator = np.random.default_rng(seed)
     low, high = sampler.vertices.min(axis=0) - MARGIN, sampler.vertices.max(axis=0) + MARGIN

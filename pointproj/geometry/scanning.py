@@ -68,14 +68,7 @@ def scan(
 ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
     """Scan a normalised mesh from cameras around it.
 
-    Parameters
-    ----------
-    sampler : SurfaceSampler
-        Of the mesh.
-    count : int
-        Number of points.
-    generator : numpy.random.Generator
-        Advanced; the same state gives the same points.
+    The generator is advanced; the same state gives the same points.
 
     Returns
     -------

@@ -18,13 +18,7 @@ NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 
 
 def on_device(device: str) -> wp.ScopedDevice:
-    """Return the context in which Warp allocates and launches on ``device``.
-
-    Parameters
-    ----------
-    device : str
-        ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-    """
+    """Return the context in which Warp allocates and launches on ``"cpu"``, ``"cuda"`` or ``"cuda:1"``."""
     _initialize()
     return wp.ScopedDevice(device)
 
@@ -45,17 +39,9 @@ def search_mesh(mesh: Mesh) -> wp.Mesh:
 
 
 def box_tree(corners: Float[np.ndarray, "F 3 3"]) -> wp.Bvh:
-    """Copy the boxes of faces to the current device, to be searched.
+    """Copy the boxes of faces, of coordinates up to 1, to the current device, to be searched.
 
-    Parameters
-    ----------
-    corners : float64 array, shape (F, 3, 3)
-        Of coordinates up to 1.
-
-    Returns
-    -------
-    warp.Bvh
-        The boxes are wider than the faces by more than what single precision loses.
+    The boxes are wider than the faces by more than what single precision loses.
     """
     return wp.Bvh(
         lowers=wp.array((corners.min(axis=1) - BOX_MARGIN).astype(np.float32), dtype=wp.vec3),

@@ -27,21 +27,9 @@ _BEYOND = wp.constant(1e-5)
 
 
 def label_agreement(mesh: Mesh, grid_inside: Bool[np.ndarray, " g"], *, device: str = "cpu") -> float:
-    """Compare visibility with floods of two lattices.
+    """Compare labels of the query grid, by visibility, with floods of two lattices.
 
-    Parameters
-    ----------
-    mesh : Mesh
-        Normalised.
-    grid_inside : bool array, shape (side**3,)
-        Points of the query grid that are inside, by visibility.
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    float
-        The lower of both IoUs; a mesh is well posed from :data:`WELL_POSED` on.
+    The mesh is normalised. Returns the lower of both IoUs; a mesh is well posed from :data:`WELL_POSED` on.
     """
     side = round(len(grid_inside) ** (1 / 3))
     agreements = []
@@ -56,19 +44,7 @@ def label_agreement(mesh: Mesh, grid_inside: Bool[np.ndarray, " g"], *, device: 
 def unflooded(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, "side side side"]:
     """Tell which nodes of a lattice over the query cube a flood from its corner does not reach.
 
-    Parameters
-    ----------
-    mesh : Mesh
-        Normalised.
-    side : int
-        Nodes along each axis.
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    bool array, shape (side, side, side)
-        Also true of nodes on a face.
+    Nodes on a face of the normalised mesh are not reached either.
     """
     corners = widened(mesh.vertices[mesh.faces[face_areas(mesh) > SMALLEST_AREA]])
     with on_device(device):

@@ -11,8 +11,7 @@ from pointproj.config import DataConfig
 from pointproj.data import cutouts
 from pointproj.data.dataset import prepare
 from pointproj.data.modelnet import DataError, MeshFile
-from pointproj.data.sources import mesh_files
-from pointproj.data.splits import held_out
+from pointproj.data.sources import held_out, mesh_files
 from tests.data.samples import names
 
 

@@ -5,26 +5,21 @@ in ModelNet10's layout and read back like real ones. They are watertight; on dem
 real files.
 """
 
-import copy
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
-from pointproj.data.furniture.bathroom import bathtub, toilet, varied_bathtub, varied_toilet
-from pointproj.data.furniture.beds import bed, varied_bed
+from pointproj.data.furniture import bathroom, case_goods, monitors, upholstery
 from pointproj.data.furniture.defects import defective_surface
-from pointproj.data.furniture.monitors import monitor, varied_monitor
-from pointproj.data.furniture.parts import chance
-from pointproj.data.furniture.seats import chair, sofa, varied_chair, varied_sofa
+from pointproj.data.furniture.parts import Rng
 from pointproj.data.furniture.solids import union
-from pointproj.data.furniture.storage import dresser, night_stand, varied_dresser, varied_night_stand
-from pointproj.data.furniture.tables import desk, table, varied_desk, varied_table
 from pointproj.data.modelnet import SPLITS, DataError
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.writing import replacing
@@ -33,23 +28,10 @@ from pointproj.runtime.helpers import HelperProcesses
 
 log = logging.getLogger(__name__)
 
-Maker = Callable[[np.random.Generator], list[Manifold]]
-
 # Two functions for each class: one with few styles and common sizes, one with many builds and proportions.
-_MAKERS: dict[str, tuple[Maker, Maker]] = {
-    "bathtub": (bathtub, varied_bathtub),
-    "bed": (bed, varied_bed),
-    "chair": (chair, varied_chair),
-    "desk": (desk, varied_desk),
-    "dresser": (dresser, varied_dresser),
-    "monitor": (monitor, varied_monitor),
-    "night_stand": (night_stand, varied_night_stand),
-    "sofa": (sofa, varied_sofa),
-    "table": (table, varied_table),
-    "toilet": (toilet, varied_toilet),
-}
+_MAKERS = bathroom.MAKERS | case_goods.MAKERS | monitors.MAKERS | upholstery.MAKERS
 
-CLASSES: tuple[str, ...] = tuple(_MAKERS)
+CLASSES = tuple(sorted(_MAKERS))
 GENERATOR_VERSION = 2  # raise it whenever a seed gives another shape than before
 SHORTEST_EDGE = 1e-5  # metres, before scaling
 MARKER = "furniture.json"  # claims a folder as generated and says from what
@@ -58,58 +40,49 @@ MARKER = "furniture.json"  # claims a folder as generated and says from what
 def make_furniture(
     class_name: str, seed: int | Sequence[int], *, varied: bool = False, defects: bool = False
 ) -> Mesh:
-    """Make one piece of furniture.
+    """Make one piece of furniture: z up, standing on z = 0, of arbitrary scale, as real files are.
+
+    Its longest side is 15 to 2,000 units. Without defects it is watertight, with faces oriented outwards.
 
     Parameters
     ----------
     class_name : str
-        One of :data:`CLASSES`.
+        One of :data:`CLASSES`, or a DataError is raised.
     seed : int or sequence of int
         Equal seeds give equal meshes, vertex for vertex.
     varied : bool
         Draw from many more builds, thin and thick, in any proportions, as in real collections.
     defects : bool
-        Give the same solid a surface with the defects of real files, see
-        :mod:`pointproj.data.furniture.defects`. What is inside stays the same.
-
-    Returns
-    -------
-    Mesh
-        z up, standing on z = 0; without defects watertight, faces oriented outwards. The scale is
-        arbitrary (longest side 15 to 2,000 units), as in the real files.
-
-    Raises
-    ------
-    DataError
-        For an unknown class.
+        Give the same solid a surface with the defects of real files (:mod:`.defects`).
     """
     if class_name not in _MAKERS:
         raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
     entropy = [CLASSES.index(class_name), *([seed] if isinstance(seed, int) else seed)]
-    rng = np.random.default_rng(entropy)
+    rng = Rng(np.random.PCG64(entropy))
     faces = None
     while faces is None or not _is_closed(faces):  # parts happened to touch along an edge: draw again
-        start = copy.deepcopy(rng)
-        # The parts get no name: while one refers to them, they are merged in another order, with other
-        # rounding.
-        vertices, faces = _merged(union(_parts(class_name, rng, varied=varied)))
+        start = rng.bit_generator.state
+        # Parts are made in a fixed order, which decides that of faces, and get no name: while one refers to
+        # them, they are merged in another order, with other rounding.
+        vertices, faces = _merged(union(_parts(class_name, rng, varied)))
     floor = vertices[:, 2].min()  # the cut ends of leaning legs are a little below the floor
     vertices[:, 2] -= floor
     longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
     scale = longest / np.ptp(vertices, axis=0).max()
     if defects:
-        parts = _parts(class_name, start, varied=varied)
-        vertices, faces = defective_surface(parts, np.random.default_rng([*entropy, 1]))
+        rng.bit_generator.state = start
+        parts = _parts(class_name, rng, varied)
+        vertices, faces = defective_surface(parts, Rng(np.random.PCG64([*entropy, 1])))
         vertices[:, 2] -= floor
     return Mesh(vertices=vertices * scale, faces=faces, name=class_name)
 
 
-def _parts(class_name: str, rng: np.random.Generator, *, varied: bool) -> list[Manifold]:
+def _parts(class_name: str, rng: Rng, varied: bool) -> list[Manifold]:
     """Draw the overlapping solids of a piece."""
     plain, other = _MAKERS[class_name]
     if not varied:
-        return plain(rng)
-    made = (plain if chance(rng, 0.3) else other)(rng)
+        return list(plain(rng))
+    made = list((plain if rng.chance(0.3) else other)(rng))
     proportions = np.exp(rng.uniform(-0.3, 0.3, 3)) * [rng.choice([-1.0, 1.0]), 1.0, 1.0]
     return [part.scale(list(proportions)) for part in made if not part.is_empty()]
 
@@ -136,15 +109,6 @@ def _is_closed(faces: Int[np.ndarray, "f 3"]) -> bool:
     return bool((counts == 2).all())
 
 
-def furniture_file(root: Path, class_name: str, split: str, number: int) -> Path:
-    """Where piece ``number`` (from 1) of a split lies; test pieces are numbered from 5001.
-
-    The numbers of the splits never meet, so asking for more training pieces later renames no test piece.
-    """
-    shown = number if split == "train" else 5000 + number
-    return root / class_name / split / f"{class_name}_{shown:04d}.off"
-
-
 def write_furniture(
     root: Path | str,
     classes: Sequence[str] = CLASSES,
@@ -161,7 +125,8 @@ def write_furniture(
     Parameters
     ----------
     root : Path or str
-        Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``.
+        Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``. If it has OFF files that were not
+        generated here, a DataError is raised.
     classes : sequence of str
         Which of :data:`CLASSES` to write.
     train, test : int
@@ -176,30 +141,22 @@ def write_furniture(
     -------
     list of Path
         The files asked for, written now or before.
-
-    Raises
-    ------
-    DataError
-        For an unknown class, or a folder with OFF files that were not generated here.
     """
     root = Path(root)
-    unknown = [name for name in classes if name not in _MAKERS]
-    if unknown:
+    if unknown := [name for name in classes if name not in _MAKERS]:
         raise DataError(f"expected classes of {', '.join(CLASSES)}; got {', '.join(unknown)}")
     family = {"varied": varied, "defects": defects}
     _claim(root, {"generator": GENERATOR_VERSION, "seed": seed, **family})
-    pieces = {
-        furniture_file(root, class_name, split, number): (class_name, (seed, split_index, number))
-        for class_name in classes
-        for split_index, (split, count) in enumerate(zip(SPLITS, (train, test), strict=True))
-        for number in range(1, count + 1)
-    }
-    missing = {
-        path: partial(_write_piece, path, *piece, **family)
-        for path, piece in pieces.items()
-        if not path.exists()
-    }
-    for _ in (helpers or HelperProcesses(1)).run("making furniture", missing, "pieces"):
+    pieces = {}
+    for class_name, (index, split) in product(classes, enumerate(SPLITS)):
+        # The numbers of the splits never meet: more training pieces later rename no test piece.
+        first, count = (1, train) if split == "train" else (5001, test)
+        for number in range(count):
+            path = root / class_name / split / f"{class_name}_{first + number:04d}.off"
+            pieces[path] = class_name, (seed, index, 1 + number)
+    missing = {path: piece for path, piece in pieces.items() if not path.exists()}
+    jobs = {path: partial(_write_piece, path, *piece, **family) for path, piece in missing.items()}
+    for _ in (helpers or HelperProcesses(1)).run("making furniture", jobs, "pieces"):
         pass
     return list(pieces)
 

@@ -9,49 +9,37 @@ import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
-from pointproj.data.furniture.parts import chance
+from pointproj.data.furniture.parts import Parts, Rng
 from pointproj.data.furniture.solids import union
 
-WIDEST_CRACK = (
-    0.0015  # of the longest side; where two meet it is twice that, and geometry.interior closes more
-)
+# Of the longest side; where two meet it is twice that, and geometry.interior closes more.
+WIDEST_CRACK = 0.0015
 
 Triangles = Float[np.ndarray, "f 3 3"]
 
 
 def defective_surface(
-    parts: list[Manifold], rng: np.random.Generator
+    parts: list[Manifold], rng: Rng
 ) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
-    """Return a surface around the union of solids, as careless modelling might have made it.
+    """Vertices and faces around the union of overlapping solids, as careless modelling might have made them.
 
-    Parameters
-    ----------
-    parts : list of Manifold
-        Overlapping solids.
-    rng : numpy.random.Generator
-        Chooses the defects.
-
-    Returns
-    -------
-    vertices : float64 array, shape (V, 3)
-    faces : int64 array, shape (F, 3)
-        Not watertight, and of no consistent orientation.
+    They are not watertight, and of no consistent orientation.
     """
-    shells = [union(parts)] if chance(rng, 0.25) else list(parts)
-    if chance(rng, 0.6):
+    shells = [union(parts)] if rng.chance(0.25) else list(parts)
+    if rng.chance(0.6):
         shells = [piece for shell in shells for piece in _walled(shell, rng)]
-    copies = rng.uniform(0.0, 1.0) if chance(rng, 0.7) else 0.0
-    flips = rng.uniform(0.0, 0.5) if chance(rng, 0.7) else 0.0
+    copies = rng.uniform(0.0, 1.0) if rng.chance(0.7) else 0.0
+    flips = rng.uniform(0.0, 0.5) if rng.chance(0.7) else 0.0
     triangles = np.concatenate([_relisted(_triangles(shell), copies, flips, rng) for shell in shells])
-    if chance(rng, 0.5):
+    if rng.chance(0.5):
         triangles = _split_one_sided(triangles, rng.uniform(0.0, 0.2), rng)
-    if chance(rng, 0.5):
+    if rng.chance(0.5):
         triangles = _cracked(triangles, rng.uniform(0.0, 0.3), rng)
-    if chance(rng, 0.5):
+    if rng.chance(0.5):
         triangles = np.concatenate([triangles, _slivers(triangles, rng)])
     triangles = triangles[rng.permutation(len(triangles))]
     vertices, faces = triangles.reshape(-1, 3), np.arange(3 * len(triangles))
-    if chance(rng, 0.6):
+    if rng.chance(0.6):
         vertices, faces = np.unique(vertices, axis=0, return_inverse=True)
     return vertices, faces.reshape(-1, 3).astype(np.int64)
 
@@ -61,32 +49,31 @@ def _triangles(shell: Manifold) -> Triangles:
     return mesh.vert_properties[:, :3].astype(np.float64)[mesh.tri_verts]
 
 
-def _walled(shell: Manifold, rng: np.random.Generator) -> list[Manifold]:
+def _walled(shell: Manifold, rng: Rng) -> Parts:
     """Split a solid by a plane: each half has a wall there, and the two walls coincide inside the solid."""
-    if not chance(rng, 0.3):
+    if not rng.chance(0.3):
         return [shell]
     low, high = np.reshape(shell.bounding_box(), (2, 3))
-    axis = int(rng.integers(3))
-    halves = shell.split_by_plane(
-        list(np.eye(3)[axis]), low[axis] + rng.uniform(0.1, 0.9) * (high - low)[axis]
-    )
+    axis = rng.integers(3)
+    offset = low[axis] + rng.uniform(0.1, 0.9) * (high - low)[axis]
+    halves = shell.split_by_plane(list(np.eye(3)[axis]), offset)
     return [half for half in halves if not half.is_empty()]
 
 
-def _relisted(triangles: Triangles, copies: float, flips: float, rng: np.random.Generator) -> Triangles:
+def _relisted(triangles: Triangles, copies: float, flips: float, rng: Rng) -> Triangles:
     """List faces twice and flip faces, whole shells or single ones."""
-    whole = chance(rng, 0.5)
+    whole = rng.chance(0.5)
     again = rng.random(len(triangles)) < copies
     if whole:
-        again[:] = chance(rng, copies)
-    doubled = triangles[again][:, ::-1] if chance(rng, 0.7) else triangles[again]
+        again[:] = rng.chance(copies)
+    doubled = triangles[again][:, ::-1] if rng.chance(0.7) else triangles[again]
     flipped = rng.random(len(triangles)) < flips
     if whole:
-        flipped[:] = chance(rng, flips)
+        flipped[:] = rng.chance(flips)
     return np.concatenate([np.where(flipped[:, None, None], triangles[:, ::-1], triangles), doubled])
 
 
-def _split_one_sided(triangles: Triangles, share: float, rng: np.random.Generator) -> Triangles:
+def _split_one_sided(triangles: Triangles, share: float, rng: Rng) -> Triangles:
     """Split faces at a point of one edge that the face on the edge's other side does not have."""
     split = rng.random(len(triangles)) < share
     a, b, c = np.moveaxis(triangles[split], 1, 0)
@@ -95,23 +82,21 @@ def _split_one_sided(triangles: Triangles, share: float, rng: np.random.Generato
     return np.concatenate([triangles[~split], *halves])
 
 
-def _cracked(triangles: Triangles, share: float, rng: np.random.Generator) -> Triangles:
+def _cracked(triangles: Triangles, share: float, rng: Rng) -> Triangles:
     """Shrink faces, so that a crack opens along each of their edges."""
     width = rng.uniform(0.0, WIDEST_CRACK) * np.ptp(triangles.reshape(-1, 3), axis=0).max()
     sides = np.linalg.norm(np.roll(triangles, -1, axis=1) - np.roll(triangles, -2, axis=1), axis=2)
     perimeter = np.maximum(sides.sum(axis=1), np.finfo(float).tiny)
-    doubled_area = np.linalg.norm(
-        np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]), axis=1
-    )
-    inradius = doubled_area / perimeter
+    a, b, c = np.moveaxis(triangles, 1, 0)
+    inradius = np.linalg.norm(np.cross(b - a, c - a), axis=1) / perimeter
     shrunk = (rng.random(len(triangles)) < share) & (inradius > 4 * width)
     incentre = (sides[..., None] * triangles).sum(axis=1) / perimeter[:, None]
     towards = (width / np.where(shrunk, inradius, 1.0))[:, None, None] * (incentre[:, None] - triangles)
     return np.where(shrunk[:, None, None], triangles + towards, triangles)
 
 
-def _slivers(triangles: Triangles, rng: np.random.Generator) -> Triangles:
+def _slivers(triangles: Triangles, rng: Rng) -> Triangles:
     """Faces of no area, along edges of others."""
     chosen = triangles[rng.integers(0, len(triangles), 1 + len(triangles) // 50)].copy()
-    chosen[:, 2] = chosen[:, 0] if chance(rng, 0.5) else 0.5 * (chosen[:, 0] + chosen[:, 1])
+    chosen[:, 2] = chosen[:, 0] if rng.chance(0.5) else 0.5 * (chosen[:, 0] + chosen[:, 1])
     return chosen

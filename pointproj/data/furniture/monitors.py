@@ -3,31 +3,15 @@
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.parts import Rng, chance, pick
-from pointproj.data.furniture.solids import (
-    SIDES,
-    Parts,
-    about,
-    bar,
-    beside,
-    box,
-    limits,
-    loft,
-    profile,
-    rectangle,
-    rod,
-    rounded_box,
-    slab,
-    stack_rings,
-    superellipse,
-    union,
-)
+from pointproj.data.furniture.outlines import SIDES, about, beside, limits, rectangle, superellipse
+from pointproj.data.furniture.parts import Parts, Rng
+from pointproj.data.furniture.solids import bar, box, loft, profile, rod, rounded_box, slab, union
 
 
 def monitor(rng: Rng) -> Parts:
     """Flat or tube monitor: a recessed screen in a bezel, on a stand."""
     half_x = rng.uniform(0.22, 0.34)
-    tube = chance(rng, 0.2)
+    tube = rng.chance(0.2)
     half_z = half_x * (0.75 if tube else rng.choice([0.5, 9 / 16, 10 / 16, 0.78]))
     centre = rng.uniform(0.06, 0.14) + half_z
     thick, bezel = rng.uniform(0.045, 0.08), rng.uniform(0.012, 0.035)
@@ -36,19 +20,19 @@ def monitor(rng: Rng) -> Parts:
     head = [panel - screen]
     if tube:
         depth = rng.uniform(0.9, 1.3) * half_x
-        rings = [superellipse(half_x * scale, half_z * scale, 6.0) for scale in (0.96, 0.9, 0.68, 0.58)]
-        head.append(_laid(rings, [0.0, 0.3 * depth, 0.7 * depth, depth], thick - 0.03))
-    elif chance(rng, 0.6):
+        outlines = [superellipse(half_x * scale, half_z * scale, 6.0) for scale in (0.96, 0.9, 0.68, 0.58)]
+        head.append(_laid(outlines, [0.0, 0.3 * depth, 0.7 * depth, depth], thick - 0.03))
+    elif rng.chance(0.6):
         rear = thick + rng.uniform(0.02, 0.06)
         head.append(rounded_box(0.6 * half_x, (thick - 0.03, rear), (-0.6 * half_z, 0.5 * half_z), 0.02))
     tilt = rng.uniform(-2.0, 10.0)
-    parts = [part.rotate([-tilt, 0.0, 0.0]).translate([0.0, 0.0, centre]) for part in head]
-    return parts + _stand(rng, half_x, centre, thick, heavy=tube)
+    yield from [part.rotate([-tilt, 0.0, 0.0]).translate([0.0, 0.0, centre]) for part in head]
+    yield from _stand(rng, half_x, centre, thick, heavy=tube)
 
 
-def _laid(rings: list[np.ndarray], levels: list[float], y: float) -> Manifold:
+def _laid(outlines: list[np.ndarray], levels: list[float], y: float) -> Manifold:
     """Loft along z, then laid down: z becomes y, and y becomes -z."""
-    return loft(stack_rings(rings, levels)).transform([[1, 0, 0, 0], [0, 0, 1, y], [0, -1, 0, 0]])
+    return loft(outlines, levels).transform([[1, 0, 0, 0], [0, 0, 1, y], [0, -1, 0, 0]])
 
 
 def _stand(rng: Rng, half_x: float, centre: float, thick: float, *, heavy: bool) -> Parts:
@@ -56,7 +40,7 @@ def _stand(rng: Rng, half_x: float, centre: float, thick: float, *, heavy: bool)
     wide = rng.uniform(0.35, 0.65) * half_x
     middle = thick + (0.25 * half_x if heavy else 0.02)
     y, z = about(middle, depth), (0.0, 0.03)
-    kind = pick(rng, "disc", "plate", "rounded", "fork")
+    kind = rng.pick("disc", "plate", "rounded", "fork")
     if kind == "disc":
         base = slab(superellipse(wide, depth), z).translate([0.0, middle, 0.0])
     elif kind == "plate":
@@ -68,7 +52,7 @@ def _stand(rng: Rng, half_x: float, centre: float, thick: float, *, heavy: bool)
         tips.append((0, middle + depth, 0.02))
         base = union([rod((0, middle, 0.02), tip, 0.025, 0.018, sides=12) for tip in tips])
     neck_top = 0.5 * centre if heavy else centre
-    if heavy or chance(rng, 0.5):
+    if heavy or rng.chance(0.5):
         neck = bar(0, middle, (0.01, neck_top), 0.05 if heavy else 0.028, 16)
     else:
         neck = box(rng.uniform(0.035, 0.06), about(middle, 0.02), (0.01, neck_top))
@@ -82,32 +66,32 @@ def varied_monitor(rng: Rng) -> Parts:
     thick, clear = rng.uniform(0.008, 0.08), rng.uniform(0.02, 0.2)
     centre = clear + half_z
     head = [box(half_x, (0.0, thick), half_z)]
-    if chance(rng, 0.5):
+    if rng.chance(0.5):
         bezel = rng.uniform(0.005, 0.04)
         head[0] -= box(half_x - bezel, (-1.0, 0.3 * thick), half_z - bezel)
-    if chance(rng, 0.5):  # a bulge, a box or a tube behind
+    if rng.chance(0.5):  # a bulge, a box or a tube behind
         scales = np.sort(rng.uniform(0.2, 0.98, 3))[::-1]
-        depth = rng.uniform(0.02, 0.2) if chance(rng, 0.7) else rng.uniform(0.2, 0.5)
+        depth = rng.uniform(0.02, 0.2) if rng.chance(0.7) else rng.uniform(0.2, 0.5)
         exponent = float(rng.choice([2.0, 4.0, 12.0]))
-        rings = [superellipse(half_x * scale, half_z * scale, exponent) for scale in scales]
-        head.append(_laid(rings, [0.0, 0.5 * depth, depth], 0.7 * thick))
-    if chance(rng, 0.2):
+        outlines = [superellipse(half_x * scale, half_z * scale, exponent) for scale in scales]
+        head.append(_laid(outlines, [0.0, 0.5 * depth, depth], 0.7 * thick))
+    if rng.chance(0.2):
         bend = [0, rng.uniform(0.1, 0.5), 0]
         head = [part.refine_to_length(0.06).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in head]
-    if chance(rng, 0.15):  # speakers
+    if rng.chance(0.15):  # speakers
         wide = rng.uniform(0.03, 0.1)
         head += [
             box(beside(side, half_x - 0.002, half_x + wide), (-0.01, thick), 0.9 * half_z) for side in SIDES
         ]
     tilt = [-rng.uniform(-5.0, 25.0), 0.0, 0.0]
-    parts = [part.rotate(tilt).translate([0.0, 0.0, centre]) for part in head]
-    return [*parts, *_varied_stand(rng, half_x, centre, thick)]
+    yield from [part.rotate(tilt).translate([0.0, 0.0, centre]) for part in head]
+    yield from _varied_stand(rng, half_x, centre, thick)
 
 
 def _varied_stand(rng: Rng, half_x: float, centre: float, thick: float) -> Parts:
     base, depth = rng.uniform(0.006, 0.03), rng.uniform(0.06, 0.2)
     wide, middle = rng.uniform(0.2, 0.9) * half_x, thick + rng.uniform(0.0, 0.05)
-    kind = pick(rng, "plate", "feet", "wedge", "posts")
+    kind = rng.pick("plate", "feet", "wedge", "posts")
     if kind == "feet":
         feet = ((limits(depth), base, base), (0.5 * thick, (base, centre), 0.8 * base))
         return [bar(side * wide, y, z, radius, 8) for side in SIDES for y, z, radius in feet]
@@ -119,3 +103,6 @@ def _varied_stand(rng: Rng, half_x: float, centre: float, thick: float) -> Parts
     places = (0.0,) if kind == "plate" else (-0.4 * wide, 0.4 * wide)
     radius, lean = rng.uniform(0.008, 0.03), rng.uniform(0.0, 0.8) * depth
     return [plate, *(bar(x, (middle + lean, 0.6 * thick), (0.5 * base, centre), radius, 12) for x in places)]
+
+
+MAKERS = {"monitor": (monitor, varied_monitor)}

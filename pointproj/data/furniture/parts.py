@@ -1,60 +1,48 @@
 """Parts that several pieces share: legs, supports, drawer fronts, handles; and how styles are drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.solids import (
-    CORNERS,
-    SIDES,
-    Parts,
-    Range,
-    about,
-    bar,
-    box,
-    ellipsoid,
-    limits,
-    revolved,
-    rod,
-    rounded_box,
-    slab,
-    superellipse,
-    tube,
-)
+from pointproj.data.furniture.outlines import CORNERS, SIDES, Range, about, limits, superellipse
+from pointproj.data.furniture.solids import bar, box, ellipsoid, rod, rounded_box, slab, tube, turned
 
-Rng = np.random.Generator
+Parts = Iterable[Manifold]
 
 LEG_STYLES = ("square", "round", "tapered", "turned")
 HANDLE_STYLES = ("knob", "bar", "plate", "none")
 
 # Radius and height of a turned leg, as shares of its own.
-_TURNED = (
-    (0.6, 0.0),
-    (0.75, 0.06),
-    (0.5, 0.12),
-    (0.85, 0.5),
-    (1.0, 0.7),
-    (0.6, 0.78),
-    (1.0, 0.84),
-    (1.0, 1.0),
-)
+_TURNED_RADII = (0.6, 0.75, 0.5, 0.85, 1.0, 0.6, 1.0, 1.0)
+_TURNED_LEVELS = (0.0, 0.06, 0.12, 0.5, 0.7, 0.78, 0.84, 1.0)
 
 
-def chance(rng: Rng, probability: float) -> bool:
-    """Whether an option is taken."""
-    return bool(rng.random() < probability)
+class Rng(np.random.Generator):
+    """Random numbers, and random choices between builds."""
+
+    def chance(self, probability: float) -> bool:
+        """Whether an option is taken."""
+        return bool(self.random() < probability)
+
+    def uniforms(self, *ranges: Range) -> list[float]:
+        """A measure from each of several ranges."""
+        return [self.uniform(*each) for each in ranges]
+
+    def side(self) -> int:
+        """One of the two sides."""
+        return 1 if self.chance(0.5) else -1
+
+    def pick(self, *choices: str) -> str:
+        """One of several named styles."""
+        return choices[self.integers(len(choices))]
 
 
-def either(rng: Rng) -> int:
-    """One of the two sides."""
-    return 1 if chance(rng, 0.5) else -1
-
-
-def pick(rng: Rng, *choices: str) -> str:
-    """One of several named styles."""
-    return choices[int(rng.integers(len(choices)))]
+def lean(part: Manifold, slope: float, y: float = 0.0, z: float = 0.0) -> Manifold:
+    """Shear a part by ``slope`` of y along z about its origin, then move it to (y, z)."""
+    return part.transform([[1, 0, 0, 0], [0, 1, slope, y], [0, 0, 1, z]])
 
 
 def leg(foot: Sequence[float], top: Sequence[float], radius: float, style: str) -> Manifold:
@@ -66,10 +54,11 @@ def leg(foot: Sequence[float], top: Sequence[float], radius: float, style: str) 
     if style == "tapered":
         return rod(foot, top, 0.55 * radius, radius, sides=16)
     height = top[2] - foot[2]
-    upright = revolved([(radius * width, height * level) for width, level in _TURNED], segments=16)
-    lean = [(top[0] - foot[0]) / height, (top[1] - foot[1]) / height]
+    shares = zip(_TURNED_RADII, _TURNED_LEVELS, strict=True)
+    upright = turned([(radius * width, height * level) for width, level in shares], segments=16)
+    lean_x, lean_y = (top[0] - foot[0]) / height, (top[1] - foot[1]) / height
     # A shear keeps foot and top level where a rotation would tilt them.
-    return upright.transform([[1, 0, lean[0], foot[0]], [0, 1, lean[1], foot[1]], [0, 0, 1, foot[2]]])
+    return upright.transform([[1, 0, lean_x, foot[0]], [0, 1, lean_y, foot[1]], [0, 0, 1, foot[2]]])
 
 
 def four_legs(x: float, y: float, height: float, radius: float, style: str, splay: float = 0.0) -> Parts:
@@ -91,96 +80,54 @@ def handle(x: float, y: float, z: float, width: float, style: str) -> Parts:
         posts = [bar(x + side * half, (y + size, out), z, 0.5 * size, 12) for side in SIDES]
         return [*posts, bar(about(x, 1.2 * half), out, z, 0.6 * size, 12)]
     if style == "plate":
-        return [
-            rounded_box(about(x, 0.22 * width), (y - 1.5 * size, y + size), about(z, 0.6 * size), 0.4 * size)
-        ]
+        depth = (y - 1.5 * size, y + size)
+        return [rounded_box(about(x, 0.22 * width), depth, about(z, 0.6 * size), 0.4 * size)]
     return []
 
 
 def drawer_fronts(
     x: Range, z: Range, y: float, rows: Sequence[float], columns: int, style: str, *, gap: float = 0.014
 ) -> Parts:
-    """Drawer fronts that stand out of a carcass front at depth ``y``, with gaps between them.
+    """Drawer fronts that stand out of a carcass front at depth ``y``, filling the area between limits.
 
-    Parameters
-    ----------
-    x, z : tuple of float
-        Limits of the area to fill, metres.
-    y : float
-        Depth of the carcass front, metres.
-    rows : sequence of float
-        Relative heights from the bottom row to the top one.
-    columns : int
-        Drawers side by side.
-    style : str
-        One of ``HANDLE_STYLES``.
-    gap : float
-        Half the distance between two fronts, metres.
+    ``rows`` are relative heights from the bottom row to the top one, ``gap`` is half the distance between two
+    fronts, and ``style`` that of the handles.
     """
     edges_x = np.linspace(x[0], x[1], columns + 1)
     edges_z = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
     front = y - 0.018
-    solids = []
     for left, right in pairwise(edges_x):
         for low, high in pairwise(edges_z):
-            solids.append(box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap)))
-            centre_x, centre_z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
+            yield box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap))
+            x, z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
             if style == "knob" and width > 0.6:
                 for side in SIDES:
-                    solids += handle(centre_x + side * 0.25 * width, front, centre_z, 0.3, style)
+                    yield from handle(x + side * 0.25 * width, front, z, 0.3, style)
             else:
-                solids += handle(centre_x, front, centre_z, min(width, 0.5), style)
-    return solids
-
-
-OVERLAP = 0.004  # metres by which supports overlap with what they carry
-
-KINDS = ("legs", "ring", "hairpin", "frames", "crossed", "panels", "column", "plinth", "drum", "sled")
-
-
-def support(rng: Rng, half_x: float, half_y: float, height: float, *kinds: str) -> Parts:
-    """Return the parts under a rectangle of half sides ``half_x``, ``half_y``, from the floor to ``height``.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        Chooses the kind and its measures.
-    half_x, half_y, height : float
-        Metres; the parts end ``OVERLAP`` above ``height``.
-    kinds : str
-        Of :data:`KINDS`; all by default.
-    """
-    kind = pick(rng, *(kinds or KINDS))
-    radius = rng.uniform(0.008, 0.035) * (1.0 if height > 0.25 else 0.8)
-    inset = 1.5 * radius + rng.uniform(0.0, 0.15) * min(half_x, half_y)
-    x, y, top = half_x - inset, half_y - inset, height + OVERLAP
-    if kind == "plinth":
-        return [box(x, y, (0.0, top))]
-    return _MAKERS[kind](rng, x, y, top, radius)
+                yield from handle(x, front, z, min(width, 0.5), style)
 
 
 def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
-    splay = rng.uniform(-0.3, 0.6) * min(x, y, top) if chance(rng, 0.4) else 0.0
-    parts = four_legs(x, y, top, radius, pick(rng, *LEG_STYLES), splay)
+    splay = rng.uniform(-0.3, 0.6) * min(x, y, top) if rng.chance(0.4) else 0.0
+    yield from four_legs(x, y, top, radius, rng.pick(*LEG_STYLES), splay)
     if splay:
-        return parts
-    if chance(rng, 0.35):  # stretchers between the legs, in an H or around
+        return
+    if rng.chance(0.35):  # stretchers between the legs, in an H or around
         level, thin = rng.uniform(0.1, 0.8) * top, rng.uniform(0.4, 0.9) * radius
-        parts += [bar(side * x, limits(y), level, thin, 4) for side in SIDES]
-        places = (0,) if chance(rng, 0.5) else (-y, y)
-        parts += [bar(limits(x), place, level, thin, 4) for place in places]
-    if chance(rng, 0.25):  # a board between them
+        yield from [bar(side * x, limits(y), level, thin, 4) for side in SIDES]
+        places = (0,) if rng.chance(0.5) else (-y, y)
+        yield from [bar(limits(x), place, level, thin, 4) for place in places]
+    if rng.chance(0.25):  # a board between them
         level, board = rng.uniform(0.1, 0.7) * top, rng.uniform(0.008, 0.03)
-        parts.append(box(x, y, (level, level + board)))
-    if chance(rng, 0.3):  # an apron under the top
+        yield box(x, y, (level, level + board))
+    if rng.chance(0.3):  # an apron under the top
         apron, board = rng.uniform(0.1, 0.3) * top, rng.uniform(0.5, 1.2) * radius
-        parts.append(box(x, y, (top - apron, top)) - box(x - board, y - board, (0.0, 2 * top)))
-    return parts
+        yield box(x, y, (top - apron, top)) - box(x - board, y - board, (0.0, 2 * top))
 
 
 def _ring(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
-    count, extent = int(rng.integers(3, 9)), rng.uniform(0.8, 1.4)
-    style, start = pick(rng, *LEG_STYLES), rng.uniform(0.0, np.pi)
+    count, extent = rng.integers(3, 9), rng.uniform(0.8, 1.4)
+    style, start = rng.pick(*LEG_STYLES), rng.uniform(0.0, np.pi)
     angles = start + 2 * np.pi * np.arange(count) / count
     places = [0.7 * np.array([x * np.cos(angle), y * np.sin(angle)]) for angle in angles]
     return [leg((*(extent * at), 0.0), (*at, top), radius, style) for at in places]
@@ -198,33 +145,29 @@ def _hairpins(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 def _frames(rng: Rng, x: float, y: float, top: float, radius: float, *, closed: bool = True) -> Parts:
     """Frames at both sides, standing or lying on the floor; a sled is open at its rear."""
     radius *= 0.8
-    parts, square = [], chance(rng, 0.5)
+    square = rng.chance(0.5)
     for side in SIDES:
         corners = [(-y, top), (-y, radius), (y, radius), (y, top)]
         if not closed:
-            corners = [(y, top), *corners[:3]] if chance(rng, 0.3) else corners[:3]
-        path = [np.array([side * x, along, level]) for along, level in corners]
+            corners = [(y, top), *corners[:3]] if rng.chance(0.3) else corners[:3]
+        path = np.array([(side * x, along, level) for along, level in corners])
         if not square:
-            parts.append(tube(np.array(path), radius))
+            yield tube(path, radius)
             continue
         for one, other in pairwise(path):
             over = 0.9 * radius * ((other - one) / np.linalg.norm(other - one))
-            parts.append(rod(one - over, other + over, radius, sides=4))
-    level = rng.uniform(0.1, 0.9) * top if chance(rng, 0.5) else radius
+            yield rod(one - over, other + over, radius, sides=4)
+    level = rng.uniform(0.1, 0.9) * top if rng.chance(0.5) else radius
     along = rng.uniform(-0.8, 0.8) * y
     if not closed:
         along, level = 0.8 * y, radius
-        parts += [bar(side * x, (-y, 0.5 * y), top - radius, radius) for side in SIDES]
-    return [*parts, bar(limits(x), along, level, 0.9 * radius)]
-
-
-def _sled(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
-    return _frames(rng, x, y, top, radius, closed=False)
+        yield from [bar(side * x, (-y, 0.5 * y), top - radius, radius) for side in SIDES]
+    yield bar(limits(x), along, level, 0.9 * radius)
 
 
 def _crossed(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
-    sides = 4 if chance(rng, 0.6) else 12
-    if chance(rng, 0.3):  # crossed diagonally, once
+    sides = 4 if rng.chance(0.6) else 12
+    if rng.chance(0.3):  # crossed diagonally, once
         return [
             rod((-x, -lean * y, low), (x, lean * y, top - low), radius, sides=sides)
             for lean in SIDES
@@ -236,55 +179,68 @@ def _crossed(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 
 def _panels(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     board = rng.uniform(0.008, 0.06)
-    sides = SIDES if chance(rng, 0.8) else (-1, 0, 1)
-    parts = [box(about(side * x, board / 2), y, (0.0, top)) for side in sides]
-    if chance(rng, 0.4):  # a back between them
+    sides = SIDES if rng.chance(0.8) else (-1, 0, 1)
+    yield from [box(about(side * x, board / 2), y, (0.0, top)) for side in sides]
+    if rng.chance(0.4):  # a back between them
         low, at = rng.uniform(0.0, 0.7) * top, rng.uniform(-0.5, 0.9) * y
-        parts.append(box(x, (at, at + board), (low, top)))
-    if chance(rng, 0.35):  # a shelf, or a bottom
+        yield box(x, (at, at + board), (low, top))
+    if rng.chance(0.35):  # a shelf, or a bottom
         level = rng.uniform(0.0, 0.7) * top
-        parts.append(box(x, (-y, 0.95 * y), (level, level + board)))
-    return parts
+        yield box(x, (-y, 0.95 * y), (level, level + board))
 
 
 def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     extent = min(x, y)
     radius = rng.uniform(0.05, 0.2) * extent
-    parts = [bar(0, 0, (0.005, top), radius, end=radius * rng.uniform(0.5, 1.5))]
+    yield bar(0, 0, (0.005, top), radius, end=radius * rng.uniform(0.5, 1.5))
     foot = rng.uniform(0.6, 1.1) * extent
-    kind = pick(rng, "plate", "cone", "arms")
+    kind = rng.pick("plate", "cone", "arms")
     if kind == "plate":
         exponent, plate = float(rng.choice([2.0, 12.0])), rng.uniform(0.006, 0.04)
-        parts.append(slab(superellipse(foot, foot, exponent), (0.0, plate)))
+        yield slab(superellipse(foot, foot, exponent), (0.0, plate))
     elif kind == "cone":
         rise = rng.uniform(0.05, 0.25) * top
-        parts.append(revolved([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)]))
+        yield turned([(foot, 0.0), (foot, 0.008), (0.6 * foot, 0.4 * rise), (radius, rise)])
     else:
-        count, rise = int(rng.integers(3, 7)), rng.uniform(0.02, 0.3) * top
+        count, rise = rng.integers(3, 7), rng.uniform(0.02, 0.3) * top
         thin = 0.4 * radius + 0.006
         for angle in 2 * np.pi * np.arange(count) / count:
             tip = foot * np.array([np.cos(angle), np.sin(angle)])
-            parts.append(rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8))
-    if chance(rng, 0.4):  # a plate under the top
+            yield rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8)
+    if rng.chance(0.4):  # a plate under the top
         wide, plate = rng.uniform(0.3, 0.8) * extent, rng.uniform(0.008, 0.02)
-        parts.append(box(wide, wide, (top - plate, top)))
-    return parts
+        yield box(wide, wide, (top - plate, top))
 
 
 def _drum(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     waist, wide = rng.uniform(0.5, 1.0), min(x, y)
     rings = [(0.75, 0.0), (0.75 * waist, 0.5 * top), (0.75, top)]
-    return [revolved([(share * wide, level) for share, level in rings]).scale([x / wide, 1.0, 1.0])]
+    return [turned([(share * wide, level) for share, level in rings]).scale([x / wide, 1.0, 1.0])]
 
 
-_MAKERS = {
+_SUPPORTS = {
     "legs": _legs,
     "ring": _ring,
     "hairpin": _hairpins,
     "frames": _frames,
-    "sled": _sled,
     "crossed": _crossed,
     "panels": _panels,
     "column": _column,
+    "plinth": lambda rng, x, y, top, radius: [box(x, y, (0.0, top))],
     "drum": _drum,
+    "sled": partial(_frames, closed=False),
 }
+
+
+OVERLAP = 0.004  # metres by which supports overlap with what they carry
+
+
+def support(rng: Rng, half_x: float, half_y: float, height: float, *kinds: str) -> Parts:
+    """Parts under a rectangle of these half sides, from the floor to ``OVERLAP`` above ``height``, in metres.
+
+    They are of one of ``kinds``, by default of all in ``_SUPPORTS``, with measures at random.
+    """
+    make = _SUPPORTS[rng.pick(*(kinds or _SUPPORTS))]
+    radius = rng.uniform(0.008, 0.035) * (1.0 if height > 0.25 else 0.8)
+    inset = 1.5 * radius + rng.uniform(0.0, 0.15) * min(half_x, half_y)
+    return make(rng, half_x - inset, half_y - inset, height + OVERLAP, radius)

@@ -36,20 +36,11 @@ MESH_SUFFIXES = tuple(READERS)
 
 
 def read_mesh(path: str | Path) -> Mesh:
-    """Read a mesh file, with the deviations that real files have.
+    """Read a mesh file, with the deviations that real files have; its suffix is one of :data:`MESH_SUFFIXES`.
 
     Polygons become fans of triangles (exact for convex ones); points, edges, colours, normals and textures
     are dropped. Vertices are not merged. The parts of a scene are one mesh, each where the scene has it.
-
-    Parameters
-    ----------
-    path : str or Path
-        The suffix says what it is: one of :data:`MESH_SUFFIXES`.
-
-    Returns
-    -------
-    Mesh
-        With finite vertices and at least one face of positive area.
+    The mesh has finite vertices and at least one face of positive area.
 
     Raises
     ------
@@ -61,12 +52,9 @@ def read_mesh(path: str | Path) -> Mesh:
 
 
 def read_content(path: str | Path) -> bytes:
-    """Read the bytes of a mesh file: a regular file of at most :data:`LARGEST_FILE_BYTES`.
+    """Read the bytes of a mesh file, or raise a MeshError.
 
-    Raises
-    ------
-    MeshError
-        If it cannot be read, is a pipe, device or folder, or is too large.
+    It must be a regular file, no pipe, device or folder, of at most :data:`LARGEST_FILE_BYTES`.
     """
     path = Path(path)
     try:
@@ -83,18 +71,9 @@ def read_content(path: str | Path) -> bytes:
 
 
 def parse_mesh(content: bytes, path: str | Path) -> Mesh:
-    """Make a mesh of the content of a file, as :func:`read_mesh` does.
+    """Make a mesh of the content of a file, as :func:`read_mesh` does, or raise a MeshError.
 
-    Parameters
-    ----------
-    content : bytes
-    path : str or Path
-        Its suffix says the format, its stem is the name of the mesh.
-
-    Raises
-    ------
-    MeshError
-        If the content is not a whole file of its format, or holds no finite surface.
+    The suffix of ``path`` says the format, its stem is the name of the mesh.
     """
     return surface(parse(content, path), path)
 
@@ -131,20 +110,8 @@ def surface(held: Content, path: str | Path) -> Mesh:
 def write_mesh(mesh: Mesh, path: str | Path) -> None:
     """Write a mesh as a file: OFF and PLY read back to the same bits, OBJ has 12 digits, STL and GLB about 7.
 
-    The file is written completely or not at all; folders are made as needed.
-
-    Parameters
-    ----------
-    mesh : Mesh
-    path : str or Path
-        The suffix says the format: one of :data:`WRITERS`.
-
-    Raises
-    ------
-    MeshError
-        For another suffix.
-    OSError
-        If the folder cannot be written to.
+    The file is written completely or not at all; folders are made as needed. A MeshError says that the suffix
+    is not in :data:`WRITERS`, an OSError that the folder cannot be written to.
     """
     path = Path(path)
     dump = WRITERS.get(path.suffix.lower())

@@ -2,7 +2,7 @@
 
 The library counts OBJ corners by their slashes and from the last vertex of the file, drops the second of two
 STL solids where it is cut, and unfolds what an archive or a scene repeats. Here is said how many triangles
-must come of a file; what would be read as something else is refused.
+must come of a file; what would be read as something else is refused by a FormatError.
 """
 
 import io
@@ -28,11 +28,6 @@ def obj(content: bytes) -> Checked:
     """Keep the lines of an OBJ file that begin with ``v`` and ``f``, with vertex indices from 1 alone.
 
     Indices may count back from the last vertex so far; a line that ends in a backslash goes on in the next.
-
-    Raises
-    ------
-    FormatError
-        If it has no vertices, or a line of them cannot be read.
     """
     text = decode(content).replace("\\\r\n", " ").replace("\\\n", " ")
     kept: list[str] = []
@@ -70,15 +65,10 @@ def _obj_corners(words: list[str], vertices_so_far: int, face: int) -> list[int]
 
 
 def stl(content: bytes) -> Checked:
-    """Count the triangles of an STL file, binary or text.
+    """Count the triangles of an STL file, whole binary or whole text.
 
     A file as long as a binary one of its count is binary, whatever it begins with: many of those begin with
     ``solid`` as well.
-
-    Raises
-    ------
-    FormatError
-        If it is neither whole binary nor whole text.
     """
     declared = int.from_bytes(content[80:_STL_HEADER_BYTES], "little")
     expected = _STL_HEADER_BYTES + declared * _STL_TRIANGLE_BYTES
@@ -108,19 +98,16 @@ def glb(content: bytes) -> Checked:
     if length != len(content):
         raise FormatError(f"declares {length} bytes, but holds {len(content)}")
     _check_scene(content[20 : 20 + json_length])
-    return Checked(content, None)
+    return Checked(content)
 
 
 def gltf(content: bytes) -> Checked:
     """Check the scene of a glTF file: what it declares and what it needs to be understood.
 
-    Raises
-    ------
-    FormatError
-        If it declares more than :data:`LARGEST_CONTENT` values, needs a decoder, or lists faces as fans.
+    It must not declare more than :data:`LARGEST_CONTENT` values, need a decoder, or list faces as fans.
     """
     _check_scene(content)
-    return Checked(content, None)
+    return Checked(content)
 
 
 def _check_scene(text: bytes) -> None:
@@ -139,10 +126,7 @@ def _check_scene(text: bytes) -> None:
 def threemf(content: bytes) -> Checked:
     """Check what a 3MF file unfolds to: its archive, and objects made of other objects.
 
-    Raises
-    ------
-    FormatError
-        If that is more than :data:`LARGEST_CONTENT` bytes or :data:`LARGEST_INSTANCES` objects.
+    That is at most :data:`LARGEST_CONTENT` bytes and :data:`LARGEST_INSTANCES` objects.
     """
     from lxml import etree
 
@@ -159,4 +143,4 @@ def threemf(content: bytes) -> Checked:
             item.clear()
     if max(uses.values(), default=0) > LARGEST_INSTANCES:
         raise FormatError(f"repeats its objects more than {LARGEST_INSTANCES:,} times")
-    return Checked(content, None)
+    return Checked(content)

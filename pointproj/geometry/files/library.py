@@ -6,7 +6,6 @@ It merges no vertices here, opens no second file, and what it read is compared w
 import io
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -33,23 +32,10 @@ Part = tuple[Float[np.ndarray, "V 3"], Int[np.ndarray, "F 3"], Float[np.ndarray,
 
 
 def parse(content: bytes, suffix: str) -> Content:
-    """Read the content of a file of one of :data:`CHECKS`.
+    """Read the content of a file of one of :data:`CHECKS`, polygons cut into fans; points have no faces.
 
-    Parameters
-    ----------
-    content : bytes
-    suffix : str
-        A key of :data:`CHECKS`.
-
-    Returns
-    -------
-    Content
-        Faces as triangles, polygons cut into fans; no faces if the file holds points alone.
-
-    Raises
-    ------
-    FormatError
-        If it is no whole file of its format, names another file, or gives other counts than it declares.
+    A FormatError says that it is no whole file of its format, names another file, or gives other counts than
+    it declares.
     """
     try:
         declared = CHECKS[suffix](content)
@@ -62,14 +48,10 @@ def parse(content: bytes, suffix: str) -> Content:
     except Warning:
         raise FormatError("holds a word where a number must be, or a number that is too large") from None
     except Exception as error:  # there are as many as ways to be damaged
-        raise FormatError(
-            f"is no whole {suffix[1:].upper()} file ({type(error).__name__}: {error})"
-        ) from error
-    triangles, vertices = sum(len(faces) for _, faces, _ in parts), sum(len(part[0]) for part in parts)
-    for found, wanted, what in (
-        (triangles, declared.triangles, "triangles"),
-        (vertices, declared.vertices, "vertices"),
-    ):
+        reason = f"is no whole {suffix[1:].upper()} file ({type(error).__name__}: {error})"
+        raise FormatError(reason) from error
+    for index, what in ((1, "triangles"), (0, "vertices")):
+        found, wanted = sum(len(part[index]) for part in parts), getattr(declared, what)
         if wanted is not None and found != wanted:
             raise FormatError(f"declares {wanted} {what}, of which {found} could be read")
     return _joined(parts)
@@ -89,13 +71,8 @@ def _file_parts(content: bytes, suffix: str) -> Iterator[Part]:
     from trimesh.exchange.load import mesh_loaders
     from trimesh.geometry import triangulate_quads
 
-    loaded: dict[str, Any] = mesh_loaders[suffix[1:]](
-        io.BytesIO(content),
-        resolver=_NoSecondFile(),
-        skip_materials=True,
-        maintain_order=True,
-        fix_texture=False,
-    )
+    how = {"skip_materials": True, "maintain_order": True, "fix_texture": False}
+    loaded = mesh_loaders[suffix[1:]](io.BytesIO(content), resolver=_NoSecondFile(), **how)
     for part in loaded.get("geometry", {"": loaded}).values():
         faces = triangulate_quads(part.get("faces") if part.get("faces") is not None else [])
         yield np.asarray(part["vertices"], np.float64), faces.reshape(-1, 3), part.get("vertex_normals")
@@ -105,13 +82,8 @@ def _scene_parts(content: bytes, suffix: str) -> Iterator[Part]:
     """Yield the parts of a scene, each where the scene has it."""
     import trimesh
 
-    scene = trimesh.load_scene(
-        io.BytesIO(content),
-        file_type=suffix[1:],
-        resolver=_NoSecondFile(),
-        skip_materials=True,
-        process=False,
-    )
+    how = {"resolver": _NoSecondFile(), "skip_materials": True, "process": False}
+    scene = trimesh.load_scene(io.BytesIO(content), file_type=suffix[1:], **how)
     places = [scene.graph[node] for node in scene.graph.nodes_geometry]
     shapes = [(scene.geometry[name], place) for place, name in places]
     shapes = [(shape, place) for shape, place in shapes if isinstance(shape, trimesh.Trimesh)]

@@ -16,12 +16,9 @@ _HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
 
 
 def parse(content: bytes) -> Content:
-    """Vertices and triangles of an OFF file.
+    """Vertices and triangles of an OFF file, or a FormatError if it is not complete.
 
-    Raises
-    ------
-    FormatError
-        If it is no complete OFF file. Counts are checked against the lines present before they are used.
+    Counts are checked against the lines present before they are used.
     """
     lines = [line.split("#", 1)[0].strip() for line in decode(content).splitlines()]
     lines = [line for line in lines if line and line.lower() != "end_header"]

@@ -39,13 +39,9 @@ class _Element(NamedTuple):
 
 
 def parse(content: bytes) -> Content:
-    """Vertices, triangles and normals of a PLY file; without faces, points.
+    """Vertices, triangles and normals of a PLY file; without faces, points. It must be complete.
 
-    Raises
-    ------
-    FormatError
-        If it is no complete PLY file with vertices. Counts are checked against the bytes or lines present
-        before they are used.
+    Counts are checked against the bytes or lines present before they are used.
     """
     if not content.startswith(b"ply"):
         raise FormatError(f"is not a PLY file: expected it to begin with ply, got {decode(content[:20])!r}")

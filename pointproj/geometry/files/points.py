@@ -23,8 +23,7 @@ from pointproj.geometry.sampling import SurfaceSampler
 log = logging.getLogger(__name__)
 
 Sample = Callable[
-    [SurfaceSampler, int, np.random.Generator],
-    tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]],
+    [SurfaceSampler, int, np.random.Generator], tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]
 ]
 
 Thin = Callable[[Float[np.ndarray, "n 3"], int, np.random.Generator], Int[np.ndarray, " count"]]
@@ -51,19 +50,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Cloud:
-    """A cloud in the query cube.
+    """A cloud in the query cube, of a file with that stem; ``placement`` is where it is in the file.
 
-    Attributes
-    ----------
-    name : str
-        Stem of the file.
-    points : float32 array, shape (n, 3)
-    normals : float32 array, shape (n, 3), or None
-        Unit normals; of arbitrary sign if they come from a mesh's faces.
-    placement : Placement
-        Where the cloud is in the file.
-    sensors : float32 array, shape (n, 3), or None
-        Unit vectors towards the sensors that saw the points.
+    Normals have unit length, and arbitrary sign if they come from a mesh's faces. Sensors are unit vectors
+    towards what saw the points. Arrays are float32.
     """
 
     name: str
@@ -109,10 +99,6 @@ def read_cloud(
     sensors : path, optional
         File of the positions of the sensors that saw the points of a cloud, in its coordinates: a row for
         each point, or one for all.
-
-    Returns
-    -------
-    Cloud
 
     Raises
     ------

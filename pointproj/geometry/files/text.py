@@ -42,5 +42,5 @@ class Checked:
     """Content that a library may read, and how much must come of it; None where a file does not say."""
 
     content: bytes
-    triangles: int | None
+    triangles: int | None = None
     vertices: int | None = None

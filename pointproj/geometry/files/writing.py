@@ -9,24 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write a file under a temporary name, and move it to its place at the end.
+    """Yield a temporary name in the same folder to write to, and move the file to its place at the end.
 
-    Nothing is left behind by an error. Several processes may write the same file: the last one's stays.
-
-    Parameters
-    ----------
-    path : Path
-        Its folder is made as needed; a file of that name is replaced.
-
-    Yields
-    ------
-    Path
-        Where to write, in the same folder.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written to.
+    Folders are made as needed, and a file of that name is replaced. Nothing is left behind by an error.
+    Several processes may write the same file: the last one's stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
