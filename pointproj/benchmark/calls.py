@@ -50,15 +50,15 @@ class Calls:
         return captured(call, self.device) if execution == "captured" else call
 
     @cached_property
-    def features(self) -> Tensor:
-        """Those of the question, as a leaf."""
-        return self.question.problem.features.detach().clone().requires_grad_()
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The question's tensors."""
+        return tuple(tensor.detach().clone().requires_grad_() for tensor in self.question.tensors)
 
     @cached_property
     def upstream(self) -> Tensor:
         """The gradient of the loss by the result; calls read it in place, also those that were captured."""
         problem = self.question.problem
-        return self.features.new_empty(*problem.query_points.shape[:-1], problem.features.shape[-1])
+        return problem.features.new_empty(*problem.query_points.shape[:-1], problem.features.shape[-1])
 
     def step(self, execution: str) -> TrainingStep:
         """The training step in this execution; compiled and captured share one compiled model."""
@@ -94,25 +94,27 @@ class Calls:
         return self._function(mode, lambda: find[mode](question), compiled)
 
     def _sums(self, mode: str, compiled: bool) -> Call:
-        contender, question, features = self.contender, self.question, self.features
-        given, leaves = (question, features), (features,)
+        contender, question = self.contender, self.question
         if mode in LIST_SUMS:
             neighbors = contender.find[mode.removeprefix("aggregate_")](question)
             function = self._function(mode, pointproj.aggregate, compiled)
-            given = features, neighbors
+            leaves, given = self.leaves, (*self.leaves, neighbors)
         else:
             function = self._function("aggregate", contender.aggregate, compiled)
         if mode == "aggregate":
-            return lambda: function(question, question.problem.features)
-        if mode == "gradients":
+            return lambda: function(question, *question.tensors)
+        if mode == "operator":
+            leaves, given = self.leaves, (question, *self.leaves)
+        elif mode == "gradients":
             points = [tensor.detach().clone().requires_grad_() for tensor in question.points]
             sigma = torch.tensor(question.sigma, device=self.device, requires_grad=True)
-            given = question._replace(problem=Problem(*points, *question.problem[2:])), features, sigma
-            leaves = features, *points, sigma
+            moved = question._replace(problem=Problem(*points, *question.problem[2:]))
+            leaves, given = (*self.leaves, *points, sigma), (moved, *self.leaves, sigma)
 
         def with_gradients() -> tuple[Tensor, ...]:
             values = function(*given)
-            return values.detach(), *torch.autograd.grad(values, leaves, self.upstream)
+            gradients = torch.autograd.grad(values, leaves, self.upstream, allow_unused=True)
+            return values.detach(), *gradients
 
         return with_gradients
 

@@ -9,13 +9,14 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark import libraries
-from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig, unknown
+from pointproj.benchmark.config import EXECUTIONS, BenchConfig, unknown
 from pointproj.benchmark.peers import Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
+from pointproj.benchmark.workloads import HEADS, LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve, waits
 
 NOT_COMPILED = ("build", "search")
+FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
 
 
 class Entry(NamedTuple):
@@ -81,11 +82,10 @@ def missing_backend(name: str, device_type: str, operator: str) -> str | None:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """All contenders of a workload, also those that cannot run on this type of device."""
-    for contender in _contenders(config, workload, device_type):
+    """All contenders of a workload, also those that cannot run on this type of device; :data:`FIRST` first."""
+    made = [*_contenders(config, workload, device_type)]
+    for contender in sorted(made, key=lambda of: (*FIRST, of.name).index(of.name)):
         measurements = tuple(_measurements(contender, config, workload, device_type))
-        if config.gpu_memory == "rmm":
-            contender = replace(contender, name=f"{contender.name}{WITH_RMM}")
         if measurements:
             yield Entry(contender, measurements)
 
@@ -109,7 +109,7 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
 
 def backend_contender(name: str, workload: Workload) -> Contender:
     """One of our backends on a workload."""
-    brute_force = name == "torch" and workload.operator != "farthest"  # it has no index to build
+    brute_force = name == "torch" and workload.operator in ("knn", "radius")  # it has no index to build
     without = LIST_SUMS + (NOT_COMPILED if brute_force else ())
     lists = partial(pointproj.radius_neighbors, backend=name)
 
@@ -127,6 +127,9 @@ def backend_contender(name: str, workload: Workload) -> Contender:
             return pointproj.knn_aggregate(*asked.points, features, asked.k, **options)
         return pointproj.radius_aggregate(*asked.points, features, asked.radius, **options)
 
+    def attend(asked: Question, *tensors: Tensor) -> Tensor:
+        return pointproj.attend(*tensors, asked.neighbors, heads=HEADS, backend=name)
+
     find = {
         "build": build,
         "padded": lambda asked: lists(*asked.points, asked.radius, max_neighbors=asked.k),
@@ -141,7 +144,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         modes=tuple(mode for mode in workload.modes if mode not in without),
         executions=EXECUTIONS[:2] if name != "auto" and waits(name) else EXECUTIONS,
         find=find | ({"knn": knn, "search": knn} if workload.operator == "knn" else {}),
-        aggregate=aggregate,
+        aggregate=attend if workload.operator == "attend" else aggregate,
         brute_force=("cpu", "cuda") if brute_force else (),
         read=_read,
     )
@@ -162,7 +165,8 @@ def _measurements(
         if mode not in contender.modes or mode not in config.modes:
             continue
         able = {*contender.executions}
-        if mode in NOT_COMPILED or (contender.kind == "peer" and mode not in NETWORK):
+        of_peer = contender.kind == "peer" and workload.operator != "attend"
+        if mode in NOT_COMPILED or (of_peer and mode not in NETWORK):
             able -= {"compiled"}  # it does not look into a search: only the network around it gains anything
         if workload.host:
             able &= {"eager"}
@@ -180,6 +184,8 @@ def _worth_a_row(contender: Contender, workload: Workload, mode: str, device_typ
     slow = contender.kind == "backend" and device_type in contender.brute_force
     if slow and (mode == "gradients" or workload.name == "host_w1"):
         return ()
+    if workload.operator == "attend" and contender.kind == "peer":
+        return EXECUTIONS
     if contender.kind == "peer" or "captured" not in contender.executions:
         both = mode in NETWORK and workload.executions == EXECUTIONS
         return EXECUTIONS[:2] if both else EXECUTIONS[:1]

@@ -4,14 +4,17 @@ Adding a peer means adding a function. :mod:`pointproj.benchmark.peers` says wha
 """
 
 import contextlib
+import functools
+import math
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from pointproj.benchmark.peers import PEERS, Nearest, Pairs, library, padded_pairs, peer
-from pointproj.benchmark.workloads import Question
+from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Question
 
 __all__ = ["PEERS"]
 
@@ -63,7 +66,50 @@ def tutorial_radius(
     return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
 
 
+def _gathered(asked: Question, *tensors: Tensor) -> list[Tensor]:
+    """Queries (N, H, D), and keys and values of the neighbours (N, K, H, D)."""
+    query, *others = (tensor.unflatten(-1, (HEADS, -1)) for tensor in tensors)
+    return [query, *(other[asked.neighbors.indices] for other in others)]
+
+
+@peer(library("gather + SDPA", "torch", devices=BOTH), "attend")
+def attention_by_torch(asked: Question, *tensors: Tensor) -> Tensor:
+    """Torch's own function, with a row of one query for each point and head."""
+    query, keys, values = _gathered(asked, *tensors)
+    found = scaled_dot_product_attention(query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2))
+    return found[:, :, 0].flatten(1)
+
+
+@peer(library("gather + einsum", "torch", devices=BOTH), "attend", traceable=True)
+def attention_by_einsum(asked: Question, *tensors: Tensor) -> Tensor:
+    """Products, softmax and sums written out, for a compiler to fuse."""
+    query, keys, values = _gathered(asked, *tensors)
+    weights = torch.einsum("nhd,nkhd->nkh", query / math.sqrt(query.shape[-1]), keys).softmax(1)
+    return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
+
+
 PHYSICSNEMO = library("PhysicsNeMo", "nvidia-physicsnemo", "physicsnemo.nn.functional", devices=BOTH)
+
+
+@functools.cache
+def _physicsnemo_block(device: torch.device) -> nn.Module:
+    from physicsnemo.nn.module.point_transformer_attention import LocalPointTransformerBlock
+
+    sizes = {"dim": ATTEND_CHANNELS, "num_heads": HEADS, "neighbor_k": ATTEND_K, "dilation": 1}
+    block = LocalPointTransformerBlock(**sizes, mlp_ratio=1, dropout=0.0, use_te=False)
+    return block.to(device).requires_grad_(False)
+
+
+@peer(
+    PHYSICSNEMO | {"imports": ("physicsnemo.nn.module.point_transformer_attention",)},
+    "attend",
+    compared=False,
+    returns="vector attention: a network scores each pair, with projections of its own",
+)
+def physicsnemo_attention(asked: Question, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The attention of its block alone, which projects values of its own: neither search nor what follows."""
+    points, rows = asked.points[0], asked.neighbors.indices
+    return _physicsnemo_block(query.device)._attend(query, keys, points, points, rows, None)
 
 
 @peer(PHYSICSNEMO, "knn", brute_force=("cuda",))
