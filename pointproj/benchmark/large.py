@@ -16,7 +16,7 @@ import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.peers import OURS
-from pointproj.benchmark.recorder import NoTime, Part, Recorder
+from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
 from pointproj.ops import reference, sharded
 from pointproj.runtime import distributed
@@ -32,29 +32,25 @@ MODES = ("aggregate", "operator")
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """One for each backend; all processes of torchrun measure it together."""
+    """One for each row; all processes of torchrun measure it together."""
     if "large" not in config.workloads or "eager" not in (config.execution or EXECUTIONS):
         return
-    modes = [mode for mode in MODES if mode in config.modes]
+    references, queries = SIZES[device_type]
+    of_all = {"workload": "large", "operator": "radius", "channels": CHANNELS}
+    of_all |= {"queries": queries, "references": references, "radius": radius_for(references)}
     for name in backend_names(config.backends, "radius"):
-        yield Part(len(modes), partial(_measure, name=name, modes=modes))
+        for mode in MODES:
+            if mode in config.modes:
+                yield one_row(of_all | {"contender": name, "mode": mode}, partial(_measured, name))
 
 
-def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
-    references, queries = SIZES[recorder.device.type]
-    sizes = {"queries": queries, "references": references, "radius": radius_for(references)}
-    of_workload = {"workload": "large", "operator": "radius", "channels": CHANNELS, **sizes}
-
-    def measured(row: Row) -> Row:
-        if missing := missing_backend(name, recorder.device.type, "radius"):
-            raise NoTime(MISSING, missing)
-        if name == "torch":
-            raise NoTime(SKIPPED, f"compares all {queries * references:.0e} pairs")
-        cloud = LargeCloud(distributed.join(), recorder.device, name)
-        return recorder.timed(row, partial(cloud.call, row.mode), cloud.error, OURS, REPETITIONS)
-
-    for mode in modes:
-        recorder.record(recorder.blank(contender=name, mode=mode, **of_workload), measured)
+def _measured(backend: str, recorder: Recorder, blank: Row) -> Row:
+    if missing := missing_backend(backend, recorder.device.type, "radius"):
+        raise NoTime(MISSING, missing)
+    if backend == "torch":
+        raise NoTime(SKIPPED, f"compares all {blank.queries * blank.references:.0e} pairs")
+    cloud = LargeCloud(distributed.join(), recorder.device, backend)
+    return recorder.timed(blank, partial(cloud.call, blank.mode), cloud.error, OURS, REPETITIONS)
 
 
 class LargeCloud:

@@ -23,12 +23,10 @@ BOTH = ("cpu", "cuda")
 EAGER = ("eager",)  # no table shows how their networks run compiled
 
 
-def _aggregate_pairs(
-    query: Tensor, reference: Tensor, features: Tensor, queries: Tensor, rows: Tensor, sigma: float
-) -> Tensor:
+def _aggregate_pairs(asked: Question, features: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
     """Weighted means over pairs (queries[m], rows[m]) in any order."""
-    distances = (query[queries] - reference[rows]).norm(dim=-1)
-    weights = (-distances / sigma).exp()
+    query, reference = asked.points
+    weights = (-(query[queries] - reference[rows]).norm(dim=-1) / asked.sigma).exp()
     sums = features.new_zeros(len(query), features.shape[1])
     sums = sums.index_add(0, queries, weights[:, None] * features[rows])
     totals = weights.new_zeros(len(query)).index_add(0, queries, weights)
@@ -49,20 +47,20 @@ TUTORIAL = library("tutorial torch", "torch", devices=BOTH)
 
 
 @peer(TUTORIAL, "sums", operator="knn", traceable=True, brute_force=BOTH, bytes_per_pair=16.0)
-def tutorial_knn(query: Tensor, reference: Tensor, features: Tensor, k: int, sigma: float) -> Tensor:
+def tutorial_knn(asked: Question, features: Tensor) -> Tensor:
     """All pairs, their distances, the k smallest of each row."""
-    distances, rows = (query[:, None] - reference[None]).norm(dim=-1).topk(k, dim=-1, largest=False)
-    weights = torch.softmax(-distances / sigma, dim=-1)
+    query, reference = asked.points
+    distances, rows = (query[:, None] - reference[None]).norm(dim=-1).topk(asked.k, dim=-1, largest=False)
+    weights = torch.softmax(-distances / asked.sigma, dim=-1)
     return (weights[..., None] * features[rows]).sum(1)
 
 
 @peer(TUTORIAL, "sums", traceable=True, brute_force=BOTH, bytes_per_pair=110.0)
-def tutorial_radius(
-    query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
-) -> Tensor:
+def tutorial_radius(asked: Question, features: Tensor) -> Tensor:
     """Softmax over all points, masked by the radius and divided by the sum that is left."""
+    query, reference = asked.points
     distances = (query[:, None] - reference[None]).norm(dim=-1)
-    weights = torch.softmax(-distances / sigma, dim=-1) * (distances <= radius)
+    weights = torch.softmax(-distances / asked.sigma, dim=-1) * (distances <= asked.radius)
     return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
 
 
@@ -89,6 +87,8 @@ def attention_by_einsum(asked: Question, *tensors: Tensor) -> Tensor:
 
 
 PHYSICSNEMO = library("PhysicsNeMo", "nvidia-physicsnemo", "physicsnemo.nn.functional", devices=BOTH)
+BLOCK = PHYSICSNEMO | {"imports": ("physicsnemo.nn.module.point_transformer_attention",)}
+VECTORS = "vector attention: a network scores each pair, with projections of its own"
 
 
 @functools.cache
@@ -100,39 +100,38 @@ def _physicsnemo_block(device: torch.device) -> nn.Module:
     return block.to(device).requires_grad_(False)
 
 
-@peer(
-    PHYSICSNEMO | {"imports": ("physicsnemo.nn.module.point_transformer_attention",)},
-    "attend",
-    compared=False,
-    returns="vector attention: a network scores each pair, with projections of its own",
-)
+@peer(BLOCK, "attend", compared=False, returns=VECTORS)
 def physicsnemo_attention(asked: Question, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The attention of its block alone, which projects values of its own: neither search nor what follows."""
+    """The attention of its block alone, which makes its own values: neither search nor what follows."""
     points, rows = asked.points[0], asked.neighbors.indices
     return _physicsnemo_block(query.device)._attend(query, keys, points, points, rows, None)
 
 
 @peer(PHYSICSNEMO, "knn", brute_force=("cuda",))
-def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+def physicsnemo_knn(asked: Question) -> Nearest:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     from physicsnemo.nn.functional import knn
 
     with contextlib.suppress(ImportError):
         import cuml.neighbors  # noqa: F401 - PhysicsNeMo uses it without importing it
-    indices, distances = knn(reference, query, k)
+    query, reference = asked.points
+    indices, distances = knn(reference, query, asked.k)
     return Nearest(distances, indices)
 
 
-@peer(PHYSICSNEMO, "sums")
-def physicsnemo_radius(
-    query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
-) -> Tensor:
-    """All pairs within the radius, none truncated; weights and sums in torch."""
+def _physicsnemo_search(asked: Question, **options: Any) -> Any:
     from physicsnemo.nn.functional import radius_search
 
-    pairs = radius_search(reference, query, radius)
+    query, reference = asked.points
+    return radius_search(reference, query, asked.radius, **options)
+
+
+@peer(PHYSICSNEMO, "sums")
+def physicsnemo_radius(asked: Question, features: Tensor) -> Tensor:
+    """All pairs within the radius, none truncated; weights and sums in torch."""
+    pairs = _physicsnemo_search(asked)
     found = (pairs[0] if isinstance(pairs, tuple) else pairs).long()
-    return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
+    return _aggregate_pairs(asked, features, found[0], found[1])
 
 
 def _read_physicsnemo(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
@@ -141,63 +140,59 @@ def _read_physicsnemo(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
     return padded_pairs(indices, (indices != 0) | (points != 0).any(-1), distances)
 
 
+def _read_pairs(found: tuple[Tensor, ...]) -> Pairs:
+    """Pairs (2, M), and last their distances."""
+    return Pairs(found[0][0].long(), found[0][1].long(), found[-1])
+
+
 FIRST_MET = "the first met, not the nearest; no counts; slots that are not used hold index 0"
 
 
 @peer(PHYSICSNEMO, "padded", read=_read_physicsnemo, nearest=False, returns=FIRST_MET)
 def physicsnemo_padded(asked: Question) -> tuple[Tensor, ...]:
     """Indices, points and distances."""
-    from physicsnemo.nn.functional import radius_search
-
-    queries, points = asked.points
-    options = {"max_points": asked.k, "return_dists": True, "return_points": True}
-    return radius_search(points, queries, asked.radius, **options)
+    return _physicsnemo_search(asked, max_points=asked.k, return_dists=True, return_points=True)
 
 
-@peer(
-    PHYSICSNEMO,
-    "csr",
-    read=lambda found: Pairs(found[0][0].long(), found[0][1].long(), found[1]),
-    returns="pairs of exact number, for which it waits",
-)
+@peer(PHYSICSNEMO, "csr", read=_read_pairs, returns="pairs of exact number, for which it waits")
 def physicsnemo_csr(asked: Question) -> tuple[Tensor, ...]:
     """Pairs and their distances."""
-    from physicsnemo.nn.functional import radius_search
-
-    queries, points = asked.points
-    return radius_search(points, queries, asked.radius, return_dists=True)
+    return _physicsnemo_search(asked, return_dists=True)
 
 
 @peer(library("cuML", "cuml-cu13", "cuml", "cupy", "rmm"), "knn", brute_force=("cuda",))
-def cuml_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+def cuml_knn(asked: Question) -> Nearest:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     import cupy
     from cuml.neighbors import NearestNeighbors
 
-    found = NearestNeighbors(n_neighbors=k, output_type="cupy").fit(cupy.from_dlpack(reference.detach()))
-    return Nearest(*map(torch.from_dlpack, found.kneighbors(cupy.from_dlpack(query.detach()))))
+    query, reference = (cupy.from_dlpack(points.detach()) for points in asked.points)
+    found = NearestNeighbors(n_neighbors=asked.k, output_type="cupy").fit(reference)
+    return Nearest(*map(torch.from_dlpack, found.kneighbors(query)))
 
 
 @peer(library("cupyx KDTree", "cupy-cuda13x", "cupyx.scipy.spatial"), "knn", executions=EAGER)
-def cupyx_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+def cupyx_knn(asked: Question) -> Nearest:
     """Build the tree, query it."""
     import cupy
     from cupyx.scipy.spatial import KDTree
 
-    tree = KDTree(cupy.from_dlpack(reference.detach()))
-    return Nearest(*map(torch.from_dlpack, tree.query(cupy.from_dlpack(query.detach()), k)))
+    query, reference = (cupy.from_dlpack(points.detach()) for points in asked.points)
+    return Nearest(*map(torch.from_dlpack, KDTree(reference).query(query, asked.k)))
 
 
 @peer(library("jz-tree", "jztree", "jztree"), "knn", executions=EAGER)
-def jztree_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+def jztree_knn(asked: Question) -> Nearest:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
     import jztree
     from jax import dlpack
 
-    points = dlpack.from_dlpack(reference.detach())
+    query, reference = asked.points
     same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
     queries = None if same else dlpack.from_dlpack(query.detach())
-    distances, indices = jztree.knn.knn.jit(points, k, part_query=queries)
+    distances, indices = jztree.knn.knn.jit(
+        dlpack.from_dlpack(reference.detach()), asked.k, part_query=queries
+    )
     indices.block_until_ready()
     return Nearest(torch.from_dlpack(distances), torch.from_dlpack(indices))
 
@@ -206,63 +201,69 @@ TORCHBVH = library("torchbvh", "torchbvh", "torchbvh")
 
 
 @peer(TORCHBVH, "knn", executions=EAGER, batched=True)
-def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+def torchbvh_knn(asked: Question) -> Nearest:
     """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
     import torchbvh
 
-    found = next(able for able in (4, 8, 16) if able >= k)
+    query, reference = asked.points
+    found = next(able for able in (4, 8, 16) if able >= asked.k)
     with torchbvh.BVH(reference.detach()) as tree:
         indices, squared = tree.knn(query.detach(), found)
-    return Nearest(squared[..., :k], indices[..., :k])
+    return Nearest(squared[..., : asked.k], indices[..., : asked.k])
 
 
 @peer(TORCHBVH, "farthest", batched=True)
-def torchbvh_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds count"]:
+def torchbvh_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
     """Its exact mode."""
     import torchbvh
 
-    return torchbvh.fps(points, count, mode="exact_bucketed").indices
+    return torchbvh.fps(asked.points[0], asked.k, mode="exact_bucketed").indices
 
 
 TORCH_CLUSTER = library("torch-cluster", "torch-cluster", "torch_cluster", devices=BOTH)
+ON_GPU = {"devices": ("cuda",), "brute_force": ("cuda",)}
 
 
-def _clouds_of(points: Tensor) -> Tensor:
-    return torch.arange(len(points), device=points.device).repeat_interleave(points.shape[1])
+def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The points of all clouds, and the cloud of each."""
+    if points.ndim == 2:
+        return points, None
+    clouds = torch.arange(len(points), device=points.device).repeat_interleave(points.shape[1])
+    return points.flatten(0, 1), clouds
 
 
 @peer(TORCH_CLUSTER, "farthest", batched=True)
-def torch_cluster_farthest(points: Tensor, count: int) -> Int[Tensor, "*clouds count"]:
+def torch_cluster_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
     """Every point is compared with each that was chosen."""
     import torch_cluster
 
-    size = points.shape[-2]
-    batch = None if points.ndim == 2 else _clouds_of(points)
-    rows = torch_cluster.fps(points.view(-1, 3), batch, ratio=count / size, random_start=False)
-    return rows.view(*points.shape[:-2], count) % size
+    points, size = asked.points[0], asked.points[0].shape[-2]
+    rows = torch_cluster.fps(*_packed(points), ratio=asked.k / size, random_start=False)
+    return rows.view(*points.shape[:-2], asked.k) % size
 
 
-@peer(TORCH_CLUSTER, "knn", devices=("cuda",), batched=True, brute_force=("cuda",))
-def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+@peer(TORCH_CLUSTER, "knn", **ON_GPU, batched=True)
+def torch_cluster_knn(asked: Question) -> Nearest:
     """One brute-force kernel, without distances."""
     import torch_cluster
 
-    if query.ndim == 2:
-        return Nearest(None, torch_cluster.knn(reference, query, k)[1].view(-1, k))
-    of = [_clouds_of(points) for points in (reference, query)]
-    rows = torch_cluster.knn(reference.flatten(0, 1), query.flatten(0, 1), k, *of)[1]
-    return Nearest(None, rows.view(*query.shape[:2], k) % reference.shape[1])
+    query, reference = asked.points
+    (queries, of_query), (points, of_points) = _packed(query), _packed(reference)
+    rows = torch_cluster.knn(points, queries, asked.k, of_points, of_query)[1]
+    return Nearest(None, rows.view(*query.shape[:-1], asked.k) % reference.shape[-2])
 
 
-@peer(TORCH_CLUSTER, "sums", devices=("cuda",), brute_force=("cuda",))
-def torch_cluster_radius(
-    query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float
-) -> Tensor:
-    """One brute-force kernel with at most 1024 neighbours per query; weights and sums in torch."""
+def _torch_cluster_pairs(asked: Question, most: int) -> Tensor:
     import torch_cluster
 
-    found = torch_cluster.radius(reference, query, radius, max_num_neighbors=MAX_IN_RADIUS)
-    return _aggregate_pairs(query, reference, features, found[0], found[1], sigma)
+    query, reference = asked.points
+    return torch_cluster.radius(reference, query, asked.radius, max_num_neighbors=most)
+
+
+@peer(TORCH_CLUSTER, "sums", **ON_GPU)
+def torch_cluster_radius(asked: Question, features: Tensor) -> Tensor:
+    """One brute-force kernel with at most 1024 neighbours per query; weights and sums in torch."""
+    return _aggregate_pairs(asked, features, *_torch_cluster_pairs(asked, MAX_IN_RADIUS))
 
 
 OF_TORCH_CLUSTER = {"read": lambda found: Pairs(found[0], found[1]), "brute_force": ("cuda",)}
@@ -272,19 +273,26 @@ FIRST_PAIRS = "the first met, not the nearest, as pairs; no distances, no counts
 @peer(TORCH_CLUSTER, "padded", **OF_TORCH_CLUSTER, nearest=False, returns=FIRST_PAIRS)
 def torch_cluster_padded(asked: Question) -> Tensor:
     """A tree on the CPU, all pairs on CUDA."""
-    import torch_cluster
-
-    queries, points = asked.points
-    return torch_cluster.radius(points, queries, asked.radius, max_num_neighbors=asked.k)
+    return _torch_cluster_pairs(asked, asked.k)
 
 
 @peer(TORCH_CLUSTER, "csr", **OF_TORCH_CLUSTER, returns="pairs; no distances")
 def torch_cluster_csr(asked: Question) -> Tensor:
     """The same with more neighbours allowed."""
-    return torch_cluster_padded(asked._replace(k=asked.most))
+    return _torch_cluster_pairs(asked, asked.most)
 
 
 NVALCHEMIOPS = library("nvalchemiops", "nvalchemi-toolkit-ops", "nvalchemiops.torch.neighbors", devices=BOTH)
+FIRST_OTHERS = "the first met, not the nearest, without the point itself; periodic shifts too; waits"
+OTHERS = "pairs of exact number, for which it waits, without the point itself; periodic shifts too"
+
+
+def _nvalchemiops_list(asked: Question, most: int, **options: bool) -> tuple[Tensor, ...]:
+    """Its cell list, of one set of points."""
+    from nvalchemiops.torch.neighbors import neighbor_list
+
+    options = {"method": "cell_list", "max_neighbors": most, "return_distances": True, **options}
+    return neighbor_list(asked.points[0], asked.radius, **options)
 
 
 def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
@@ -292,32 +300,16 @@ def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
     return padded_pairs(indices, indices < len(indices), distances, counts)
 
 
-@peer(
-    NVALCHEMIOPS,
-    "padded",
-    read=_read_nvalchemiops,
-    nearest=False,
-    itself=False,
-    returns="the first met, not the nearest, without the point itself; periodic shifts too; waits",
-)
-def nvalchemiops_padded(asked: Question, **options: bool) -> tuple[Tensor, ...]:
-    """Its cell list, of one set of points."""
-    from nvalchemiops.torch.neighbors import neighbor_list
-
-    options = {"method": "cell_list", "max_neighbors": asked.k, "return_distances": True, **options}
-    return neighbor_list(asked.points[0], asked.radius, **options)
+@peer(NVALCHEMIOPS, "padded", read=_read_nvalchemiops, nearest=False, itself=False, returns=FIRST_OTHERS)
+def nvalchemiops_padded(asked: Question) -> tuple[Tensor, ...]:
+    """Indices, counts, shifts and distances."""
+    return _nvalchemiops_list(asked, asked.k)
 
 
-@peer(
-    NVALCHEMIOPS,
-    "csr",
-    read=lambda found: Pairs(found[0][0].long(), found[0][1].long(), found[3]),
-    itself=False,
-    returns="pairs of exact number, for which it waits, without the point itself; periodic shifts too",
-)
+@peer(NVALCHEMIOPS, "csr", read=_read_pairs, itself=False, returns=OTHERS)
 def nvalchemiops_csr(asked: Question) -> tuple[Tensor, ...]:
-    """Its cell list, of one set of points, made into pairs."""
-    return nvalchemiops_padded(asked._replace(k=asked.most), return_neighbor_list=True)
+    """The same, made into pairs."""
+    return _nvalchemiops_list(asked, asked.most, return_neighbor_list=True)
 
 
 KEOPS = library("KeOps", "pykeops", "pykeops.torch", devices=BOTH)
@@ -331,18 +323,19 @@ def _keops_squared(query: Tensor, reference: Tensor):
 
 
 @peer(KEOPS, "knn", batched=True, brute_force=BOTH)
-def keops_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+def keops_knn(asked: Question) -> Nearest:
     """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
-    return Nearest(*_keops_squared(query, reference).Kmin_argKmin(k, dim=query.ndim - 1))
+    dimension = asked.points[0].ndim - 1
+    return Nearest(*_keops_squared(*asked.points).Kmin_argKmin(asked.k, dim=dimension))
 
 
 @peer(KEOPS, "sums", brute_force=BOTH)
-def keops_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
+def keops_radius(asked: Question, features: Tensor) -> Tensor:
     """The whole formula in one lazy expression."""
     from pykeops.torch import LazyTensor
 
-    squared = _keops_squared(query, reference)
-    weights = (-squared.sqrt() / sigma).exp() * (radius * radius - squared).step()
+    squared, radius = _keops_squared(*asked.points), asked.radius
+    weights = (-squared.sqrt() / asked.sigma).exp() * (radius * radius - squared).step()
     sums = (weights * LazyTensor(features[None].contiguous())).sum(1)
     return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
 
@@ -350,32 +343,58 @@ def keops_radius(query: Tensor, reference: Tensor, features: Tensor, radius: flo
 SCIPY = library("scipy cKDTree", "scipy", "scipy.spatial", devices=("cpu",))
 
 
-@peer(SCIPY, "knn")
-def scipy_knn(query: Tensor, reference: Tensor, k: int) -> Nearest:
+def _scipy_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]:
     """Build the tree and query it on all cores."""
     from scipy.spatial import cKDTree
 
-    found = cKDTree(reference.detach().numpy()).query(query.detach().numpy(), k, workers=-1)
-    return Nearest(*(part.view(-1, k) for part in _tensors(*found)))
+    query, reference = (points.detach().numpy() for points in asked.points)
+    found = cKDTree(reference).query(query, asked.k, workers=-1, **within)
+    return _tensors(*(part.reshape(-1, asked.k) for part in found))
 
 
-def _scipy_pairs(query: Tensor, reference: Tensor, radius: float) -> Any:
+PYKDTREE = library("pykdtree", "pykdtree", "pykdtree.kdtree", devices=("cpu",))
+
+
+def _pykdtree_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]:
+    """Build the tree and query it, on the threads that OpenMP gives."""
+    from pykdtree.kdtree import KDTree
+
+    query, reference = (points.detach().numpy() for points in asked.points)
+    distances, indices = KDTree(reference).query(query, asked.k, **within)
+    return _tensors(distances.reshape(-1, asked.k), indices.astype("int64").reshape(-1, asked.k))
+
+
+for _library, _nearest in ((SCIPY, _scipy_nearest), (PYKDTREE, _pykdtree_nearest)):
+
+    @peer(_library, "knn")
+    def tree_knn(asked: Question, nearest: Any = _nearest) -> Nearest:
+        """The k nearest."""
+        return Nearest(*nearest(asked))
+
+    @peer(_library, "padded", read=_found_below, returns="no counts")
+    def tree_padded(asked: Question, nearest: Any = _nearest) -> tuple[Tensor, Tensor, int]:
+        """The k nearest within the radius; an index of N is none."""
+        return *nearest(asked, distance_upper_bound=asked.radius), len(asked.points[1])
+
+
+def _scipy_pairs(asked: Question) -> Any:
     """The pairs of two trees and their distances as a structured array; without ``workers``."""
     from scipy.spatial import cKDTree
 
-    trees = [cKDTree(points.detach().numpy()) for points in (query, reference)]
-    return trees[0].sparse_distance_matrix(trees[1], radius, output_type="ndarray")
+    trees = [cKDTree(points.detach().numpy()) for points in asked.points]
+    return trees[0].sparse_distance_matrix(trees[1], asked.radius, output_type="ndarray")
 
 
 @peer(SCIPY, "sums")
-def scipy_radius(query: Tensor, reference: Tensor, features: Tensor, radius: float, sigma: float) -> Tensor:
+def scipy_radius(asked: Question, features: Tensor) -> Tensor:
     """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
     from scipy.sparse import csr_array
 
-    found = _scipy_pairs(query, reference, radius)
-    weights = torch.from_numpy(found["v"]).div(-sigma).exp().to(query.dtype).numpy()
-    matrix = csr_array((weights, (found["i"], found["j"])), shape=(len(query), len(reference)))
-    totals = matrix.sum(1).clip(min=torch.finfo(query.dtype).tiny)
+    found, dtype = _scipy_pairs(asked), features.dtype
+    weights = torch.from_numpy(found["v"]).div(-asked.sigma).exp().to(dtype).numpy()
+    sizes = [len(points) for points in asked.points]
+    matrix = csr_array((weights, (found["i"], found["j"])), shape=sizes)
+    totals = matrix.sum(1).clip(min=torch.finfo(dtype).tiny)
     return _SparseProduct.apply(features, matrix.multiply(1 / totals[:, None]).tocsr())
 
 
@@ -392,42 +411,10 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
 
 
-@peer(SCIPY, "padded", read=_found_below, returns="no counts")
-def scipy_padded(asked: Question) -> tuple[Tensor, Tensor, int]:
-    """Build the tree and query it on all cores."""
-    from scipy.spatial import cKDTree
-
-    queries, points = asked.points
-    within = {"distance_upper_bound": asked.radius, "workers": -1}
-    return *_tensors(*cKDTree(points.numpy()).query(queries.numpy(), asked.k, **within)), len(points)
-
-
-SCIPY_PAIRS = "pairs, not in the order of the queries; one core"
-
-
-@peer(SCIPY, "csr", read=lambda found: Pairs(*found), returns=SCIPY_PAIRS)
+@peer(
+    SCIPY, "csr", read=lambda found: Pairs(*found), returns="pairs, not in the order of the queries; one core"
+)
 def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
     """The distances between two trees."""
-    found = _scipy_pairs(*asked.points, asked.radius)
+    found = _scipy_pairs(asked)
     return _tensors(*(found[column].copy() for column in "ijv"))
-
-
-PYKDTREE = library("pykdtree", "pykdtree", "pykdtree.kdtree", devices=("cpu",))
-
-
-def _pykdtree(query: Tensor, reference: Tensor, k: int, **within: float) -> tuple[Tensor, Tensor]:
-    """Build the tree and query it, on the threads that OpenMP gives."""
-    from pykdtree.kdtree import KDTree
-
-    distances, indices = KDTree(reference.detach().numpy()).query(query.detach().numpy(), k, **within)
-    return _tensors(distances.reshape(-1, k), indices.astype("int64").reshape(-1, k))
-
-
-peer(PYKDTREE, "knn")(lambda query, reference, k: Nearest(*_pykdtree(query, reference, k)))
-
-
-@peer(PYKDTREE, "padded", read=_found_below, returns="no counts")
-def pykdtree_padded(asked: Question) -> tuple[Tensor, Tensor, int]:
-    """The k nearest within the radius; an index of N is none."""
-    found = _pykdtree(*asked.points, asked.k, distance_upper_bound=asked.radius)
-    return *found, len(asked.points[1])

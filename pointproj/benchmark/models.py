@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS, import_failure
-from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error
+from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error, one_row
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import furniture_surface
 from pointproj.runtime.memory import allocated_bytes
@@ -144,8 +144,15 @@ MODELS = {"gino": GINO, "geotransolver": GEOTRANSOLVER}
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each row."""
-    for row in rows_of(config):
-        yield Part(1, partial(_measure, *row))
+    for name, contender, points, execution in rows_of(config):
+        model = MODELS[name]
+        columns = {
+            **{"workload": name, "operator": "radius", "mode": "step", "execution": execution},
+            **{"contender": contender, "kind": "backend" if contender == OURS_NAMED else "peer"},
+            **{"radius": model.radius, "channels": model.channels, "package": contender},
+            **{"queries": model.queries or points, "references": points},
+        }
+        yield one_row(columns, partial(_measured, model, contender == OURS_NAMED), LONGEST_S)
 
 
 def rows_of(config: BenchConfig) -> list[tuple[str, str, int, str]]:
@@ -161,40 +168,30 @@ def rows_of(config: BenchConfig) -> list[tuple[str, str, int, str]]:
     ]
 
 
-def _measure(name: str, contender: str, points: int, execution: str, recorder: Recorder) -> None:
-    model, device = MODELS[name], recorder.device
-    ours = contender == OURS_NAMED
-    blank = recorder.blank(
-        **{"workload": name, "operator": "radius", "mode": "step", "execution": execution},
-        **{"contender": contender, "package": contender, "kind": "backend" if ours else "peer"},
-        **{"radius": model.radius, "channels": model.channels},
-        **{"queries": model.queries or points, "references": points},
-    )
+def _measured(model: Model, ours: bool, recorder: Recorder, blank: Row) -> Row:
+    device, points = recorder.device, blank.references
+    if device.type == "cpu":
+        recorder.limits.refuse_if_slow(model.seconds_on_cpu[blank.contender, points])
+    if missing := import_failure(model.imports):
+        raise NoTime(MISSING, missing)
+    before: list[int] = []
 
-    def measured(row: Row) -> Row:
-        if device.type == "cpu":
-            recorder.limits.refuse_if_slow(model.seconds_on_cpu[contender, points])
-        if missing := import_failure(model.imports):
-            raise NoTime(MISSING, missing)
-        error = None
+    def make() -> Callable[[], None]:
+        torch.manual_seed(0)
+        call = step_of(*model.make(ours, points, device), compiled=blank.execution == "compiled")
+        before.append(allocated_bytes(device))
+        return call
+
+    try:
+        error = disagreement(model, device) if ours else None
         if ours:
-            error = disagreement(model, device)
             check_error("output and gradients of a small model", error, OURS)
-        before: list[int] = []
-
-        def make() -> Callable[[], None]:
-            torch.manual_seed(0)
-            call = step_of(*model.make(ours, points, device), compiled=execution == "compiled")
-            before.append(allocated_bytes(device))
-            return call
-
-        timed = recorder.timed(row, make, lambda _: None, OURS)
-        return replace(timed, parity_error=error, note=f"{before[0] / MIB:.0f} MiB before the first step")
-
-    recorder.record(blank, measured, LONGEST_S)
-    if model is GEOTRANSOLVER and import_failure(model.imports) is None:
-        _use_our_search(False)
-    torch.compiler.reset()
+        timed = recorder.timed(blank, make, lambda _: None, OURS)
+    finally:
+        torch.compiler.reset()
+        if model is GEOTRANSOLVER:
+            _use_our_search(False)
+    return replace(timed, parity_error=error, note=f"{before[0] / MIB:.0f} MiB before the first step")
 
 
 def disagreement(model: Model, device: torch.device) -> float:

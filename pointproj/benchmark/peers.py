@@ -50,7 +50,7 @@ class Contender:
     name: str  # in the results
     package: str  # the distribution whose version is noted
     find: Mapping[str, Callable[..., Any]]  # by mode; "search" takes the index that "build" made, too
-    aggregate: Callable[..., Tensor] | None = None  # of a question, its tensors, where gradients go sigma
+    aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
     kind: str = "peer"  # backend | peer
     operator: str = "radius"  # knn | radius | farthest | attend: for which it is asked
     modes: tuple[str, ...] = ()  # which of a workload's are called
@@ -131,35 +131,26 @@ def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = (
 def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[[Callable], Callable]:
     """Add the decorated function to :data:`PEERS`; properties are those of :class:`Contender`.
 
-    What it takes and returns is named by ``finds``. ``knn``: (query points, reference points, k) to
-    :class:`Nearest`, around which torch gathers and weighs. ``sums``: (query points, reference points,
-    features, k or radius, sigma) to aggregated features. ``attend``: (question, queries, keys, values) to
-    attention. ``farthest``: (points, count) to rows as chosen. ``padded`` and ``csr``: a question to what
-    ``read`` turns into pairs. ``traceable`` says that torch.compile can trace it.
+    It takes a question; what it returns is named by ``finds``. ``knn``: :class:`Nearest`, around which torch
+    gathers and weighs. ``farthest``: rows as chosen. ``padded`` and ``csr``: what ``read`` turns into pairs.
+    ``sums`` and ``attend`` take the question's tensors too, and return aggregated features. ``traceable``
+    says that torch.compile can trace it.
     """
     name, summed = library["name"], (*SUMS[:2], *NETWORK)
 
+    def around(asked: Question, features: Tensor) -> Tensor:
+        return gather_aggregate(asked, features, search(name, *asked.points, asked.k))
+
     def register(function: Callable) -> Callable:
-        def around(asked: Question, features: Tensor) -> Tensor:
-            rows = search(name, *asked.points, asked.k)
-            return gather_aggregate(*asked.points, features, rows, asked.sigma)
-
-        def sums(asked: Question, features: Tensor) -> Tensor:
-            return function(*asked.points, features, asked.k or asked.radius, asked.sigma)
-
-        take = {
-            "knn": lambda asked: function(*asked.points, asked.k),
-            "farthest": lambda asked: function(asked.points[0], asked.k),
-        }.get(finds, function)
-        if finds == "knn":
-            _SEARCHES[name] = function
         of = {
-            "find": {} if finds in ("sums", "attend") else {finds: take},
-            "aggregate": {"knn": around, "sums": sums, "attend": function}.get(finds),
+            "find": {} if finds in ("sums", "attend") else {finds: function},
+            "aggregate": {"knn": around, "sums": function, "attend": function}.get(finds),
             "modes": {"knn": ("knn", *summed), "sums": summed, "attend": SUMS[:2]}.get(finds, (finds,)),
             "operator": finds if finds in ("knn", "farthest", "attend") else "radius",
             "executions": EXECUTIONS[: 1 + properties.pop("traceable", finds == "knn")],
         }
+        if finds == "knn":
+            _SEARCHES[name] = function
         PEERS.append(Contender(**{**library, **of, **properties}))
         return function
 
@@ -187,7 +178,8 @@ def search(
     """Indices of the k nearest that a library finds; torch.compile calls an operator for it."""
     if torch.compiler.is_compiling():
         return torch.ops.pointproj_benchmark.peer_search(query_points, reference_points, k, name)
-    return _SEARCHES[name](query_points, reference_points, k).indices.long()
+    asked = Question(Problem(query_points, reference_points, reference_points), k)
+    return _SEARCHES[name](asked).indices.long()
 
 
 @torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
@@ -201,16 +193,12 @@ def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tens
 
 
 def gather_aggregate(
-    query_points: Float[Tensor, "q 3"],
-    reference_points: Float[Tensor, "n 3"],
-    features: Float[Tensor, "n c"],
-    neighbor_indices: Int[Tensor, "q k"],
-    sigma: float,
+    asked: Question, features: Float[Tensor, "n c"], rows: Int[Tensor, "q k"]
 ) -> Float[Tensor, "q c"]:
     """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
-    distances = (query_points[:, None] - reference_points[neighbor_indices]).norm(dim=-1)
-    weights = torch.softmax(-distances / sigma, dim=-1)
-    return (weights[..., None] * features[neighbor_indices]).sum(1)
+    query, points = asked.points
+    weights = torch.softmax(-(query[:, None] - points[rows]).norm(dim=-1) / asked.sigma, dim=-1)
+    return (weights[..., None] * features[rows]).sum(1)
 
 
 def padded_pairs(

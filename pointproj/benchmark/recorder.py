@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,13 @@ class Part(NamedTuple):
 
     rows: int
     measure: Callable[["Recorder"], None]
+
+
+def one_row(
+    columns: dict[str, Any], measured: Callable[["Recorder", Row], Row], longest_s: float = LONGEST_ROW_S
+) -> Part:
+    """The part of one row, which ``measured`` makes of its columns; as :meth:`Recorder.record`."""
+    return Part(1, lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s))
 
 
 class Limits:

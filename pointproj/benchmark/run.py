@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -68,11 +69,14 @@ def run(config: BenchConfig) -> list[Row]:
     recorder.say(f"{machine['device']}, {versions}; results go to {file.path}")
     parts = [(name, part) for name in config.workloads for part in _parts(config, name, device.type)]
     recorder.expected = sum(part.rows for _, part in parts)
+    left_out: Counter[str] = Counter()
     for name, part in parts:
-        if part.rows and recorder.limits.is_over:
-            log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, part.rows, name)
+        if recorder.limits.is_over:
+            left_out[name] += part.rows
         elif part.rows:
             part.measure(recorder)
+    for name, rows in (+left_out).items():  # without zeros
+        log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, rows, name)
     recorder.end()
     return recorder.rows
 

@@ -52,7 +52,7 @@ class Question(NamedTuple):
     problem: Problem
     k: int | None = None
     radius: float | None = None
-    sigma: float = 0.1
+    sigma: float | Tensor = 0.1
     capacity: int = 0  # pairs that a list has room for
     most: int = LIST_MOST  # neighbours that a query has at most, for libraries that must be told
     neighbors: pointproj.Neighbors | None = None  # of attention, and beside the values its queries and keys
