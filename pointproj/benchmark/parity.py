@@ -64,7 +64,7 @@ class Expected:
         """The largest error of a neighbour's distance, relative to the distance of the k-th neighbour.
 
         Indices come in any order; one that is out of range or twice in a row gives inf. Other libraries
-        return squared distances, or none: only those of backends are compared with those of the indices.
+        return squared distances, or none: only those of backends are compared.
         """
         queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
         k, worst = self.question.k, 0.0
@@ -87,10 +87,9 @@ class Expected:
     def pairs_error(self, mode: str, found: Pairs, contender: Contender) -> float:
         """The largest error of a distance in a list of all queries, relative to the radius.
 
-        Distances that were returned are compared with those of the indices, and if the nearest had to be
-        found, distances of the indices with those of the nearest. Otherwise any within the radius will do.
-        The error is inf if a query has too many or too few neighbours, one that does not exist, or one twice,
-        or if its count is wrong.
+        Distances that were returned are compared with those of the indices, and these with those of the
+        nearest, if the nearest had to be found. The error is inf if a query has too many or too few
+        neighbours, one that does not exist, or one twice, or if its count is wrong.
         """
         rows, radius = self.checked, self.question.radius
         most = self.question.k if mode == "padded" else None
@@ -120,7 +119,7 @@ class Expected:
         return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
 
     def farthest_error(self, rows: Tensor) -> float:
-        """By how much a chosen point is nearer to those before it than the farthest is, in squared distances.
+        """By how much a chosen point is nearer to those before it than the farthest, in squared distances.
 
         ``rows`` are (count,) or (B, count) as they were chosen; one that is chosen twice gives 1.
         """

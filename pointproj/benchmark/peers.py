@@ -101,10 +101,7 @@ def projector(asked: Question, backend: str) -> Projector:
 
 
 class PeerNetwork(nn.Module):
-    """The projector's two MLPs with another aggregation between them; one cloud per batch.
-
-    ``aggregate`` takes query points (Q, 3), reference points (N, 3) and features (N, C), and gives (Q, C).
-    """
+    """The projector's two MLPs with another aggregation between them, of points and features of one cloud."""
 
     def __init__(self, projector: Projector, aggregate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -120,7 +117,7 @@ class PeerNetwork(nn.Module):
 
 
 PEERS: list[Contender] = []
-_SEARCHES: dict[str, Callable[..., Nearest]] = {}  # by the library's name
+_SEARCHES: dict[str, Callable[[Question], Nearest]] = {}  # by the library's name
 
 
 def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = ("cuda",)) -> dict[str, Any]:

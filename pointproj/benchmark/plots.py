@@ -27,13 +27,7 @@ PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def draw(path: Path) -> list[Path]:
-    """Draw everything that a result file of one run has rows for; the pictures.
-
-    Raises
-    ------
-    ValueError
-        If the rows of one device are of several runs.
-    """
+    """Draw all that a result file has rows for; the pictures. ValueError for rows of several runs."""
     rows = select(read_rows(path), status=OK)
     require_one_run(rows)
     colours = _colours(rows)

@@ -264,13 +264,7 @@ _TABLES: dict[str, tuple[Columns | Callable[[list[Row]], Columns], Callable[[lis
 
 
 def renew(page: Path, rows: list[Row]) -> None:
-    """Write the table of these rows, of one run, between the two comments of a page, which stay.
-
-    Raises
-    ------
-    ValueError
-        If the rows are not of one run, or the page has no place for the table.
-    """
+    """Write the table of these rows, of one run, between the two comments of a page, or raise ValueError."""
     require_one_run(rows)
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
