@@ -1,11 +1,13 @@
-"""The peers: one small function for each library and what it finds.
+"""The peers: one small function for each library and what it finds, and the table of them.
 
-Adding a peer means adding a function. :mod:`pointproj.benchmark.peers` says what it takes and returns.
+Adding a peer means adding a function and its entry; :func:`pointproj.benchmark.peers.peer` says what it takes
+and returns.
 """
 
 import contextlib
 import functools
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,14 +15,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from pointproj.benchmark.peers import PEERS, Nearest, Pairs, library, padded_pairs, peer
+from pointproj.benchmark.peers import Contender, Nearest, Pairs, library, padded_pairs, peer
 from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Question
 
-__all__ = ["PEERS"]
-
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
-BOTH = ("cpu", "cuda")
-EAGER = ("eager",)  # no table shows how their networks run compiled
 
 
 def _aggregate_pairs(asked: Question, features: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
@@ -33,20 +31,10 @@ def _aggregate_pairs(asked: Question, features: Tensor, queries: Tensor, rows: T
     return sums / totals.clamp(min=torch.finfo(totals.dtype).tiny)[:, None]
 
 
-def _found_below(found: tuple[Tensor, Tensor, int]) -> Pairs:
-    """Pairs of (distances, indices, N), where an index of N is none."""
-    distances, indices, count = found
-    return padded_pairs(indices, indices < count, distances)
-
-
 def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(array) for array in arrays)
 
 
-TUTORIAL = library("tutorial torch", "torch", devices=BOTH)
-
-
-@peer(TUTORIAL, "sums", operator="knn", traceable=True, brute_force=BOTH, bytes_per_pair=16.0)
 def tutorial_knn(asked: Question, features: Tensor) -> Tensor:
     """All pairs, their distances, the k smallest of each row."""
     query, reference = asked.points
@@ -55,7 +43,6 @@ def tutorial_knn(asked: Question, features: Tensor) -> Tensor:
     return (weights[..., None] * features[rows]).sum(1)
 
 
-@peer(TUTORIAL, "sums", traceable=True, brute_force=BOTH, bytes_per_pair=110.0)
 def tutorial_radius(asked: Question, features: Tensor) -> Tensor:
     """Softmax over all points, masked by the radius and divided by the sum that is left."""
     query, reference = asked.points
@@ -70,7 +57,6 @@ def _gathered(asked: Question, *tensors: Tensor) -> list[Tensor]:
     return [query, *(other[asked.neighbors.indices] for other in others)]
 
 
-@peer(library("gather + SDPA", "torch", devices=BOTH), "attend")
 def attention_by_torch(asked: Question, *tensors: Tensor) -> Tensor:
     """Torch's own function, with a row of one query for each point and head."""
     query, keys, values = _gathered(asked, *tensors)
@@ -78,17 +64,11 @@ def attention_by_torch(asked: Question, *tensors: Tensor) -> Tensor:
     return found[:, :, 0].flatten(1)
 
 
-@peer(library("gather + einsum", "torch", devices=BOTH), "attend", traceable=True)
 def attention_by_einsum(asked: Question, *tensors: Tensor) -> Tensor:
     """Products, softmax and sums written out, for a compiler to fuse."""
     query, keys, values = _gathered(asked, *tensors)
     weights = torch.einsum("nhd,nkhd->nkh", query / math.sqrt(query.shape[-1]), keys).softmax(1)
     return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
-
-
-PHYSICSNEMO = library("PhysicsNeMo", "nvidia-physicsnemo", "physicsnemo.nn.functional", devices=BOTH)
-BLOCK = PHYSICSNEMO | {"imports": ("physicsnemo.nn.module.point_transformer_attention",)}
-VECTORS = "vector attention: a network scores each pair, with projections of its own"
 
 
 @functools.cache
@@ -100,14 +80,12 @@ def _physicsnemo_block(device: torch.device) -> nn.Module:
     return block.to(device).requires_grad_(False)
 
 
-@peer(BLOCK, "attend", compared=False, returns=VECTORS)
 def physicsnemo_attention(asked: Question, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """The attention of its block alone, which makes its own values: neither search nor what follows."""
     points, rows = asked.points[0], asked.neighbors.indices
     return _physicsnemo_block(query.device)._attend(query, keys, points, points, rows, None)
 
 
-@peer(PHYSICSNEMO, "knn", brute_force=("cuda",))
 def physicsnemo_knn(asked: Question) -> Nearest:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     from physicsnemo.nn.functional import knn
@@ -126,7 +104,6 @@ def _physicsnemo_search(asked: Question, **options: Any) -> Any:
     return radius_search(reference, query, asked.radius, **options)
 
 
-@peer(PHYSICSNEMO, "sums")
 def physicsnemo_radius(asked: Question, features: Tensor) -> Tensor:
     """All pairs within the radius, none truncated; weights and sums in torch."""
     pairs = _physicsnemo_search(asked)
@@ -145,22 +122,6 @@ def _read_pairs(found: tuple[Tensor, ...]) -> Pairs:
     return Pairs(found[0][0].long(), found[0][1].long(), found[-1])
 
 
-FIRST_MET = "the first met, not the nearest; no counts; slots that are not used hold index 0"
-
-
-@peer(PHYSICSNEMO, "padded", read=_read_physicsnemo, nearest=False, returns=FIRST_MET)
-def physicsnemo_padded(asked: Question) -> tuple[Tensor, ...]:
-    """Indices, points and distances."""
-    return _physicsnemo_search(asked, max_points=asked.k, return_dists=True, return_points=True)
-
-
-@peer(PHYSICSNEMO, "csr", read=_read_pairs, returns="pairs of exact number, for which it waits")
-def physicsnemo_csr(asked: Question) -> tuple[Tensor, ...]:
-    """Pairs and their distances."""
-    return _physicsnemo_search(asked, return_dists=True)
-
-
-@peer(library("cuML", "cuml-cu13", "cuml", "cupy", "rmm"), "knn", brute_force=("cuda",))
 def cuml_knn(asked: Question) -> Nearest:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     import cupy
@@ -171,7 +132,6 @@ def cuml_knn(asked: Question) -> Nearest:
     return Nearest(*map(torch.from_dlpack, found.kneighbors(query)))
 
 
-@peer(library("cupyx KDTree", "cupy-cuda13x", "cupyx.scipy.spatial"), "knn", executions=EAGER)
 def cupyx_knn(asked: Question) -> Nearest:
     """Build the tree, query it."""
     import cupy
@@ -181,7 +141,6 @@ def cupyx_knn(asked: Question) -> Nearest:
     return Nearest(*map(torch.from_dlpack, KDTree(reference).query(query, asked.k)))
 
 
-@peer(library("jz-tree", "jztree", "jztree"), "knn", executions=EAGER)
 def jztree_knn(asked: Question) -> Nearest:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
     import jztree
@@ -190,17 +149,12 @@ def jztree_knn(asked: Question) -> Nearest:
     query, reference = asked.points
     same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
     queries = None if same else dlpack.from_dlpack(query.detach())
-    distances, indices = jztree.knn.knn.jit(
-        dlpack.from_dlpack(reference.detach()), asked.k, part_query=queries
-    )
+    points = dlpack.from_dlpack(reference.detach())
+    distances, indices = jztree.knn.knn.jit(points, asked.k, part_query=queries)
     indices.block_until_ready()
     return Nearest(torch.from_dlpack(distances), torch.from_dlpack(indices))
 
 
-TORCHBVH = library("torchbvh", "torchbvh", "torchbvh")
-
-
-@peer(TORCHBVH, "knn", executions=EAGER, batched=True)
 def torchbvh_knn(asked: Question) -> Nearest:
     """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
     import torchbvh
@@ -212,16 +166,11 @@ def torchbvh_knn(asked: Question) -> Nearest:
     return Nearest(squared[..., : asked.k], indices[..., : asked.k])
 
 
-@peer(TORCHBVH, "farthest", batched=True)
 def torchbvh_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
     """Its exact mode."""
     import torchbvh
 
     return torchbvh.fps(asked.points[0], asked.k, mode="exact_bucketed").indices
-
-
-TORCH_CLUSTER = library("torch-cluster", "torch-cluster", "torch_cluster", devices=BOTH)
-ON_GPU = {"devices": ("cuda",), "brute_force": ("cuda",)}
 
 
 def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -232,7 +181,6 @@ def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
     return points.flatten(0, 1), clouds
 
 
-@peer(TORCH_CLUSTER, "farthest", batched=True)
 def torch_cluster_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
     """Every point is compared with each that was chosen."""
     import torch_cluster
@@ -242,7 +190,6 @@ def torch_cluster_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
     return rows.view(*points.shape[:-2], asked.k) % size
 
 
-@peer(TORCH_CLUSTER, "knn", **ON_GPU, batched=True)
 def torch_cluster_knn(asked: Question) -> Nearest:
     """One brute-force kernel, without distances."""
     import torch_cluster
@@ -260,31 +207,9 @@ def _torch_cluster_pairs(asked: Question, most: int) -> Tensor:
     return torch_cluster.radius(reference, query, asked.radius, max_num_neighbors=most)
 
 
-@peer(TORCH_CLUSTER, "sums", **ON_GPU)
 def torch_cluster_radius(asked: Question, features: Tensor) -> Tensor:
     """One brute-force kernel with at most 1024 neighbours per query; weights and sums in torch."""
     return _aggregate_pairs(asked, features, *_torch_cluster_pairs(asked, MAX_IN_RADIUS))
-
-
-OF_TORCH_CLUSTER = {"read": lambda found: Pairs(found[0], found[1]), "brute_force": ("cuda",)}
-FIRST_PAIRS = "the first met, not the nearest, as pairs; no distances, no counts"
-
-
-@peer(TORCH_CLUSTER, "padded", **OF_TORCH_CLUSTER, nearest=False, returns=FIRST_PAIRS)
-def torch_cluster_padded(asked: Question) -> Tensor:
-    """A tree on the CPU, all pairs on CUDA."""
-    return _torch_cluster_pairs(asked, asked.k)
-
-
-@peer(TORCH_CLUSTER, "csr", **OF_TORCH_CLUSTER, returns="pairs; no distances")
-def torch_cluster_csr(asked: Question) -> Tensor:
-    """The same with more neighbours allowed."""
-    return _torch_cluster_pairs(asked, asked.most)
-
-
-NVALCHEMIOPS = library("nvalchemiops", "nvalchemi-toolkit-ops", "nvalchemiops.torch.neighbors", devices=BOTH)
-FIRST_OTHERS = "the first met, not the nearest, without the point itself; periodic shifts too; waits"
-OTHERS = "pairs of exact number, for which it waits, without the point itself; periodic shifts too"
 
 
 def _nvalchemiops_list(asked: Question, most: int, **options: bool) -> tuple[Tensor, ...]:
@@ -300,36 +225,22 @@ def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
     return padded_pairs(indices, indices < len(indices), distances, counts)
 
 
-@peer(NVALCHEMIOPS, "padded", read=_read_nvalchemiops, nearest=False, itself=False, returns=FIRST_OTHERS)
-def nvalchemiops_padded(asked: Question) -> tuple[Tensor, ...]:
-    """Indices, counts, shifts and distances."""
-    return _nvalchemiops_list(asked, asked.k)
-
-
-@peer(NVALCHEMIOPS, "csr", read=_read_pairs, itself=False, returns=OTHERS)
-def nvalchemiops_csr(asked: Question) -> tuple[Tensor, ...]:
-    """The same, made into pairs."""
-    return _nvalchemiops_list(asked, asked.most, return_neighbor_list=True)
-
-
-KEOPS = library("KeOps", "pykeops", "pykeops.torch", devices=BOTH)
-
-
-def _keops_squared(query: Tensor, reference: Tensor):
+def _keops_squared(query: Tensor, reference: Tensor) -> Any:
+    import pykeops
     from pykeops.torch import LazyTensor
 
+    if query.is_cuda and not pykeops.config.gpu_available:  # it would read from these addresses on the host
+        raise RuntimeError("KeOps found no libcuda, libnvrtc or libcudart: see LD_LIBRARY_PATH and CUDA_PATH")
     queries, points = query[..., :, None, :].contiguous(), reference[..., None, :, :].contiguous()
     return ((LazyTensor(queries) - LazyTensor(points)) ** 2).sum(-1)
 
 
-@peer(KEOPS, "knn", batched=True, brute_force=BOTH)
 def keops_knn(asked: Question) -> Nearest:
     """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
     dimension = asked.points[0].ndim - 1
     return Nearest(*_keops_squared(*asked.points).Kmin_argKmin(asked.k, dim=dimension))
 
 
-@peer(KEOPS, "sums", brute_force=BOTH)
 def keops_radius(asked: Question, features: Tensor) -> Tensor:
     """The whole formula in one lazy expression."""
     from pykeops.torch import LazyTensor
@@ -338,9 +249,6 @@ def keops_radius(asked: Question, features: Tensor) -> Tensor:
     weights = (-squared.sqrt() / asked.sigma).exp() * (radius * radius - squared).step()
     sums = (weights * LazyTensor(features[None].contiguous())).sum(1)
     return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
-
-
-SCIPY = library("scipy cKDTree", "scipy", "scipy.spatial", devices=("cpu",))
 
 
 def _scipy_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]:
@@ -352,9 +260,6 @@ def _scipy_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]:
     return _tensors(*(part.reshape(-1, asked.k) for part in found))
 
 
-PYKDTREE = library("pykdtree", "pykdtree", "pykdtree.kdtree", devices=("cpu",))
-
-
 def _pykdtree_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]:
     """Build the tree and query it, on the threads that OpenMP gives."""
     from pykdtree.kdtree import KDTree
@@ -362,19 +267,6 @@ def _pykdtree_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]
     query, reference = (points.detach().numpy() for points in asked.points)
     distances, indices = KDTree(reference).query(query, asked.k, **within)
     return _tensors(distances.reshape(-1, asked.k), indices.astype("int64").reshape(-1, asked.k))
-
-
-for _library, _nearest in ((SCIPY, _scipy_nearest), (PYKDTREE, _pykdtree_nearest)):
-
-    @peer(_library, "knn")
-    def tree_knn(asked: Question, nearest: Any = _nearest) -> Nearest:
-        """The k nearest."""
-        return Nearest(*nearest(asked))
-
-    @peer(_library, "padded", read=_found_below, returns="no counts")
-    def tree_padded(asked: Question, nearest: Any = _nearest) -> tuple[Tensor, Tensor, int]:
-        """The k nearest within the radius; an index of N is none."""
-        return *nearest(asked, distance_upper_bound=asked.radius), len(asked.points[1])
 
 
 def _scipy_pairs(asked: Question) -> Any:
@@ -385,7 +277,6 @@ def _scipy_pairs(asked: Question) -> Any:
     return trees[0].sparse_distance_matrix(trees[1], asked.radius, output_type="ndarray")
 
 
-@peer(SCIPY, "sums")
 def scipy_radius(asked: Question, features: Tensor) -> Tensor:
     """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
     from scipy.sparse import csr_array
@@ -411,10 +302,105 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
 
 
-@peer(
-    SCIPY, "csr", read=lambda found: Pairs(*found), returns="pairs, not in the order of the queries; one core"
-)
 def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
     """The distances between two trees."""
     found = _scipy_pairs(asked)
     return _tensors(*(found[column].copy() for column in "ijv"))
+
+
+def _found_below(found: tuple[Tensor, Tensor, int]) -> Pairs:
+    """Pairs of (distances, indices, N), where an index of N is none."""
+    distances, indices, count = found
+    return padded_pairs(indices, indices < count, distances)
+
+
+def _tree(of: dict[str, Any], nearest: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[Contender]:
+    """What a library finds that builds a tree and queries it for the k nearest, all or within a radius."""
+
+    def padded(asked: Question) -> tuple[Tensor, Tensor, int]:
+        return *nearest(asked, distance_upper_bound=asked.radius), len(asked.points[1])
+
+    yield peer(of, "knn", lambda asked: Nearest(*nearest(asked)))
+    yield peer(of, "padded", padded, read=_found_below, returns="no counts")
+
+
+BOTH = ("cpu", "cuda")
+EAGER = {"executions": ("eager",)}  # no table shows how their networks run compiled
+ON_GPU = {"brute_force": ("cuda",)}
+PAIRS = {"read": lambda found: Pairs(found[0], found[1]), **ON_GPU}
+TUTORIAL = library("tutorial torch", "torch", devices=BOTH)
+PHYSICSNEMO = library("PhysicsNeMo", "nvidia-physicsnemo", "physicsnemo.nn.functional", devices=BOTH)
+BLOCK = PHYSICSNEMO | {"imports": ("physicsnemo.nn.module.point_transformer_attention",)}
+CUML = library("cuML", "cuml-cu13", "cuml", "cupy", "rmm")
+CUPYX = library("cupyx KDTree", "cupy-cuda13x", "cupyx.scipy.spatial")
+JZTREE = library("jz-tree", "jztree", "jztree")
+TORCHBVH = library("torchbvh", "torchbvh", "torchbvh")
+CLUSTER = library("torch-cluster", "torch-cluster", "torch_cluster", devices=BOTH)
+NVALCHEMI = library("nvalchemiops", "nvalchemi-toolkit-ops", "nvalchemiops.torch.neighbors", devices=BOTH)
+KEOPS = library("KeOps", "pykeops", "pykeops.torch", devices=BOTH)
+SCIPY = library("scipy cKDTree", "scipy", "scipy.spatial", devices=("cpu",))
+PYKDTREE = library("pykdtree", "pykdtree", "pykdtree.kdtree", devices=("cpu",))
+
+PEERS: list[Contender] = [
+    peer(TUTORIAL, "knn_sums", tutorial_knn, traceable=True, brute_force=BOTH, bytes_per_pair=16.0),
+    peer(TUTORIAL, "sums", tutorial_radius, traceable=True, brute_force=BOTH, bytes_per_pair=110.0),
+    peer(library("gather + SDPA", "torch", devices=BOTH), "attend", attention_by_torch),
+    peer(library("gather + einsum", "torch", devices=BOTH), "attend", attention_by_einsum, traceable=True),
+    peer(
+        *(BLOCK, "attend", physicsnemo_attention),
+        compared=False,
+        returns="vector attention: a network scores each pair, with projections of its own",
+    ),
+    peer(PHYSICSNEMO, "knn", physicsnemo_knn, **ON_GPU),
+    peer(PHYSICSNEMO, "sums", physicsnemo_radius),
+    peer(
+        *(PHYSICSNEMO, "padded"),
+        lambda of: _physicsnemo_search(of, max_points=of.k, return_dists=True, return_points=True),
+        **{"read": _read_physicsnemo, "nearest": False},
+        returns="the first met, not the nearest; no counts; slots that are not used hold index 0",
+    ),
+    peer(
+        *(PHYSICSNEMO, "csr", lambda asked: _physicsnemo_search(asked, return_dists=True)),
+        read=_read_pairs,
+        returns="pairs of exact number, for which it waits",
+    ),
+    peer(CUML, "knn", cuml_knn, **ON_GPU),
+    peer(CUPYX, "knn", cupyx_knn, **EAGER),
+    peer(JZTREE, "knn", jztree_knn, **EAGER),
+    peer(TORCHBVH, "knn", torchbvh_knn, **EAGER, batched=True),
+    peer(TORCHBVH, "farthest", torchbvh_farthest, batched=True),
+    peer(CLUSTER, "farthest", torch_cluster_farthest, batched=True),
+    peer(CLUSTER, "knn", torch_cluster_knn, **ON_GPU, devices=("cuda",), batched=True),
+    peer(CLUSTER, "sums", torch_cluster_radius, **ON_GPU, devices=("cuda",)),
+    peer(
+        *(CLUSTER, "padded", lambda asked: _torch_cluster_pairs(asked, asked.k)),
+        **PAIRS,
+        nearest=False,
+        returns="the first met, not the nearest, as pairs; no distances, no counts",
+    ),
+    peer(
+        *(CLUSTER, "csr", lambda asked: _torch_cluster_pairs(asked, asked.most)),
+        **PAIRS,
+        returns="pairs; no distances",
+    ),
+    peer(
+        *(NVALCHEMI, "padded", lambda asked: _nvalchemiops_list(asked, asked.k)),
+        **{"read": _read_nvalchemiops, "nearest": False, "itself": False},
+        returns="the first met, not the nearest, without the point itself; periodic shifts too; waits",
+    ),
+    peer(
+        *(NVALCHEMI, "csr", lambda of: _nvalchemiops_list(of, of.most, return_neighbor_list=True)),
+        **{"read": _read_pairs, "itself": False},
+        returns="pairs of exact number, for which it waits, without the point itself; periodic shifts too",
+    ),
+    peer(KEOPS, "knn", keops_knn, batched=True, brute_force=BOTH),
+    peer(KEOPS, "sums", keops_radius, brute_force=BOTH),
+    *_tree(SCIPY, _scipy_nearest),
+    *_tree(PYKDTREE, _pykdtree_nearest),
+    peer(SCIPY, "sums", scipy_radius),
+    peer(
+        *(SCIPY, "csr", scipy_csr),
+        read=lambda found: Pairs(*found),
+        returns="pairs, not in the order of the queries; one core",
+    ),
+]

@@ -37,6 +37,7 @@ class Expected:
         self.rows = [_some(q, max(fewest, budget // max(1, len(r))), generator) for q, r in self.ranges]
         self.checked = torch.cat(self.rows).to(self.device)
         self._sums: dict[str, tuple[Tensor, Sequence[Tensor]]] = {}
+        self._numbers: Tensor | None = None
         self._nearest: list[Tensor] = []  # distances of each cloud
         self._distances: Tensor | None = None
 
@@ -170,13 +171,16 @@ class Expected:
 
     def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> Tensor:
         """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
-        generator = torch.Generator().manual_seed(2)
-        numbers = torch.randn(upstream.shape, generator=generator, dtype=upstream.dtype)
+        if self._numbers is None:
+            generator = torch.Generator().manual_seed(2)
+            self._numbers = torch.randn(upstream.shape, generator=generator, dtype=upstream.dtype)
+            self._numbers = self._numbers.flatten(0, -2).to(self.device)
+        rows = upstream.view(-1, upstream.shape[-1])
         if checked_only:
-            keep = torch.zeros(numbers.flatten(0, -2).shape[0], 1)
-            keep[torch.cat(self.rows)] = 1
-            numbers *= keep.view(*numbers.shape[:-1], 1)
-        return upstream.copy_(numbers)
+            rows.zero_()[self.checked] = self._numbers[self.checked]
+        else:
+            rows.copy_(self._numbers)
+        return upstream
 
     def _attention(self) -> tuple[Tensor, Sequence[Tensor]]:
         """In fp64, of the checked queries."""

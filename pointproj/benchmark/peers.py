@@ -116,42 +116,40 @@ class PeerNetwork(nn.Module):
         return self.query_mlp(self.aggregate(query_points, reference_points[0], hidden))[None]
 
 
-PEERS: list[Contender] = []
 _SEARCHES: dict[str, Callable[[Question], Nearest]] = {}  # by the library's name
+_SUMMED = (*SUMS[:2], *NETWORK)
+# What a peer finds: the operator for which it is asked, and the modes that are called.
+FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
+    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest", ("farthest",))},
+    **{"padded": ("radius", ("padded",)), "csr": ("radius", ("csr",))},
+}
 
 
 def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = ("cuda",)) -> dict[str, Any]:
-    """The properties of :class:`Contender` that all functions of a library have in common."""
+    """The properties of :class:`Contender` that all peers of a library have in common."""
     return {"name": name, "package": package, "imports": imports, "devices": devices}
 
 
-def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[[Callable], Callable]:
-    """Add the decorated function to :data:`PEERS`; properties are those of :class:`Contender`.
+def peer(
+    of: Mapping[str, Any], finds: str, function: Callable, *, traceable: bool = False, **properties: Any
+) -> Contender:
+    """A library's peer, with further properties of :class:`Contender`.
 
-    It takes a question; what it returns is named by ``finds``. ``knn``: :class:`Nearest`, around which torch
-    gathers and weighs. ``farthest``: rows as chosen. ``padded`` and ``csr``: what ``read`` turns into pairs.
-    ``sums`` and ``attend`` take the question's tensors too, and return aggregated features. ``traceable``
-    says that torch.compile can trace it.
+    The function takes a question; what it returns is named by ``finds``. ``knn``: :class:`Nearest`, around
+    which torch gathers and weighs. ``farthest``: rows as chosen. ``padded`` and ``csr``: what ``read`` turns
+    into pairs. ``knn_sums``, ``sums`` and ``attend`` take the question's tensors too, and return aggregated
+    features. ``traceable`` says that torch.compile can trace it.
     """
-    name, summed = library["name"], (*SUMS[:2], *NETWORK)
-
-    def around(asked: Question, features: Tensor) -> Tensor:
-        return gather_aggregate(asked, features, search(name, *asked.points, asked.k))
-
-    def register(function: Callable) -> Callable:
-        of = {
-            "find": {} if finds in ("sums", "attend") else {finds: function},
-            "aggregate": {"knn": around, "sums": function, "attend": function}.get(finds),
-            "modes": {"knn": ("knn", *summed), "sums": summed, "attend": SUMS[:2]}.get(finds, (finds,)),
-            "operator": finds if finds in ("knn", "farthest", "attend") else "radius",
-            "executions": EXECUTIONS[: 1 + properties.pop("traceable", finds == "knn")],
-        }
-        if finds == "knn":
-            _SEARCHES[name] = function
-        PEERS.append(Contender(**{**library, **of, **properties}))
-        return function
-
-    return register
+    operator, modes = FINDS[finds]
+    take = {"find": {finds: function}}
+    if finds == "knn":
+        _SEARCHES[of["name"]] = function
+        take["aggregate"] = functools.partial(_gather_aggregate, of["name"])
+    elif "sums" in finds or finds == "attend":
+        take = {"find": {}, "aggregate": function}
+    able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
+    return Contender(**{"executions": able, **of, "operator": operator, "modes": modes, **take, **properties})
 
 
 @functools.cache
@@ -189,11 +187,10 @@ def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tens
     return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
 
 
-def gather_aggregate(
-    asked: Question, features: Float[Tensor, "n c"], rows: Int[Tensor, "q k"]
-) -> Float[Tensor, "q c"]:
+def _gather_aggregate(name: str, asked: Question, features: Float[Tensor, "n c"]) -> Float[Tensor, "q c"]:
     """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
     query, points = asked.points
+    rows = search(name, query, points, asked.k)
     weights = torch.softmax(-(query[:, None] - points[rows]).norm(dim=-1) / asked.sigma, dim=-1)
     return (weights[..., None] * features[rows]).sum(1)
 
