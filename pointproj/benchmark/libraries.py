@@ -8,6 +8,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,7 +112,12 @@ def physicsnemo_radius(asked: Question, features: Tensor) -> Tensor:
     return _aggregate_pairs(asked, features, found[0], found[1])
 
 
-def _read_physicsnemo(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
+def physicsnemo_padded(asked: Question) -> tuple[Tensor, ...]:
+    """Indices, points and distances."""
+    return _physicsnemo_search(asked, max_points=asked.k, return_dists=True, return_points=True)
+
+
+def _read_slots(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
     """Slots that are not used hold index 0 as well, but the origin as its point."""
     indices, points, distances = found
     return padded_pairs(indices, (indices != 0) | (points != 0).any(-1), distances)
@@ -212,15 +218,20 @@ def torch_cluster_radius(asked: Question, features: Tensor) -> Tensor:
     return _aggregate_pairs(asked, features, *_torch_cluster_pairs(asked, MAX_IN_RADIUS))
 
 
-def _nvalchemiops_list(asked: Question, most: int, **options: bool) -> tuple[Tensor, ...]:
-    """Its cell list, of one set of points."""
+def nvalchemi_padded(asked: Question, **options: bool) -> tuple[Tensor, ...]:
+    """Its cell list, of one set of points: indices, counts, shifts and distances."""
     from nvalchemiops.torch.neighbors import neighbor_list
 
-    options = {"method": "cell_list", "max_neighbors": most, "return_distances": True, **options}
+    options = {"method": "cell_list", "max_neighbors": asked.k, "return_distances": True, **options}
     return neighbor_list(asked.points[0], asked.radius, **options)
 
 
-def _read_nvalchemiops(found: tuple[Tensor, ...]) -> Pairs:
+def nvalchemi_csr(asked: Question) -> tuple[Tensor, ...]:
+    """The same, made into pairs."""
+    return nvalchemi_padded(asked._replace(k=asked.most), return_neighbor_list=True)
+
+
+def _read_counted(found: tuple[Tensor, ...]) -> Pairs:
     indices, counts, _, distances = found
     return padded_pairs(indices, indices < len(indices), distances, counts)
 
@@ -327,8 +338,19 @@ def _tree(of: dict[str, Any], nearest: Callable[..., tuple[Tensor, Tensor]]) -> 
 BOTH = ("cpu", "cuda")
 EAGER = {"executions": ("eager",)}  # no table shows how their networks run compiled
 ON_GPU = {"brute_force": ("cuda",)}
-PAIRS = {"read": lambda found: Pairs(found[0], found[1]), **ON_GPU}
+FIRST_MET = {"nearest": False}
+ROWS = {"read": lambda found: Pairs(found[0], found[1]), **ON_GPU}
+
+VECTORS = "vector attention: a network scores each pair, with projections of its own"
+SLOTS = "the first met, not the nearest; no counts; slots that are not used hold index 0"
+EXACT = "pairs of exact number, for which it waits"
+FIRST_ROWS = "the first met, not the nearest, as pairs; no distances, no counts"
+FIRST_OTHERS = "the first met, not the nearest, without the point itself; periodic shifts too; waits"
+ALL_OTHERS = f"{EXACT}, without the point itself; periodic shifts too"
+UNORDERED = "pairs, not in the order of the queries; one core"
+
 TUTORIAL = library("tutorial torch", "torch", devices=BOTH)
+SDPA, EINSUM = (library(f"gather + {how}", "torch", devices=BOTH) for how in ("SDPA", "einsum"))
 PHYSICSNEMO = library("PhysicsNeMo", "nvidia-physicsnemo", "physicsnemo.nn.functional", devices=BOTH)
 BLOCK = PHYSICSNEMO | {"imports": ("physicsnemo.nn.module.point_transformer_attention",)}
 CUML = library("cuML", "cuml-cu13", "cuml", "cupy", "rmm")
@@ -336,6 +358,7 @@ CUPYX = library("cupyx KDTree", "cupy-cuda13x", "cupyx.scipy.spatial")
 JZTREE = library("jz-tree", "jztree", "jztree")
 TORCHBVH = library("torchbvh", "torchbvh", "torchbvh")
 CLUSTER = library("torch-cluster", "torch-cluster", "torch_cluster", devices=BOTH)
+CLUSTER_GPU = CLUSTER | {"devices": ("cuda",)}
 NVALCHEMI = library("nvalchemiops", "nvalchemi-toolkit-ops", "nvalchemiops.torch.neighbors", devices=BOTH)
 KEOPS = library("KeOps", "pykeops", "pykeops.torch", devices=BOTH)
 SCIPY = library("scipy cKDTree", "scipy", "scipy.spatial", devices=("cpu",))
@@ -344,63 +367,29 @@ PYKDTREE = library("pykdtree", "pykdtree", "pykdtree.kdtree", devices=("cpu",))
 PEERS: list[Contender] = [
     peer(TUTORIAL, "knn_sums", tutorial_knn, traceable=True, brute_force=BOTH, bytes_per_pair=16.0),
     peer(TUTORIAL, "sums", tutorial_radius, traceable=True, brute_force=BOTH, bytes_per_pair=110.0),
-    peer(library("gather + SDPA", "torch", devices=BOTH), "attend", attention_by_torch),
-    peer(library("gather + einsum", "torch", devices=BOTH), "attend", attention_by_einsum, traceable=True),
-    peer(
-        *(BLOCK, "attend", physicsnemo_attention),
-        compared=False,
-        returns="vector attention: a network scores each pair, with projections of its own",
-    ),
+    peer(SDPA, "attend", attention_by_torch),
+    peer(EINSUM, "attend", attention_by_einsum, traceable=True),
+    peer(BLOCK, "attend", physicsnemo_attention, VECTORS, compared=False),
     peer(PHYSICSNEMO, "knn", physicsnemo_knn, **ON_GPU),
     peer(PHYSICSNEMO, "sums", physicsnemo_radius),
-    peer(
-        *(PHYSICSNEMO, "padded"),
-        lambda of: _physicsnemo_search(of, max_points=of.k, return_dists=True, return_points=True),
-        **{"read": _read_physicsnemo, "nearest": False},
-        returns="the first met, not the nearest; no counts; slots that are not used hold index 0",
-    ),
-    peer(
-        *(PHYSICSNEMO, "csr", lambda asked: _physicsnemo_search(asked, return_dists=True)),
-        read=_read_pairs,
-        returns="pairs of exact number, for which it waits",
-    ),
+    peer(PHYSICSNEMO, "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
+    peer(PHYSICSNEMO, "csr", partial(_physicsnemo_search, return_dists=True), EXACT, read=_read_pairs),
     peer(CUML, "knn", cuml_knn, **ON_GPU),
     peer(CUPYX, "knn", cupyx_knn, **EAGER),
     peer(JZTREE, "knn", jztree_knn, **EAGER),
     peer(TORCHBVH, "knn", torchbvh_knn, **EAGER, batched=True),
     peer(TORCHBVH, "farthest", torchbvh_farthest, batched=True),
     peer(CLUSTER, "farthest", torch_cluster_farthest, batched=True),
-    peer(CLUSTER, "knn", torch_cluster_knn, **ON_GPU, devices=("cuda",), batched=True),
-    peer(CLUSTER, "sums", torch_cluster_radius, **ON_GPU, devices=("cuda",)),
-    peer(
-        *(CLUSTER, "padded", lambda asked: _torch_cluster_pairs(asked, asked.k)),
-        **PAIRS,
-        nearest=False,
-        returns="the first met, not the nearest, as pairs; no distances, no counts",
-    ),
-    peer(
-        *(CLUSTER, "csr", lambda asked: _torch_cluster_pairs(asked, asked.most)),
-        **PAIRS,
-        returns="pairs; no distances",
-    ),
-    peer(
-        *(NVALCHEMI, "padded", lambda asked: _nvalchemiops_list(asked, asked.k)),
-        **{"read": _read_nvalchemiops, "nearest": False, "itself": False},
-        returns="the first met, not the nearest, without the point itself; periodic shifts too; waits",
-    ),
-    peer(
-        *(NVALCHEMI, "csr", lambda of: _nvalchemiops_list(of, of.most, return_neighbor_list=True)),
-        **{"read": _read_pairs, "itself": False},
-        returns="pairs of exact number, for which it waits, without the point itself; periodic shifts too",
-    ),
+    peer(CLUSTER_GPU, "knn", torch_cluster_knn, **ON_GPU, batched=True),
+    peer(CLUSTER_GPU, "sums", torch_cluster_radius, **ON_GPU),
+    peer(CLUSTER, "padded", lambda of: _torch_cluster_pairs(of, of.k), FIRST_ROWS, **ROWS, **FIRST_MET),
+    peer(CLUSTER, "csr", lambda of: _torch_cluster_pairs(of, of.most), "pairs; no distances", **ROWS),
+    peer(NVALCHEMI, "padded", nvalchemi_padded, FIRST_OTHERS, read=_read_counted, itself=False, **FIRST_MET),
+    peer(NVALCHEMI, "csr", nvalchemi_csr, ALL_OTHERS, read=_read_pairs, itself=False),
     peer(KEOPS, "knn", keops_knn, batched=True, brute_force=BOTH),
     peer(KEOPS, "sums", keops_radius, brute_force=BOTH),
     *_tree(SCIPY, _scipy_nearest),
     *_tree(PYKDTREE, _pykdtree_nearest),
     peer(SCIPY, "sums", scipy_radius),
-    peer(
-        *(SCIPY, "csr", scipy_csr),
-        read=lambda found: Pairs(*found),
-        returns="pairs, not in the order of the queries; one core",
-    ),
+    peer(SCIPY, "csr", scipy_csr, UNORDERED, read=lambda found: Pairs(*found)),
 ]

@@ -132,7 +132,13 @@ def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = (
 
 
 def peer(
-    of: Mapping[str, Any], finds: str, function: Callable, *, traceable: bool = False, **properties: Any
+    of: Mapping[str, Any],
+    finds: str,
+    function: Callable,
+    returns: str = "",
+    *,
+    traceable: bool = False,
+    **properties: Any,
 ) -> Contender:
     """A library's peer, with further properties of :class:`Contender`.
 
@@ -149,7 +155,8 @@ def peer(
     elif "sums" in finds or finds == "attend":
         take = {"find": {}, "aggregate": function}
     able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
-    return Contender(**{"executions": able, **of, "operator": operator, "modes": modes, **take, **properties})
+    found = {"operator": operator, "modes": modes, "executions": able, "returns": returns, **take}
+    return Contender(**{**of, **found, **properties})
 
 
 @functools.cache
