@@ -5,7 +5,7 @@ nothing that it does not return, so no result is picked or dropped here.
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -24,18 +24,13 @@ SEED = 0  # of the networks and their targets
 Call = Callable[[], Any]
 
 
-class NotRunAsAsked(RuntimeError):  # noqa: N818 - says what happened
-    """A training step fell back to another execution than the one to time."""
-
-
 class Calls:
     """The calls of one contender on one question."""
 
     def __init__(self, contender: Contender, question: Question) -> None:
         self.contender, self.question = contender, question
         self.device = question.problem.query_points.device
-        self._functions: dict[tuple[str, bool], Callable] = {}
-        self._steps: dict[bool, TrainingStep] = {}
+        self._step, self._function = cache(self._make_step), cache(_function)
 
     def make(self, mode: str, execution: str) -> Call:
         """The call to check and time.
@@ -50,78 +45,68 @@ class Calls:
         return captured(call, self.device) if execution == "captured" else call
 
     @cached_property
-    def features(self) -> Tensor:
-        """Those of the question, as a leaf."""
-        return self.question.problem.features.detach().clone().requires_grad_()
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The question's tensors."""
+        return tuple(tensor.detach().clone().requires_grad_() for tensor in self.question.tensors)
 
     @cached_property
     def upstream(self) -> Tensor:
         """The gradient of the loss by the result; calls read it in place, also those that were captured."""
         problem = self.question.problem
-        return self.features.new_empty(*problem.query_points.shape[:-1], problem.features.shape[-1])
+        return problem.features.new_empty(*problem.query_points.shape[:-1], problem.features.shape[-1])
 
     def step(self, execution: str) -> TrainingStep:
         """The training step in this execution; compiled and captured share one compiled model."""
-        compiled = execution != "eager"
-        if compiled not in self._steps:
-            torch.manual_seed(SEED)
-            model = self.contender.network(self.question).to(self.device)
-            settings = OptimizerConfig(name="adam", lr=1e-3)
-            capturable = compiled and self.device.type == "cuda"
-            optimizer = build_optimizer(settings, model.parameters(), capturable=capturable)
-            loss = loss_function(TargetConfig("random"))
-            self._steps[compiled] = TrainingStep(model, optimizer, loss, compile=compiled)
-        step = self._steps[compiled]
+        step = self._step(execution != "eager")
         step.captured = execution == "captured"
         return step
+
+    def _make_step(self, compiled: bool) -> TrainingStep:
+        torch.manual_seed(SEED)
+        model = self.contender.network(self.question).to(self.device)
+        settings = OptimizerConfig(name="adam", lr=1e-3)
+        capturable = compiled and self.device.type == "cuda"
+        optimizer = build_optimizer(settings, model.parameters(), capturable=capturable)
+        return TrainingStep(model, optimizer, loss_function(TargetConfig("random")), compile=compiled)
 
     @cached_property
     def batch(self) -> dict[str, Tensor]:
         """What a step takes: the question's one cloud, and a random target."""
         query, points = self.question.points
-        target = torch.randn(1, len(query), generator=torch.Generator().manual_seed(SEED))
-        return {
-            "query_points": query,
-            "reference_points": points[None],
-            "target": target.to(self.device),
-        }
+        target = torch.randn(1, len(query), generator=torch.Generator().manual_seed(SEED)).to(self.device)
+        return {"query_points": query, "reference_points": points[None], "target": target}
 
     def _found(self, mode: str, compiled: bool) -> Call:
         find, question = self.contender.find, self.question
         if mode == "search":
             index = find["build"](question)
             return lambda: find["search"](question, index)
-        return self._function(mode, lambda: find[mode](question), compiled)
+        return _function(lambda: find[mode](question), compiled)
 
     def _sums(self, mode: str, compiled: bool) -> Call:
-        contender, question, features = self.contender, self.question, self.features
-        given, leaves = (question, features), (features,)
+        contender, question = self.contender, self.question
         if mode in LIST_SUMS:
             neighbors = contender.find[mode.removeprefix("aggregate_")](question)
-            function = self._function(mode, pointproj.aggregate, compiled)
-            given = features, neighbors
+            function = self._function(pointproj.aggregate, compiled)
+            leaves, given = self.leaves, (*self.leaves, neighbors)
         else:
-            function = self._function("aggregate", contender.aggregate, compiled)
+            function = self._function(contender.aggregate, compiled)
         if mode == "aggregate":
-            return lambda: function(question, question.problem.features)
-        if mode == "gradients":
+            return lambda: function(question, *question.tensors)
+        if mode == "operator":
+            leaves, given = self.leaves, (question, *self.leaves)
+        elif mode == "gradients":
             points = [tensor.detach().clone().requires_grad_() for tensor in question.points]
             sigma = torch.tensor(question.sigma, device=self.device, requires_grad=True)
-            given = question._replace(problem=Problem(*points, *question.problem[2:])), features, sigma
-            leaves = features, *points, sigma
+            moved = question._replace(problem=Problem(*points, *question.problem[2:]), sigma=sigma)
+            leaves, given = (*self.leaves, *points, sigma), (moved, *self.leaves)
 
         def with_gradients() -> tuple[Tensor, ...]:
             values = function(*given)
-            return values.detach(), *torch.autograd.grad(values, leaves, self.upstream)
+            gradients = torch.autograd.grad(values, leaves, self.upstream, allow_unused=True)
+            return values.detach(), *gradients
 
         return with_gradients
-
-    def _function(self, name: str, function: Callable, compiled: bool) -> Callable:
-        key = name, compiled
-        if key not in self._functions:
-            whole = lambda *given: function(*given)  # noqa: E731 - torch.compile takes no partial
-            self._functions[key] = torch.compile(whole, fullgraph=True) if compiled else function
-        return self._functions[key]
 
     def _network(self, mode: str, execution: str) -> Call:
         step = self.step(execution)
@@ -131,8 +116,13 @@ class Calls:
         for _ in range(STEPS_BEFORE_CAPTURE + 1 if step.captured else 1):
             step(self.batch)
         if step.mode != execution:
-            raise NotRunAsAsked(f"the step runs {step.mode} instead; the log above says why")
+            raise RuntimeError(f"the step runs {step.mode} instead; the log above says why")
         return lambda: step(self.batch)
+
+
+def _function(function: Callable, compiled: bool) -> Callable:
+    whole = lambda *given: function(*given)  # noqa: E731 - torch.compile takes no partial
+    return torch.compile(whole, fullgraph=True) if compiled else function
 
 
 def captured(function: Call, device: torch.device) -> Call:

@@ -26,12 +26,7 @@ class Pair(NamedTuple):
 def report(before: list[Row], after: list[Row]) -> str:
     """Markdown: a summary by workload and contender, all rows, slowest first, and rows timed only before.
 
-    Rows are paired by :attr:`~pointproj.benchmark.results.Row.measurement`.
-
-    Raises
-    ------
-    ValueError
-        If the rows of a list are not of one run, or no row has a time in both.
+    ValueError if the rows of a list are not of one run, or no row has a time in both.
     """
     require_one_run(before)
     require_one_run(after)
@@ -56,9 +51,8 @@ def _summary(pairs: list[Pair]) -> list[str]:
     lines = []
     for name, ratios in groups.items():
         slower = sum(ratio > ALLOWED for ratio in ratios)
-        lines.append(
-            [name, f"{len(ratios)}", f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{slower}"]
-        )
+        means = f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}"
+        lines.append([name, f"{len(ratios)}", *means, f"{slower}"])
     return markdown("after / before", ["rows", "geometric mean", "worst", "slower by more than 3%"], lines)
 
 

@@ -1,6 +1,6 @@
 """Who is measured in a workload, in which modes and executions: our backends, and the table of libraries."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,13 +9,14 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark import libraries
-from pointproj.benchmark.config import EXECUTIONS, WITH_RMM, BenchConfig, unknown
+from pointproj.benchmark.config import EXECUTIONS, BenchConfig, unknown
 from pointproj.benchmark.peers import Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
+from pointproj.benchmark.workloads import HEADS, LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve, waits
 
 NOT_COMPILED = ("build", "search")
+FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
 
 
 class Entry(NamedTuple):
@@ -30,40 +31,26 @@ class Entry(NamedTuple):
         return 1 if self.contender.missing else len(self.measurements)
 
 
-def backend_names(asked_for: list[str] | None, operator: str | None = None) -> tuple[str, ...]:
-    """The backends to measure, all of None; with an operator, those that have it of their own.
-
-    Raises
-    ------
-    ConfigError
-        For a name that is not known, with those that are.
-    """
-
-    def has_it(name: str) -> bool:
-        return operator is None or operator in load(name).OPERATORS
-
-    return tuple(filter(has_it, _chosen("backends", asked_for, names())))
+def backend_names(asked_for: list[str] | None, operator: str | None = None) -> list[str]:
+    """The backends to measure, all of None, that have an operator; ConfigError of a wrong name."""
+    chosen = _chosen("backends", asked_for, names())
+    return [name for name in chosen if operator is None or operator in load(name).OPERATORS]
 
 
-def peer_names(asked_for: list[str] | None) -> tuple[str, ...]:
-    """The peers to measure; errors as those of :func:`backend_names`."""
-    return _chosen("peers", asked_for, tuple(dict.fromkeys(peer.name for peer in libraries.PEERS)))
+def peer_names(asked_for: list[str] | None) -> list[str]:
+    """The peers to measure, all of None; ConfigError of a wrong name."""
+    return _chosen("peers", asked_for, [peer.name for peer in libraries.PEERS])
 
 
-def _chosen(key: str, asked_for: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+def _chosen(key: str, asked_for: list[str] | None, known: Sequence[str]) -> list[str]:
+    known = tuple(dict.fromkeys(known))
     if problems := [*unknown(key, asked_for or (), known)]:
         raise ConfigError("\n".join(problems))
-    return known if asked_for is None else tuple(asked_for)
+    return list(known if asked_for is None else asked_for)
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
-    """The executions to time on a type of device, the one with the cheapest set-up first.
-
-    Raises
-    ------
-    ConfigError
-        If the config asks for captured calls on another device than CUDA.
-    """
+    """The executions to time on a type of device, cheap ones first; ConfigError of captured ones on a CPU."""
     if config.execution is None:
         return EXECUTIONS if device_type == "cuda" and config.gpu_memory == "torch" else EXECUTIONS[:2]
     if device_type != "cuda" and "captured" in config.execution:
@@ -81,11 +68,10 @@ def missing_backend(name: str, device_type: str, operator: str) -> str | None:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """All contenders of a workload, also those that cannot run on this type of device."""
-    for contender in _contenders(config, workload, device_type):
+    """All contenders of a workload, also those that cannot run on this device; :data:`FIRST` first."""
+    made = [*_contenders(config, workload, device_type)]
+    for contender in sorted(made, key=lambda of: (*FIRST, of.name).index(of.name)):
         measurements = tuple(_measurements(contender, config, workload, device_type))
-        if config.gpu_memory == "rmm":
-            contender = replace(contender, name=f"{contender.name}{WITH_RMM}")
         if measurements:
             yield Entry(contender, measurements)
 
@@ -109,7 +95,7 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
 
 def backend_contender(name: str, workload: Workload) -> Contender:
     """One of our backends on a workload."""
-    brute_force = name == "torch" and workload.operator != "farthest"  # it has no index to build
+    brute_force = name == "torch" and workload.operator in ("knn", "radius")  # it has no index to build
     without = LIST_SUMS + (NOT_COMPILED if brute_force else ())
     lists = partial(pointproj.radius_neighbors, backend=name)
 
@@ -121,11 +107,13 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         options = {"index": index, "backend": name, **asked.problem.offsets}
         return Nearest(*pointproj.knn(*asked.points, asked.k, **options))
 
-    def aggregate(asked: Question, features: Tensor, sigma: Tensor | float | None = None) -> Tensor:
-        options = {"sigma": asked.sigma if sigma is None else sigma, "backend": name, **asked.problem.offsets}
-        if asked.radius is None:
-            return pointproj.knn_aggregate(*asked.points, features, asked.k, **options)
-        return pointproj.radius_aggregate(*asked.points, features, asked.radius, **options)
+    def aggregate(asked: Question, *tensors: Tensor) -> Tensor:
+        if workload.operator == "attend":
+            return pointproj.attend(*tensors, asked.neighbors, heads=HEADS, backend=name)
+        options = {"sigma": asked.sigma, "backend": name, **asked.problem.offsets}
+        if workload.operator == "knn":
+            return pointproj.knn_aggregate(*asked.points, *tensors, asked.k, **options)
+        return pointproj.radius_aggregate(*asked.points, *tensors, asked.radius, **options)
 
     find = {
         "build": build,
@@ -159,16 +147,14 @@ def _measurements(
     contender: Contender, config: BenchConfig, workload: Workload, device_type: str
 ) -> Iterator[tuple[str, str]]:
     for mode in workload.modes:
-        if mode not in contender.modes or mode not in config.modes:
-            continue
-        able = {*contender.executions}
-        if mode in NOT_COMPILED or (contender.kind == "peer" and mode not in NETWORK):
-            able -= {"compiled"}  # it does not look into a search: only the network around it gains anything
-        if workload.host:
-            able &= {"eager"}
-        if config.execution is None:
-            able &= {*_worth_a_row(contender, workload, mode, device_type)}
-        yield from ((mode, execution) for execution in executions(config, device_type) if execution in able)
+        if mode in contender.modes and mode in config.modes:
+            able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
+            looked_into = contender.kind == "backend" or mode in NETWORK or workload.operator == "attend"
+            if mode in NOT_COMPILED or not looked_into:
+                able -= {"compiled"}  # of a library's search only the network around it gains anything
+            if config.execution is None:
+                able &= {*_worth_a_row(contender, workload, mode, device_type)}
+            yield from ((mode, of) for of in executions(config, device_type) if of in able)
 
 
 def _worth_a_row(contender: Contender, workload: Workload, mode: str, device_type: str) -> tuple[str, ...]:
@@ -181,6 +167,6 @@ def _worth_a_row(contender: Contender, workload: Workload, mode: str, device_typ
     if slow and (mode == "gradients" or workload.name == "host_w1"):
         return ()
     if contender.kind == "peer" or "captured" not in contender.executions:
-        both = mode in NETWORK and workload.executions == EXECUTIONS
-        return EXECUTIONS[:2] if both else EXECUTIONS[:1]
+        both = workload.executions == EXECUTIONS and mode in NETWORK
+        return EXECUTIONS[:2] if both or workload.operator == "attend" else EXECUTIONS[:1]
     return EXECUTIONS[:1] if slow else workload.fewer.get(mode, workload.executions)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.peers import OURS
-from pointproj.benchmark.recorder import Part, Recorder
+from pointproj.benchmark.recorder import Part, Recorder, one_row
+from pointproj.benchmark.results import Row
 from pointproj.ops.bridge.warp_op import warp_op
 
 FACTOR = 2.0
@@ -51,28 +52,26 @@ CALLS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """One for all calls."""
-    if "interop" in config.workloads and "launch" in config.modes:
-        names = [name for name, (kind, *_) in CALLS.items() if kind == "backend" or config.peers != []]
-        yield Part(len(names), partial(_measure, names=names))
+    """One for each call."""
+    if "interop" not in config.workloads or "launch" not in config.modes:
+        return
+    elements = config.elements or ELEMENTS[device_type]
+    of_all = {"workload": "interop", "operator": "saxpy", "mode": "launch"}
+    of_all |= {"queries": elements, "references": elements}
+    for name, (kind, package, function) in CALLS.items():
+        if kind == "backend" or config.peers != []:
+            of = {"contender": name, "kind": kind, "package": package}
+            yield one_row(of_all | of, partial(_measured, function))
 
 
-def _measure(recorder: Recorder, names: list[str]) -> None:
-    elements = recorder.config.elements or ELEMENTS[recorder.device.type]
+def _measured(function: Callable[[Tensor, Tensor], Tensor], recorder: Recorder, blank: Row) -> Row:
     generator = torch.Generator(recorder.device).manual_seed(0)
-    x, y = (torch.rand(elements, generator=generator, device=recorder.device) for _ in range(2))
+    x, y = (torch.rand(blank.queries, generator=generator, device=recorder.device) for _ in range(2))
+
+    def call() -> Tensor:  # of new tensors, which have no gradient yet
+        return function(x.detach().requires_grad_(), y.detach().requires_grad_())
 
     def error_of(z: Tensor) -> float:
         return (z.detach() - (FACTOR * x + y)).abs().max().nan_to_num(nan=torch.inf).item()
 
-    for name in names:
-        kind, package, function = CALLS[name]
-        blank = recorder.blank(
-            **{"workload": "interop", "operator": "saxpy", "contender": name, "mode": "launch"},
-            **{"queries": elements, "references": elements, "kind": kind, "package": package},
-        )
-        # New tensors for each call, which have no gradient yet.
-        call = lambda of=function: of(x.detach().requires_grad_(), y.detach().requires_grad_())  # noqa: E731
-        recorder.record(
-            blank, partial(recorder.timed, make=lambda call=call: call, error_of=error_of, allowed=OURS)
-        )
+    return recorder.timed(blank, lambda: call, error_of, OURS)

@@ -2,8 +2,7 @@
 
 In one process the operator is called like everywhere else. Started by torchrun, each process makes the points
 of its own slab, and the operator is :func:`pointproj.ops.sharded.radius_aggregate`. Some queries are compared
-with the reference: each process adds up what its points contribute to them, so that no process needs all
-pairs at once.
+with the reference, among the points near them from all processes.
 """
 
 import math
@@ -17,7 +16,7 @@ import pointproj
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.peers import OURS
-from pointproj.benchmark.recorder import NoTime, Part, Recorder
+from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
 from pointproj.ops import reference, sharded
 from pointproj.runtime import distributed
@@ -33,29 +32,25 @@ MODES = ("aggregate", "operator")
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """One for each backend; all processes of torchrun measure it together."""
+    """One for each row; all processes of torchrun measure it together."""
     if "large" not in config.workloads or "eager" not in (config.execution or EXECUTIONS):
         return
-    modes = [mode for mode in MODES if mode in config.modes]
+    references, queries = SIZES[device_type]
+    of_all = {"workload": "large", "operator": "radius", "channels": CHANNELS}
+    of_all |= {"queries": queries, "references": references, "radius": radius_for(references)}
     for name in backend_names(config.backends, "radius"):
-        yield Part(len(modes), partial(_measure, name=name, modes=modes))
+        for mode in MODES:
+            if mode in config.modes:
+                yield one_row(of_all | {"contender": name, "mode": mode}, partial(_measured, name))
 
 
-def _measure(recorder: Recorder, name: str, modes: list[str]) -> None:
-    references, queries = SIZES[recorder.device.type]
-    sizes = {"queries": queries, "references": references, "radius": radius_for(references)}
-    of_workload = {"workload": "large", "operator": "radius", "channels": CHANNELS, **sizes}
-
-    def measured(row: Row) -> Row:
-        if missing := missing_backend(name, recorder.device.type, "radius"):
-            raise NoTime(MISSING, missing)
-        if name == "torch":
-            raise NoTime(SKIPPED, f"compares all {queries * references:.0e} pairs")
-        cloud = LargeCloud(distributed.join(), recorder.device, name)
-        return recorder.timed(row, partial(cloud.call, row.mode), cloud.error, OURS, REPETITIONS)
-
-    for mode in modes:
-        recorder.record(recorder.blank(contender=name, mode=mode, **of_workload), measured)
+def _measured(backend: str, recorder: Recorder, blank: Row) -> Row:
+    if missing := missing_backend(backend, recorder.device.type, "radius"):
+        raise NoTime(MISSING, missing)
+    if backend == "torch":
+        raise NoTime(SKIPPED, f"compares all {blank.queries * blank.references:.0e} pairs")
+    cloud = LargeCloud(distributed.join(), recorder.device, backend)
+    return recorder.timed(blank, partial(cloud.call, blank.mode), cloud.error, OURS, REPETITIONS)
 
 
 class LargeCloud:
@@ -63,8 +58,8 @@ class LargeCloud:
 
     def __init__(self, processes: Processes, device: torch.device, backend: str) -> None:
         self.processes, self.backend = processes, backend
-        self.references, self.queries = SIZES[device.type]
-        self.radius = radius_for(self.references)
+        references, queries = SIZES[device.type]
+        self.radius = radius_for(references)
         generator = torch.Generator(device).manual_seed(processes.rank)
 
         def points(count: int) -> Tensor:
@@ -72,7 +67,7 @@ class LargeCloud:
             made[:, 0] = (made[:, 0] + processes.rank) / processes.count
             return made
 
-        self.reference_points, self.query_points = points(self.references), points(self.queries)
+        self.reference_points, self.query_points = points(references), points(queries)
         rows = len(self.reference_points), len(self.query_points)
         normal = (torch.randn(count, CHANNELS, generator=generator, device=device) for count in rows)
         self.features, self._upstream = normal
@@ -114,30 +109,25 @@ class LargeCloud:
 
     def _by_reference(self) -> tuple[Tensor, Tensor, Tensor]:
         """Values of the queries checked here; the features' gradient near all checked queries; its rows."""
-        checked = (tensor[self.checked].cpu() for tensor in (self.query_points, self.upstream))
-        asked = self.processes.gather(tuple(checked))
-        device, features = self.features.device, self.features.detach()
-        queries, upstream = (torch.cat(parts).to(device) for parts in zip(*asked, strict=True))
-        near = [self._neighbors(query) for query in queries]
-        sums = [torch.cat([w.sum()[None], w @ features[rows].double()]) for rows, w in near]
-        whole = sum(self.processes.gather(torch.stack(sums).cpu())).to(device)
-        before = sum(len(part) for part, _ in asked[: self.processes.rank])
-        values = (whole[:, 1:] / whole[:, :1])[before : before + len(self.checked)]
-        rows, place = torch.cat([rows for rows, _ in near]).unique(return_inverse=True)
-        scaled = [
-            w[:, None] / total * up for (_, w), total, up in zip(near, whole[:, 0], upstream, strict=True)
-        ]
-        gradient = torch.zeros(len(rows), CHANNELS, dtype=torch.float64, device=device)
-        return values, gradient.index_add_(0, place, torch.cat(scaled)), rows
 
-    def _neighbors(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of this process within the radius of a query, and their weights in fp64."""
-        chunks = self.reference_points.split(2**24)
-        found = [reference.squared_distances(query[None], chunk)[0].sqrt() for chunk in chunks]
-        distances = torch.cat(found)
-        rows = torch.nonzero(distances <= distances.new_tensor(self.radius)).squeeze(1)
-        exact = (self.reference_points[rows].double() - query.double()).norm(dim=1)
-        return rows, torch.exp(-exact / SIGMA)
+        def everywhere(tensor: Tensor) -> list[Tensor]:
+            """The tensor of each process."""
+            parts = self.processes.gather(tensor.detach().cpu())
+            return [part.to(self.features.device) for part in parts]
+
+        queries = everywhere(self.query_points[self.checked])
+        chunks = self.reference_points.split(2**20)
+        near = [reference.within(torch.cat(queries), chunk, self.radius).any(0) for chunk in chunks]
+        rows = torch.cat(near).nonzero().squeeze(1)
+        points, features = (everywhere(of[rows]) for of in (self.reference_points, self.features))
+        upstream = everywhere(self.upstream[self.checked])
+        leaf = torch.cat(features).requires_grad_()
+        cloud = torch.cat(queries), torch.cat(points), leaf
+        values = reference.radius_aggregate(*cloud, self.radius, SIGMA)
+        (gradient,) = torch.autograd.grad(values, leaf, torch.cat(upstream))
+        own = self.processes.rank
+        values = values.detach().split([len(part) for part in queries])[own]
+        return values, gradient.split([len(part) for part in features])[own], rows
 
 
 def radius_for(references: int) -> float:
@@ -146,7 +136,7 @@ def radius_for(references: int) -> float:
 
 
 def _relative(got: Tensor, expected: Tensor) -> float:
-    return _norm(got.double() - expected) / max(_norm(expected), 1e-30)
+    return _norm(got - expected) / max(_norm(expected), 1e-30)
 
 
 def _norm(tensor: Tensor) -> float:

@@ -9,10 +9,9 @@ that it finds, ours the nearest ones.
 A step is the forward, the mean square of the output, the backward, and SGD, which holds no state.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS, import_failure
-from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error
+from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error, one_row
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import furniture_surface
 from pointproj.runtime.memory import allocated_bytes
@@ -55,51 +54,48 @@ def _random(device: torch.device) -> Tensor:
     return torch.rand(300, 3, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def _gino(ours: bool, device: torch.device, radius: float, **settings) -> nn.Module:
+def _gino(ours: bool, points: Tensor, side: int, radius: float, **settings) -> Made:
+    """A model on points in the unit cube and a grid."""
     from neuralop.models import GINO
+
+    from pointproj.compat.neuraloperator import replace_search
 
     # Without Open3D and torch-scatter, which are made for no recent torch.
     without = {"gno_use_open3d": False, "gno_use_torch_scatter": False}
     radii = {"in_gno_radius": radius, "out_gno_radius": radius}
-    model = GINO(in_channels=3, out_channels=1, **radii, **without, **settings).to(device)
+    model = GINO(in_channels=3, out_channels=1, **radii, **without, **settings).to(points.device)
     if ours:
-        from pointproj.compat.neuraloperator import replace_search
-
         replace_search(model)
-    return model
+    inputs = {"input_geom": points[None], "latent_queries": _grid(side, points)[None]}
+    return model, inputs | {"output_queries": points[None], "x": points[None] - 0.5}
 
 
-def _gino_inputs(points: Tensor, side: int) -> dict[str, Tensor]:
+def _grid(side: int, points: Tensor) -> Tensor:
     ticks = torch.linspace(0, 1, side, device=points.device)
-    grid = torch.stack(torch.meshgrid(ticks, ticks, ticks, indexing="ij"), dim=-1)
-    inputs = {"input_geom": points[None], "latent_queries": grid[None], "output_queries": points[None]}
-    return inputs | {"x": points[None] - 0.5}
+    return torch.stack(torch.meshgrid(ticks, ticks, ticks, indexing="ij"), dim=-1)
 
 
 def make_gino(ours: bool, points: int, device: torch.device) -> Made:
-    return _gino(ours, device, GINO.radius), _gino_inputs((_surface(points, device) + 1) / 2, 32)
+    return _gino(ours, (_surface(points, device) + 1) / 2, 32, GINO.radius)
 
 
 def make_small_gino(ours: bool, device: torch.device) -> Made:
     points = _random(device)
-    grid = _gino_inputs(points, side=8)["latent_queries"].view(-1, 3).double()
+    grid = _grid(8, points).view(-1, 3).double()
     # At the radius itself the library's rounding, of a matrix product, decides what is a neighbour.
     near = ((torch.cdist(points.double(), grid) - 0.25).abs() < 1e-3).any(1)
-    model = _gino(ours, device, 0.25, fno_n_modes=(4, 4, 4), fno_hidden_channels=8)
-    return model, _gino_inputs(points[~near], side=8)
+    return _gino(ours, points[~near], 8, 0.25, fno_n_modes=(4, 4, 4), fno_hidden_channels=8)
 
 
-def _geotransolver(device: torch.device, radii: tuple[float, ...], **settings) -> nn.Module:
+def _geotransolver(points: Tensor, radii: tuple[float, ...], **settings) -> Made:
     from physicsnemo.models.geotransolver import GeoTransolver
 
     scales = {"radii": [*radii], "neighbors_in_radius": [32] * len(radii)}
     local = {"geometry_dim": 3, "include_local_features": True, **scales}
-    return GeoTransolver(functional_dim=6, out_dim=4, **local, **settings).to(device)
-
-
-def _geotransolver_inputs(points: Tensor) -> dict[str, Tensor]:
+    model = GeoTransolver(functional_dim=6, out_dim=4, **local, **settings).to(points.device)
     features = torch.cat([points, points.square()], dim=1)
-    return {"local_embedding": features[None], "local_positions": points[None], "geometry": points[None]}
+    inputs = {"local_embedding": features[None], "local_positions": points[None], "geometry": points[None]}
+    return model, inputs
 
 
 def _use_our_search(ours: bool) -> None:
@@ -110,8 +106,7 @@ def _use_our_search(ours: bool) -> None:
 
 def make_geotransolver(ours: bool, points: int, device: torch.device) -> Made:
     _use_our_search(ours)
-    model = _geotransolver(device, (0.01, 0.02, 0.05, 0.1, 0.25, 0.5))  # the surface is 1 long
-    return model, _geotransolver_inputs(_surface(points, device) / 2)
+    return _geotransolver(_surface(points, device) / 2, (0.01, 0.02, 0.05, 0.1, 0.25, 0.5))  # 1 long
 
 
 def make_small_geotransolver(ours: bool, device: torch.device) -> Made:
@@ -123,7 +118,7 @@ def make_small_geotransolver(ours: bool, device: torch.device) -> Made:
         radius_search = functools.partial(radius_search, implementation="torch")
     ball_query.radius_search = radius_search
     settings = {"n_layers": 1, "n_hidden": 16, "n_head": 2, "slice_num": 4}
-    return _geotransolver(device, (0.1, 0.3), **settings), _geotransolver_inputs(_random(device))
+    return _geotransolver(_random(device), (0.1, 0.3), **settings)
 
 
 OURS_NAMED = "pointproj"
@@ -149,18 +144,23 @@ MODELS = {"gino": GINO, "geotransolver": GEOTRANSOLVER}
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each row."""
-    for row in rows_of(config):
-        yield Part(1, partial(_measure, *row))
+    for name, contender, points, execution in rows_of(config):
+        model = MODELS[name]
+        columns = {
+            **{"workload": name, "operator": "radius", "mode": "step", "execution": execution},
+            **{"contender": contender, "kind": "backend" if contender == OURS_NAMED else "peer"},
+            **{"radius": model.radius, "channels": model.channels, "package": contender},
+            **{"queries": model.queries or points, "references": points},
+        }
+        yield one_row(columns, partial(_measured, model, contender == OURS_NAMED), LONGEST_S)
 
 
 def rows_of(config: BenchConfig) -> list[tuple[str, str, int, str]]:
     """(workload, contender, points, execution) of each row."""
-    if "step" not in config.modes:
-        return []
     return [
         (name, contender, points, execution)
         for name, model in MODELS.items()
-        if name in config.workloads
+        if name in config.workloads and "step" in config.modes
         for contender, points in model.seconds_on_cpu
         if contender == OURS_NAMED or config.peers != []
         for execution in model.executions
@@ -168,41 +168,30 @@ def rows_of(config: BenchConfig) -> list[tuple[str, str, int, str]]:
     ]
 
 
-def _measure(name: str, contender: str, points: int, execution: str, recorder: Recorder) -> None:
-    model, device = MODELS[name], recorder.device
-    ours = contender == OURS_NAMED
-    blank = recorder.blank(
-        **{"workload": name, "operator": "radius", "mode": "step", "execution": execution},
-        **{"contender": contender, "package": contender, "kind": "backend" if ours else "peer"},
-        **{"radius": model.radius, "channels": model.channels},
-        **{"queries": model.queries or points, "references": points},
-    )
+def _measured(model: Model, ours: bool, recorder: Recorder, blank: Row) -> Row:
+    device, points = recorder.device, blank.references
+    if device.type == "cpu":
+        recorder.limits.refuse_if_slow(model.seconds_on_cpu[blank.contender, points])
+    if missing := import_failure(model.imports):
+        raise NoTime(MISSING, missing)
+    before: list[int] = []
 
-    def measured(row: Row) -> Row:
-        if device.type == "cpu":
-            recorder.limits.refuse_if_slow(model.seconds_on_cpu[contender, points])
-        if missing := import_failure(model.imports):
-            raise NoTime(MISSING, missing)
-        error = None
+    def make() -> Callable[[], None]:
+        torch.manual_seed(0)
+        call = step_of(*model.make(ours, points, device), compiled=blank.execution == "compiled")
+        before.append(allocated_bytes(device))
+        return call
+
+    try:
+        error = disagreement(model, device) if ours else None
         if ours:
-            error = disagreement(model, device)
             check_error("output and gradients of a small model", error, OURS)
-        before: list[int] = []
-
-        def make() -> Callable[[], None]:
-            torch.manual_seed(0)
-            call = step_of(*model.make(ours, points, device), compiled=execution == "compiled")
-            before.append(allocated_bytes(device))
-            return call
-
-        timed = recorder.timed(row, make, lambda _: None, OURS)
-        note = f"{before[0] / MIB:.0f} MiB before the first step"
-        return dataclasses.replace(timed, parity_error=error, note=note)
-
-    recorder.record(blank, measured, LONGEST_S)
-    if model is GEOTRANSOLVER and import_failure(model.imports) is None:
-        _use_our_search(False)
-    torch.compiler.reset()
+        timed = recorder.timed(blank, make, lambda _: None, OURS)
+    finally:
+        torch.compiler.reset()
+        if model is GEOTRANSOLVER:
+            _use_our_search(False)
+    return replace(timed, parity_error=error, note=f"{before[0] / MIB:.0f} MiB before the first step")
 
 
 def disagreement(model: Model, device: torch.device) -> float:

@@ -4,7 +4,7 @@ The reference compares all pairs, so of large problems a random part of the quer
 features' gradient, the upstream gradient is then zero on all other queries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.calls import Calls
+from pointproj.benchmark.libraries import attention_by_einsum
 from pointproj.benchmark.peers import Contender, Nearest, Pairs, PeerNetwork
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
 from pointproj.ops import reference
@@ -34,14 +35,11 @@ class Expected:
         generator = torch.Generator().manual_seed(1)
         fewest = FEWEST_QUERIES if len(self.ranges) == 1 else 1
         self.rows = [_some(q, max(fewest, budget // max(1, len(r))), generator) for q, r in self.ranges]
-        self._sums: dict[str, tuple[Tensor, list[Tensor]]] = {}
-        self._nearest: Tensor | None = None
+        self.checked = torch.cat(self.rows).to(self.device)
+        self._sums: dict[str, tuple[Tensor, Sequence[Tensor]]] = {}
+        self._numbers: Tensor | None = None
+        self._nearest: list[Tensor] = []  # distances of each cloud
         self._distances: Tensor | None = None
-
-    @property
-    def checked_queries(self) -> int:
-        """How many queries are compared with the reference."""
-        return sum(len(rows) for rows in self.rows)
 
     def error(self, calls: Calls, mode: str, execution: str, result: Any) -> float | None:
         """The error of what a call of this mode returned; None of an index, which its searches show.
@@ -49,58 +47,52 @@ class Expected:
         Where ``calls`` have an upstream gradient, it is that of :meth:`fill_upstream`.
         """
         contender = calls.contender
+        if not contender.compared or mode == "build":
+            return None
         if mode in ("knn", "search"):
             return self.neighbors_error(result, check_distances=contender.kind == "backend")
         if mode in ("padded", "csr"):
             return self.pairs_error(mode, contender.read(result), contender)
         if mode == "farthest":
             return self.farthest_error(result)
-        if mode == "aggregate":
-            return self.sums_error(mode, result)
         if mode in NETWORK:
             step = calls.step(execution)
             prediction = result if mode == "forward" else step.forward(calls.batch)
             return self.network_error(prediction, step.model)
-        return None if mode == "build" else self.sums_error(mode, *result)
+        return self.sums_error(mode, *((result,) if mode == "aggregate" else result))
 
     def neighbors_error(self, found: Nearest, *, check_distances: bool) -> float:
         """The largest error of a neighbour's distance, relative to the distance of the k-th neighbour.
 
         Indices come in any order; one that is out of range or twice in a row gives inf. Other libraries
-        return squared distances, or none: only those of backends are compared with those of the indices.
+        return squared distances, or none: only those of backends are compared.
         """
         queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
-        k = self.question.k
-        indices = found.indices.reshape(-1, k)
-        clouds = [
-            (rows.to(self.device), points[cloud.start : cloud.stop])
-            for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True)
-        ]
-        if self._nearest is None:
-            exact = (
-                (queries[of], cloud, reference.knn_search(queries[of], cloud, k)) for of, cloud in clouds
-            )
-            self._nearest = torch.cat([_distances(*each) for each in exact])
-        rows = torch.cat([rows for rows, _ in clouds])
-        some = indices[rows].long()
-        got = torch.cat([_distances(queries[of], cloud, indices[of].long()) for of, cloud in clouds])
-        if (some.sort(dim=1).values.diff(dim=1) == 0).any():
-            return WRONG  # one neighbour twice
-        errors = [(got - self._nearest).abs() / self._nearest[:, -1:]]
-        if check_distances:
-            returned = found.distances.reshape(-1, k)[rows].double().sort(dim=1).values
-            errors.append((returned - got).abs() / self._nearest[:, -1:])
-        return torch.cat(errors).nan_to_num(nan=WRONG, posinf=WRONG).max().item()
+        k, worst = self.question.k, 0.0
+        for place, (rows, (_, cloud)) in enumerate(zip(self.rows, self.ranges, strict=True)):
+            rows, own = rows.to(self.device), points[cloud.start : cloud.stop]
+            if place == len(self._nearest):
+                exact = reference.knn_search(queries[rows], own, k)
+                self._nearest.append(_distances(queries[rows], own, exact))
+            indices, nearest = found.indices.reshape(-1, k)[rows].long(), self._nearest[place]
+            if (indices.sort(dim=1).values.diff(dim=1) == 0).any():
+                return WRONG  # one neighbour twice
+            got = _distances(queries[rows], own, indices)
+            errors = [got - nearest]
+            if check_distances:
+                errors.append(found.distances.reshape(-1, k)[rows].double().sort(dim=1).values - got)
+            relative = torch.stack(errors).abs() / nearest[:, -1:]
+            worst = max(worst, relative.nan_to_num(nan=WRONG, posinf=WRONG).max().item())
+        return worst
 
     def pairs_error(self, mode: str, found: Pairs, contender: Contender) -> float:
         """The largest error of a distance in a list of all queries, relative to the radius.
 
-        Distances that were returned are compared with those of the indices, and if the nearest had to be
-        found, distances of the indices with those of the nearest. Otherwise any within the radius will do.
-        The error is inf if a query has too many or too few neighbours, one that does not exist, or one twice,
-        or if its count is wrong.
+        Distances that were returned are compared with those of the indices, and these with those of the
+        nearest, if the nearest had to be found. The error is inf if a query has too many or too few
+        neighbours, one that does not exist, or one twice, or if its count is wrong.
         """
-        rows, radius = self.rows[0].to(self.device), self.question.radius
+        rows, radius = self.checked, self.question.radius
         most = self.question.k if mode == "padded" else None
         exact = self._exact(rows, contender.itself)
         fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
@@ -128,7 +120,7 @@ class Expected:
         return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
 
     def farthest_error(self, rows: Tensor) -> float:
-        """By how much a chosen point is nearer to those before it than the farthest is, in squared distances.
+        """By how much a chosen point is nearer to those before it than the farthest, in squared distances.
 
         ``rows`` are (count,) or (B, count) as they were chosen; one that is chosen twice gives 1.
         """
@@ -146,26 +138,24 @@ class Expected:
         """Distances in fp64 from the checked queries to all reference points."""
         queries, points = self.question.points
         if self._distances is None:
-            squared = reference.squared_distances(queries[rows].double(), points.double())
-            self._distances = squared.sqrt_()
+            self._distances = reference.squared_distances(queries[rows].double(), points.double()).sqrt_()
         if itself or queries is not points:
             return self._distances
-        without = self._distances.clone()
-        without[torch.arange(len(rows), device=self.device), rows] = torch.inf
-        return without
+        others = rows[:, None] != torch.arange(len(points), device=self.device)
+        return self._distances.where(others, torch.inf)
 
     def sums_error(self, mode: str, values: Tensor, *gradients: Tensor) -> float:
         """The largest error of aggregated features and of gradients, relative in norm.
 
         The mode says over which neighbours. Gradients, for the upstream of :meth:`fill_upstream`, are of the
-        features; then of query points, reference points and sigma.
+        features, then of query points, reference points and sigma; of attention, of what it is given.
         """
         form = mode if mode in LIST_SUMS else "operator"
         if form not in self._sums:
-            self._sums[form] = self._by_reference(self._aggregate(form))
+            attends = self.workload.operator == "attend"
+            self._sums[form] = self._attention() if attends else self._by_reference(self._aggregate(form))
         exact, exact_gradients = self._sums[form]
-        rows = torch.cat(self.rows).to(self.device)
-        errors = [relative_error(values.flatten(0, -2)[rows], exact)]
+        errors = [relative_error(values.flatten(0, -2)[self.checked], exact)]
         for got, expected in zip(gradients, exact_gradients, strict=False):
             errors.append(relative_error(got.view(expected.shape), expected))
         return max(errors)
@@ -179,15 +169,28 @@ class Expected:
             expected = exact(self.problem.query_points[rows], self.problem.reference_points[None])
         return relative_error(prediction[:, rows], expected.squeeze(-1))
 
-    def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
+    def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> Tensor:
         """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
-        generator = torch.Generator().manual_seed(2)
-        numbers = torch.randn(upstream.shape, generator=generator, dtype=upstream.dtype)
+        if self._numbers is None:
+            generator = torch.Generator().manual_seed(2)
+            self._numbers = torch.randn(upstream.shape, generator=generator, dtype=upstream.dtype)
+            self._numbers = self._numbers.flatten(0, -2).to(self.device)
+        rows = upstream.view(-1, upstream.shape[-1])
         if checked_only:
-            keep = torch.zeros(numbers.flatten(0, -2).shape[0], 1)
-            keep[torch.cat(self.rows)] = 1
-            numbers *= keep.view(*numbers.shape[:-1], 1)
-        upstream.copy_(numbers)
+            rows.zero_()[self.checked] = self._numbers[self.checked]
+        else:
+            rows.copy_(self._numbers)
+        return upstream
+
+    def _attention(self) -> tuple[Tensor, Sequence[Tensor]]:
+        """In fp64, of the checked queries."""
+        rows, lists = self.checked, self.question.neighbors
+        lists = pointproj.Neighbors(lists.indices[rows], lists.distances[rows])
+        leaves = [tensor.double().requires_grad_() for tensor in self.question.tensors]
+        query, *others = leaves
+        values = attention_by_einsum(self.question._replace(neighbors=lists), query[rows], *others)
+        upstream = self.fill_upstream(torch.empty_like(self.problem.features), checked_only=True)
+        return values.detach(), torch.autograd.grad(values, leaves, upstream[rows].double())
 
     def _by_reference(self, aggregate: Callable[..., Tensor]) -> tuple[Tensor, list[Tensor]]:
         query, points, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
@@ -212,16 +215,12 @@ class Expected:
     def _aggregate(self, form: str) -> Callable[..., Tensor]:
         """(query, reference, features, sigma) to aggregated features, by the reference."""
         asked = self.question
-
-        def within(query: Tensor, points: Tensor, features: Tensor, sigma: Tensor | float) -> Tensor:
-            if form == "aggregate_padded":
-                options = {"max_radius": asked.radius, "sigma": sigma, "backend": "torch"}
-                return pointproj.knn_aggregate(query, points, features, asked.k, **options)
-            if self.workload.operator == "knn":
-                return reference.knn_aggregate(query, points, features, asked.k, sigma)
-            return reference.radius_aggregate(query, points, features, asked.radius, sigma)
-
-        return within
+        if form == "aggregate_padded":
+            nearest = {"k": asked.k, "max_radius": asked.radius, "backend": "torch"}
+            return lambda *tensors: pointproj.knn_aggregate(*tensors[:3], **nearest, sigma=tensors[3])
+        if self.workload.operator == "knn":
+            return lambda *tensors: reference.knn_aggregate(*tensors[:3], asked.k, tensors[3])
+        return lambda *tensors: reference.radius_aggregate(*tensors[:3], asked.radius, tensors[3])
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from pointproj.benchmark.config import EXECUTIONS
-from pointproj.benchmark.workloads import NETWORK, Question
+from pointproj.benchmark.workloads import NETWORK, SUMS, Question
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import Problem
 from pointproj.runtime.errors import first_line
@@ -50,31 +50,28 @@ class Contender:
     name: str  # in the results
     package: str  # the distribution whose version is noted
     find: Mapping[str, Callable[..., Any]]  # by mode; "search" takes the index that "build" made, too
-    aggregate: Callable[..., Tensor] | None = None  # of a question, its features, where gradients go sigma
-    sums: Callable[..., Tensor] | None = None  # of a library: query and reference points, features, question
+    aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
     kind: str = "peer"  # backend | peer
-    operator: str = "radius"  # knn | radius | farthest: for which it is asked
+    operator: str = "radius"  # knn | radius | farthest | attend: for which it is asked
     modes: tuple[str, ...] = ()  # which of a workload's are called
     executions: tuple[str, ...] = ("eager",)
     imports: tuple[str, ...] = ()  # what must be importable
     devices: tuple[str, ...] = ("cuda",)  # types of devices that it runs on
     missing: str | None = None  # why it cannot run here
     batched: bool = False  # whether it takes dense batches too
-    exact_sums: bool = True  # whether its sums are of the reference's neighbours
     brute_force: tuple[str, ...] = ()  # where time grows with queries times references
     bytes_per_pair: float = 0.0  # memory that grows so as well
-    read: Callable[[Any], Pairs] | None = (
-        None  # lists that it found to pairs: libraries return different things
-    )
-    returns: str = ""  # what a list is, where that is something else than ours
+    read: Callable[[Any], Pairs] | None = None  # lists as it returns them to pairs
+    returns: str = ""  # what its results are, where that is something else than ours
     nearest: bool = True  # whether the neighbours beyond k that a list leaves out are the farthest
     itself: bool = True  # whether a point is a neighbour of itself
+    compared: bool = True  # false if it computes something else
 
-    def allowed(self, *, sums: bool) -> float:
-        """The largest error of what it finds, or of its sums."""
-        if self.kind == "backend":
+    def allowed(self, mode: str) -> float:
+        """The largest error of a result."""
+        if self.kind == "backend" or self.operator == "attend":
             return OURS
-        return THEIR_SUMS if sums and not self.exact_sums else THEIRS
+        return THEIR_SUMS if "knn" in self.find and mode in (*SUMS, *NETWORK) else THEIRS
 
     def not_installed(self) -> str | None:
         """None if what it needs can be imported, else one line with the reason."""
@@ -83,13 +80,18 @@ class Contender:
     def try_out(self, asked: Question) -> Any:
         """The call whose time says how long the others may take."""
         found = next((self.find[mode] for mode in ("knn", "padded", "csr") if mode in self.modes), None)
-        return found(asked) if found else self.aggregate(asked, asked.problem.features)
+        return found(asked) if found else self.aggregate(asked, *asked.tensors)
 
     def network(self, asked: Question) -> nn.Module:
         """The network around its aggregation: of ours a projector, of others its MLPs."""
-        if self.sums is None:
+        if self.kind == "backend":
             return projector(asked, self.name)
-        return PeerNetwork(projector(asked, "torch"), lambda *tensors: self.sums(*tensors, asked))
+
+        def aggregate(query: Tensor, points: Tensor, features: Tensor) -> Tensor:
+            question = Question(Problem(query, points, features), asked.k, asked.radius, asked.sigma)
+            return self.aggregate(question, features)
+
+        return PeerNetwork(projector(asked, "torch"), aggregate)
 
 
 def projector(asked: Question, backend: str) -> Projector:
@@ -99,15 +101,11 @@ def projector(asked: Question, backend: str) -> Projector:
 
 
 class PeerNetwork(nn.Module):
-    """The projector's two MLPs with another aggregation between them; one cloud per batch.
-
-    ``aggregate`` takes query points (Q, 3), reference points (N, 3) and features (N, C), and gives (Q, C).
-    """
+    """The projector's two MLPs with another aggregation between them, of points and features of one cloud."""
 
     def __init__(self, projector: Projector, aggregate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.reference_mlp = projector.reference_mlp
-        self.query_mlp = projector.query_mlp
+        self.reference_mlp, self.query_mlp = projector.reference_mlp, projector.query_mlp
         self.aggregate = aggregate
 
     def forward(
@@ -118,48 +116,47 @@ class PeerNetwork(nn.Module):
         return self.query_mlp(self.aggregate(query_points, reference_points[0], hidden))[None]
 
 
-PEERS: list[Contender] = []
+_SEARCHES: dict[str, Callable[[Question], Nearest]] = {}  # by the library's name
+_SUMMED = (*SUMS[:2], *NETWORK)
+# What a peer finds: the operator for which it is asked, and the modes that are called.
+FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
+    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest", ("farthest",))},
+    **{"padded": ("radius", ("padded",)), "csr": ("radius", ("csr",))},
+}
 
 
 def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = ("cuda",)) -> dict[str, Any]:
-    """The properties of :class:`Contender` that all functions of a library have in common."""
+    """The properties of :class:`Contender` that all peers of a library have in common."""
     return {"name": name, "package": package, "imports": imports, "devices": devices}
 
 
-def peer(library: Mapping[str, Any], finds: str, **properties: Any) -> Callable[[Callable], Callable]:
-    """Add the decorated function to :data:`PEERS`; properties are those of :class:`Contender`.
+def peer(
+    of: Mapping[str, Any],
+    finds: str,
+    function: Callable,
+    returns: str = "",
+    *,
+    traceable: bool = False,
+    **properties: Any,
+) -> Contender:
+    """A library's peer, with further properties of :class:`Contender`.
 
-    What it takes and returns is named by ``finds``. ``knn``: (query points, reference points, k) to
-    :class:`Nearest`, around which torch gathers and weighs. ``sums``: (query points, reference points,
-    features, k or radius, sigma) to aggregated features. ``farthest``: (points, count) to rows as chosen.
-    ``padded`` and ``csr``: a question to what ``read`` turns into pairs. ``traceable`` says that
-    torch.compile can trace it.
+    The function takes a question; what it returns is named by ``finds``. ``knn``: :class:`Nearest`, around
+    which torch gathers and weighs. ``farthest``: rows as chosen. ``padded`` and ``csr``: what ``read`` turns
+    into pairs. ``knn_sums``, ``sums`` and ``attend`` take the question's tensors too, and return aggregated
+    features. ``traceable`` says that torch.compile can trace it.
     """
-
-    def register(function: Callable) -> Callable:
-        traceable = properties.pop("traceable", finds == "knn")
-        of = {"operator": finds if finds in ("knn", "farthest") else "radius", "modes": (finds,)}
-        of["executions"] = EXECUTIONS[:2] if traceable else EXECUTIONS[:1]
-        if finds in ("knn", "sums"):
-
-            def sums(query: Tensor, reference: Tensor, features: Tensor, asked: Question) -> Tensor:
-                if finds == "sums":
-                    return function(query, reference, features, asked.k or asked.radius, asked.sigma)
-                rows = search(library["name"], query, reference, asked.k)
-                return gather_aggregate(query, reference, features, rows, asked.sigma)
-
-            of["modes"] = (*of["modes"], "aggregate", "operator", *NETWORK)
-            of |= {"sums": sums, "exact_sums": finds == "sums"}
-            of["aggregate"] = lambda asked, features: sums(*asked.points, features, asked)
-        take = {
-            "knn": lambda asked: function(*asked.points, asked.k),
-            "farthest": lambda asked: function(asked.points[0], asked.k),
-        }.get(finds, function)
-        find = {} if finds == "sums" else {finds: take}
-        PEERS.append(Contender(**{**library, "find": find, **of, **properties}))
-        return function
-
-    return register
+    operator, modes = FINDS[finds]
+    take = {"find": {finds: function}}
+    if finds == "knn":
+        _SEARCHES[of["name"]] = function
+        take["aggregate"] = functools.partial(_gather_aggregate, of["name"])
+    elif "sums" in finds or finds == "attend":
+        take = {"find": {}, "aggregate": function}
+    able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
+    found = {"operator": operator, "modes": modes, "executions": able, "returns": returns, **take}
+    return Contender(**{**of, **found, **properties})
 
 
 @functools.cache
@@ -183,9 +180,8 @@ def search(
     """Indices of the k nearest that a library finds; torch.compile calls an operator for it."""
     if torch.compiler.is_compiling():
         return torch.ops.pointproj_benchmark.peer_search(query_points, reference_points, k, name)
-    chosen = next(known for known in PEERS if known.name == name and "knn" in known.find)
     asked = Question(Problem(query_points, reference_points, reference_points), k)
-    return chosen.find["knn"](asked).indices.long()
+    return _SEARCHES[name](asked).indices.long()
 
 
 @torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
@@ -198,17 +194,12 @@ def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tens
     return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
 
 
-def gather_aggregate(
-    query_points: Float[Tensor, "q 3"],
-    reference_points: Float[Tensor, "n 3"],
-    features: Float[Tensor, "n c"],
-    neighbor_indices: Int[Tensor, "q k"],
-    sigma: float,
-) -> Float[Tensor, "q c"]:
+def _gather_aggregate(name: str, asked: Question, features: Float[Tensor, "n c"]) -> Float[Tensor, "q c"]:
     """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
-    distances = (query_points[:, None] - reference_points[neighbor_indices]).norm(dim=-1)
-    weights = torch.softmax(-distances / sigma, dim=-1)
-    return (weights[..., None] * features[neighbor_indices]).sum(1)
+    query, points = asked.points
+    rows = search(name, query, points, asked.k)
+    weights = torch.softmax(-(query[:, None] - points[rows]).norm(dim=-1) / asked.sigma, dim=-1)
+    return (weights[..., None] * features[rows]).sum(1)
 
 
 def padded_pairs(

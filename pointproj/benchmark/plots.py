@@ -27,13 +27,7 @@ PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def draw(path: Path) -> list[Path]:
-    """Draw everything that a result file of one run has rows for; the pictures.
-
-    Raises
-    ------
-    ValueError
-        If the rows of one device are of several runs.
-    """
+    """Draw all that a result file has rows for; the pictures. ValueError for rows of several runs."""
     rows = select(read_rows(path), status=OK)
     require_one_run(rows)
     colours = _colours(rows)
@@ -67,34 +61,34 @@ def _workloads(rows: list[Row], colours: dict[str, str]) -> Figure | None:
     modes = [mode for mode in MODES if any(row.mode == mode and row.workload in names for row in rows)]
     if not names or not modes:
         return None
-    bars = {
-        (name, mode): sorted(select(rows, workload=name, mode=mode), key=lambda row: -row.p50_ms)
-        for name in names
+    grid = [
+        {f"{NAMED[name]}\n{MODES[mode]}": select(rows, workload=name, mode=mode) for name in names}
         for mode in modes
-    }
-    heights = [max(1, max(len(bars[name, mode]) for name in names)) for mode in modes]
-    size = (4.6 * len(names), 0.27 * sum(heights) + 1.1 * len(modes))
-    figure, axes = _axes(len(modes), len(names), size, height_ratios=heights)
-    for line, mode in zip(axes, modes, strict=True):
-        for ax, name in zip(line, names, strict=True):
-            _draw_bars(ax, bars[name, mode], colours)
-            ax.set_title(f"{NAMED[name]}\n{MODES[mode]}", fontsize=9)
-    return figure
+    ]
+    return _bars(grid, colours)
 
 
 def draw_tasks(path: Path, tasks: Mapping[str, Mapping[str, Row]], device: str) -> Path:
     """Draw bars of a few tasks beside each other: of rows with a time, by task and contender."""
-    measured = {task: sorted(of.values(), key=lambda row: -row.p50_ms) for task, of in tasks.items() if of}
-    colours = _colours([row for rows in measured.values() for row in rows])
-    lines, most = -(-len(measured) // 3), max(map(len, measured.values()))
-    figure, axes = _axes(lines, min(3, len(measured)), (15, lines * (0.27 * most + 1.2)))
-    for ax in axes.flat[len(measured) :]:
-        ax.set_axis_off()
-    for ax, (task, rows) in zip(axes.flat, measured.items(), strict=False):
-        _draw_bars(ax, rows, colours)
-        ax.set_title(task, fontsize=9)
-    _save(figure, path, device)
+    measured = {task: [*of.values()] for task, of in tasks.items() if of}
+    titles = [*measured]
+    grid = [{task: measured[task] for task in titles[i : i + 3]} for i in range(0, len(titles), 3)]
+    _save(_bars(grid, _colours([row for rows in measured.values() for row in rows])), path, device)
     return path
+
+
+def _bars(grid: list[dict[str, list[Row]]], colours: dict[str, str]) -> Figure:
+    """Bars of each title's rows, the slowest first, in lines of titles of which the first is the longest."""
+    heights = [max(1, *map(len, line.values())) for line in grid]
+    size = (4.6 * len(grid[0]), 0.27 * sum(heights) + 1.1 * len(grid))
+    figure, axes = _axes(len(grid), len(grid[0]), size, height_ratios=heights)
+    for line, titles in zip(axes, grid, strict=True):
+        for ax in line[len(titles) :]:
+            ax.set_axis_off()
+        for ax, (title, rows) in zip(line, titles.items(), strict=False):
+            _draw_bars(ax, sorted(rows, key=lambda row: -row.p50_ms), colours)
+            ax.set_title(title, fontsize=9)
+    return figure
 
 
 def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:

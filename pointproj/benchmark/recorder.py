@@ -8,11 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.config import WITH_RMM, BenchConfig
 from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.results import FAILED, OK, OUT_OF_MINUTES, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure, measure_host
@@ -43,13 +44,20 @@ class Part(NamedTuple):
     measure: Callable[["Recorder"], None]
 
 
+def one_row(
+    columns: dict[str, Any], measured: Callable[["Recorder", Row], Row], longest_s: float = LONGEST_ROW_S
+) -> Part:
+    """The part of one row, which ``measured`` makes of its columns; as :meth:`Recorder.record`."""
+    return Part(1, lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s))
+
+
 class Limits:
-    """What a row may cost: time and memory of calls are estimated from smaller ones."""
+    """What a row may cost: time and memory of calls are estimated from smaller ones. Checks raise NoTime."""
 
     def __init__(self, config: BenchConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self.started = time.monotonic()
-        self._seen: dict[tuple, list[tuple[int, float]]] = {}  # sizes and seconds, in the order of the rows
+        self._seen: list[Row] = []
 
     @property
     def seconds(self) -> float:
@@ -62,13 +70,12 @@ class Limits:
         return self.seconds > self.config.minutes * 60
 
     def check_clock(self) -> None:
-        """Raise if the run's minutes are over."""
         if self.is_over:
             note = f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before it was measured"
             raise NoTime(SKIPPED, note)
 
     def check_pairs(self, contender: Contender, question: Question) -> None:
-        """Raise if a contender that forms all pairs would take too long, or more memory than the host has.
+        """Whether forming all pairs would take too long, or more memory than the host has.
 
         On a GPU running out of memory is safe, so it is tried there.
         """
@@ -88,23 +95,25 @@ class Limits:
             self.refuse_if_slow(seconds * question.pairs / few.pairs)
 
     def check_growth(self, blank: Row) -> None:
-        """Raise if the same call on smaller clouds says that this one would take too long."""
-        smaller = [seen for seen in self._seen.get(_family(blank), ()) if seen[0] < blank.references]
-        if smaller:
-            size, seconds = smaller[-1]
-            self.refuse_if_slow(seconds * blank.references / size)
+        """Whether the same call on a smaller cloud says that this one would take too long."""
+        same = [row for row in self._seen if _call_of(row) == _call_of(blank)]
+        for row in [row for row in same if row.references < blank.references][-1:]:
+            self.refuse_if_slow(row.p50_ms / 1e3 * blank.references / row.references)
 
     def learn(self, row: Row) -> None:
         """Remember a time for :meth:`check_growth`."""
         if row.status == OK:
-            self._seen.setdefault(_family(row), []).append((row.references, row.p50_ms / 1e3))
+            self._seen.append(row)
 
     def refuse_if_slow(self, seconds: float) -> None:
-        """Raise if a call of this length is not wanted."""
         limit = self.config.slowest_call_s
         if seconds > limit:
             note = f"would take about {seconds:.0f} s a call, more than slowest_call_s={limit:g}"
             raise NoTime(SKIPPED, note)
+
+
+def _call_of(row: Row) -> tuple:
+    return row.workload, row.contender, row.mode, row.execution
 
 
 @contextmanager
@@ -124,17 +133,9 @@ def given_up_after(seconds: float) -> Iterator[None]:
 
 
 class Recorder:
-    """What all workloads of a run share.
+    """What all workloads of a run share. Of several processes that measure together, one ``shows``.
 
-    Parameters
-    ----------
-    config : BenchConfig
-    device : torch.device
-    machine : dict of str to str
-        The columns of every row that say where and with what it was measured.
-    file : ResultsFile
-    shows : bool
-        Whether it prints: of several processes that measure together, one does.
+    ``machine`` are the columns of every row that say where and with what it was measured.
     """
 
     def __init__(
@@ -152,14 +153,15 @@ class Recorder:
         self.expected = 0  # rows
 
     def say(self, text: str) -> None:
-        """Print a line."""
         if self.shows:
             print(text, flush=True)
 
     def blank(self, **columns: Any) -> Row:
         """A row of this machine without its results; ``package`` is named, its version is looked up."""
         given = {"kind": "backend", "execution": "eager", "package": "pointproj"} | columns
-        return Row(**given | {"package": package_version(given["package"])} | self.machine)
+        given["package"] = package_version(given["package"])
+        given["contender"] += WITH_RMM if self.config.gpu_memory == "rmm" else ""
+        return Row(**given, **self.machine)
 
     def is_measured(self, blank: Row) -> bool:
         """Whether the run whose start the config names has measured a row before it was cut off."""
@@ -211,28 +213,16 @@ class Recorder:
         *,
         host: bool = False,
     ) -> Row:
-        """Check a call, and time it.
+        """Make a call, check what it returns the first time, and time it; the row.
 
-        Parameters
-        ----------
-        blank : Row
-        make : callable
-            Gives the call.
-        error_of : callable
-            Takes what the first call returned, gives its error; None if there is nothing to compare.
-        allowed : float
-            The largest error that is accepted.
-        repetitions : int, optional
-            As in :func:`~pointproj.benchmark.timing.measure`.
-        host : bool
-            Whether the host's time to issue the call is asked for.
-
-        Raises
-        ------
-        NoTime
-            If the error is larger, and whatever the call raises.
+        ``error_of`` gives the error of a result, None if there is nothing to compare. ``repetitions`` are as
+        in :func:`~pointproj.benchmark.timing.measure`; of ``host`` the host's time to issue the call is
+        asked for. Raises NoTime if the error is not allowed, and whatever the call raises.
         """
-        before = self._clean_memory()
+        gc.collect()  # what the last call left does not count for the peak
+        empty_cache()
+        reset_peak(self.device)
+        before = allocated_bytes(self.device)
         call = make()
         result = call()
         if self.device.type == "cuda":
@@ -248,19 +238,9 @@ class Recorder:
             timing = measure(call, self.device, self.config.budget_s, repetitions)
         return dataclasses.replace(with_time(blank, timing), peak_mib=peak / MIB, parity_error=error)
 
-    def _clean_memory(self) -> int:
-        """Free what the last call left; return the bytes in use, which do not count for the next peak.
-
-        On the CPU nothing tells a process's own memory from its libraries', so there it is counted from 0.
-        """
-        gc.collect()
-        empty_cache()
-        reset_peak(self.device)
-        return allocated_bytes(self.device)
-
 
 def check_error(what: str, error: float, allowed: float) -> None:
-    """Raise if an error is not allowed; NaN is not."""
+    """Raise NoTime if an error is not allowed; NaN is not."""
     if not error <= allowed:
         note = f"not the reference's result: {what}: error {error:.2g}, allowed {allowed:.2g}"
         raise NoTime(WRONG, note, error)
@@ -278,7 +258,3 @@ def without_time(blank: Row, reason: Exception) -> Row:
         return dataclasses.replace(blank, status=reason.status, parity_error=reason.error, note=str(reason))
     log.debug("%s failed", blank.key, exc_info=reason)
     return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
-
-
-def _family(row: Row) -> tuple:
-    return row.workload, row.contender, row.mode, row.execution

@@ -23,7 +23,7 @@ class Row:
     """
 
     workload: str
-    operator: str  # knn | radius | saxpy | import
+    operator: str  # knn | radius | attend | farthest | saxpy | start | import
     contender: str
     kind: str  # backend | peer
     mode: str  # what is called, see pointproj.benchmark.calls
@@ -56,15 +56,13 @@ class Row:
     @property
     def measurement(self) -> tuple:
         """What was measured, on whatever device and commit."""
-        return (
-            *(self.workload, self.operator, self.contender, self.mode, self.execution),
-            *(self.queries, self.references, self.clouds, self.k, self.radius, self.channels, self.dtype),
-        )
+        what = self.workload, self.operator, self.contender, self.mode, self.execution, self.dtype
+        return *what, self.queries, self.references, self.clouds, self.k, self.radius, self.channels
 
     @property
     def key(self) -> tuple:
         """What a newer row of the same measurement has in common with this one."""
-        return (*self.measurement, self.device)
+        return *self.measurement, self.device
 
 
 # What the text of a column is read as.
@@ -74,9 +72,9 @@ COLUMNS = {of.name: next(iter(get_args(of.type)), of.type) for of in dataclasses
 class ResultsFile:
     """A CSV file of one run that is complete after every row, so that an interrupted run keeps its rows.
 
-    If there are rows of another run, the file is renamed to ``FILE.old`` when the first row of this one
-    arrives: a commit, and on a GPU even another hour of the same machine, would make them differ. Of several
-    processes that measure together, one ``writes``. A file that :func:`read_rows` cannot read is refused.
+    One of another run is renamed to ``FILE.old`` when the first row arrives: a commit, and on a GPU even
+    another hour of the same machine, would make them differ. Of several processes one ``writes``. A file that
+    :func:`read_rows` cannot read is refused.
     """
 
     def __init__(self, path: Path | str, *, writes: bool = True) -> None:
@@ -94,13 +92,11 @@ class ResultsFile:
         """Keep ``row``, in place of an older one of the same measurement."""
         if not self._writes:
             return
-        before = runs_of(self._rows.values())
-        if before not in ([], [(row.commit, row.date)]):
+        before, now = runs_of(self._rows.values()), runs_of([row])
+        if before not in ([], now):
             old = self.path.with_name(f"{self.path.name}.old")
-            log.warning(
-                "%s has results of %s, this run is of %s: a new file is started, the old one is now %s",
-                *(self.path, _said(before), _said(runs_of([row])), old),
-            )
+            said = "%s has results of %s, this run is of %s: a new file is started, the old one is now %s"
+            log.warning(said, self.path, _said(before), _said(now), old)
             os.replace(self.path, old)
             self._rows = {}
         self._rows.pop(row.key, None)

@@ -3,13 +3,14 @@
 import dataclasses
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from pointproj.benchmark import attention, interop, large, models, start
+from pointproj.benchmark import interop, large, models, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import Entry, backend_names, entries, executions, peer_names
@@ -33,7 +34,6 @@ from pointproj.runtime.memory import configure_allocator
 
 log = logging.getLogger(__name__)
 
-SEARCHES = ("search", "knn", "farthest", *LISTS)
 WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
 
 
@@ -58,22 +58,25 @@ def run(config: BenchConfig) -> list[Row]:
     if not processes.alone and config.workloads != ["large"]:
         raise ConfigError("several processes measure one workload together: write workloads=[large]")
     machine = machine_columns(device)
-    name = machine["device"]
     machine["date"] = config.started or machine["date"]
     if not processes.alone:
-        machine["device"] = name = f"{processes.count} x {name}"
+        machine["device"] = f"{processes.count} x {machine['device']}"
         config = dataclasses.replace(config, started=None)  # one of them knows what is in the file
-    file = ResultsFile(config.output or f"benchmarks/{slug(name)}.csv", writes=processes.is_first)
+    path = config.output or f"benchmarks/{slug(machine['device'])}.csv"
+    file = ResultsFile(path, writes=processes.is_first)
     recorder = Recorder(config, device, machine, file, shows=processes.is_first)
     versions = ", ".join(f"{of} {machine[of]}" for of in ("torch", "cuda", "warp") if machine[of])
-    recorder.say(f"{name}, {versions}; results go to {file.path}")
+    recorder.say(f"{machine['device']}, {versions}; results go to {file.path}")
     parts = [(name, part) for name in config.workloads for part in _parts(config, name, device.type)]
     recorder.expected = sum(part.rows for _, part in parts)
+    left_out: Counter[str] = Counter()
     for name, part in parts:
-        if part.rows and recorder.limits.is_over:
-            log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, part.rows, name)
+        if recorder.limits.is_over:
+            left_out[name] += part.rows
         elif part.rows:
             part.measure(recorder)
+    for name, rows in (+left_out).items():  # without zeros
+        log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, rows, name)
     recorder.end()
     return recorder.rows
 
@@ -84,8 +87,8 @@ def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
     for workload in workloads(only, device_type):  # importing the peers takes a while
         planned = [*entries(only, workload, device_type)]
         yield Part(sum(e.rows for e in planned), partial(_measure, workload=workload, planned=planned))
-    for room in (attention, interop, large, models, start):
-        yield from room.parts(only, device_type)
+    for module in (interop, large, models, start):
+        yield from module.parts(only, device_type)
 
 
 def _measure(recorder: Recorder, workload: Workload, planned: list[Entry]) -> None:
@@ -93,13 +96,11 @@ def _measure(recorder: Recorder, workload: Workload, planned: list[Entry]) -> No
     try:
         contest = Contest(recorder, workload)
     except Exception as reason:
-        named = {"workload": workload.name, "operator": workload.operator, "queries": 0, "references": 0}
+        of_workload = {"workload": workload.name, "operator": workload.operator}
         for contender, ((mode, execution), *_) in planned:
-            whose = {"contender": contender.name, "kind": contender.kind, "package": contender.package}
-            blank = recorder.blank(**named, **whose, mode=mode, execution=execution)
-            recorder.add(without_time(blank, reason))
+            given = of_workload | _named(contender) | {"mode": mode, "execution": execution}
+            recorder.add(without_time(recorder.blank(**given, queries=0, references=0), reason))
         return
-    contest.introduce()
     try:
         for entry in planned:
             # Each row begins with a collection; looking at all objects of the libraries takes half a second.
@@ -111,23 +112,23 @@ def _measure(recorder: Recorder, workload: Workload, planned: list[Entry]) -> No
         gc.unfreeze()
 
 
+def _named(contender: Contender) -> dict[str, str]:
+    return {"contender": contender.name, "kind": contender.kind, "package": contender.package}
+
+
 class Contest:
     """The tensors of one workload, and what the reference makes of them."""
 
     def __init__(self, recorder: Recorder, workload: Workload) -> None:
         self.recorder, self.workload = recorder, workload
-        self.question = workload.question(recorder.device)
-        self.expected = Expected(workload, self.question)
-
-    def introduce(self) -> None:
-        """Say what is asked."""
-        asked, problem = self.question, self.question.problem
-        queries, points = (tensor.shape[:-1].numel() for tensor in problem[:2])
+        self.question = asked = workload.question(recorder.device)
+        self.expected = Expected(workload, asked)
+        queries, points = (tensor.shape[:-1].numel() for tensor in asked.problem[:2])
         numbers = {"k": asked.k, "r": asked.radius}
         said = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
-        self.recorder.say(
-            f"\n{self.workload.name} {self.workload.operator}{said}, {queries:,} queries, {points:,} points; "
-            f"{self.expected.checked_queries:,} queries are compared with the reference"
+        recorder.say(
+            f"\n{workload.name} {workload.operator}{said}, {queries:,} queries, {points:,} points; "
+            f"{len(self.expected.checked):,} queries are compared with the reference"
         )
 
     def measure(self, entry: Entry) -> None:
@@ -156,15 +157,15 @@ class Contest:
             recorder.record(blank, partial(self._measured, calls))
 
     def _check_eager(self, calls: Calls, modes: set[str]) -> None:
-        """Compare what the modes rest on; raises WrongResult."""
+        """Compare what the modes rest on: NoTime of a wrong result."""
         contender = calls.contender
         if "knn" in contender.find and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
             error = self.expected.error(calls, "knn", "eager", contender.find["knn"](self.question))
-            check_error("neighbours", error, contender.allowed(sums=False))
-        if modes & {*SUMS, *NETWORK}:
+            check_error("neighbours", error, contender.allowed("knn"))
+        if contender.compared and modes & {*SUMS, *NETWORK}:
             self.expected.fill_upstream(calls.upstream, checked_only=True)
             error = self.expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
-            check_error("values and feature gradient", error, contender.allowed(sums=True))
+            check_error("values and feature gradient", error, contender.allowed("operator"))
 
     def _measured(self, calls: Calls, blank: Row) -> Row:
         mode, execution = blank.mode, blank.execution
@@ -181,7 +182,7 @@ class Contest:
                 self.expected.fill_upstream(calls.upstream, checked_only=False)
             return error
 
-        allowed = calls.contender.allowed(sums=mode not in SEARCHES)
+        allowed = calls.contender.allowed(mode)
         return self.recorder.timed(blank, make, error_of, allowed, host=self.workload.host)
 
     def _blank(self, contender: Contender, mode: str, execution: str) -> Row:
@@ -190,7 +191,7 @@ class Contest:
         return self.recorder.blank(
             workload=self.workload.name,
             operator=self.workload.operator,
-            **{"contender": contender.name, "kind": contender.kind, "package": contender.package},
+            **_named(contender),
             **{"mode": mode, "execution": execution, "note": contender.returns},
             queries=problem.query_points.shape[:-1].numel(),
             references=problem.reference_points.shape[:-1].numel(),

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig
-from pointproj.benchmark.recorder import Part, Recorder, with_time
+from pointproj.benchmark.recorder import Part, Recorder, one_row, with_time
 from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
 from pointproj.machine import PROJECT
@@ -25,6 +25,7 @@ TIMEOUT_S = 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "WARP_CACHE_PATH")
 STARTS = ("cold", "warm")  # in this order: the second finds what the first left
 MODES = ("first_step", "whole")
+NOTHING = {"queries": 0, "references": 0, "clouds": 0, "channels": 0, "dtype": ""}
 IMPORTS = 3
 IMPORT_PROGRAM = """
 import time
@@ -50,7 +51,8 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
         modes = [mode for mode in able if mode in config.modes]
         yield Part(len(STARTS) * len(modes), partial(_start, name=name, modes=modes))
     if {"import"} <= {*config.workloads} & {*config.modes} and "eager" in (config.execution or EXECUTIONS):
-        yield Part(1, _import)
+        of = {"workload": "import", "operator": "import", "contender": "pointproj", "mode": "import"}
+        yield one_row(of | NOTHING, _imported, TIMEOUT_S)
 
 
 def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
@@ -66,11 +68,6 @@ def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = 
     return ended.stdout.strip().rpartition("\n")[2]
 
 
-def _blank(recorder: Recorder, workload: str, **columns: str) -> Row:
-    nothing = {"queries": 0, "references": 0, "clouds": 0, "channels": 0, "dtype": ""}
-    return recorder.blank(workload=workload, operator=workload, **nothing, **columns)
-
-
 def _start(recorder: Recorder, name: str, modes: list[str]) -> None:
     arguments, _ = JOBS[name]
     note = f"python train.py {' '.join(arguments[:3])}"
@@ -78,7 +75,8 @@ def _start(recorder: Recorder, name: str, modes: list[str]) -> None:
         for start in STARTS:
             seconds = cache(partial(run_seconds, arguments, recorder.device.type, Path(folder)))
             for mode in modes:
-                blank = _blank(recorder, "start", contender=name, mode=mode, execution=start, note=note)
+                of = {"workload": "start", "operator": "start", "contender": name, "mode": mode}
+                blank = recorder.blank(**of, **NOTHING, execution=start, note=note)
                 measured = lambda row, of=seconds: with_time(row, percentiles([of()[row.mode]], 1))  # noqa: E731
                 recorder.record(blank, measured, TIMEOUT_S)
 
@@ -99,12 +97,7 @@ def run_seconds(arguments: Sequence[str], device_type: str, folder: Path) -> dic
     return {"first_step": first - started, "whole": whole}
 
 
-def _import(recorder: Recorder) -> None:
-    blank = _blank(recorder, "import", contender="pointproj", mode="import")
-    recorder.record(blank, lambda row: with_time(row, percentiles(import_seconds(), 1)), TIMEOUT_S)
-
-
-def import_seconds() -> list[float]:
-    """Seconds that importing the operators took after torch, in new processes; errors as of a run's."""
+def _imported(recorder: Recorder, blank: Row) -> Row:
+    """Importing the operators after torch, in new processes, of which the first fills the disk's cache."""
     _, *seconds = [float(answer_of(["-c", IMPORT_PROGRAM])) for _ in range(1 + IMPORTS)]
-    return seconds  # the first filled the disk's cache
+    return with_time(blank, percentiles(seconds, 1))

@@ -33,11 +33,11 @@ SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scal
 LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_crystal": "crystal"}
 FORMS = {"padded": "{k} nearest", "csr": "all"}
 LIST_SUMS = {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
-MODELS = {"gino": "GINO", "geotransolver": "GeoTransolver"}
+MODELS = {"geotransolver": "GeoTransolver", "gino": "GINO"}
 OPERATOR = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
 HOST = {("host_64", "knn"): "64, kNN", ("host_64", "radius"): "64, radius", ("host_w1", "knn"): "W1"}
 HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
-START = {"first_step": "first step", "whole": "whole run"}
+ATTEND = {"forward": "aggregate", "with gradients": "operator", "with gradients, peak MiB": "operator"}
 EXECUTION_ORDER = ("captured", "compiled", "eager")
 
 BEGIN, END = "<!-- begin of the benchmark's table -->", "<!-- end of the benchmark's table -->"
@@ -65,8 +65,7 @@ def tables(rows: list[Row]) -> str:
     """Markdown for the rows of one file, device after device, GPUs first; errors as in :func:`page`."""
     require_one_run(rows)
     devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))
-    parts = (_device(select(rows, device=device)) for device in devices)
-    return "\n\n".join(text for part in parts for text in part)
+    return "\n\n".join(text for device in devices for text in _device(select(rows, device=device)))
 
 
 def _device(rows: list[Row]) -> Iterator[str]:
@@ -110,7 +109,7 @@ def _by_contender(rows: list[Row]) -> Groups:
         yield f"**{name}**" if name in ours else name, select(rows, contender=name)
 
 
-def _by_execution(rows: Iterable[Row]) -> Groups:
+def _by_execution(rows: list[Row]) -> Groups:
     for label, of in _by_contender(rows):
         for execution in EXECUTION_ORDER:
             yield f"{label}, {execution}", select(of, execution=execution)
@@ -130,14 +129,14 @@ def _found(rows: Iterable[Row], heading: Callable[[Row], str], *keys: str) -> Co
 
 def _scaling(rows: list[Row]) -> Columns:
     """All sizes of uniform points, the largest of the others, and the batch."""
-    rows = sorted(rows, key=lambda row: row.references)
-    of = {name: select(rows, workload=name) for name in SCALING}
-    largest = {
-        name: [row for row in some if row.references == some[-1].references] for name, some in of.items()
-    }
-    shown = [row for name in SCALING for row in (of if name == "scaling_uniform" else largest)[name]]
-    columns = _found(shown, lambda row: f"{SCALING[row.workload]} {_count(row.references)}", "references")
-    return columns | _found(select(rows, workload="scaling_batch"), lambda row: "16 of 10^4")
+    names = SCALING | {"scaling_batch": "16 of"}
+    rows = sorted((row for row in rows if row.workload in names), key=lambda row: row.references)
+    largest = {row.workload: row.references for row in rows} | {"scaling_uniform": None}
+    shown = [row for row in rows if largest[row.workload] in (None, row.references)]
+    shown.sort(key=lambda row: [*names].index(row.workload))
+    return _found(
+        shown, lambda row: f"{names[row.workload]} {_count(row.references // row.clouds)}", "references"
+    )
 
 
 def _farthest(rows: list[Row]) -> Columns:
@@ -149,11 +148,10 @@ def _farthest(rows: list[Row]) -> Columns:
 
 
 def _attend(rows: list[Row]) -> Columns:
-    headings = {"forward": "aggregate", "with gradients": "operator", "with gradients, peak MiB": "operator"}
     return {
         f"{_count(size)}, {heading}": {"workload": "attend", "references": size, "mode": mode}
         for size in sorted({row.references for row in select(rows, workload="attend")})
-        for heading, mode in headings.items()
+        for heading, mode in ATTEND.items()
     }
 
 
@@ -189,9 +187,9 @@ def _modes(workload: str, **headings: str) -> Columns:
 
 
 _OPERATORS = {
-    heading: wanted
+    f"{words} {called}": {"workload": name, "mode": mode}
     for name, words in NAMED.items()
-    for heading, wanted in _modes(name, **{mode: f"{words} {of}" for mode, of in OPERATOR.items()}).items()
+    for mode, called in OPERATOR.items()
 }
 _HOSTS = {
     f"{words}: {called}": {"workload": name, "operator": operator, "mode": mode}
@@ -207,7 +205,7 @@ _STEPS = {f"{words} step": {"workload": name, "mode": "step"} for name, words in
 _LARGE = _modes("large", aggregate="forward, ms", operator="with the features' gradient, ms")
 _STARTS = {
     f"{words}, {start} caches": {"workload": "start", "mode": mode, "execution": start}
-    for mode, words in START.items()
+    for mode, words in (("first_step", "first step"), ("whole", "whole run"))
     for start in ("cold", "warm")
 }
 
@@ -266,13 +264,7 @@ _TABLES: dict[str, tuple[Columns | Callable[[list[Row]], Columns], Callable[[lis
 
 
 def renew(page: Path, rows: list[Row]) -> None:
-    """Write the table of these rows, of one run, between the two comments of a page, which stay.
-
-    Raises
-    ------
-    ValueError
-        If the rows are not of one run, or the page has no place for the table.
-    """
+    """Write the table of these rows, of one run, between the two comments of a page, or raise ValueError."""
     require_one_run(rows)
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)

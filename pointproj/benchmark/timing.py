@@ -50,10 +50,9 @@ def measure(function: Call, device: torch.device, budget_s: float, repetitions: 
     calls, estimate = 1, min(few)
     for _ in range(2):  # the first estimate is of single calls, whose events cost too much
         wanted = math.ceil(SHORTEST_SAMPLE_S / max(estimate, FASTEST_CALL_S))
-        if wanted == calls:
-            break
-        calls = wanted
-        estimate = min(sample(function, device, calls, FEWEST_SAMPLES))
+        if wanted != calls:
+            calls = wanted
+            estimate = min(sample(function, device, calls, FEWEST_SAMPLES))
     samples = min(MOST_SAMPLES, int(budget_s / (calls * max(estimate, FASTEST_CALL_S))))
     return percentiles(sample(function, device, calls, max(FEWEST_SAMPLES, samples)), calls)
 
@@ -63,9 +62,8 @@ def measure_host(function: Call, device: torch.device, budget_s: float) -> Timin
     if device.type != "cuda":
         return measure(function, device, budget_s)
     seconds: list[float] = []
-    while len(seconds) < FEWEST_SAMPLES or (
-        len(seconds) < MOST_SAMPLES and sum(seconds) * ISSUED_IN_A_ROW < budget_s
-    ):
+    budget_s /= ISSUED_IN_A_ROW
+    while len(seconds) < FEWEST_SAMPLES or (len(seconds) < MOST_SAMPLES and sum(seconds) < budget_s):
         torch.cuda.synchronize(device)
         seconds += _sample_on_host(function, device, ISSUED_IN_A_ROW, 1)
     torch.cuda.synchronize(device)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import pointproj
 from pointproj.benchmark.config import EXECUTIONS, OF_LISTS, BenchConfig
 from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.meshes import normalize
@@ -33,6 +34,9 @@ UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; co
 GRID = 30**3
 RAGGED = tuple((GRID, size) for size in (1_000, 3_000, 6_000, 9_000, 10_000, 12_000, 16_000, 23_000))
 
+ATTEND_SIZES = {"cuda": (10**5, 10**6), "cpu": (10**4,)}
+ATTEND_K, ATTEND_CHANNELS, HEADS = 16, 64, 4
+
 LIST_K = 32  # the most neighbours within the radius
 LIST_CAPACITY = 40  # pairs per query that csr has room for
 LIST_MOST = 256  # that a query has at most
@@ -48,9 +52,16 @@ class Question(NamedTuple):
     problem: Problem
     k: int | None = None
     radius: float | None = None
-    sigma: float = 0.1
+    sigma: float | Tensor = 0.1
     capacity: int = 0  # pairs that a list has room for
     most: int = LIST_MOST  # neighbours that a query has at most, for libraries that must be told
+    neighbors: pointproj.Neighbors | None = None  # of attention, and beside the values its queries and keys
+    attended: tuple[Tensor, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is summed, of attention queries, keys and values: gradients go there."""
+        return *self.attended, self.problem.features
 
     @property
     def points(self) -> tuple[Tensor, Tensor]:
@@ -77,7 +88,7 @@ class Workload:
     """One question and what is measured of it."""
 
     name: str  # as in the results
-    operator: str  # knn | radius | farthest
+    operator: str  # knn | radius | farthest | attend
     modes: tuple[str, ...]
     question: Callable[[torch.device], Question]
     peers: str = "all"  # all | batched (those that take batches) | none
@@ -124,6 +135,17 @@ def crystal_question(size: int, device: torch.device) -> Question:
     """What asks for the 42 neighbours that a point of a crystal has, and itself."""
     question = within_itself(crystal(size), CRYSTAL_K)(device)
     return question._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
+
+
+def attention_question(size: int, device: torch.device) -> Question:
+    """What asks for attention over the nearest of uniform points, with random queries, keys and values."""
+    generator = torch.Generator().manual_seed(0)
+    points = uniform(size)(generator).float().to(device)
+    tensors = [torch.randn(size, ATTEND_CHANNELS, generator=generator).to(device) for _ in range(3)]
+    distances, indices = pointproj.knn(points, points, ATTEND_K)
+    lists = pointproj.Neighbors(indices.long(), distances)
+    problem = Problem(points, points, tensors[2])
+    return Question(problem, ATTEND_K, neighbors=lists, attended=tuple(tensors[:2]))
 
 
 def radius_of(points: Tensor) -> float:
@@ -224,18 +246,22 @@ def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
 
 def _lists(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     for size in sorted(config.sizes or LIST_SIZES[device_type]):
-        for name, points, executions in (
-            ("lists_uniform", uniform, UNCOMPILED),
-            ("lists_surface", surface, ("eager",)),
-        ):
+        for kind, points, of in (("uniform", uniform, UNCOMPILED), ("surface", surface, ("eager",))):
             asked = partial(list_question, points(size))
-            yield Workload(name, "radius", OF_LISTS, asked, executions=executions)
+            yield Workload(f"lists_{kind}", "radius", OF_LISTS, asked, executions=of)
     for size in sorted(config.sizes or CRYSTAL_SIZES[device_type]):
         asked = partial(crystal_question, size)
-        yield Workload("lists_crystal", "radius", ("padded", "csr"), asked, executions=UNCOMPILED)
+        yield Workload("lists_crystal", "radius", LISTS, asked, executions=UNCOMPILED)
+
+
+def _attend(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+    for size in sorted(config.sizes or ATTEND_SIZES[device_type]):
+        asked = partial(attention_question, size)
+        yield Workload("attend", "attend", SUMS[:2], asked, executions=UNCOMPILED)
 
 
 _FAMILIES: dict[str, Family] = {
     **{"w1": _w1, "w2": _w2("w2", W2), "w2_wide": _w2("w2_wide", W2_WIDE), "host": _host},
     **{"scaling": _scaling, "farthest": _farthest, "batches": _batches, "lists": _lists},
+    "attend": _attend,
 }

@@ -94,6 +94,15 @@ class TestPlan:
         batches = chosen("warp", workloads=["batches"], backends=["warp"])
         assert batches == (("operator", "eager"),)
 
+    def test_contenders_of_readmes_table_come_first(self):
+        config = BenchConfig(workloads=["w1", "w2"])
+        for workload in workloads.workloads(config, "cuda"):
+            named = [entry.contender.name for entry in contenders.entries(config, workload, "cuda")]
+            first = [name for name in contenders.FIRST if name in named]
+            assert named[: len(first)] == first
+            assert {"native", "warp", "tutorial torch", "PhysicsNeMo"} <= {*first}
+            assert {"triton", "torch", "torch-cluster", "KeOps"} <= {*named}
+
     def test_the_hosts_time_is_asked_of_eager_calls(self):
         config = BenchConfig(workloads=["host"], backends=["warp", "torch"], peers=[])
         made = [*workloads.workloads(config, "cuda")]

@@ -7,6 +7,8 @@ from hydra import compose, initialize_config_dir
 from pointproj.benchmark import table
 from pointproj.benchmark.config import WITH_RMM, BenchConfig, register_schema, to_bench_config
 from pointproj.benchmark.contenders import entries, executions
+from pointproj.benchmark.recorder import Recorder
+from pointproj.benchmark.results import ResultsFile
 from pointproj.benchmark.run import run
 from pointproj.benchmark.tutorial import LINES, PROJECT, command
 from pointproj.benchmark.workloads import workloads
@@ -22,14 +24,19 @@ def config_of(arguments: list[str]) -> BenchConfig:
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.label)
-def test_every_line_is_one_contender_in_one_execution(line):
+def test_every_line_is_one_contender_in_one_execution(line, tmp_path):
     program, *arguments = command(line, ["output=x.csv"])[1:]
     assert program.endswith("bench.py")
     config = config_of(arguments)
     assert (config.output, config.gpu_memory) == ("x.csv", line.gpu_memory)
     (workload,) = workloads(config, "cuda")
     (entry,) = entries(config, workload, "cuda")
-    assert entry.contender.name == line.contender + (WITH_RMM if line.gpu_memory == "rmm" else "")
+    assert entry.contender.name == line.contender
+    recorder = Recorder(config, torch.device("cpu"), {}, ResultsFile(tmp_path / "x.csv"))
+    blank = recorder.blank(
+        workload="w1", operator="knn", contender=line.contender, mode="step", queries=1, references=1
+    )
+    assert blank.contender == line.contender + (WITH_RMM if line.gpu_memory == "rmm" else "")
     assert entry.measurements == (("forward", line.execution), ("step", line.execution))
 
 
