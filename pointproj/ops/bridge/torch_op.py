@@ -105,23 +105,24 @@ def torch_op(
         second = _second_backward_op(declared, second_backward)
         first = _backward_op(declared, backward, second, register)
 
+    size = len(declared.parameters)
+
     def fake(*args: Any) -> tuple[Tensor, ...]:
         device = next(a.device for a in args if isinstance(a, Tensor))
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
     def vjp(grads: Sequence, needs: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
-        inputs, outputs = declared.split(values)
-        grads = _filled(grads, outputs)
+        grads = _filled(grads, values[size:])
         if alone:
             return all_of(first.body(*grads, needs, *values))
         # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
         # second backward would come back here once more, with gradients of zero.
-        return all_of(first(*grads, needs, *inputs, *detached(outputs)))
+        return all_of(first(*grads, needs, *values[:size], *detached(values[size:])))
 
     def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
         # the derivative along the tangents.
-        grads = (torch.zeros_like(o) for o in declared.split(values)[1][:grad_outputs])
+        grads = (torch.zeros_like(o) for o in values[size:][:grad_outputs])
         directions = _filled(tangents, declared.differentiable_of(values))
         return all_of(second(*directions, *grads, *values))[:grad_outputs]
 
@@ -137,24 +138,18 @@ class _Declared:
         signature = inspect.signature(forward, eval_str=True)
         self.name = name
         self.parameters = {p.name: p.annotation for p in signature.parameters.values()}
-        self.names = list(self.parameters)
         self.count = len(signature.return_annotation.__args__)  # of outputs
         self.differentiable = differentiable
-        unknown = set(differentiable) - set(self.names)
+        unknown = set(differentiable) - set(self.parameters)
         if unknown:
             raise TypeError(f"{name}: differentiable names no argument of forward: {sorted(unknown)}")
-        self.places = [self.names.index(n) for n in differentiable]
+        self.places = [[*self.parameters].index(n) for n in differentiable]
         self.differentiable_of = taker(self.places)
         self.grads = {f"grad_{i}": Tensor for i in range(grad_outputs)}
         self.saved = self.parameters | {f"output_{i}": Tensor for i in range(self.count)}
 
-    def split(self, flat: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Inputs and outputs."""
-        return flat[: len(self.names)], flat[len(self.names) :]
-
     def saved_as(self, flat: Sequence[Any]) -> Saved:
-        inputs, outputs = self.split(flat)
-        return Saved(dict(zip(self.names, inputs, strict=True)), tuple(outputs))
+        return Saved(dict(zip(self.parameters, flat, strict=False)), tuple(flat[len(self.parameters) :]))
 
 
 def _backward_op(declared: _Declared, backward: Callable, second: Callable, register: Register) -> Callable:
@@ -168,7 +163,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
         pairs = zip(declared.differentiable_of(args[heads + 1 :]), args[heads], strict=True)
-        return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
+        return tuple(empty_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
     def vjp(directions: Sequence, _: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
@@ -192,21 +187,20 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
 
 def _second_backward_op(declared: _Declared, second_backward: Callable | None) -> Callable[..., Any]:
     """The second derivative as an operator: (directions, grads, inputs, outputs) -> gradients."""
-    name, width, heads = declared.name, len(declared.differentiable), len(declared.grads)
+    name, width = declared.name, len(declared.differentiable)
+    count = width + len(declared.grads)
     if second_backward is None:
         return _refuse(f"{name} was declared without a second backward: create_graph=True is not supported")
     parameters = {f"direction_{i}": Tensor for i in range(width)} | declared.grads | declared.saved
 
     def run(*args: Any) -> tuple[Tensor, ...]:
-        flat = declared.saved_as(args[width + heads :])
-        return second_backward(args[:width], args[width : width + heads], flat)
+        return second_backward(args[:width], args[width:count], declared.saved_as(args[count:]))
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        grads, inputs = args[width : width + heads], declared.differentiable_of(args[width + heads :])
-        return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
+        likes = *args[width:count], *declared.differentiable_of(args[count:])
+        return tuple(args[0].new_empty(0) if like is None else empty_like(like) for like in likes)
 
     refuse = _refuse(f"{name} has no third derivative")
-    count = heads + width
     rule = Rule(_tensor_places(parameters), count, Kept([]), refuse, refuse)
     return _define(f"{name}_second_backward", parameters, count, run, fake, rule, opaque)
 
@@ -245,11 +239,7 @@ def detached(args: Sequence[Any]) -> Sequence[Any]:
     if not any_requires_grad(args):
         return args
     return [
-        (a.detach() if a.requires_grad else a)
-        if isinstance(a, Tensor)
-        else detached(a)
-        if isinstance(a, list)
-        else a
+        detached(a) if isinstance(a, list) else a.detach() if isinstance(a, Tensor) and a.requires_grad else a
         for a in args
     ]
 
@@ -266,17 +256,17 @@ def _tensor_places(parameters: dict[str, Any]) -> list[int]:
     return [i for i, kind in enumerate(parameters.values()) if kind in (Tensor, Tensor | None)]
 
 
-def _contiguous_like(tensor: Tensor) -> Tensor:
+def empty_like(tensor: Tensor) -> Tensor:
+    """Contiguous, whatever the other is."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _filled(values: Sequence[Tensor | None], likes: Sequence[Tensor | None]) -> list[Tensor]:
     """Contiguous values; zeros like the other where one is missing, and an empty tensor where both are."""
-    pairs = zip(values, likes, strict=False)
-    return [_zeros_like(like) if value is None else value.contiguous() for value, like in pairs]
 
+    def filled(value: Tensor | None, like: Tensor | None) -> Tensor:
+        if value is not None:
+            return value.contiguous()
+        return torch.zeros(0) if like is None else empty_like(like).zero_()
 
-def _zeros_like(tensor: Tensor | None) -> Tensor:
-    return (
-        torch.zeros(0) if tensor is None else torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-    )
+    return [*map(filled, values, likes)]
