@@ -11,7 +11,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, grid_functions
+from pointproj.ops.backends.warp.cell_list import CellList, cell_at, first_cell, grid_of
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
@@ -20,8 +20,7 @@ from pointproj.ops.backends.warp.common import (
     cloud_of,
     first_row_of,
     once,
-    packed_point,
-    points_of,
+    store_point,
     struct_of,
 )
 from pointproj.ops.backends.warp.lanes import WARP, lanes
@@ -198,7 +197,7 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     order of a coordinate or of a structured grid, and still each part is as wide as most of the cloud.
     """
     real, vec3, _ = REALS[dtype]
-    PointsStruct, _ = points_of(dtype)
+    PointsStruct = struct_of(Points, dtype)
     group = lanes(count)
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
@@ -243,7 +242,7 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     Their means are the box that holds most of the cloud, but no outliers.
     """
     real, vec3, _ = REALS[dtype]
-    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
+    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
     shape_of = _shape_function(dtype)
     group = lanes(count)
 
@@ -308,8 +307,8 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """The cell of each point, and its rank of arrival there."""
     real, *_ = REALS[dtype]
-    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
-    grid_of = grid_functions(dtype)
+    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
+    _, load = grid_of(dtype)
 
     @wp.kernel(**OPTIONS)
     def count(points: PointsStruct, reach: real, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
@@ -319,10 +318,10 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
         number = cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
-            grid = grid_of.load(cells, number, p)
+            grid = load(cells, number, p)
             if wp.max(grid.outside) <= reach:
-                at = grid_of.cell_at(p, grid)
-                cell = grid_of.row(grid, at[1], at[2]) + at[0]
+                at = cell_at(p, grid)
+                cell = first_cell(grid, at[1], at[2]) + at[0]
         placed[row, 0] = cell
         placed[row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
 
@@ -332,8 +331,7 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
 @once
 def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Each point goes to its place in the order of the cells."""
-    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
-    _, store_point, _ = packed_point(dtype)
+    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
 
     @wp.kernel(**OPTIONS)
     def scatter(points: PointsStruct, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct):

@@ -15,9 +15,9 @@ from pointproj.ops.backends.warp.common import (
     Points,
     cloud_of,
     once,
-    points_of,
     squared_distance,
     struct_of,
+    take,
 )
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
@@ -78,8 +78,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     positions, sums, reduce = form.positions, form.sums, form.reduce
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_of(positions)
-    ProblemStruct = struct_of(Problem, positions, sums)
+    PointsStruct, ProblemStruct = struct_of(Points, positions), struct_of(Problem, positions, sums)
     rows = row_functions(form)
     group = lanes(form.lanes)
     weights = weights_of(form.kernel, reduce, sums)
@@ -113,7 +112,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         chunk = number % chunks
-        row, q = take_point(points, number / chunks)
+        row, q = take(points, number / chunks)
         state = State()
         state.q = q
         state.row = row
@@ -157,7 +156,6 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     rows = row_functions(form)
     Channels = rows.Channels
     weights = weights_of(form.kernel, form.reduce, sums)
-    squared_of = squared_distance(positions, sums)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
     single, divides, counts = form.single, form.reduce != "sum", counts_function(form)
@@ -231,7 +229,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
             mean = problem.means[row]
         share = weight * (product - mean)
         other = problem.others[row]
-        far = wp.sqrt(squared_of(state.q, other))
+        far = wp.sqrt(squared_distance(state.q, other, weight))
         if wp.static(of_queries):
             state.shares[3] += share * weights.beyond(state.base, far, state.rate, problem.limit)
         if far > real(0.0):

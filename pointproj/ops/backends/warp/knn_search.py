@@ -15,9 +15,9 @@ from pointproj.ops.backends.warp.common import (
     Points,
     cloud_of,
     once,
-    packed_point,
-    points_of,
+    row_of,
     struct_of,
+    take,
 )
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, top_k
@@ -109,9 +109,8 @@ def search_kernel(
     """The search, everywhere or in a ball, where it also counts. With k None neighbours wait in memory."""
     real, vec3, vec4 = REALS[dtype]
     WhereStruct, FoundStruct = struct_of(where, dtype), struct_of(Found, dtype, indices)
-    PointsStruct, take = points_of(dtype)
+    PointsStruct = struct_of(Points, dtype)
     ListState, begin, farthest, insert, finish = top_k(dtype, k, indices)
-    _, _, row_of = packed_point(dtype)
     within = where is Ball
 
     @wp.struct

@@ -24,10 +24,10 @@ from pointproj.ops.backends.warp.common import (
     Vectors,
     cloud_of,
     once,
-    packed_point,
-    points_of,
+    row_of,
     squared_distance,
     struct_of,
+    take,
 )
 from pointproj.ops.backends.warp.knn_search import BLOCK, in_order_of, list_of, search_kernel, sets_of
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
@@ -201,10 +201,7 @@ def sort_function(count: int) -> wp.Function:
 def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     """The first counts the neighbours of each query, the second writes them as far as there is room."""
     real, vec3, vec4 = REALS[dtype]
-    PointsStruct, take_point = points_of(dtype)
-    BallStruct, PartsStruct = struct_of(Ball, dtype), struct_of(Parts, dtype)
-    _, _, row_of = packed_point(dtype)
-    squared_of = squared_distance(dtype, dtype)
+    PointsStruct, BallStruct, PartsStruct = (struct_of(record, dtype) for record in (Points, Ball, Parts))
     group = lanes(count)
 
     @wp.func_native("distances.data[slot] = distance;")
@@ -232,7 +229,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     def count_within(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``row_splits``, behind its first, with the counts."""
         number, _ = wp.tid()
-        query, q = take_point(queries, group.item(number))
+        query, q = take(queries, group.item(number))
         state = State(real(0.0), 0, wp.uint64(0))
         state = search(state, query, q, cloud_of(query, queries.batch), ball, parts)
         if group.lane() == 0:
@@ -242,7 +239,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``rows``, in ascending order, and ``distances``."""
         number, _ = wp.tid()
-        query, q = take_point(queries, group.item(number))
+        query, q = take(queries, group.item(number))
         begin = parts.row_splits[query]
         size = int(parts.row_splits[query + 1] - begin)
         if begin >= parts.capacity:
@@ -260,7 +257,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
             row = row_at(address, i)
             if room < size:
                 put_row(address_of(parts.rows, begin), i, row)
-            squared = squared_of(q, parts.points[row])
+            squared = squared_distance(q, parts.points[row], q[0])
             put_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
 
     return count_within, fill

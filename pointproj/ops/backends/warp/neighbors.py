@@ -14,7 +14,8 @@ from pointproj.ops.backends.warp.common import (
     IntRows,
     Vectors,
     once,
-    packed_point,
+    position_of,
+    row_of,
     squared_distance,
     struct_of,
 )
@@ -203,13 +204,11 @@ def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     place, vec3, vec4 = REALS[form.positions]
     State, Problem, *_ = adder
     meet, pause, finish = _waiting(form, adder)
-    BallStruct = struct_of(Ball, form.positions)
-    squared_of = squared_distance(form.positions, form.sums)
-    _, _, row_of = packed_point(form.positions)
+    BallStruct, (real, *_) = struct_of(Ball, form.positions), REALS[form.sums]
 
     @wp.func
     def visit(state: State, problem: Problem, q: vec3, point: vec4, squared: place, exists: bool):
-        wide = squared_of(q, vec3(point[0], point[1], point[2]))
+        wide = squared_distance(q, position_of(point), real(0.0))
         return meet(state, problem, exists and squared <= state.square, row_of(point), wide)
 
     search = ball_search(form.positions, lanes(form.lanes), Visitor(State, Problem, visit, pause))
@@ -227,9 +226,7 @@ def _meet_lists(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
     real, *_ = REALS[form.sums]
     State, Problem, *_ = adder
     meet, pause, finish = _waiting(form, adder)
-    squared_of = squared_distance(form.positions, form.sums)
     count, lane = form.lanes, lanes(form.lanes).lane
-
     ListsStruct = struct_of(Lists, form.positions)
 
     @wp.func
@@ -241,7 +238,7 @@ def _meet_lists(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
             if first + lane() < k:
                 row = lists.rows[own, first + lane()]
             if row >= 0:
-                squared = squared_of(q, lists.others[row])
+                squared = squared_distance(q, lists.others[row], squared)
             state = meet(state, problem, row >= 0, row, squared)
             state = pause(state, problem)
         return finish(state, problem)

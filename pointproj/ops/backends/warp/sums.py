@@ -24,8 +24,8 @@ from pointproj.ops.backends.warp.common import (
     aligned,
     cloud_of,
     once,
-    points_of,
     struct_of,
+    take,
 )
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
@@ -221,8 +221,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
     positions, sums, reduce = form.positions, form.sums, form.reduce
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_of(positions)
-    ProblemStruct = struct_of(Problem, positions, sums)
+    PointsStruct, ProblemStruct = struct_of(Points, positions), struct_of(Problem, positions, sums)
     store = row_functions(form).store
     group = lanes(form.lanes)
     rate_of = weights_of(form.kernel, reduce, sums).rate
@@ -237,7 +236,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         chunk = number % problem.chunks
-        query, q = take_point(queries, number / problem.chunks)
+        query, q = take(queries, number / problem.chunks)
         state = State()
         state.chunk = chunk
         state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
