@@ -41,7 +41,7 @@ def cell_list_of(tables: Sequence[Tensor]) -> CellList:
 
 @once
 def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
-    """The struct of one cloud's grid, and ``load(cells, cloud, q) -> grid``, with slack for distances from q."""
+    """One cloud's grid as a struct; ``load(cells, cloud, q) -> grid``, with slack for distances from q."""
     real, vec3, _ = REALS[dtype]
     CellListStruct = struct_of(CellList, dtype)
     unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]

@@ -46,8 +46,8 @@ def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
     return 4 if rows <= MANY_POINTS else 1
 
 
-def _specs(points: Tensor, clouds: int, for_radius: bool, **_: Any) -> dict:
-    rows = points.shape[0]
+def _specs(points: Tensor, clouds: int, radius: float | None, largest: Tensor | None, **_: Any) -> dict:
+    rows, for_radius = points.shape[0], radius is not None or largest is not None
     cells = cells_per_two_points(rows, for_radius, points.device.type) * rows // 2 + 2 * clouds
     return {
         "frames": ((clouds, 12), points.dtype),
@@ -61,9 +61,9 @@ def build_cell_list(
     points: Tensor, offsets: Tensor | None, clouds: int, radius: float | Tensor | None
 ) -> CellList:
     """Sort ``points`` (N, 3), packed clouds, into cells, for kNN or for searches within about a radius."""
-    known = radius if isinstance(radius, float) else 0.0
-    on_device = radius.reshape(1) if isinstance(radius, Tensor) else None
-    return CellList(*_build(points, offsets, clouds, radius is not None, known, on_device))
+    if isinstance(radius, Tensor):
+        return CellList(*_build(points, offsets, clouds, None, radius.reshape(1)))
+    return CellList(*_build(points, offsets, clouds, radius, None))
 
 
 @warp_op("pointproj::warp_build_cell_list", outputs=_specs)
@@ -72,51 +72,39 @@ def _build(
     points: Tensor,
     offsets: Tensor | None,
     clouds: int,
-    for_radius: bool,
-    radius: float,
-    radius_on_device: Tensor | None,
+    radius: float | None,
+    largest: Tensor | None,
     *,
     frames: Tensor,
     shapes: Tensor,
     start: Tensor,
     sorted_points: Tensor,
 ) -> None:
-    cells = CellList(frames, shapes, start, sorted_points)
     own = Points(points, Batch(offsets, points.shape[0], clouds))
-    _fill(launch, own, cells, for_radius, radius, radius_on_device)
+    _fill(launch, own, CellList(frames, shapes, start, sorted_points), radius, largest)
 
 
 def new_cell_list(
-    launch: Launch,
-    points: Points,
-    for_radius: bool,
-    radius: float = 0.0,
-    radius_on_device: Tensor | None = None,
+    launch: Launch, points: Points, radius: float | None = None, largest: Tensor | None = None
 ) -> CellList:
     """The cell list of a set, for an operator that builds its own: that spares the call of another."""
-    specs = _specs(points.positions, points.batch.count, for_radius)
-    device = points.positions.device
-    cells = CellList(*[torch.empty(shape, dtype=of, device=device) for shape, of in specs.values()])
-    _fill(launch, points, cells, for_radius, radius, radius_on_device)
+    specs, like = _specs(points.positions, points.batch.count, radius, largest), points.positions
+    cells = CellList(*[like.new_empty(shape, dtype=dtype) for shape, dtype in specs.values()])
+    _fill(launch, points, cells, radius, largest)
     return cells
 
 
 def _fill(
-    launch: Launch,
-    points: Points,
-    cells: CellList,
-    for_radius: bool,
-    radius: float,
-    radius_on_device: Tensor | None,
+    launch: Launch, points: Points, cells: CellList, radius: float | None, largest: Tensor | None
 ) -> None:
-    """Divide the space and sort the points; ``radius_on_device`` (1,) is one that the host does not know."""
+    """Divide the space and sort the points; ``largest`` (1,) is a radius that the host does not know."""
     (rows, clouds), device, dtype = points.batch[1:], cells.points.device, cells.points.dtype
     count = WARP if device.type == "cuda" else 1
-    density = cells_per_two_points(rows, for_radius, device.type)
     parts = min(rows // (PART * max(1, clouds)), MOST_PARTS) or 1
-    corners = torch.empty(parts * clouds, 6, dtype=dtype, device=device)
+    corners = cells.points.new_empty(parts * clouds, 6)
     launch(bound_kernel(dtype, count), (parts * clouds, count), points, parts, corners, block_dim=64)
-    given = points, parts, corners, density, radius, radius_on_device
+    density = cells_per_two_points(rows, radius is not None or largest is not None, device.type)
+    given = points, parts, corners, density, radius or 0.0, largest
     launch(divide_kernel(dtype, count), (clouds, count), *given, cells)
     _sort(launch, points, cells, 0.0)
 

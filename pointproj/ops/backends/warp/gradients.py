@@ -28,7 +28,7 @@ from pointproj.ops.backends.warp.sums import (
     form_of,
     row_functions,
 )
-from pointproj.ops.backends.warp.weights import weights_of
+from pointproj.ops.backends.warp.weights import PER_SIGMA, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.reference import Weighting
 
@@ -81,7 +81,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     PointsStruct, ProblemStruct = struct_of(Points, positions), struct_of(Problem, positions, sums)
     rows = row_functions(form)
     group = lanes(form.lanes)
-    weights = weights_of(form.kernel, reduce, sums)
+    weights, per_sigma = weights_of(form.kernel, reduce, sums), PER_SIGMA.get(form.kernel, 0.0)
     adder = _gradient_adder(form, gathered)
     State = adder.State
     SourceStruct, each_neighbor = meeting(form, adder)
@@ -136,7 +136,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
             if chunk == 0 and group.lane() == 0:
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] * state.rate * real(wp.static(weights.per_sigma))
+                    of_sigma[row] = state.shares[3] * state.rate * real(per_sigma)
                     if problem.means:
                         problem.means[row] = state.mean
 
@@ -233,7 +233,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
         if wp.static(of_queries):
             state.shares[3] += share * weights.beyond(state.base, far, state.rate, problem.limit)
         if far > real(0.0):
-            scale = share * weights.pull(state.base, far, state.rate, problem.limit) / far
+            scale = share * weights.slope(state.base, far, state.rate, problem.limit) / far
             for axis in range(3):
                 along = scale * real(other[axis] - state.q[axis])
                 state.shares[axis] += along

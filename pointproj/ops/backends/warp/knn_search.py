@@ -70,7 +70,7 @@ def launch_search(
     launch: Launch, queries: Points, references: Points, tables: list[Tensor], found: Found
 ) -> None:
     """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
-    cells = cell_list_of(tables) if tables else new_cell_list(launch, references, for_radius=False)
+    cells = cell_list_of(tables) if tables else new_cell_list(launch, references)
     own = in_order_of(cells, queries, references)
     blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
     compiled = search_kernel(CellList, queries.positions.dtype, *list_of(found), blocks)

@@ -67,7 +67,7 @@ def _queries_and_ball(
         cells = cell_list_of(tables)
     else:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
-        cells = new_cell_list(launch, references, True, radius, largest)
+        cells = new_cell_list(launch, references, radius, largest)
     return in_order_of(cells, queries, references), new_ball(cells, radius, radii)
 
 

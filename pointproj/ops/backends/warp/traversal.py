@@ -12,25 +12,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import (
-    CellList,
-    beyond,
-    cell_along,
-    cell_at,
-    clip,
-    first_cell,
-    gap,
-    grid_of,
-)
-from pointproj.ops.backends.warp.common import (
-    REALS,
-    Places,
-    load_point,
-    once,
-    position_of,
-    squared_distance,
-    struct_of,
-)
+from pointproj.ops.backends.warp import cell_list, common
+from pointproj.ops.backends.warp.cell_list import CellList, grid_of
+from pointproj.ops.backends.warp.common import REALS, Places, once, struct_of
 from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.rounding import largest_square_within, largest_squares_within
 
@@ -71,13 +55,13 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
     @wp.func
     def meet(state: State, q: vec3, point: vec4, data: Data, exists: bool):
-        squared = squared_distance(q, position_of(point), q[0])
+        squared = common.squared_distance(q, common.position_of(point), q[0])
         return visit(state, data, q, point, squared, exists)
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
-            state = meet(state, q, load_point(points, at), data, True)
+            state = meet(state, q, common.load_point(points, at), data, True)
         return state
 
     @wp.func
@@ -87,7 +71,7 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         while any_of_warp(i < count):
             for j in range(AT_ONCE):  # all on their way before the first is looked at
                 if i + j < count:
-                    several[j] = load_point(points, begin + i + j)
+                    several[j] = common.load_point(points, begin + i + j)
             for j in range(AT_ONCE):
                 state = meet(state, q, several[j], data, i + j < count)
             if wp.static(pause is not None):
@@ -130,14 +114,14 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     @wp.func
     def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
         """First point and number of points of a row of cells, as far as the limit leaves it."""
-        across_y = gap(place.q[1], place.grid, 1, y)
-        across_z = gap(place.q[2], place.grid, 2, z)
+        across_y = cell_list.gap(place.q[1], place.grid, 1, y)
+        across_z = cell_list.gap(place.q[2], place.grid, 2, z)
         rest = limit - (across_y * across_y + across_z * across_z)
-        first, last = clip(place.q[0], place.grid, 0, rest, x0, x1)
+        first, last = cell_list.clip(place.q[0], place.grid, 0, rest, x0, x1)
         begin = int(0)
         size = int(0)
         if first <= last:
-            cell = first_cell(place.grid, y, z)
+            cell = cell_list.first_cell(place.grid, y, z)
             begin = place.cells.start[cell + first]
             size = place.cells.start[cell + last + 1] - begin
         return begin, size
@@ -229,10 +213,10 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         low = wp.vec3i()
         high = wp.vec3i()
         for axis in range(3):
-            low[axis] = cell_along(q[axis] - reach, grid, axis)
-            high[axis] = cell_along(q[axis] + reach, grid, axis)
+            low[axis] = cell_list.cell_along(q[axis] - reach, grid, axis)
+            high[axis] = cell_list.cell_along(q[axis] + reach, grid, axis)
         place = Place(q, ball.cells, data, grid, reach * reach)
-        return visit_box(state, place, searches, cell_at(q, grid), low, high, -1)
+        return visit_box(state, place, searches, cell_list.cell_at(q, grid), low, high, -1)
 
     return search
 
@@ -251,7 +235,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
         Only its own cell if that holds plenty: the limit found there leaves little of others.
         """
-        row = first_cell(grid, at[1], at[2])
+        row = cell_list.first_cell(grid, at[1], at[2])
         if cells.start[row + at[0] + 1] - cells.start[row + at[0]] >= PLENTY * wanted:
             return 0
         last, first = wp.min(at[0] + 2, grid.shape[0]), wp.max(at[0] - 1, 0)
@@ -268,7 +252,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         if wp.isfinite(q) and cells.frames[cloud, 0] < real(wp.inf):
             grid = load(cells, cloud, q)
             place = Place(q, cells, data, grid, real(0.0))
-            at = cell_at(q, grid)
+            at = cell_list.cell_at(q, grid)
             inner = int(-1)  # the shell up to which all has been visited
             shell = first_shell(cells, grid, at)
             searching = bool(True)
@@ -279,11 +263,11 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                 for axis in range(3):
                     first = wp.max(at[axis] - shell, 0)
                     last = wp.min(at[axis] + shell, grid.shape[axis] - 1)
-                    first, last = clip(q[axis], grid, axis, limit, first, last)
+                    first, last = cell_list.clip(q[axis], grid, axis, limit, first, last)
                     low[axis] = first
                     high[axis] = last
                 state = visit_box(state, place, True, at, low, high, inner)
-                following = beyond(q, grid, at, shell)
+                following = cell_list.beyond(q, grid, at, shell)
                 searching = following < real(wp.inf) and following <= limit_of(state, data)
                 inner = shell
                 shell += 1 + shell / 2
