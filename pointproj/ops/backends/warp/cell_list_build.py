@@ -11,18 +11,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.cell_list import CellList, cell_at, first_cell, grid_of
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    Batch,
-    Points,
-    cloud_of,
-    first_row_of,
-    once,
-    store_point,
-    struct_of,
-)
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import WARP, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 
@@ -195,8 +186,8 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         cloud = number / parts
-        end = first_row_of(cloud + 1, points.batch)
-        begin = first_row_of(cloud, points.batch)  # of a round
+        end = common.first_row_of(cloud + 1, points.batch)
+        begin = common.first_row_of(cloud, points.batch)  # of a round
         turn = int(0.618034 * float(parts))  # the golden ratio spreads best
         run = number % parts
         low = vec3(real(wp.inf))
@@ -275,8 +266,8 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 high[axis] = wp.min(high[axis], mean_high)
             if filled > real(0.0):
                 extent[axis] = wp.max(high[axis] - low[axis], real(0.0))
-        base = density * first_row_of(cloud, points.batch) / 2 + 2 * cloud
-        last = density * first_row_of(cloud + 1, points.batch) / 2 + 2 * cloud + 1
+        base = density * common.first_row_of(cloud, points.batch) / 2 + 2 * cloud
+        last = density * common.first_row_of(cloud + 1, points.batch) / 2 + 2 * cloud + 1
         width = real(EDGE) * radius
         if radius_on_device:
             width = real(EDGE) * radius_on_device[0]
@@ -303,7 +294,7 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
         """Launched over the points of a set; fills ``placed``, counts in ``start`` behind each cell."""
         row = wp.tid()
         p = points.positions[row]
-        number = cloud_of(row, points.batch)
+        number = common.cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
             grid = load(cells, number, p)
@@ -326,6 +317,6 @@ def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
         """Launched over the points of a set; fills ``points`` of the cell list."""
         row = wp.tid()
         at = cells.start[placed[row, 0]] + placed[row, 1]
-        store_point(cells.points, at, points.positions[row], row)
+        common.store_point(cells.points, at, points.positions[row], row)
 
     return scatter

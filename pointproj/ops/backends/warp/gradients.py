@@ -9,16 +9,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    Points,
-    cloud_of,
-    once,
-    squared_distance,
-    struct_of,
-    take,
-)
+from pointproj.ops.backends.warp import common
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
 from pointproj.ops.backends.warp.sums import (
@@ -112,7 +104,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         chunk = number % chunks
-        row, q = take(points, number / chunks)
+        row, q = common.take(points, number / chunks)
         state = State()
         state.q = q
         state.row = row
@@ -127,7 +119,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
                 state.mean = mean_of(row, problem)
         elif wp.static(of_points):
             state.own = rows.load(problem.features, row, 0)
-        state = each_neighbor(state, row, q, cloud_of(row, points.batch), source, problem)
+        state = each_neighbor(state, row, q, common.cloud_of(row, points.batch), source, problem)
         if wp.static(of_features and not of_queries):
             rows.store(state.sums, real(1.0), problem.d_features, row, chunk)
         if wp.static(of_points):
@@ -229,7 +221,7 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
             mean = problem.means[row]
         share = weight * (product - mean)
         other = problem.others[row]
-        far = wp.sqrt(squared_distance(state.q, other, weight))
+        far = wp.sqrt(common.squared_distance(state.q, other, weight))
         if wp.static(of_queries):
             state.shares[3] += share * weights.beyond(state.base, far, state.rate, problem.limit)
         if far > real(0.0):

@@ -6,19 +6,10 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.cell_list import CellList, cell_list_of
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    Batch,
-    Points,
-    cloud_of,
-    once,
-    row_of,
-    struct_of,
-    take,
-)
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, top_k
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, shell_search
@@ -131,7 +122,7 @@ def search_kernel(
             else:
                 squared = real(wp.inf)
         if squared <= limit(state, found) and squared < real(wp.inf):
-            state.list = insert(state.list, found, squared, row_of(point))
+            state.list = insert(state.list, found, squared, common.row_of(point))
         return state
 
     visitor = Visitor(State, FoundStruct, visit, None, None if within else limit, k or LONGEST_LIST)
@@ -142,9 +133,9 @@ def search_kernel(
     @wp.kernel(**options, launch_bounds=(BLOCK, blocks if short else 1))
     def search_nearest(queries: PointsStruct, where: WhereStruct, found: FoundStruct):
         """Launched over the queries; fills ``found``."""
-        query, q = take(queries, wp.tid())
+        query, q = common.take(queries, wp.tid())
         state = State(begin(query, found), real(0.0), 0)
-        state = search(state, query, q, cloud_of(query, queries.batch), where, found)
+        state = search(state, query, q, common.cloud_of(query, queries.batch), where, found)
         finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
         if wp.static(within):
             found.counts[query] = wp.int64(state.count)

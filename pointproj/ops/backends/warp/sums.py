@@ -12,6 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
@@ -21,11 +22,8 @@ from pointproj.ops.backends.warp.common import (
     PlaceRows,
     Points,
     Vectors,
-    aligned,
-    cloud_of,
     once,
     struct_of,
-    take,
 )
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
@@ -179,7 +177,7 @@ def in_words(source: type[Source], values: Tensor) -> Tensor:
         padded = values.new_empty(values.shape[0], columns + -columns % VECTOR)
         padded[:, :columns] = values
         return padded
-    return aligned(values)
+    return common.aligned(values)
 
 
 def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
@@ -236,13 +234,13 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         chunk = number % problem.chunks
-        query, q = take(queries, number / problem.chunks)
+        query, q = common.take(queries, number / problem.chunks)
         state = State()
         state.chunk = chunk
         state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
         if wp.static(relative):
             state.base = real(wp.inf)
-        state = each_neighbor(state, query, q, cloud_of(query, queries.batch), source, problem)
+        state = each_neighbor(state, query, q, common.cloud_of(query, queries.batch), source, problem)
         inverse = real(1.0)
         if wp.static(reduce != "sum"):
             total = group.total(state.total)

@@ -53,10 +53,11 @@ def weights_of(kernel: str, reduce: str, sums: torch.dtype) -> Weights:
     """Each function takes the branch of the kernel when it is compiled."""
     real, *_ = REALS[sums]
     largest, relative = torch.finfo(sums).max, is_relative(kernel, reduce)
+    most = largest / 2048.0
 
     @wp.func
-    def at_most(x: real, most: real):
-        return wp.where(x > most, most, x)  # NaN stays NaN
+    def at_most(x: real, limit: real):
+        return wp.where(x > limit, limit, x)  # NaN stays NaN
 
     @wp.func
     def rest(d: real, rate: real, limit: real):
@@ -96,7 +97,7 @@ def weights_of(kernel: str, reduce: str, sums: torch.dtype) -> Weights:
             left = rest(d, rate, limit)
             made = left * left
         if wp.static(reduce == "counted"):  # of one that does not count, and may be much nearer than the base
-            made = at_most(made, real(largest / 2048.0))
+            made = at_most(made, real(most))
         return made
 
     @wp.func
