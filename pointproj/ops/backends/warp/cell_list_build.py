@@ -129,46 +129,6 @@ def _rank_in_order(placed: Tensor, start: Tensor) -> None:
 
 
 @once
-def _shape_function(dtype: torch.dtype) -> wp.Function:
-    real, vec3, _ = REALS[dtype]
-
-    @wp.func
-    def shape_of(extent: vec3, budget: int, width: real):
-        """Cells along each axis, near cubes, fewer than ``budget`` in all, and no narrower than ``width``.
-
-        An axis thinner than the edge that all axes together suggest gets one cell, and the others share;
-        at most three axes can drop out, so the fourth round is final.
-        """
-        longest = wp.max(extent)
-        shape = wp.vec3i(1, 1, 1)
-        if longest > real(0.0):
-            relative = extent / longest
-            share = real(budget) * real(0.9999)  # so that rounding cannot exceed the budget
-            edge = real(1.0e-6)
-            for _ in range(4):
-                axes = int(0)
-                volume = real(1.0) / share
-                for axis in range(3):
-                    if relative[axis] > edge:
-                        axes += 1
-                        volume *= relative[axis]
-                if axes == 3:
-                    edge = wp.max(edge, wp.cbrt(volume))
-                if axes == 2:
-                    edge = wp.max(edge, wp.sqrt(volume))
-                if axes == 1:
-                    edge = wp.max(edge, volume)
-            for axis in range(3):
-                if relative[axis] > edge:
-                    shape[axis] = int(relative[axis] / edge)
-                if width > real(0.0) and extent[axis] / width < real(shape[axis]):
-                    shape[axis] = wp.max(int(extent[axis] / width), 1)
-        return shape
-
-    return shape_of
-
-
-@once
 def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """Lowest corner, and negated highest corner, of the finite points in each part of each cloud.
 
@@ -222,8 +182,40 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """
     real, vec3, _ = REALS[dtype]
     CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
-    shape_of = _shape_function(dtype)
     group = lanes(count)
+
+    @wp.func
+    def shape_of(extent: vec3, budget: int, width: real):
+        """Cells along each axis, near cubes, fewer than ``budget`` in all, and no narrower than ``width``.
+
+        An axis thinner than the edge that all axes together suggest gets one cell, and the others share;
+        at most three axes can drop out, so the fourth round is final.
+        """
+        longest = wp.max(extent)
+        shape = wp.vec3i(1, 1, 1)
+        if longest > real(0.0):
+            relative = extent / longest
+            share = real(budget) * real(0.9999)  # so that rounding cannot exceed the budget
+            edge = real(1.0e-6)
+            for _ in range(4):
+                axes = int(0)
+                volume = real(1.0) / share
+                for axis in range(3):
+                    if relative[axis] > edge:
+                        axes += 1
+                        volume *= relative[axis]
+                if axes == 3:
+                    edge = wp.max(edge, wp.cbrt(volume))
+                if axes == 2:
+                    edge = wp.max(edge, wp.sqrt(volume))
+                if axes == 1:
+                    edge = wp.max(edge, volume)
+            for axis in range(3):
+                if relative[axis] > edge:
+                    shape[axis] = int(relative[axis] / edge)
+                if width > real(0.0) and extent[axis] / width < real(shape[axis]):
+                    shape[axis] = wp.max(int(extent[axis] / width), 1)
+        return shape
 
     @wp.kernel(**OPTIONS)
     def divide(
