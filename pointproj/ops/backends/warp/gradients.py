@@ -17,12 +17,10 @@ from pointproj.ops.backends.warp.sums import (
     BLOCKS,
     Problem,
     counts_function,
-    form_of,
     row_functions,
 )
 from pointproj.ops.backends.warp.weights import PER_SIGMA, weights_of
 from pointproj.ops.bridge.warp_op import Launch
-from pointproj.ops.reference import Weighting
 
 
 class Gathered(NamedTuple):
@@ -39,10 +37,10 @@ class Gathered(NamedTuple):
 
 def launch_gradients(
     launch: Launch,
+    form: Form,
     points: Points,
     source: Source,
     problem: Problem,
-    weighting: Weighting,
     gathered: Gathered,
     d_points: Tensor | None,
     d_sigma: Tensor | None = None,
@@ -55,7 +53,6 @@ def launch_gradients(
     if gathered.of_queries and gathered.points:
         d_points = torch.empty_like(points.positions) if d_points is None else d_points
         of_sigma = problem.softmax.new_empty(points.batch.rows)
-    form = form_of(source, points, problem, weighting)
     chunks = problem.chunks if gathered.features and not gathered.of_queries else 1  # each takes a search
     given = points, source, problem, chunks, d_points, of_sigma
     shape = points.batch.rows * chunks, form.lanes

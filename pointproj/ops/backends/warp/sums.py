@@ -66,7 +66,7 @@ class Rows(NamedTuple):
     store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
-# A lane's channels in long words, at multiples of which rows begin: see ``in_words``. A lane beyond the last
+# A lane's channels in long words, at multiples of which rows begin: see ``_in_words``. A lane beyond the last
 # column reads the first in vain: nothing has to be decided before rows are on their way.
 _LOAD_ROW = """
 #if defined(__CUDA_ARCH__)
@@ -150,52 +150,52 @@ def row_functions(form: Form) -> Rows:
 
 
 def new_problem(
+    source: type[Source],
+    positions: torch.dtype,
+    weighting: Weighting,
     features: Tensor,
     sigma: Tensor,
-    weighting: Weighting,
     aggregated: Tensor,
     softmax: Tensor,
-    columns: int,
+    grad: Tensor | None = None,
+    of_points: bool = True,
     **others: Tensor | None,
-) -> Problem:
-    """The problem as kernels take it."""
-    rows, chunks = (features, aggregated, softmax), -(-columns // CHANNELS)
-    return Problem(sigma, weighting.power, limit_of(weighting), *rows, columns, chunks, **others)
+) -> tuple[Form, Problem]:
+    """What kernels are compiled for, and the problem as they take it.
+
+    Channels are divided evenly among as many searches as they take. Within a radius, where a row is read many
+    times, several are read in a word; over lists it is read once. For a gradient that is not ``of_points``
+    only upstream gradients are.
+    """
+    columns, count = features.shape[1], lanes_on(features.device.type)
+    vector = VECTOR if features.is_cuda and source is Ball else 1
+    chunks = -(-columns // CHANNELS)
+    channels = -(-columns // (chunks * count * vector)) * vector
+    kind = count, channels, vector, chunks == 1, weighting.kernel, weighting.reduce
+    form = Form(source, positions, features.dtype, *kind)
+    if of_points:
+        features = _in_words(features, vector)
+    if grad is not None:
+        grad = _in_words(grad, vector)
+        aggregated = _in_words(aggregated, vector) if of_points else aggregated
+    rows, limit = (features, aggregated, softmax), limit_of(weighting)
+    return form, Problem(sigma, weighting.power, limit, *rows, columns, chunks, grad, **others)
 
 
-def vector_of(source: type[Source], values: Tensor) -> int:
-    """Channels in a word: several within a radius, where a row is read many times; over lists it is once."""
-    return VECTOR if values.is_cuda and source is Ball else 1
-
-
-def in_words(source: type[Source], values: Tensor) -> Tensor:
+def _in_words(values: Tensor, vector: int) -> Tensor:
     """Rows as kernels read them: long words at multiples of 16 bytes, with anything in what that adds."""
     columns, values = values.shape[1], values.contiguous()
-    if vector_of(source, values) == 1:
+    if vector == 1:
         return values
-    if columns % VECTOR:
-        padded = values.new_empty(values.shape[0], columns + -columns % VECTOR)
+    if columns % vector:
+        padded = values.new_empty(values.shape[0], columns + -columns % vector)
         padded[:, :columns] = values
         return padded
     return common.aligned(values)
 
 
-def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
-    """What to compile for: channels are divided evenly among as many passes as they take."""
-    count = lanes_on(problem.features.device.type)
-    channels = -(-problem.columns // (problem.chunks * count))
-    vector = vector_of(type(source), problem.features)
-    channels = -(-channels // vector) * vector
-    dtypes = own.positions.dtype, problem.features.dtype
-    kind = problem.chunks == 1, weighting.kernel, weighting.reduce
-    return Form(type(source), *dtypes, count, channels, vector, *kind)
-
-
-def launch_sums(
-    launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting
-) -> None:
+def launch_sums(launch: Launch, form: Form, queries: Points, source: Source, problem: Problem) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
-    form = form_of(source, queries, problem, weighting)
     shape = queries.batch.rows * problem.chunks, form.lanes
     launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
 
