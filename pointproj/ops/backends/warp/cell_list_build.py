@@ -114,18 +114,10 @@ def _sort(launch: Launch, points: Points, cells: CellList, reach: float) -> None
     cells.start.zero_()
     launch(count_kernel(dtype), rows, points, reach, cells, placed)
     torch.cumsum(cells.start, 0, dtype=torch.int32, out=cells.start)
-    if placed.is_cuda and torch.are_deterministic_algorithms_enabled():
-        _rank_in_order(placed, cells.start)
+    if placed.is_cuda and torch.are_deterministic_algorithms_enabled():  # atomics rank them as they arrive
+        numbers, ranks = placed.unbind(1)
+        ranks.copy_(numbers.argsort(stable=True).argsort() - cells.start[numbers.long()])
     launch(scatter_kernel(dtype), rows, points, placed, cells)
-
-
-def _rank_in_order(placed: Tensor, start: Tensor) -> None:
-    """Rank the points of each cell in the order of the rows, where atomics give that of arrival."""
-    cells, ranks = placed.unbind(1)
-    by_cell = cells.argsort(stable=True)
-    in_order = torch.empty_like(by_cell)
-    in_order[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
-    ranks.copy_(in_order - start[cells.long()])
 
 
 @once
