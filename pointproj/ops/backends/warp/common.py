@@ -127,10 +127,9 @@ _ROW_OF = """
     memcpy(&bits, &point[3], sizeof(bits));
     return bits;
 """
-for (_real, _vec3, _vec4), *_names in zip(
-    REALS.values(), ("float", "double"), ("int", "long long"), strict=True
-):
-    _names = dict(zip(("real", "integer"), _names, strict=True))
+for _real, _vec3, _vec4 in REALS.values():
+    _name = f"wp::{_real.__name__}"
+    _names = {"real": _name, "integer": _name.replace("float", "int")}
 
     @wp.func_native((_POINT + _LOAD_POINT).format(**_names))
     def load_point(table: wp.array2d(dtype=_real), at: int) -> _vec4: ...
@@ -144,6 +143,7 @@ for (_real, _vec3, _vec4), *_names in zip(
 
 @wp.func
 def position_of(point: Any):
+    """Of a sorted point."""
     return wp.vector(point[0], point[1], point[2])
 
 

@@ -55,8 +55,7 @@ _RESERVE = """
 def _queue(sums: torch.dtype) -> tuple[wp.Function, ...]:
     """Neighbours that wait in shared memory, of which Warp has arrays for whole blocks alone."""
     real, *_ = REALS[sums]
-    names = {"block": BLOCK, "lanes": LANES, "waiting": WAITING}
-    names["real"] = "float" if sums == torch.float32 else "double"
+    names = {"real": f"wp::{real.__name__}", "block": BLOCK, "lanes": LANES, "waiting": WAITING}
     entry = _ENTRY.format(**names)
     queue = entry + "Entry* queue = reinterpret_cast<Entry*>(address);"
 

@@ -69,13 +69,8 @@ class Rows(NamedTuple):
 # A lane's channels in long words, at multiples of which rows begin: see ``_in_words``. A lane beyond the last
 # column reads the first in vain: nothing has to be decided before rows are on their way.
 _LOAD_ROW = """
-#if defined(__CUDA_ARCH__)
-    struct alignas(16) Word {{ {real} x[{vector}]; }};
-    const int lane = threadIdx.x & {count} - 1;
-#else
-    struct Word {{ {real} x[{vector}]; }};
-    const int lane = 0;
-#endif
+    struct {align} Word {{ {real} x[{vector}]; }};
+    const int lane = {lane};
     wp::vec_t<{channels}, {real}> loaded;
     #pragma unroll
     for (int i = 0; i < {channels}; i += {vector}) {{
@@ -110,8 +105,11 @@ def row_functions(form: Form) -> Rows:
     matrix, channels, vector = wp.array2d(dtype=real), form.channels, form.vector
     Channels = wp.types.vector(length=channels, dtype=real)
     count, lane = form.lanes, lanes(form.lanes).lane
-    names = {"channels": channels, "count": count, "vector": vector}
-    names["real"] = "float" if form.sums == torch.float32 else "double"
+    names = {"real": f"wp::{real.__name__}", "channels": channels, "count": count, "vector": vector}
+    names |= {
+        "align": "alignas(16)" if vector > 1 else "",
+        "lane": f"threadIdx.x & {count - 1}" if count > 1 else "0",
+    }
 
     @wp.func
     def column(chunk: int, i: int):
