@@ -79,7 +79,7 @@ def warp_op(
         return torch_op(
             name,
             signed(lambda *args: bridge.run(args)[1], inputs, tuple[(Tensor,) * len(bridge.output_names)]),
-            bridge.specs,
+            lambda *args: tuple(bridge.specs(args).values()),
             differentiable=differentiable,
             grad_outputs=grad_outputs,
             backward=first,
@@ -113,13 +113,12 @@ class _Bridge:
         self.read = [names.index(name) for name in read]  # by the function of the outputs
         self.tensor = next(i for i, p in enumerate(self.inputs) if p.annotation is Tensor)  # always there
 
-    def specs(self, *args: Any) -> tuple[Spec, ...]:
+    def specs(self, args: Sequence[Any]) -> dict[str, Spec]:
         """Shape and dtype of each output, for the inputs in their order."""
-        return tuple(self.outputs(*(args[i] for i in self.read)).values())
+        return self.outputs(*[args[i] for i in self.read])
 
     def run(self, args: Sequence[Any]) -> tuple[Launch, tuple[Tensor, ...]]:
-        device = args[self.tensor].device
-        specs = self.outputs(*[args[i] for i in self.read])
+        device, specs = args[self.tensor].device, self.specs(args)
         if list(specs) != self.output_names:
             raise TypeError(f"{self.launcher.__name__} fills {self.output_names}; declared are {list(specs)}")
         made = {n: torch.empty(shape, dtype=dtype, device=device) for n, (shape, dtype) in specs.items()}
