@@ -64,8 +64,6 @@ def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, 
 
 
 _wanted = itemgetter(*(f"d_{name}" for name in DIFFERENTIABLE))  # gradients, None where one is not needed
-
-
 _summed = itemgetter("features", "sigma", "aggregated", "softmax", "grad_aggregated")
 
 
