@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge import warp_launch, warp_layout
 from pointproj.ops.bridge.warp_launch import Launch
 from pointproj.ops.bridge.warp_layout import layout_of
 
@@ -139,19 +137,6 @@ def test_a_view_of_negated_numbers_is_what_torch_says_it_is():
     out, table = torch.empty(5), z.conj().imag
     Launch(torch.device("cpu"))(copy, 5, table, CopyFields(table), out)
     assert torch.equal(out, -2 * z.imag)
-
-
-def test_a_launch_that_converts_by_warp_alone(monkeypatch: pytest.MonkeyPatch):
-    """Arrays that Warp lays out in another way than we know are converted by its public function."""
-    layouts = lambda ndim: (type(wp.from_torch(torch.rand(2), return_ctype=True)), None)  # noqa: E731
-    monkeypatch.setattr(warp_layout, "_array_layout", layouts)
-    monkeypatch.setattr(warp_launch, "layout_of", layout_of.__wrapped__)
-    monkeypatch.setattr(warp_launch, "_recorded", defaultdict(list))
-    out, table = torch.empty(5), torch.rand(5, 2)[:, 1]
-    Launch(torch.device("cpu"))(copy, 5, table, CopyFields(table), out)
-    assert torch.equal(out, 2 * table)
-    Launch(torch.device("cpu"))(fill, 1, 4.0, out[0])
-    assert out[0] == 4.0
 
 
 def test_a_signal_handler_may_launch_what_it_interrupts():

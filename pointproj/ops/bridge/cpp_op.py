@@ -4,7 +4,6 @@ torch's stable ABI, by which one library serves many versions of torch, knows ne
 nor fake kernels. All operators of a library get them here, by :mod:`pointproj.ops.bridge.torch_op`.
 """
 
-import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import below_autograd, builtin_of
-from pointproj.ops.bridge.torch_op import Saved, Spec, torch_op
+from pointproj.ops.bridge.torch_op import Saved, Spec, signed, torch_op
 
 ANNOTATIONS = {
     "Tensor": Tensor,
@@ -63,8 +62,7 @@ def cpp_op(
     """
     made = {}
     schema = getattr(library, name).default._schema
-    names = [argument.name for argument in schema.arguments]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    arguments = {a.name: ANNOTATIONS[str(a.type)] for a in schema.arguments}
 
     def in_cpp(*_: Any) -> tuple[Tensor, ...]:
         raise NotImplementedError(f"{name} is implemented in C++ alone")
@@ -78,14 +76,10 @@ def cpp_op(
         torch.library.register_fake(operator.operator, fake)
         return operator
 
-    in_cpp.__signature__ = inspect.Signature(
-        [inspect.Parameter(a.name, kind, annotation=ANNOTATIONS[str(a.type)]) for a in schema.arguments],
-        return_annotation=tuple[(Tensor,) * len(schema.returns)],
-    )
     return torch_op(
         schema.name,
-        in_cpp,
-        lambda *args: outputs(SimpleNamespace(**dict(zip(names, args, strict=True)))),
+        signed(in_cpp, arguments, tuple[(Tensor,) * len(schema.returns)]),
+        lambda *args: outputs(SimpleNamespace(**dict(zip(arguments, args, strict=True)))),
         backward=first_backward if "differentiable" in derivatives else None,
         register=register,
         **derivatives,

@@ -13,18 +13,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def is_transforming() -> bool:
+def is_transforming(unknown: bool = False) -> bool:
     """Whether an operator is called under a transform, or where derivatives are carried forward."""
     try:
-        return _is_transforming()
+        if torch._C._are_functorch_transforms_active():
+            return True
+        return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
     except AttributeError:
-        return False
-
-
-def _is_transforming() -> bool:
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+        return unknown
 
 
 def is_observed() -> bool:
@@ -35,7 +31,7 @@ def is_observed() -> bool:
             or torch._C._len_torch_function_stack()
             or torch.autograd._profiler_enabled()
             or torch._C._is_tracing()
-            or _is_transforming()
+            or is_transforming(unknown=True)
         )
     except AttributeError:
         return True

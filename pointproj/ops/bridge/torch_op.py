@@ -8,14 +8,16 @@ Nothing passes from forward to backward on the side: whatever a backward needs a
 arguments, so recomputing a forward, or keeping two graphs alive, cannot mix runs up.
 """
 
+import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.compiler_cache import key_by_version
 from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker
 from pointproj.ops.bridge.torch_internals import any_requires_grad
 
@@ -96,7 +98,9 @@ def torch_op(
     NotImplementedError
         At the backward call, when a derivative is asked for that was not given here.
     """
-    key_by_version()
+    tag, own = torch.compiler.config.cache_key_tag, _version()
+    if own not in tag:  # whoever else adds to it
+        torch.compiler.config.cache_key_tag = f"{tag} {own}".lstrip()
     declared = _Declared(name, forward, tuple(differentiable), grad_outputs)
     if backward is None or not differentiable:
         what = "a backward" if differentiable else "differentiable inputs, and has no gradient"
@@ -105,29 +109,43 @@ def torch_op(
         second = _second_backward_op(declared, second_backward)
         first = _backward_op(declared, backward, second, register)
 
+    size = len(declared.parameters)
+
     def fake(*args: Any) -> tuple[Tensor, ...]:
         device = next(a.device for a in args if isinstance(a, Tensor))
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
     def vjp(grads: Sequence, needs: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
-        inputs, outputs = declared.split(values)
-        grads = _filled(grads, outputs)
+        grads = _filled(grads, values[size:])
         if alone:
             return all_of(first.body(*grads, needs, *values))
         # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
         # second backward would come back here once more, with gradients of zero.
-        return all_of(first(*grads, needs, *inputs, *detached(outputs)))
+        return all_of(first(*grads, needs, *values[:size], *detached(values[size:])))
 
     def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
         # the derivative along the tangents.
-        grads = (torch.zeros_like(o) for o in declared.split(values)[1][:grad_outputs])
+        grads = (torch.zeros_like(o) for o in values[size:][:grad_outputs])
         directions = _filled(tangents, declared.differentiable_of(values))
         return all_of(second(*directions, *grads, *values))[:grad_outputs]
 
     places = declared.places or _tensor_places(declared.parameters)
     rule = Rule(places, grad_outputs, Kept([*declared.saved.values()]), vjp, jvp)
     return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
+
+
+@functools.cache
+def _version() -> str:
+    """16 digits that follow from our sources, for the key of what torch.compile leaves on disk.
+
+    It holds sizes of our operators' outputs, and torch's key knows the operators' names alone: after an
+    update, code of an earlier layout would be found and run.
+    """
+    digest, folder = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"pointproj-{digest.hexdigest()[:16]}"
 
 
 class _Declared:
@@ -137,24 +155,18 @@ class _Declared:
         signature = inspect.signature(forward, eval_str=True)
         self.name = name
         self.parameters = {p.name: p.annotation for p in signature.parameters.values()}
-        self.names = list(self.parameters)
         self.count = len(signature.return_annotation.__args__)  # of outputs
         self.differentiable = differentiable
-        unknown = set(differentiable) - set(self.names)
+        unknown = set(differentiable) - set(self.parameters)
         if unknown:
             raise TypeError(f"{name}: differentiable names no argument of forward: {sorted(unknown)}")
-        self.places = [self.names.index(n) for n in differentiable]
+        self.places = [[*self.parameters].index(n) for n in differentiable]
         self.differentiable_of = taker(self.places)
         self.grads = {f"grad_{i}": Tensor for i in range(grad_outputs)}
         self.saved = self.parameters | {f"output_{i}": Tensor for i in range(self.count)}
 
-    def split(self, flat: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Inputs and outputs."""
-        return flat[: len(self.names)], flat[len(self.names) :]
-
     def saved_as(self, flat: Sequence[Any]) -> Saved:
-        inputs, outputs = self.split(flat)
-        return Saved(dict(zip(self.names, inputs, strict=True)), tuple(outputs))
+        return Saved(dict(zip(self.parameters, flat, strict=False)), tuple(flat[len(self.parameters) :]))
 
 
 def _backward_op(declared: _Declared, backward: Callable, second: Callable, register: Register) -> Callable:
@@ -168,7 +180,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
         pairs = zip(declared.differentiable_of(args[heads + 1 :]), args[heads], strict=True)
-        return tuple(_contiguous_like(i) if need else args[0].new_empty(0) for i, need in pairs)
+        return tuple(empty_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
     def vjp(directions: Sequence, _: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
@@ -192,21 +204,20 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
 
 def _second_backward_op(declared: _Declared, second_backward: Callable | None) -> Callable[..., Any]:
     """The second derivative as an operator: (directions, grads, inputs, outputs) -> gradients."""
-    name, width, heads = declared.name, len(declared.differentiable), len(declared.grads)
+    name, width = declared.name, len(declared.differentiable)
+    count = width + len(declared.grads)
     if second_backward is None:
         return _refuse(f"{name} was declared without a second backward: create_graph=True is not supported")
     parameters = {f"direction_{i}": Tensor for i in range(width)} | declared.grads | declared.saved
 
     def run(*args: Any) -> tuple[Tensor, ...]:
-        flat = declared.saved_as(args[width + heads :])
-        return second_backward(args[:width], args[width : width + heads], flat)
+        return second_backward(args[:width], args[width:count], declared.saved_as(args[count:]))
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        grads, inputs = args[width : width + heads], declared.differentiable_of(args[width + heads :])
-        return tuple(grads[0].new_empty(0) if t is None else _contiguous_like(t) for t in (*grads, *inputs))
+        likes = *args[width:count], *declared.differentiable_of(args[count:])
+        return tuple(args[0].new_empty(0) if like is None else empty_like(like) for like in likes)
 
     refuse = _refuse(f"{name} has no third derivative")
-    count = heads + width
     rule = Rule(_tensor_places(parameters), count, Kept([]), refuse, refuse)
     return _define(f"{name}_second_backward", parameters, count, run, fake, rule, opaque)
 
@@ -245,11 +256,7 @@ def detached(args: Sequence[Any]) -> Sequence[Any]:
     if not any_requires_grad(args):
         return args
     return [
-        (a.detach() if a.requires_grad else a)
-        if isinstance(a, Tensor)
-        else detached(a)
-        if isinstance(a, list)
-        else a
+        detached(a) if isinstance(a, list) else a.detach() if isinstance(a, Tensor) and a.requires_grad else a
         for a in args
     ]
 
@@ -266,17 +273,17 @@ def _tensor_places(parameters: dict[str, Any]) -> list[int]:
     return [i for i, kind in enumerate(parameters.values()) if kind in (Tensor, Tensor | None)]
 
 
-def _contiguous_like(tensor: Tensor) -> Tensor:
+def empty_like(tensor: Tensor) -> Tensor:
+    """Contiguous, whatever the other is."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _filled(values: Sequence[Tensor | None], likes: Sequence[Tensor | None]) -> list[Tensor]:
     """Contiguous values; zeros like the other where one is missing, and an empty tensor where both are."""
-    pairs = zip(values, likes, strict=False)
-    return [_zeros_like(like) if value is None else value.contiguous() for value, like in pairs]
 
+    def filled(value: Tensor | None, like: Tensor | None) -> Tensor:
+        if value is not None:
+            return value.contiguous()
+        return torch.zeros(0) if like is None else empty_like(like).zero_()
 
-def _zeros_like(tensor: Tensor | None) -> Tensor:
-    return (
-        torch.zeros(0) if tensor is None else torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-    )
+    return [*map(filled, values, likes)]

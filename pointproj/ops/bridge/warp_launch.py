@@ -80,20 +80,16 @@ class _Recorded:
 
     def __init__(self, kernel: wp.Kernel, block_dim: int, stream: wp.Stream | None, blocks: int):
         self.layout = layout_of(kernel)
-        blank, adjoint = [_blank(a.type) for a in kernel.adj.args], blocks > 1
-        on_gpu = {"stream": stream, "block_dim": block_dim}
+        kinds, adjoint = [a.type for a in kernel.adj.args], blocks > 1
+        blank = [None if wp.types.is_array(kind) else kind() for kind in kinds]
+        where = {"device": "cpu", "block_dim": 1}
+        if stream is not None:
+            where = {"stream": stream, "block_dim": block_dim}
+        given = {"adj_inputs": blank if adjoint else [], "adjoint": adjoint, "record_cmd": True}
         with building:
-            self.command = wp.launch(
-                kernel,
-                1,
-                blank,
-                adj_inputs=blank if adjoint else [],
-                adjoint=adjoint,
-                record_cmd=True,
-                **({"device": "cpu", "block_dim": 1} if stream is None else on_gpu),
-            )
+            self.command = wp.launch(kernel, 1, blank, **given, **where)
         self.dim: Any = 1
-        self.memory = [ctypes.create_string_buffer(self.layout.size) for _ in range(blocks)]
+        self.memory = [ctypes.create_string_buffer(self.layout.packed.size) for _ in range(blocks)]
         for i, memory in enumerate(self.memory):
             for place, parameter in enumerate(self.layout.views(memory)):
                 self.command.set_param_at_index_from_ctype(place, parameter, adjoint=i > 0)
@@ -108,13 +104,6 @@ class _Recorded:
 
 
 _recorded: defaultdict[tuple, list[_Recorded]] = defaultdict(list)  # launches that are not in use
-
-
-def _blank(kind: Any) -> Any:
-    """Any value that Warp takes for an argument when it records a launch."""
-    if wp.types.is_array(kind):
-        return None
-    return kind() if wp.types.type_is_struct(kind) or wp.types.type_is_composite(kind) else 0
 
 
 def has_gradient(value: Any) -> bool:

@@ -6,11 +6,10 @@ A test holds what is packed here to what Warp itself makes of the same values.
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import torch
 import warp as wp
 from torch import Tensor
 
@@ -24,6 +23,14 @@ class _Field(NamedTuple):
     absent: Sequence  # what is packed for None: no array, or the gradient of what has none
 
 
+def _format(places: Iterable[tuple[int, str]], size: int) -> str:
+    """That of parts at these offsets, in a block of this size."""
+    made = "@"
+    for offset, part in places:
+        made += f"{offset - struct.calcsize(made)}x{part}"
+    return f"{made}{size - struct.calcsize(made)}x"
+
+
 class Layout:
     """A kernel's parameters, or the fields of a struct, as a C compiler lays them out."""
 
@@ -34,12 +41,9 @@ class Layout:
         self._views = [type("View", (ctypes.Structure,), {"_fields_": [("value", f.ctype)]}) for f in fields]
         named = [(f"_{i}", field.ctype) for i, field in enumerate(fields)]
         block = type("Block", (ctypes.Structure,), {"_fields_": named})
-        self.size = ctypes.sizeof(block)
         self.offsets = [getattr(block, name).offset for name, _ in named]
-        made = "@"
-        for offset, field in zip(self.offsets, fields, strict=True):
-            made += f"{offset - struct.calcsize(made)}x{field.format}"
-        self.packed = struct.Struct(f"{made}{self.size - struct.calcsize(made)}x")
+        places = zip(self.offsets, (field.format for field in fields), strict=True)
+        self.packed = struct.Struct(_format(places, ctypes.sizeof(block)))
 
     def views(self, memory: ctypes.Array) -> list[ctypes.Structure]:
         return [v.from_buffer(memory, offset) for v, offset in zip(self._views, self.offsets, strict=True)]
@@ -70,8 +74,10 @@ def _field(kind: Any) -> _Field:
 
 
 def _array_field(kind: Any) -> _Field:
-    ndim, (ctype, layout) = kind.ndim, _array_layout(kind.ndim)
-    absent = (bytes(ctype()),) if layout is None else (0,) * (1 + 2 * ndim) + (ndim,)
+    """Address, shape, strides in bytes, dimensions."""
+    ndim, ctype = kind.ndim, type(kind.__ctype__())
+    parts = (ctype.data, "Q"), (ctype.shape, f"{ndim}i"), (ctype.strides, f"{ndim}i"), (ctype.ndim, "H")
+    layout = _format([(part.offset, form) for part, form in parts], ctypes.sizeof(ctype))
     size = wp.types.type_size_in_bytes(kind.dtype) // wp.types.type_size(kind.dtype)  # of a number
     inner = wp.types.type_is_composite(kind.dtype) + wp.types.type_is_matrix(kind.dtype)  # dimensions
     checked: set[tuple] = set()  # dtypes, and shapes and strides of inner dimensions
@@ -86,31 +92,13 @@ def _array_field(kind: Any) -> _Field:
             _check(kind, value.view(shape), ndim + inner)
             if value.numel():  # the strides of empty tensors may be any
                 checked.add(is_of)
-        if layout is None:
-            value = value.view(shape)
-            return (bytes(wp.from_torch(value, kind.dtype, requires_grad=False, return_ctype=True)),)
-        if ndim == 1:
+        if ndim == 1:  # almost all are of one or two, and this takes half as long
             return value.data_ptr(), shape[0], strides[0] * size, 1
         if ndim == 2:
             return value.data_ptr(), shape[0], shape[1], strides[0] * size, strides[1] * size, 2
         return value.data_ptr(), *shape[:ndim], *[s * size for s in strides[:ndim]], ndim
 
-    return _Field(ctype, layout or f"{ctypes.sizeof(ctype)}s", flat, absent)
-
-
-@functools.cache
-def _array_layout(ndim: int) -> tuple[type[ctypes.Structure], str | None]:
-    """What Warp makes of a tensor for a kernel, and how: address, shape, strides in bytes, dimensions.
-
-    The layout is None where it is another one than here: Warp then converts each tensor, which takes longer.
-    """
-    example = torch.empty(tuple(range(2, 2 + ndim)))
-    made = wp.from_torch(example, requires_grad=False, return_ctype=True)
-    dims = f"{ndim}i{4 * (4 - ndim)}x"  # there is room for four
-    layout = f"Q8x{dims}{dims}H6x"
-    strides = [s * example.itemsize for s in example.stride()]
-    packed = struct.pack(layout, example.data_ptr(), *example.shape, *strides, ndim)
-    return type(made), layout if packed == bytes(made) else None
+    return _Field(ctype, layout[1:], flat, (0,) * (1 + 2 * ndim) + (ndim,))
 
 
 def _check(kind: Any, value: Tensor, dims: int) -> None:
@@ -138,4 +126,4 @@ def _struct_field(kind: Any) -> _Field:
         return known[2]
 
     absent = (layout.packed.pack(*layout.flat([None] * len(kind.vars), {})),)
-    return _Field(kind.ctype, f"{layout.size}s", flat, absent)
+    return _Field(kind.ctype, f"{layout.packed.size}s", flat, absent)

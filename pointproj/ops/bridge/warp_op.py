@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Spec, Tensors, signed, torch_op
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Spec, Tensors, empty_like, signed, torch_op
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
 
 wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
@@ -74,19 +74,16 @@ def warp_op(
 
     def decorate(launcher: Callable[..., None]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         bridge = _Bridge(launcher, outputs, tuple(differentiable))
-        first = None
-        if backward == ADJOINT:
-            first = bridge.adjoint
-        elif backward is not None:
-            first = bridge.first(backward)
+        inputs = {p.name: p.annotation for p in bridge.inputs}
+        first = bridge.adjoint if backward == ADJOINT else backward and bridge.first(backward)
         return torch_op(
             name,
-            bridge.forward_function(),
-            bridge.specs,
+            signed(lambda *args: bridge.run(args)[1], inputs, tuple[(Tensor,) * len(bridge.output_names)]),
+            lambda *args: tuple(bridge.specs(args).values()),
             differentiable=differentiable,
             grad_outputs=grad_outputs,
             backward=first,
-            second_backward=None if second_backward is None else bridge.second(second_backward),
+            second_backward=second_backward and bridge.second(second_backward),
         )
 
     return decorate
@@ -100,36 +97,28 @@ class _Bridge:
         self.outputs = outputs
         self.differentiable = differentiable
         parameters = list(inspect.signature(launcher, eval_str=True).parameters.values())[1:]
-        self.names = [p.name for p in parameters]
+        names = [p.name for p in parameters]
         read = inspect.signature(outputs).parameters
         inputs = list(read)
         if any(p.kind is p.VAR_KEYWORD for p in read.values()):
             inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
             read = [p.name for p in read.values() if p.kind is not p.VAR_KEYWORD]
         self.inputs = parameters[: len(inputs)]
-        self.tensor = next(p.name for p in self.inputs if p.annotation is Tensor)  # always there
-        self.output_names = self.names[len(inputs) :]
-        if self.names[: len(inputs)] != inputs:
+        self.output_names = names[len(inputs) :]
+        if names[: len(inputs)] != inputs:
             raise TypeError(
                 f"{launcher.__name__}: after `launch`, its arguments must begin with those of `outputs`, "
-                f"{inputs}; got {self.names}"
+                f"{inputs}; got {names}"
             )
-        self.read = [self.names.index(name) for name in read]  # by the function of the outputs
+        self.read = [names.index(name) for name in read]  # by the function of the outputs
+        self.tensor = next(i for i, p in enumerate(self.inputs) if p.annotation is Tensor)  # always there
 
-    def specs(self, *args: Any) -> tuple[Spec, ...]:
+    def specs(self, args: Sequence[Any]) -> dict[str, Spec]:
         """Shape and dtype of each output, for the inputs in their order."""
-        return tuple(self.outputs(*(args[i] for i in self.read)).values())
-
-    def forward_function(self) -> Callable[..., tuple[Tensor, ...]]:
-        def forward(*args: Any) -> tuple[Tensor, ...]:
-            return self.run(args)[1]
-
-        parameters = {p.name: p.annotation for p in self.inputs}
-        return signed(forward, parameters, tuple[(Tensor,) * len(self.output_names)])
+        return self.outputs(*[args[i] for i in self.read])
 
     def run(self, args: Sequence[Any]) -> tuple[Launch, tuple[Tensor, ...]]:
-        device = args[self.names.index(self.tensor)].device
-        specs = self.outputs(*[args[i] for i in self.read])
+        device, specs = args[self.tensor].device, self.specs(args)
         if list(specs) != self.output_names:
             raise TypeError(f"{self.launcher.__name__} fills {self.output_names}; declared are {list(specs)}")
         made = {n: torch.empty(shape, dtype=dtype, device=device) for n, (shape, dtype) in specs.items()}
@@ -152,39 +141,39 @@ class _Bridge:
         fill = self._filler(launcher)
 
         def backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
-            made = {f"d_{n}": _empty_like(saved.inputs[n]) if needs[n] else None for n in self.differentiable}
-            fill(saved, grads, made)
-            return tuple(made.values())
+            made = {f"d_{n}": empty_like(saved.inputs[n]) if needs[n] else None for n in self.differentiable}
+            return fill(saved, grads, made)
 
         return backward
 
     def second(self, launcher: Callable[..., None]) -> Callable:
         fill = self._filler(launcher)
 
-        def second_backward(directions: tuple, grads: tuple, saved: Saved) -> Tensors:
-            made = {
-                f"d_grad_{n}": torch.empty_like(g) for n, g in zip(self.output_names, grads, strict=False)
-            }
-            made |= {f"d_{n}": _empty_like(saved.inputs[n]) for n in self.differentiable}
-            present = zip(self.differentiable, directions, strict=True)
-            known = {f"direction_{n}": None if saved.inputs[n] is None else d for n, d in present}
-            fill(saved, grads, made | known)
-            return tuple(made.values())
+        def second_backward(directions: tuple, grads: tuple, saved: Saved) -> OptionalTensors:
+            made = {f"d_grad_{n}": empty_like(g) for n, g in zip(self.output_names, grads, strict=False)}
+            known = {}
+            for n, direction in zip(self.differentiable, directions, strict=True):
+                value = saved.inputs[n]
+                made[f"d_{n}"] = None if value is None else empty_like(value)
+                known[f"direction_{n}"] = None if value is None else direction
+            return fill(saved, grads, made, **known)
 
         return second_backward
 
-    def _filler(self, launcher: Callable) -> Callable[[Saved, tuple, dict[str, Any]], None]:
-        """Calls a launcher with those of all values that its arguments name."""
+    def _filler(self, launcher: Callable) -> Callable[..., OptionalTensors]:
+        """Calls a launcher with those of all values that its arguments name; returns what it filled."""
         parameters = inspect.signature(launcher).parameters.values()
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         names = [p.name for p in parameters]
         grad_names = [f"grad_{name}" for name in self.output_names]
+        tensor = self.inputs[self.tensor].name
 
-        def fill(saved: Saved, grads: tuple, others: dict[str, Any]) -> None:
-            known = {"launch": Launch(saved.inputs[self.tensor].device), **saved.inputs, **others}
+        def fill(saved: Saved, grads: tuple, made: dict[str, Any], **known: Any) -> OptionalTensors:
+            known |= {"launch": Launch(saved.inputs[tensor].device), **saved.inputs, **made}
             known.update(zip(self.output_names, saved.outputs, strict=True))
             known.update(zip(grad_names, grads, strict=False))
             launcher(**(known if takes_all else {name: known[name] for name in names}))
+            return tuple(made.values())
 
         return fill
 
@@ -220,7 +209,3 @@ def _with_memory_of_their_own(inputs: dict[str, Any]) -> dict[str, Any]:
             owned[name] = value.clone(memory_format=torch.contiguous_format)
         taken.add(memory.data_ptr())
     return owned
-
-
-def _empty_like(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)

@@ -5,12 +5,11 @@ after the other, their sizes read from the device, and no CUDA graph can hold a 
 positions in fp64 are searched in fp32 and ranked in fp64.
 """
 
-import contextlib
 import functools
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -157,13 +156,11 @@ def _fit(reference_points: Tensor, bounds: list[tuple[int, int]]) -> list[_Fitte
     return [_FittedCloud(reference_points[first:end]) for first, end in bounds]
 
 
-@contextlib.contextmanager
-def _on(device: torch.device) -> Iterator[None]:
+def _on(device: torch.device) -> torch.cuda.device:
     """Make a device the current one, where no CUDA graph is being recorded."""
     if torch.cuda.is_current_stream_capturing():
         raise CaptureImpossible(f"backend cuml cannot be recorded in a CUDA graph: {WAITS}")
-    with torch.cuda.device(device):
-        yield
+    return torch.cuda.device(device)
 
 
 @functools.cache

@@ -74,7 +74,7 @@ def within(clouds: Clouds, cells: CellList, radius: float) -> Source:
     return Source(points, numbers, *cells, limit, points.shape[0], cells.side, 1, False, batched)
 
 
-def aggregate(source: Source, features: Tensor, sigma: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
+def summed(source: Source, features: Tensor, sigma: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
     """Aggregated features (Q, C), and (Q, 2) what the gradients need: the anchor, and 1 / total weight."""
     channels = features.shape[1]
     block = channel_block(channels)

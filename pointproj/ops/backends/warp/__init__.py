@@ -1,18 +1,25 @@
 """NVIDIA Warp kernels over a cell list, on CPU and CUDA."""
 
+import atexit
+import functools
 import importlib.util
+import logging
+import os
+import shutil
+import tempfile
 
-from pointproj.ops.backends.warp import kernel_cache
+log = logging.getLogger(__name__)
 
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 10, "cuda": 10}
 FUNCTIONS = "operators"
+CACHE = "WARP_CACHE_PATH"  # where Warp keeps compiled kernels; it reads this when it starts
 
 
 def unavailable() -> str | None:
     if importlib.util.find_spec("warp") is None:
         return "the package warp-lang is missing; install it with: pip install warp-lang"
-    return kernel_cache.obstacle()
+    return _cache_obstacle()
 
 
 def unavailable_on(device_type: str) -> str | None:
@@ -29,3 +36,34 @@ def unavailable_on(device_type: str) -> str | None:
         f"{driver[0]}.{driver[1]}; update the driver, or install the last version for CUDA 12 with: "
         "pip install warp-lang==1.17.0"
     )
+
+
+@functools.cache
+def _cache_obstacle() -> str | None:
+    """Why kernels cannot be kept anywhere, or None: without a home they go to a temporary folder.
+
+    To be asked before Warp is imported.
+    """
+    given = os.environ.get(CACHE)
+    home = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "warp")
+    if _can_be_written(given or home):
+        return None
+    if given:
+        return f"{CACHE} names {given}, which cannot be written: name a folder there that can"
+    try:
+        folder = tempfile.mkdtemp(prefix="pointproj-warp-")
+    except OSError as error:
+        return f"its compiled kernels can be written nowhere ({error}): name a folder in {CACHE}"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ[CACHE] = folder  # for helper processes, too
+    said = "Warp cannot write to %s: each process compiles its kernels anew; name a folder in %s to keep them"
+    log.warning(said, home, CACHE)
+    return None
+
+
+def _can_be_written(folder: str) -> bool:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -39,22 +39,9 @@ def cell_list_of(tables: Sequence[Tensor]) -> CellList:
     return cells._replace(points=aligned(cells.points))
 
 
-class Grid(NamedTuple):
-    """One cloud's grid of cells inside a kernel."""
-
-    struct: Any
-    load: wp.Function  # (cells, number, q) -> grid, with slack for distances from q
-    along: wp.Function  # (x, grid, axis) -> cell along an axis
-    cell_at: wp.Function  # (p, grid) -> its cell along each axis
-    row: wp.Function  # (grid, y, z) -> number of the first cell of a row along x
-    gap: wp.Function  # (x, grid, axis, cell) -> distance along an axis from x to a cell, never too large
-    clip: wp.Function  # (x, grid, axis, square, first, last) -> those of the cells within a squared distance
-    beyond: wp.Function  # (q, grid, at, shell) -> squared distance to the cells outside of a shell around one
-
-
 @once
-def grid_functions(dtype: torch.dtype) -> Grid:
-    """Struct and functions for positions of one dtype."""
+def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
+    """One cloud's grid as a struct; ``load(cells, cloud, q) -> grid``, with slack for distances from q."""
     real, vec3, _ = REALS[dtype]
     CellListStruct = struct_of(CellList, dtype)
     unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
@@ -70,81 +57,91 @@ def grid_functions(dtype: torch.dtype) -> Grid:
         slack: real
 
     @wp.func
-    def load(cells: CellListStruct, number: int, q: vec3):
+    def load(cells: CellListStruct, cloud: int, q: vec3):
         grid = GridStruct()
         largest = real(0.0)
         for axis in range(3):
-            grid.low[axis] = cells.frames[number, axis]
-            grid.edge[axis] = cells.frames[number, axis + 3]
-            grid.shape[axis] = cells.shapes[number, axis]
+            grid.low[axis] = cells.frames[cloud, axis]
+            grid.edge[axis] = cells.frames[cloud, axis + 3]
+            grid.shape[axis] = cells.shapes[cloud, axis]
             if grid.edge[axis] > real(0.0):
                 grid.per_unit[axis] = real(1.0) / grid.edge[axis]
-            lowest = cells.frames[number, axis + 6]
-            highest = cells.frames[number, axis + 9]
+            lowest = cells.frames[cloud, axis + 6]
+            highest = cells.frames[cloud, axis + 9]
             grid.outside[axis] = wp.max(lowest - q[axis], q[axis] - highest)
             largest = wp.max(largest, wp.max(wp.abs(q[axis]), wp.max(wp.abs(lowest), wp.abs(highest))))
         grid.slack = real(unit) * largest + real(least)
         for axis in range(3):
             grid.outside[axis] = wp.max(grid.outside[axis] - grid.slack, real(0.0))
-        grid.base = cells.shapes[number, 3]
+        grid.base = cells.shapes[cloud, 3]
         return grid
 
-    @wp.func
-    def along(x: real, grid: GridStruct, axis: int):
-        """Points outside, by rounding or far away, are in the border cells."""
-        t = (x - grid.low[axis]) * grid.per_unit[axis]
-        if not (t > real(0.0)):
-            return 0
-        return int(wp.min(t, real(grid.shape[axis] - 1)))
+    return GridStruct, load
 
-    @wp.func
-    def cell_at(p: vec3, grid: GridStruct):
-        return wp.vec3i(along(p[0], grid, 0), along(p[1], grid, 1), along(p[2], grid, 2))
 
-    @wp.func
-    def row(grid: GridStruct, y: int, z: int):
-        return grid.base + (z * grid.shape[1] + y) * grid.shape[0]
+@wp.func
+def cell_along(x: Any, grid: Any, axis: int):
+    """Points outside, by rounding or far away, are in the border cells."""
+    t = (x - grid.low[axis]) * grid.per_unit[axis]
+    if not (t > type(x)(0.0)):
+        return 0
+    return int(wp.min(t, type(x)(grid.shape[axis] - 1)))
 
-    @wp.func
-    def face(grid: GridStruct, axis: int, cell: int):
-        return grid.low[axis] + real(cell) * grid.edge[axis]
 
-    @wp.func
-    def gap(x: real, grid: GridStruct, axis: int, cell: int):
-        """Border cells extend to the farthest points."""
-        away = grid.outside[axis]
-        if cell > 0:
-            away = wp.max(away, face(grid, axis, cell) - x - grid.slack)
-        if cell < grid.shape[axis] - 1:
-            away = wp.max(away, x - face(grid, axis, cell + 1) - grid.slack)
-        return away
+@wp.func
+def cell_at(p: Any, grid: Any):
+    """A point's cell along each axis."""
+    return wp.vec3i(cell_along(p[0], grid, 0), cell_along(p[1], grid, 1), cell_along(p[2], grid, 2))
 
-    @wp.func
-    def clip(x: real, grid: GridStruct, axis: int, square: real, first: int, last: int):
-        """None of them if the square is negative."""
-        if square < real(0.0):
-            return first, first - 1
-        if square < real(wp.inf):
-            far = wp.sqrt(square) + grid.slack
-            first = wp.max(first, along(x - far, grid, axis))
-            last = wp.min(last, along(x + far, grid, axis))
-        return first, last
 
-    @wp.func
-    def beyond(q: vec3, grid: GridStruct, at: wp.vec3i, shell: int):
-        """Never too large; infinite where there are no such cells."""
-        nearest = real(wp.inf)
-        for axis in range(3):
-            rest = real(0.0)
-            for other in range(3):
-                if other != axis:
-                    rest += grid.outside[other] * grid.outside[other]
-            if at[axis] - shell > 0:
-                before = wp.max(q[axis] - face(grid, axis, at[axis] - shell) - grid.slack, real(0.0))
-                nearest = wp.min(nearest, rest + before * before)
-            if at[axis] + shell < grid.shape[axis] - 1:
-                after = wp.max(face(grid, axis, at[axis] + shell + 1) - q[axis] - grid.slack, real(0.0))
-                nearest = wp.min(nearest, rest + after * after)
-        return nearest
+@wp.func
+def first_cell(grid: Any, y: int, z: int):
+    """Of a row of cells along x: its number in the tables."""
+    return grid.base + (z * grid.shape[1] + y) * grid.shape[0]
 
-    return Grid(GridStruct, load, along, cell_at, row, gap, clip, beyond)
+
+@wp.func
+def face(grid: Any, axis: int, cell: int):
+    return grid.low[axis] + type(grid.slack)(cell) * grid.edge[axis]
+
+
+@wp.func
+def gap(x: Any, grid: Any, axis: int, cell: int):
+    """Distance along an axis to a cell, never too large; border cells extend to the farthest points."""
+    away = grid.outside[axis]
+    if cell > 0:
+        away = wp.max(away, face(grid, axis, cell) - x - grid.slack)
+    if cell < grid.shape[axis] - 1:
+        away = wp.max(away, x - face(grid, axis, cell + 1) - grid.slack)
+    return away
+
+
+@wp.func
+def clip(x: Any, grid: Any, axis: int, square: Any, first: int, last: int):
+    """Those of the cells within a squared distance along an axis; none if it is negative."""
+    if square < type(x)(0.0):
+        return first, first - 1
+    if square < type(x)(wp.inf):
+        far = wp.sqrt(square) + grid.slack
+        first = wp.max(first, cell_along(x - far, grid, axis))
+        last = wp.min(last, cell_along(x + far, grid, axis))
+    return first, last
+
+
+@wp.func
+def beyond(q: Any, grid: Any, at: wp.vec3i, shell: int):
+    """Squared distance to the cells outside of a shell around one, never too large; infinite without any."""
+    zero = type(grid.slack)(0.0)
+    nearest = type(grid.slack)(wp.inf)
+    for axis in range(3):
+        rest = type(grid.slack)(0.0)
+        for other in range(3):
+            if other != axis:
+                rest += grid.outside[other] * grid.outside[other]
+        if at[axis] - shell > 0:
+            before = wp.max(q[axis] - face(grid, axis, at[axis] - shell) - grid.slack, zero)
+            nearest = wp.min(nearest, rest + before * before)
+        if at[axis] + shell < grid.shape[axis] - 1:
+            after = wp.max(face(grid, axis, at[axis] + shell + 1) - q[axis] - grid.slack, zero)
+            nearest = wp.min(nearest, rest + after * after)
+    return nearest

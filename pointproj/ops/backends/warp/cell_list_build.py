@@ -11,19 +11,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, grid_functions
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    Batch,
-    Points,
-    cloud_of,
-    first_row_of,
-    once,
-    packed_point,
-    points_of,
-    struct_of,
-)
+from pointproj.ops.backends.warp import common
+from pointproj.ops.backends.warp.cell_list import CellList, cell_at, first_cell, grid_of
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import WARP, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 
@@ -47,8 +37,8 @@ def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
     return 4 if rows <= MANY_POINTS else 1
 
 
-def _specs(points: Tensor, clouds: int, for_radius: bool, **_: Any) -> dict:
-    rows = points.shape[0]
+def _specs(points: Tensor, clouds: int, radius: float | None, largest: Tensor | None, **_: Any) -> dict:
+    rows, for_radius = points.shape[0], radius is not None or largest is not None
     cells = cells_per_two_points(rows, for_radius, points.device.type) * rows // 2 + 2 * clouds
     return {
         "frames": ((clouds, 12), points.dtype),
@@ -62,9 +52,9 @@ def build_cell_list(
     points: Tensor, offsets: Tensor | None, clouds: int, radius: float | Tensor | None
 ) -> CellList:
     """Sort ``points`` (N, 3), packed clouds, into cells, for kNN or for searches within about a radius."""
-    known = radius if isinstance(radius, float) else 0.0
-    on_device = radius.reshape(1) if isinstance(radius, Tensor) else None
-    return CellList(*_build(points, offsets, clouds, radius is not None, known, on_device))
+    if isinstance(radius, Tensor):
+        return CellList(*_build(points, offsets, clouds, None, radius.reshape(1)))
+    return CellList(*_build(points, offsets, clouds, radius, None))
 
 
 @warp_op("pointproj::warp_build_cell_list", outputs=_specs)
@@ -73,51 +63,39 @@ def _build(
     points: Tensor,
     offsets: Tensor | None,
     clouds: int,
-    for_radius: bool,
-    radius: float,
-    radius_on_device: Tensor | None,
+    radius: float | None,
+    largest: Tensor | None,
     *,
     frames: Tensor,
     shapes: Tensor,
     start: Tensor,
     sorted_points: Tensor,
 ) -> None:
-    cells = CellList(frames, shapes, start, sorted_points)
     own = Points(points, Batch(offsets, points.shape[0], clouds))
-    _fill(launch, own, cells, for_radius, radius, radius_on_device)
+    _fill(launch, own, CellList(frames, shapes, start, sorted_points), radius, largest)
 
 
 def new_cell_list(
-    launch: Launch,
-    points: Points,
-    for_radius: bool,
-    radius: float = 0.0,
-    radius_on_device: Tensor | None = None,
+    launch: Launch, points: Points, radius: float | None = None, largest: Tensor | None = None
 ) -> CellList:
     """The cell list of a set, for an operator that builds its own: that spares the call of another."""
-    specs = _specs(points.positions, points.batch.count, for_radius)
-    device = points.positions.device
-    cells = CellList(*[torch.empty(shape, dtype=of, device=device) for shape, of in specs.values()])
-    _fill(launch, points, cells, for_radius, radius, radius_on_device)
+    specs, like = _specs(points.positions, points.batch.count, radius, largest), points.positions
+    cells = CellList(*[like.new_empty(shape, dtype=dtype) for shape, dtype in specs.values()])
+    _fill(launch, points, cells, radius, largest)
     return cells
 
 
 def _fill(
-    launch: Launch,
-    points: Points,
-    cells: CellList,
-    for_radius: bool,
-    radius: float,
-    radius_on_device: Tensor | None,
+    launch: Launch, points: Points, cells: CellList, radius: float | None, largest: Tensor | None
 ) -> None:
-    """Divide the space and sort the points; ``radius_on_device`` (1,) is one that the host does not know."""
+    """Divide the space and sort the points; ``largest`` (1,) is a radius that the host does not know."""
     (rows, clouds), device, dtype = points.batch[1:], cells.points.device, cells.points.dtype
     count = WARP if device.type == "cuda" else 1
-    density = cells_per_two_points(rows, for_radius, device.type)
     parts = min(rows // (PART * max(1, clouds)), MOST_PARTS) or 1
-    corners = torch.empty(parts * clouds, 6, dtype=dtype, device=device)
+    corners = cells.points.new_empty(parts * clouds, 6)
     launch(bound_kernel(dtype, count), (parts * clouds, count), points, parts, corners, block_dim=64)
-    given = points, parts, corners, density, radius, radius_on_device
+    density = cells_per_two_points(rows, radius is not None or largest is not None, device.type)
+    given = points, parts, corners, density, radius or 0.0, largest
     launch(divide_kernel(dtype, count), (clouds, count), *given, cells)
     _sort(launch, points, cells, 0.0)
 
@@ -136,58 +114,10 @@ def _sort(launch: Launch, points: Points, cells: CellList, reach: float) -> None
     cells.start.zero_()
     launch(count_kernel(dtype), rows, points, reach, cells, placed)
     torch.cumsum(cells.start, 0, dtype=torch.int32, out=cells.start)
-    if placed.is_cuda and torch.are_deterministic_algorithms_enabled():
-        _rank_in_order(placed, cells.start)
+    if placed.is_cuda and torch.are_deterministic_algorithms_enabled():  # atomics rank them as they arrive
+        numbers, ranks = placed.unbind(1)
+        ranks.copy_(numbers.argsort(stable=True).argsort() - cells.start[numbers.long()])
     launch(scatter_kernel(dtype), rows, points, placed, cells)
-
-
-def _rank_in_order(placed: Tensor, start: Tensor) -> None:
-    """Rank the points of each cell in the order of the rows, where atomics give that of arrival."""
-    cells, ranks = placed.unbind(1)
-    by_cell = cells.argsort(stable=True)
-    in_order = torch.empty_like(by_cell)
-    in_order[by_cell] = torch.arange(len(by_cell), device=by_cell.device)
-    ranks.copy_(in_order - start[cells.long()])
-
-
-@once
-def _shape_function(dtype: torch.dtype) -> wp.Function:
-    real, vec3, _ = REALS[dtype]
-
-    @wp.func
-    def shape_of(extent: vec3, budget: int, width: real):
-        """Cells along each axis, near cubes, fewer than ``budget`` in all, and no narrower than ``width``.
-
-        An axis thinner than the edge that all axes together suggest gets one cell, and the others share;
-        at most three axes can drop out, so the fourth round is final.
-        """
-        longest = wp.max(extent)
-        shape = wp.vec3i(1, 1, 1)
-        if longest > real(0.0):
-            relative = extent / longest
-            share = real(budget) * real(0.9999)  # so that rounding cannot exceed the budget
-            edge = real(1.0e-6)
-            for _ in range(4):
-                axes = int(0)
-                volume = real(1.0) / share
-                for axis in range(3):
-                    if relative[axis] > edge:
-                        axes += 1
-                        volume *= relative[axis]
-                if axes == 3:
-                    edge = wp.max(edge, wp.cbrt(volume))
-                if axes == 2:
-                    edge = wp.max(edge, wp.sqrt(volume))
-                if axes == 1:
-                    edge = wp.max(edge, volume)
-            for axis in range(3):
-                if relative[axis] > edge:
-                    shape[axis] = int(relative[axis] / edge)
-                if width > real(0.0) and extent[axis] / width < real(shape[axis]):
-                    shape[axis] = wp.max(int(extent[axis] / width), 1)
-        return shape
-
-    return shape_of
 
 
 @once
@@ -198,7 +128,7 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     order of a coordinate or of a structured grid, and still each part is as wide as most of the cloud.
     """
     real, vec3, _ = REALS[dtype]
-    PointsStruct, _ = points_of(dtype)
+    PointsStruct = struct_of(Points, dtype)
     group = lanes(count)
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
@@ -208,8 +138,8 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         cloud = number / parts
-        end = first_row_of(cloud + 1, points.batch)
-        begin = first_row_of(cloud, points.batch)  # of a round
+        end = common.first_row_of(cloud + 1, points.batch)
+        begin = common.first_row_of(cloud, points.batch)  # of a round
         turn = int(0.618034 * float(parts))  # the golden ratio spreads best
         run = number % parts
         low = vec3(real(wp.inf))
@@ -243,9 +173,41 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     Their means are the box that holds most of the cloud, but no outliers.
     """
     real, vec3, _ = REALS[dtype]
-    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
-    shape_of = _shape_function(dtype)
+    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
     group = lanes(count)
+
+    @wp.func
+    def shape_of(extent: vec3, budget: int, width: real):
+        """Cells along each axis, near cubes, fewer than ``budget`` in all, and no narrower than ``width``.
+
+        An axis thinner than the edge that all axes together suggest gets one cell, and the others share;
+        at most three axes can drop out, so the fourth round is final.
+        """
+        longest = wp.max(extent)
+        shape = wp.vec3i(1, 1, 1)
+        if longest > real(0.0):
+            relative = extent / longest
+            share = real(budget) * real(0.9999)  # so that rounding cannot exceed the budget
+            edge = real(1.0e-6)
+            for _ in range(4):
+                axes = int(0)
+                volume = real(1.0) / share
+                for axis in range(3):
+                    if relative[axis] > edge:
+                        axes += 1
+                        volume *= relative[axis]
+                if axes == 3:
+                    edge = wp.max(edge, wp.cbrt(volume))
+                if axes == 2:
+                    edge = wp.max(edge, wp.sqrt(volume))
+                if axes == 1:
+                    edge = wp.max(edge, volume)
+            for axis in range(3):
+                if relative[axis] > edge:
+                    shape[axis] = int(relative[axis] / edge)
+                if width > real(0.0) and extent[axis] / width < real(shape[axis]):
+                    shape[axis] = wp.max(int(extent[axis] / width), 1)
+        return shape
 
     @wp.kernel(**OPTIONS)
     def divide(
@@ -288,8 +250,8 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 high[axis] = wp.min(high[axis], mean_high)
             if filled > real(0.0):
                 extent[axis] = wp.max(high[axis] - low[axis], real(0.0))
-        base = density * first_row_of(cloud, points.batch) / 2 + 2 * cloud
-        last = density * first_row_of(cloud + 1, points.batch) / 2 + 2 * cloud + 1
+        base = density * common.first_row_of(cloud, points.batch) / 2 + 2 * cloud
+        last = density * common.first_row_of(cloud + 1, points.batch) / 2 + 2 * cloud + 1
         width = real(EDGE) * radius
         if radius_on_device:
             width = real(EDGE) * radius_on_device[0]
@@ -308,21 +270,21 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
     """The cell of each point, and its rank of arrival there."""
     real, *_ = REALS[dtype]
-    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
-    grid_of = grid_functions(dtype)
+    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
+    _, load = grid_of(dtype)
 
     @wp.kernel(**OPTIONS)
     def count(points: PointsStruct, reach: real, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
         """Launched over the points of a set; fills ``placed``, counts in ``start`` behind each cell."""
         row = wp.tid()
         p = points.positions[row]
-        number = cloud_of(row, points.batch)
+        number = common.cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
-            grid = grid_of.load(cells, number, p)
+            grid = load(cells, number, p)
             if wp.max(grid.outside) <= reach:
-                at = grid_of.cell_at(p, grid)
-                cell = grid_of.row(grid, at[1], at[2]) + at[0]
+                at = cell_at(p, grid)
+                cell = first_cell(grid, at[1], at[2]) + at[0]
         placed[row, 0] = cell
         placed[row, 1] = wp.atomic_add(cells.start, cell + 1, 1)
 
@@ -332,14 +294,13 @@ def count_kernel(dtype: torch.dtype) -> wp.Kernel:
 @once
 def scatter_kernel(dtype: torch.dtype) -> wp.Kernel:
     """Each point goes to its place in the order of the cells."""
-    CellListStruct, (PointsStruct, _) = struct_of(CellList, dtype), points_of(dtype)
-    _, store_point, _ = packed_point(dtype)
+    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
 
     @wp.kernel(**OPTIONS)
     def scatter(points: PointsStruct, placed: wp.array2d(dtype=wp.int32), cells: CellListStruct):
         """Launched over the points of a set; fills ``points`` of the cell list."""
         row = wp.tid()
         at = cells.start[placed[row, 0]] + placed[row, 1]
-        store_point(cells.points, at, points.positions[row], row)
+        common.store_point(cells.points, at, points.positions[row], row)
 
     return scatter

@@ -106,24 +106,8 @@ class Points(NamedTuple):
     ordered: PlaceRows = None  # (n, 4): the sorted points of a cell list, if taken in that order
 
 
-@once
-def points_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
-    """The struct of :class:`Points`, and ``take(points, at) -> row, position`` of its number ``at``."""
-    _, vec3, _ = REALS[dtype]
-    load_point, _, row_of = packed_point(dtype)
-    PointsStruct = struct_of(Points, dtype)
-
-    @wp.func
-    def take(points: PointsStruct, at: int):
-        if points.ordered:
-            point = load_point(points.ordered, at)
-            return row_of(point), vec3(point[0], point[1], point[2])
-        return at, points.positions[at]
-
-    return PointsStruct, take
-
-
-# Read and written 16 bytes at a time, which Warp does not do by itself.
+# Sorted points are rows of four: the position, then the bits of its row in the set as given. They are read
+# and written 16 bytes at a time, which Warp does not do by itself.
 _POINT = """
     struct alignas(16) Four {{ {real} x[4]; }};
     Four* const points = reinterpret_cast<Four*>(table.data);
@@ -143,38 +127,39 @@ _ROW_OF = """
     memcpy(&bits, &point[3], sizeof(bits));
     return bits;
 """
+for _real, _vec3, _vec4 in REALS.values():
+    _name = f"wp::{_real.__name__}"
+    _names = {"real": _name, "integer": _name.replace("float", "int")}
+
+    @wp.func_native((_POINT + _LOAD_POINT).format(**_names))
+    def load_point(table: wp.array2d(dtype=_real), at: int) -> _vec4: ...
+
+    @wp.func_native((_POINT + _STORE_POINT).format(**_names))
+    def store_point(table: wp.array2d(dtype=_real), at: int, p: _vec3, row: int): ...
+
+    @wp.func_native(_ROW_OF.format(**_names))
+    def row_of(point: _vec4) -> int: ...
 
 
-@once
-def packed_point(dtype: torch.dtype) -> tuple[wp.Function, wp.Function, wp.Function]:
-    """Sorted points as rows of four: the position, then the bits of its row in the set as given."""
-    real, vec3, vec4 = REALS[dtype]
-    single = dtype == torch.float32
-    names = {"real": "float", "integer": "int"} if single else {"real": "double", "integer": "long long"}
-
-    @wp.func_native((_POINT + _LOAD_POINT).format(**names))
-    def load_point(table: wp.array2d(dtype=real), at: int) -> vec4: ...
-
-    @wp.func_native((_POINT + _STORE_POINT).format(**names))
-    def store_point(table: wp.array2d(dtype=real), at: int, p: vec3, row: int): ...
-
-    @wp.func_native(_ROW_OF.format(**names))
-    def row_of(point: vec4) -> int: ...
-
-    return load_point, store_point, row_of
+@wp.func
+def position_of(point: Any):
+    """Of a sorted point."""
+    return wp.vector(point[0], point[1], point[2])
 
 
-@once
-def squared_distance(dtype: torch.dtype, sums: torch.dtype) -> wp.Function:
-    """Of two positions, in the dtype of sums, rounded as the reference does."""
-    _, vec3, _ = REALS[dtype]
-    real, *_ = REALS[sums]
+@wp.func
+def take(points: Any, at: int):
+    """Row and position of a point in the order of :class:`Points`."""
+    if points.ordered:
+        point = load_point(points.ordered, at)
+        return row_of(point), position_of(point)
+    return at, points.positions[at]
 
-    @wp.func
-    def squared(p: vec3, q: vec3):
-        dx = real(p[0] - q[0])
-        dy = real(p[1] - q[1])
-        dz = real(p[2] - q[2])
-        return dx * dx + dy * dy + dz * dz
 
-    return squared
+@wp.func
+def squared_distance(p: Any, q: Any, like: Any):
+    """Of two positions, in the dtype of another number, rounded as the reference does."""
+    dx = type(like)(p[0] - q[0])
+    dy = type(like)(p[1] - q[1])
+    dz = type(like)(p[2] - q[2])
+    return dx * dx + dy * dy + dz * dz

@@ -9,28 +9,18 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    Points,
-    cloud_of,
-    once,
-    points_of,
-    squared_distance,
-    struct_of,
-)
+from pointproj.ops.backends.warp import common
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
 from pointproj.ops.backends.warp.sums import (
     BLOCKS,
     Problem,
     counts_function,
-    form_of,
     row_functions,
 )
-from pointproj.ops.backends.warp.weights import weights_of
+from pointproj.ops.backends.warp.weights import PER_SIGMA, weights_of
 from pointproj.ops.bridge.warp_op import Launch
-from pointproj.ops.reference import Weighting
 
 
 class Gathered(NamedTuple):
@@ -47,10 +37,10 @@ class Gathered(NamedTuple):
 
 def launch_gradients(
     launch: Launch,
+    form: Form,
     points: Points,
     source: Source,
     problem: Problem,
-    weighting: Weighting,
     gathered: Gathered,
     d_points: Tensor | None,
     d_sigma: Tensor | None = None,
@@ -63,7 +53,6 @@ def launch_gradients(
     if gathered.of_queries and gathered.points:
         d_points = torch.empty_like(points.positions) if d_points is None else d_points
         of_sigma = problem.softmax.new_empty(points.batch.rows)
-    form = form_of(source, points, problem, weighting)
     chunks = problem.chunks if gathered.features and not gathered.of_queries else 1  # each takes a search
     given = points, source, problem, chunks, d_points, of_sigma
     shape = points.batch.rows * chunks, form.lanes
@@ -78,11 +67,10 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
     positions, sums, reduce = form.positions, form.sums, form.reduce
     place, vec3, _ = REALS[positions]
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_of(positions)
-    ProblemStruct = struct_of(Problem, positions, sums)
+    PointsStruct, ProblemStruct = struct_of(Points, positions), struct_of(Problem, positions, sums)
     rows = row_functions(form)
     group = lanes(form.lanes)
-    weights = weights_of(form.kernel, reduce, sums)
+    weights, per_sigma = weights_of(form.kernel, reduce, sums), PER_SIGMA.get(form.kernel, 0.0)
     adder = _gradient_adder(form, gathered)
     State = adder.State
     SourceStruct, each_neighbor = meeting(form, adder)
@@ -113,7 +101,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         chunk = number % chunks
-        row, q = take_point(points, number / chunks)
+        row, q = common.take(points, number / chunks)
         state = State()
         state.q = q
         state.row = row
@@ -128,7 +116,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
                 state.mean = mean_of(row, problem)
         elif wp.static(of_points):
             state.own = rows.load(problem.features, row, 0)
-        state = each_neighbor(state, row, q, cloud_of(row, points.batch), source, problem)
+        state = each_neighbor(state, row, q, common.cloud_of(row, points.batch), source, problem)
         if wp.static(of_features and not of_queries):
             rows.store(state.sums, real(1.0), problem.d_features, row, chunk)
         if wp.static(of_points):
@@ -137,7 +125,7 @@ def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
             if chunk == 0 and group.lane() == 0:
                 d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
                 if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] * state.rate * real(wp.static(weights.per_sigma))
+                    of_sigma[row] = state.shares[3] * state.rate * real(per_sigma)
                     if problem.means:
                         problem.means[row] = state.mean
 
@@ -157,7 +145,6 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
     rows = row_functions(form)
     Channels = rows.Channels
     weights = weights_of(form.kernel, form.reduce, sums)
-    squared_of = squared_distance(positions, sums)
     of_queries, of_points, of_features = gathered
     gathers, scatters = of_features and not of_queries, of_features and of_queries
     single, divides, counts = form.single, form.reduce != "sum", counts_function(form)
@@ -231,11 +218,11 @@ def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
             mean = problem.means[row]
         share = weight * (product - mean)
         other = problem.others[row]
-        far = wp.sqrt(squared_of(state.q, other))
+        far = wp.sqrt(common.squared_distance(state.q, other, weight))
         if wp.static(of_queries):
             state.shares[3] += share * weights.beyond(state.base, far, state.rate, problem.limit)
         if far > real(0.0):
-            scale = share * weights.pull(state.base, far, state.rate, problem.limit) / far
+            scale = share * weights.slope(state.base, far, state.rate, problem.limit) / far
             for axis in range(3):
                 along = scale * real(other[axis] - state.q[axis])
                 state.shares[axis] += along

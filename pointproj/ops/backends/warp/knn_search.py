@@ -6,19 +6,10 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.cell_list import CellList, cell_list_of
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    Batch,
-    Points,
-    cloud_of,
-    once,
-    packed_point,
-    points_of,
-    struct_of,
-)
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, top_k
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, shell_search
@@ -70,7 +61,7 @@ def launch_search(
     launch: Launch, queries: Points, references: Points, tables: list[Tensor], found: Found
 ) -> None:
     """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
-    cells = cell_list_of(tables) if tables else new_cell_list(launch, references, for_radius=False)
+    cells = cell_list_of(tables) if tables else new_cell_list(launch, references)
     own = in_order_of(cells, queries, references)
     blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
     compiled = search_kernel(CellList, queries.positions.dtype, *list_of(found), blocks)
@@ -109,9 +100,8 @@ def search_kernel(
     """The search, everywhere or in a ball, where it also counts. With k None neighbours wait in memory."""
     real, vec3, vec4 = REALS[dtype]
     WhereStruct, FoundStruct = struct_of(where, dtype), struct_of(Found, dtype, indices)
-    PointsStruct, take = points_of(dtype)
+    PointsStruct = struct_of(Points, dtype)
     ListState, begin, farthest, insert, finish = top_k(dtype, k, indices)
-    _, _, row_of = packed_point(dtype)
     within = where is Ball
 
     @wp.struct
@@ -132,7 +122,7 @@ def search_kernel(
             else:
                 squared = real(wp.inf)
         if squared <= limit(state, found) and squared < real(wp.inf):
-            state.list = insert(state.list, found, squared, row_of(point))
+            state.list = insert(state.list, found, squared, common.row_of(point))
         return state
 
     visitor = Visitor(State, FoundStruct, visit, None, None if within else limit, k or LONGEST_LIST)
@@ -143,9 +133,9 @@ def search_kernel(
     @wp.kernel(**options, launch_bounds=(BLOCK, blocks if short else 1))
     def search_nearest(queries: PointsStruct, where: WhereStruct, found: FoundStruct):
         """Launched over the queries; fills ``found``."""
-        query, q = take(queries, wp.tid())
+        query, q = common.take(queries, wp.tid())
         state = State(begin(query, found), real(0.0), 0)
-        state = search(state, query, q, cloud_of(query, queries.batch), where, found)
+        state = search(state, query, q, common.cloud_of(query, queries.batch), where, found)
         finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
         if wp.static(within):
             found.counts[query] = wp.int64(state.count)

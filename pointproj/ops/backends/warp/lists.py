@@ -12,6 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.cell_list import cell_list_of
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
@@ -22,11 +23,7 @@ from pointproj.ops.backends.warp.common import (
     Places,
     Points,
     Vectors,
-    cloud_of,
     once,
-    packed_point,
-    points_of,
-    squared_distance,
     struct_of,
 )
 from pointproj.ops.backends.warp.knn_search import BLOCK, in_order_of, list_of, search_kernel, sets_of
@@ -67,7 +64,7 @@ def _queries_and_ball(
         cells = cell_list_of(tables)
     else:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
-        cells = new_cell_list(launch, references, True, radius, largest)
+        cells = new_cell_list(launch, references, radius, largest)
     return in_order_of(cells, queries, references), new_ball(cells, radius, radii)
 
 
@@ -201,10 +198,7 @@ def sort_function(count: int) -> wp.Function:
 def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     """The first counts the neighbours of each query, the second writes them as far as there is room."""
     real, vec3, vec4 = REALS[dtype]
-    PointsStruct, take_point = points_of(dtype)
-    BallStruct, PartsStruct = struct_of(Ball, dtype), struct_of(Parts, dtype)
-    _, _, row_of = packed_point(dtype)
-    squared_of = squared_distance(dtype, dtype)
+    PointsStruct, BallStruct, PartsStruct = (struct_of(record, dtype) for record in (Points, Ball, Parts))
     group = lanes(count)
 
     @wp.func_native("distances.data[slot] = distance;")
@@ -221,7 +215,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
         within = exists and squared <= state.square
         present = group.ballot(within)
         if within and state.address != wp.uint64(0):
-            put_row(state.address, state.size + group.bits_before(present), row_of(point))
+            put_row(state.address, state.size + group.bits_before(present), common.row_of(point))
         state.size += group.bit_count(present)
         return state
 
@@ -232,9 +226,9 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     def count_within(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``row_splits``, behind its first, with the counts."""
         number, _ = wp.tid()
-        query, q = take_point(queries, group.item(number))
+        query, q = common.take(queries, group.item(number))
         state = State(real(0.0), 0, wp.uint64(0))
-        state = search(state, query, q, cloud_of(query, queries.batch), ball, parts)
+        state = search(state, query, q, common.cloud_of(query, queries.batch), ball, parts)
         if group.lane() == 0:
             parts.row_splits[query + 1] = wp.int64(state.size)
 
@@ -242,7 +236,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     def fill(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
         """Launched over queries and lanes; fills ``rows``, in ascending order, and ``distances``."""
         number, _ = wp.tid()
-        query, q = take_point(queries, group.item(number))
+        query, q = common.take(queries, group.item(number))
         begin = parts.row_splits[query]
         size = int(parts.row_splits[query + 1] - begin)
         if begin >= parts.capacity:
@@ -254,13 +248,13 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
         if room < size:
             address = address_of(parts.scratch, wp.int64(0))
         state = State(real(0.0), 0, address)
-        search(state, query, q, cloud_of(query, queries.batch), ball, parts)
+        search(state, query, q, common.cloud_of(query, queries.batch), ball, parts)
         sort_rows(address, size)
         for i in range(group.lane(), room, count):
             row = row_at(address, i)
             if room < size:
                 put_row(address_of(parts.rows, begin), i, row)
-            squared = squared_of(q, parts.points[row])
+            squared = common.squared_distance(q, parts.points[row], q[0])
             put_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
 
     return count_within, fill

@@ -9,22 +9,10 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import (
-    REALS,
-    IntRows,
-    Vectors,
-    once,
-    packed_point,
-    squared_distance,
-    struct_of,
-)
+from pointproj.ops.backends.warp import common
+from pointproj.ops.backends.warp.common import REALS, IntRows, Vectors, once, struct_of
 from pointproj.ops.backends.warp.lanes import LANES, lanes
-from pointproj.ops.backends.warp.traversal import (
-    AT_ONCE,
-    Ball,
-    Visitor,
-    ball_search,
-)
+from pointproj.ops.backends.warp.traversal import AT_ONCE, Ball, Visitor, ball_search
 
 BLOCK = 128  # threads that share memory
 WAITING = 80  # neighbours of a point that the queue holds
@@ -67,8 +55,7 @@ _RESERVE = """
 def _queue(sums: torch.dtype) -> tuple[wp.Function, ...]:
     """Neighbours that wait in shared memory, of which Warp has arrays for whole blocks alone."""
     real, *_ = REALS[sums]
-    names = {"block": BLOCK, "lanes": LANES, "waiting": WAITING}
-    names["real"] = "float" if sums == torch.float32 else "double"
+    names = {"real": f"wp::{real.__name__}", "block": BLOCK, "lanes": LANES, "waiting": WAITING}
     entry = _ENTRY.format(**names)
     queue = entry + "Entry* queue = reinterpret_cast<Entry*>(address);"
 
@@ -97,14 +84,6 @@ class Adder(NamedTuple):
     weigh: wp.Function  # (state, problem, row, squared distance) -> state, weight; each lane some
     gather: wp.Function  # (state, problem, exists, row, weight) -> state, lane's part of a product; all lanes
     settle: wp.Function | None  # (state, problem, row, weight, product) -> state; each lane some
-
-
-def meeting(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
-    """The struct of a source, and how a kernel meets all neighbours of a point there.
-
-    That is ``each_neighbor(state, own row, q, cloud, source, problem) -> state``, with all of them added.
-    """
-    return (_meet_ball if form.source is Ball else _meet_lists)(form, adder)
 
 
 def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Function]:
@@ -199,51 +178,41 @@ def _waiting(form: Form, adder: Adder) -> tuple[wp.Function, wp.Function, wp.Fun
     return meet, pause, finish
 
 
-def _meet_ball(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
+def meeting(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
+    """The struct of a source, and how a kernel meets all neighbours of a point there.
+
+    That is ``each_neighbor(state, own row, q, cloud, source, problem) -> state``, with all of them added.
+    """
     place, vec3, vec4 = REALS[form.positions]
+    real, *_ = REALS[form.sums]
     State, Problem, *_ = adder
+    SourceStruct, group = struct_of(form.source, form.positions), lanes(form.lanes)
     meet, pause, finish = _waiting(form, adder)
-    BallStruct = struct_of(Ball, form.positions)
-    squared_of = squared_distance(form.positions, form.sums)
-    _, _, row_of = packed_point(form.positions)
 
     @wp.func
     def visit(state: State, problem: Problem, q: vec3, point: vec4, squared: place, exists: bool):
-        wide = squared_of(q, vec3(point[0], point[1], point[2]))
-        return meet(state, problem, exists and squared <= state.square, row_of(point), wide)
+        wide = common.squared_distance(q, common.position_of(point), real(0.0))
+        return meet(state, problem, exists and squared <= state.square, common.row_of(point), wide)
 
-    search = ball_search(form.positions, lanes(form.lanes), Visitor(State, Problem, visit, pause))
+    search = ball_search(form.positions, group, Visitor(State, Problem, visit, pause))
 
     @wp.func
-    def each_neighbor(state: State, own: int, q: vec3, cloud: int, ball: BallStruct, problem: Problem):
+    def in_ball(state: State, own: int, q: vec3, cloud: int, ball: SourceStruct, problem: Problem):
         state = search(state, own, q, cloud, ball, problem)
         return finish(state, problem)
 
-    return BallStruct, each_neighbor
-
-
-def _meet_lists(form: Form, adder: Adder) -> tuple[Any, wp.Function]:
-    _, vec3, _ = REALS[form.positions]
-    real, *_ = REALS[form.sums]
-    State, Problem, *_ = adder
-    meet, pause, finish = _waiting(form, adder)
-    squared_of = squared_distance(form.positions, form.sums)
-    count, lane = form.lanes, lanes(form.lanes).lane
-
-    ListsStruct = struct_of(Lists, form.positions)
-
     @wp.func
-    def each_neighbor(state: State, own: int, q: vec3, cloud: int, lists: ListsStruct, problem: Problem):
+    def in_lists(state: State, own: int, q: vec3, cloud: int, lists: SourceStruct, problem: Problem):
         k = lists.rows.shape[1]
-        for first in range(0, k, count):
+        for first in range(0, k, group.count):
             row = int(-1)
             squared = real(0.0)
-            if first + lane() < k:
-                row = lists.rows[own, first + lane()]
+            if first + group.lane() < k:
+                row = lists.rows[own, first + group.lane()]
             if row >= 0:
-                squared = squared_of(q, lists.others[row])
+                squared = common.squared_distance(q, lists.others[row], squared)
             state = meet(state, problem, row >= 0, row, squared)
             state = pause(state, problem)
         return finish(state, problem)
 
-    return ListsStruct, each_neighbor
+    return SourceStruct, in_ball if form.source is Ball else in_lists

@@ -12,8 +12,8 @@ from pointproj.ops.backends.warp.cell_list_build import sorted_into
 from pointproj.ops.backends.warp.gradients import Gathered, launch_gradients
 from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, nearest, search, sets_of
 from pointproj.ops.backends.warp.lists import radius_list, radius_search
-from pointproj.ops.backends.warp.neighbors import Lists, Source
-from pointproj.ops.backends.warp.sums import Problem, in_words, launch_sums, new_problem
+from pointproj.ops.backends.warp.neighbors import Lists
+from pointproj.ops.backends.warp.sums import launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
 from pointproj.ops.backends.warp.traversal import Ball, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -64,18 +64,7 @@ def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, 
 
 
 _wanted = itemgetter(*(f"d_{name}" for name in DIFFERENTIABLE))  # gradients, None where one is not needed
-
-
-def _gradient_problem(
-    values: dict[str, Any], source: type[Source], of_points: bool, **others: Tensor | None
-) -> tuple[Problem, Weighting]:
-    """Of the rows those that are read: for the features' gradient alone only upstream gradients."""
-    weighting, features, aggregated = record_of(Weighting, values), values["features"], values["aggregated"]
-    columns = features.shape[1]
-    if of_points:
-        features, aggregated = in_words(source, features), in_words(source, aggregated)
-    given = features, values["sigma"], weighting, aggregated, values["softmax"], columns
-    return new_problem(*given, grad=in_words(source, values["grad_aggregated"]), **others), weighting
+_summed = itemgetter("features", "sigma", "aggregated", "softmax", "grad_aggregated")
 
 
 def _lists_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -96,10 +85,11 @@ def _lists_backward(launch: Launch, **values: Any) -> None:
     of_points = not (d_queries is d_references is d_sigma is None)
     queries, references = sets_of(record_of(Clouds, values))
     added = {"others": references.positions, "d_others": d_references, "d_features": d_features}
-    problem, weighting = _gradient_problem(values, Lists, of_points, **added)
+    weighting, dtype = record_of(Weighting, values), references.positions.dtype
+    form, problem = new_problem(Lists, dtype, weighting, *_summed(values), of_points, **added)
     source = Lists(references.positions, values["neighbor_indices"])
     gathered = Gathered(True, of_points, d_features is not None)
-    launch_gradients(launch, queries, source, problem, weighting, gathered, d_queries, d_sigma)
+    launch_gradients(launch, form, queries, source, problem, gathered, d_queries, d_sigma)
 
 
 def _fill_in_fixed_order(values: dict[str, Any]) -> None:
@@ -153,9 +143,9 @@ def _knn_aggregate(
         heap = clouds.query_points.new_empty(found.shape) if k > LONGEST_LIST else None
         launch_search(launch, queries, references, tables, Found(found, heap))
         neighbor_indices = found
-    columns, features = features.shape[1], in_words(Lists, features)
-    problem = new_problem(features, sigma, weighting, aggregated, softmax, columns)
-    launch_sums(launch, queries, Lists(references.positions, neighbor_indices), problem, weighting)
+    given = references.positions.dtype, weighting, features, sigma, aggregated, softmax
+    form, problem = new_problem(Lists, *given)
+    launch_sums(launch, form, queries, Lists(references.positions, neighbor_indices), problem)
 
 
 def _radius_backward(launch: Launch, **values: Any) -> None:
@@ -163,19 +153,20 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     of_points = not (d_queries is d_references is d_sigma is None)
     queries, references = sets_of(record_of(Clouds, values))
     cells, radius = cell_list_of(values["tables"]), values["radius"]
-    problem, weighting = _gradient_problem(values, Ball, of_points, others=references.positions)
+    weighting, others = record_of(Weighting, values), references.positions
+    form, problem = new_problem(Ball, others.dtype, weighting, *_summed(values), of_points, others=others)
     gathered = Gathered(False, d_references is not None, d_features is not None)
     if gathered.points or gathered.features:
         query_cells = sorted_into(launch, queries, cells, radius)
         queries = queries._replace(ordered=query_cells.points)
     if of_points:
         problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
-        given = new_ball(cells, radius), problem, weighting, Gathered(True, True, False)
-        launch_gradients(launch, queries, *given, d_queries, d_sigma)
+        given = new_ball(cells, radius), problem, Gathered(True, True, False)
+        launch_gradients(launch, form, queries, *given, d_queries, d_sigma)
     if gathered.points or gathered.features:
         problem = problem._replace(others=queries.positions, d_features=d_features)
-        given = new_ball(query_cells, radius), problem, weighting, gathered
-        launch_gradients(launch, references._replace(ordered=cells.points), *given, d_references)
+        given = new_ball(query_cells, radius), problem, gathered, d_references
+        launch_gradients(launch, form, references._replace(ordered=cells.points), *given)
 
 
 @warp_op(
@@ -198,6 +189,8 @@ def _radius_aggregate(
     aggregated: Tensor,
     softmax: Tensor,
 ) -> None:
-    cells, columns, features = cell_list_of(tables), features.shape[1], in_words(Ball, features)
-    problem = new_problem(features, sigma, weighting, aggregated, softmax, columns)
-    launch_sums(launch, in_order_of(cells, *sets_of(clouds)), new_ball(cells, radius), problem, weighting)
+    cells = cell_list_of(tables)
+    queries = in_order_of(cells, *sets_of(clouds))
+    given = queries.positions.dtype, weighting, features, sigma, aggregated, softmax
+    form, problem = new_problem(Ball, *given)
+    launch_sums(launch, form, queries, new_ball(cells, radius), problem)

@@ -12,6 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
@@ -21,10 +22,7 @@ from pointproj.ops.backends.warp.common import (
     PlaceRows,
     Points,
     Vectors,
-    aligned,
-    cloud_of,
     once,
-    points_of,
     struct_of,
 )
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
@@ -68,16 +66,11 @@ class Rows(NamedTuple):
     store: wp.Function  # (total, factor, values, row, chunk): write factor times total
 
 
-# A lane's channels in long words, at multiples of which rows begin: see ``in_words``. A lane beyond the last
+# A lane's channels in long words, at multiples of which rows begin: see ``_in_words``. A lane beyond the last
 # column reads the first in vain: nothing has to be decided before rows are on their way.
 _LOAD_ROW = """
-#if defined(__CUDA_ARCH__)
-    struct alignas(16) Word {{ {real} x[{vector}]; }};
-    const int lane = threadIdx.x & {count} - 1;
-#else
-    struct Word {{ {real} x[{vector}]; }};
-    const int lane = 0;
-#endif
+    struct {align} Word {{ {real} x[{vector}]; }};
+    const int lane = {lane};
     wp::vec_t<{channels}, {real}> loaded;
     #pragma unroll
     for (int i = 0; i < {channels}; i += {vector}) {{
@@ -112,8 +105,11 @@ def row_functions(form: Form) -> Rows:
     matrix, channels, vector = wp.array2d(dtype=real), form.channels, form.vector
     Channels = wp.types.vector(length=channels, dtype=real)
     count, lane = form.lanes, lanes(form.lanes).lane
-    names = {"channels": channels, "count": count, "vector": vector}
-    names["real"] = "float" if form.sums == torch.float32 else "double"
+    names = {"real": f"wp::{real.__name__}", "channels": channels, "count": count, "vector": vector}
+    names |= {
+        "align": "alignas(16)" if vector > 1 else "",
+        "lane": f"threadIdx.x & {count - 1}" if count > 1 else "0",
+    }
 
     @wp.func
     def column(chunk: int, i: int):
@@ -152,52 +148,52 @@ def row_functions(form: Form) -> Rows:
 
 
 def new_problem(
+    source: type[Source],
+    positions: torch.dtype,
+    weighting: Weighting,
     features: Tensor,
     sigma: Tensor,
-    weighting: Weighting,
     aggregated: Tensor,
     softmax: Tensor,
-    columns: int,
+    grad: Tensor | None = None,
+    of_points: bool = True,
     **others: Tensor | None,
-) -> Problem:
-    """The problem as kernels take it."""
-    rows, chunks = (features, aggregated, softmax), -(-columns // CHANNELS)
-    return Problem(sigma, weighting.power, limit_of(weighting), *rows, columns, chunks, **others)
+) -> tuple[Form, Problem]:
+    """What kernels are compiled for, and the problem as they take it.
+
+    Channels are divided evenly among as many searches as they take. Within a radius, where a row is read many
+    times, several are read in a word; over lists it is read once. For a gradient that is not ``of_points``
+    only upstream gradients are.
+    """
+    columns, count = features.shape[1], lanes_on(features.device.type)
+    vector = VECTOR if features.is_cuda and source is Ball else 1
+    chunks = -(-columns // CHANNELS)
+    channels = -(-columns // (chunks * count * vector)) * vector
+    kind = count, channels, vector, chunks == 1, weighting.kernel, weighting.reduce
+    form = Form(source, positions, features.dtype, *kind)
+    if of_points:
+        features = _in_words(features, vector)
+    if grad is not None:
+        grad = _in_words(grad, vector)
+        aggregated = _in_words(aggregated, vector) if of_points else aggregated
+    rows, limit = (features, aggregated, softmax), limit_of(weighting)
+    return form, Problem(sigma, weighting.power, limit, *rows, columns, chunks, grad, **others)
 
 
-def vector_of(source: type[Source], values: Tensor) -> int:
-    """Channels in a word: several within a radius, where a row is read many times; over lists it is once."""
-    return VECTOR if values.is_cuda and source is Ball else 1
-
-
-def in_words(source: type[Source], values: Tensor) -> Tensor:
+def _in_words(values: Tensor, vector: int) -> Tensor:
     """Rows as kernels read them: long words at multiples of 16 bytes, with anything in what that adds."""
     columns, values = values.shape[1], values.contiguous()
-    if vector_of(source, values) == 1:
+    if vector == 1:
         return values
-    if columns % VECTOR:
-        padded = values.new_empty(values.shape[0], columns + -columns % VECTOR)
+    if columns % vector:
+        padded = values.new_empty(values.shape[0], columns + -columns % vector)
         padded[:, :columns] = values
         return padded
-    return aligned(values)
+    return common.aligned(values)
 
 
-def form_of(source: Source, own: Points, problem: Problem, weighting: Weighting) -> Form:
-    """What to compile for: channels are divided evenly among as many passes as they take."""
-    count = lanes_on(problem.features.device.type)
-    channels = -(-problem.columns // (problem.chunks * count))
-    vector = vector_of(type(source), problem.features)
-    channels = -(-channels // vector) * vector
-    dtypes = own.positions.dtype, problem.features.dtype
-    kind = problem.chunks == 1, weighting.kernel, weighting.reduce
-    return Form(type(source), *dtypes, count, channels, vector, *kind)
-
-
-def launch_sums(
-    launch: Launch, queries: Points, source: Source, problem: Problem, weighting: Weighting
-) -> None:
+def launch_sums(launch: Launch, form: Form, queries: Points, source: Source, problem: Problem) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
-    form = form_of(source, queries, problem, weighting)
     shape = queries.batch.rows * problem.chunks, form.lanes
     launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
 
@@ -221,8 +217,7 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
     positions, sums, reduce = form.positions, form.sums, form.reduce
     real, *_ = REALS[sums]
-    PointsStruct, take_point = points_of(positions)
-    ProblemStruct = struct_of(Problem, positions, sums)
+    PointsStruct, ProblemStruct = struct_of(Points, positions), struct_of(Problem, positions, sums)
     store = row_functions(form).store
     group = lanes(form.lanes)
     rate_of = weights_of(form.kernel, reduce, sums).rate
@@ -237,13 +232,13 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
         number, _ = wp.tid()
         number = group.item(number)
         chunk = number % problem.chunks
-        query, q = take_point(queries, number / problem.chunks)
+        query, q = common.take(queries, number / problem.chunks)
         state = State()
         state.chunk = chunk
         state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
         if wp.static(relative):
             state.base = real(wp.inf)
-        state = each_neighbor(state, query, q, cloud_of(query, queries.batch), source, problem)
+        state = each_neighbor(state, query, q, common.cloud_of(query, queries.batch), source, problem)
         inverse = real(1.0)
         if wp.static(reduce != "sum"):
             total = group.total(state.total)

@@ -6,7 +6,7 @@ point matters, ``insert(state, found, squared, row) -> state`` and ``finish(stat
 which writes the neighbours' rows and distances, nearest first; ``missing`` stands where there is none.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -29,28 +29,22 @@ def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> tuple:
     return _in_memory(dtype, indices) if k is None else _in_registers(dtype, k, indices)
 
 
-@once
-def _functions(dtype: torch.dtype) -> tuple[wp.Function, wp.Function]:
-    real, *_ = REALS[dtype]
+@wp.func
+def comes_before(squared: Any, row: int, other: Any, other_row: int):
+    """Whether a neighbour comes before another in the result; empty places, of row -1, come last."""
+    lower = wp.uint32(row) < wp.uint32(other_row)
+    return squared < other or (squared == other and lower)
 
-    @wp.func
-    def comes_before(squared: real, row: int, other: real, other_row: int):
-        """Whether a neighbour comes before another in the result; empty places, of row -1, come last."""
-        lower = wp.uint32(row) < wp.uint32(other_row)
-        return squared < other or (squared == other and lower)
 
-    @wp.func
-    def distance_of(squared: real, row: int, missing: real):
-        return wp.where(row < 0, missing, wp.sqrt(squared))
-
-    return comes_before, distance_of
+@wp.func
+def distance_of(squared: Any, row: int, missing: Any):
+    return wp.where(row < 0, missing, wp.sqrt(squared))
 
 
 @once
 def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
     real, *_ = REALS[dtype]
     FoundStruct, integer = struct_of(Found, dtype, indices), wp.dtype_from_torch(indices)
-    comes_before, distance_of = _functions(dtype)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
     last = k - 1
 
@@ -102,7 +96,6 @@ def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
     """A heap in the output rows, its farthest neighbour on top."""
     real, *_ = REALS[dtype]
     FoundStruct, integer = struct_of(Found, dtype, indices), wp.dtype_from_torch(indices)
-    comes_before, distance_of = _functions(dtype)
 
     @wp.struct
     class State:

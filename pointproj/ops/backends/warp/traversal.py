@@ -12,8 +12,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import CellList, grid_functions
-from pointproj.ops.backends.warp.common import REALS, Places, once, packed_point, squared_distance, struct_of
+from pointproj.ops.backends.warp import cell_list, common
+from pointproj.ops.backends.warp.cell_list import CellList, grid_of
+from pointproj.ops.backends.warp.common import REALS, Places, once, struct_of
 from pointproj.ops.backends.warp.lanes import Lanes
 from pointproj.ops.rounding import largest_square_within, largest_squares_within
 
@@ -49,20 +50,18 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     real, vec3, vec4 = REALS[dtype]
     sorted_points = wp.array2d(dtype=real)
     State, Data, visit = visitor.State, visitor.Data, visitor.visit
-    load_point, _, _ = packed_point(dtype)
-    squared_of = squared_distance(dtype, dtype)
     any_of_warp, pause = lanes.any, visitor.pause
     Several = wp.types.matrix(shape=(AT_ONCE, 4), dtype=real)
 
     @wp.func
     def meet(state: State, q: vec3, point: vec4, data: Data, exists: bool):
-        squared = squared_of(q, vec3(point[0], point[1], point[2]))
+        squared = common.squared_distance(q, common.position_of(point), q[0])
         return visit(state, data, q, point, squared, exists)
 
     @wp.func
     def visit_run(state: State, q: vec3, points: sorted_points, data: Data, begin: int, count: int):
         for at in range(begin, begin + count):
-            state = meet(state, q, load_point(points, at), data, True)
+            state = meet(state, q, common.load_point(points, at), data, True)
         return state
 
     @wp.func
@@ -72,7 +71,7 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
         while any_of_warp(i < count):
             for j in range(AT_ONCE):  # all on their way before the first is looked at
                 if i + j < count:
-                    several[j] = load_point(points, begin + i + j)
+                    several[j] = common.load_point(points, begin + i + j)
             for j in range(AT_ONCE):
                 state = meet(state, q, several[j], data, i + j < count)
             if wp.static(pause is not None):
@@ -85,9 +84,8 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
 @once
 def _place_struct(dtype: torch.dtype, data: Any) -> Any:
-    _, vec3, _ = REALS[dtype]
-    CellListStruct, GridStruct, Data = struct_of(CellList, dtype), grid_functions(dtype).struct, data
-    real, *_ = REALS[dtype]
+    real, vec3, _ = REALS[dtype]
+    CellListStruct, (GridStruct, _), Data = struct_of(CellList, dtype), grid_of(dtype), data
 
     @wp.struct
     class PlaceStruct:
@@ -111,20 +109,19 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     real, *_ = REALS[dtype]
     Place, State = _place_struct(dtype, visitor.Data), visitor.State
     visit_runs = _run_visitor(dtype, lanes, visitor)
-    grid_of = grid_functions(dtype)
     count, lane, any_of_warp, limit_of = lanes.count, lanes.lane, lanes.any, visitor.limit
 
     @wp.func
     def run_of(place: Place, y: int, z: int, x0: int, x1: int, limit: real):
         """First point and number of points of a row of cells, as far as the limit leaves it."""
-        across_y = grid_of.gap(place.q[1], place.grid, 1, y)
-        across_z = grid_of.gap(place.q[2], place.grid, 2, z)
+        across_y = cell_list.gap(place.q[1], place.grid, 1, y)
+        across_z = cell_list.gap(place.q[2], place.grid, 2, z)
         rest = limit - (across_y * across_y + across_z * across_z)
-        first, last = grid_of.clip(place.q[0], place.grid, 0, rest, x0, x1)
+        first, last = cell_list.clip(place.q[0], place.grid, 0, rest, x0, x1)
         begin = int(0)
         size = int(0)
         if first <= last:
-            cell = grid_of.row(place.grid, y, z)
+            cell = cell_list.first_cell(place.grid, y, z)
             begin = place.cells.start[cell + first]
             size = place.cells.start[cell + last + 1] - begin
         return begin, size
@@ -196,7 +193,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     real, vec3, _ = REALS[dtype]
     BallStruct, State, Data = struct_of(Ball, dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
-    grid_of = grid_functions(dtype)
+    _, load = grid_of(dtype)
     visit_box = _box_visitor(dtype, lanes, visitor)
 
     @wp.func
@@ -211,15 +208,15 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         if not searches:
             q = vec3()
             radius = real(0.0)
-        grid = grid_of.load(ball.cells, cloud, q)
+        grid = load(ball.cells, cloud, q)
         reach = radius + grid.slack
         low = wp.vec3i()
         high = wp.vec3i()
         for axis in range(3):
-            low[axis] = grid_of.along(q[axis] - reach, grid, axis)
-            high[axis] = grid_of.along(q[axis] + reach, grid, axis)
+            low[axis] = cell_list.cell_along(q[axis] - reach, grid, axis)
+            high[axis] = cell_list.cell_along(q[axis] + reach, grid, axis)
         place = Place(q, ball.cells, data, grid, reach * reach)
-        return visit_box(state, place, searches, grid_of.cell_at(q, grid), low, high, -1)
+        return visit_box(state, place, searches, cell_list.cell_at(q, grid), low, high, -1)
 
     return search
 
@@ -229,8 +226,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     real, vec3, _ = REALS[dtype]
     CellListStruct, State, Data = struct_of(CellList, dtype), visitor.State, visitor.Data
     Place = _place_struct(dtype, Data)
-    grid_of = grid_functions(dtype)
-    GridStruct, limit_of, wanted = grid_of.struct, visitor.limit, visitor.wanted
+    (GridStruct, load), limit_of, wanted = grid_of(dtype), visitor.limit, visitor.wanted
     visit_box = _box_visitor(dtype, lanes, visitor)
 
     @wp.func
@@ -239,7 +235,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
 
         Only its own cell if that holds plenty: the limit found there leaves little of others.
         """
-        row = grid_of.row(grid, at[1], at[2])
+        row = cell_list.first_cell(grid, at[1], at[2])
         if cells.start[row + at[0] + 1] - cells.start[row + at[0]] >= PLENTY * wanted:
             return 0
         last, first = wp.min(at[0] + 2, grid.shape[0]), wp.max(at[0] - 1, 0)
@@ -254,9 +250,9 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     @wp.func
     def search(state: State, query: int, q: vec3, cloud: int, cells: CellListStruct, data: Data):
         if wp.isfinite(q) and cells.frames[cloud, 0] < real(wp.inf):
-            grid = grid_of.load(cells, cloud, q)
+            grid = load(cells, cloud, q)
             place = Place(q, cells, data, grid, real(0.0))
-            at = grid_of.cell_at(q, grid)
+            at = cell_list.cell_at(q, grid)
             inner = int(-1)  # the shell up to which all has been visited
             shell = first_shell(cells, grid, at)
             searching = bool(True)
@@ -267,11 +263,11 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                 for axis in range(3):
                     first = wp.max(at[axis] - shell, 0)
                     last = wp.min(at[axis] + shell, grid.shape[axis] - 1)
-                    first, last = grid_of.clip(q[axis], grid, axis, limit, first, last)
+                    first, last = cell_list.clip(q[axis], grid, axis, limit, first, last)
                     low[axis] = first
                     high[axis] = last
                 state = visit_box(state, place, True, at, low, high, inner)
-                following = grid_of.beyond(q, grid, at, shell)
+                following = cell_list.beyond(q, grid, at, shell)
                 searching = following < real(wp.inf) and following <= limit_of(state, data)
                 inner = shell
                 shell += 1 + shell / 2
