@@ -83,19 +83,23 @@ def radius_edges(
     most = len(x) if max_num_neighbors is None else max_num_neighbors
     if most <= MOST_PADDED and query_points.shape[1] <= 3:
         reach, squared_radius = boundary(r, query_points)
-        slots = {"max_neighbors": min(most + skip_self, len(x)), "displacements": True}
-        found = radius_neighbors(query_points, reference_points, reach, **slots, **offsets)
-        inside = squared_lengths(found.displacements) < squared_radius
-        kept = inside & _kept(found.indices, most, skip_self)
-        rows = torch.where(kept, found.indices, len(x)).sort(dim=1).values
-        return _listed(rows, rows < len(x))
+        slots = min(most + skip_self, len(x))
+        rows = radius_neighbors(query_points, reference_points, reach, max_neighbors=slots, **offsets).indices
+        rows = torch.where(_kept(rows, most, skip_self), rows, len(x)).sort(dim=1).values
+        edges = _listed(rows, rows < len(x))
+        squared = squared_lengths(
+            query_points.index_select(0, edges[0]) - reference_points.index_select(0, edges[1])
+        )
+        return edges.index_select(1, (squared < squared_radius).nonzero()[:, 0])
     queries, indices, squared = pairs_within(query_points, reference_points, r, inclusive=False, **offsets)
     edges = torch.stack([queries, indices])
     if skip_self:
         others = (queries != indices).nonzero()[:, 0]
         edges, squared = edges.index_select(1, others), squared[others]
+    if max_num_neighbors is None:
+        return edges
     fits = ranks(edges[0]) < most
-    if max_num_neighbors is None or bool(fits.all()):
+    if bool(fits.all()):
         return edges
     return edges.index_select(1, by_distance(edges[0], squared)[fits].sort().values)
 

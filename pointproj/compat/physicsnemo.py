@@ -23,7 +23,6 @@ from torch.nn.functional import pad
 
 from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
 from pointproj.ops.clouds import as_dtype
-from pointproj.ops.rounding import radius_in_range
 from pointproj.ops.scalars import scalar
 
 NAME = "pointproj"  # of the implementations
@@ -197,8 +196,7 @@ def _nearest_within(
         points, queries = points[0], queries[0]
     # A search of the nearest ends where it has them, one within a radius meets all that are within.
     distances, rows = nearest(queries, points, min(max_points, size), index_dtype=torch.int32)
-    reach = scalar(radius_in_range(radius, points.dtype), points.dtype, points.device)
-    missing = (distances.detach() <= reach).logical_not_()  # or NaN
+    missing = (distances.detach() <= scalar(radius, points.dtype, points.device)).logical_not_()  # or NaN
 
     def filled(found: Tensor, *of_pair: int) -> Tensor:
         """0 in empty slots."""
