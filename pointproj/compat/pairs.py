@@ -1,7 +1,7 @@
 """What the drop-ins share: points as other libraries take them, and two searches for any of these points.
 
-:func:`nearest` and :func:`within` take any number of coordinates, clouds without points, more neighbours than
-there are points, and every radius.
+:func:`nearest` and :func:`within` take any number of coordinates, clouds without points, and more neighbours
+than there are points.
 """
 
 import functools
@@ -84,7 +84,10 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
 
 
 def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Tensor) -> Radius:
-    """A radius that searches take: one number, or one for each of ``shape``; ValueError for others."""
+    """A radius that searches take: one number, or one for each of ``shape``; ValueError for others.
+
+    0 finds coincident points, a number beyond the largest all that are not infinitely far.
+    """
     if not isinstance(radius, float | int):
         radius = array(name, radius)
         if radius.ndim == 0:
