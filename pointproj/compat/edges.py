@@ -17,12 +17,12 @@ from pointproj.compat.pairs import (
     nearest,
     pairs_within,
     random_rows,
+    ranks,
     squared_lengths,
 )
 from pointproj.ops.arguments import check_size
 from pointproj.ops.farthest_points import farthest_points
 from pointproj.ops.neighbor_lists import radius_neighbors
-from pointproj.ops.rounding import radius_in_range
 
 MOST_PADDED = 64  # neighbours; who allows more seldom has so many, and slots for them would be mostly empty
 
@@ -48,20 +48,15 @@ def knn_edges(
     """
     check_size("the number of neighbours k", k, least=1)
     if x.numel() == 0 or y.numel() == 0:
-        return _no_edges(x)
+        return torch.empty(2, 0, dtype=torch.int64, device=x.device)
     reference_points, query_points = _points(x, y)
     if cosine:  # the chord between unit vectors grows with the angle
         # 0 / 0 is NaN, which is nobody's neighbour.
         reference_points, query_points = (
             p / p.norm(dim=-1, keepdim=True) for p in (reference_points, query_points)
         )
-    rows = nearest(
-        query_points,
-        reference_points,
-        min(k + skip_self, len(x)),
-        query_offsets=ptr_y,
-        reference_offsets=ptr_x,
-    )[1]
+    offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
+    rows = nearest(query_points, reference_points, min(k + skip_self, len(x)), **offsets)[1]
     return _listed(rows, _kept(rows, k, skip_self))
 
 
@@ -82,18 +77,31 @@ def radius_edges(
     if max_num_neighbors is not None:
         check_size("max_num_neighbors", max_num_neighbors, least=1)
     if x.numel() == 0 or y.numel() == 0:
-        return _no_edges(x)
+        return torch.empty(2, 0, dtype=torch.int64, device=x.device)
     reference_points, query_points = _points(x, y)
     offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
-    in_space = query_points.shape[1] <= 3
-    if max_num_neighbors is not None and max_num_neighbors <= MOST_PADDED and in_space:
-        return _nearest_within(query_points, reference_points, r, max_num_neighbors, skip_self, offsets)
+    most = len(x) if max_num_neighbors is None else max_num_neighbors
+    if most <= MOST_PADDED and query_points.shape[1] <= 3:
+        reach, squared_radius = boundary(r, query_points)
+        slots = min(most + skip_self, len(x))
+        rows = radius_neighbors(query_points, reference_points, reach, max_neighbors=slots, **offsets).indices
+        rows = torch.where(_kept(rows, most, skip_self), rows, len(x)).sort(dim=1).values
+        edges = _listed(rows, rows < len(x))
+        squared = squared_lengths(
+            query_points.index_select(0, edges[0]) - reference_points.index_select(0, edges[1])
+        )
+        return edges.index_select(1, (squared < squared_radius).nonzero()[:, 0])
     queries, indices, squared = pairs_within(query_points, reference_points, r, inclusive=False, **offsets)
     edges = torch.stack([queries, indices])
     if skip_self:
         others = (queries != indices).nonzero()[:, 0]
         edges, squared = edges.index_select(1, others), squared[others]
-    return edges if max_num_neighbors is None else _nearest_of_each(edges, squared, max_num_neighbors)
+    if max_num_neighbors is None:
+        return edges
+    fits = ranks(edges[0]) < most
+    if bool(fits.all()):
+        return edges
+    return edges.index_select(1, by_distance(edges[0], squared)[fits].sort().values)
 
 
 def nearest_rows(
@@ -119,9 +127,7 @@ def sampled_rows(
     sizes = torch.tensor([len(src)], device=src.device) if ptr is None else ptr.diff()
     counts = (sizes.float() * ratio).ceil().long().tolist()
     start = random_rows(sizes) if random_start else 0
-    if ptr is None:
-        return farthest_points(points, counts[0], start=start)
-    return farthest_points(points, counts, start=start, offsets=ptr)
+    return farthest_points(points, counts[0] if ptr is None else counts, start=start, offsets=ptr)
 
 
 def directed(edges: Tensor, flow: str, neighbors_first: str) -> Tensor:
@@ -135,16 +141,19 @@ def boundaries(
     x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None, batch_size: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Offsets of the clouds, None if there is one."""
-    names = ("batch", "batch") if batch_x is batch_y else ("batch_x", "batch_y")
-    batch_x, batch_y = (_on_device_of(x, batch) for batch in (batch_x, batch_y))
+    names, batches = ("batch", "batch") if batch_x is batch_y else ("batch_x", "batch_y"), []
     for name, points, batch in zip(names, (x, y), (batch_x, batch_y), strict=True):
+        if batch is not None and batch.device != x.device:
+            where = f"x is on {x.device} and its batch vector on {batch.device}"
+            warnings.warn(f"{where}: copied, for which the host waits", stacklevel=2)
+            batch = batch.to(x.device)
         if batch is not None and batch.numel() != len(points):
             raise AssertionError(
                 f"{name} must name the cloud of each of the {len(points)} points; got {batch.numel()}"
             )
-    batches = [batch for batch in (batch_x, batch_y) if batch is not None and batch.numel()]
+        batches.append(batch)
     if batch_size is None:
-        batch_size = max([1, *(int(batch.max()) + 1 for batch in batches)])
+        batch_size = max([1, *(int(b.max()) + 1 for b in batches if b is not None and b.numel())])
     if batch_size < 1:
         raise AssertionError(f"batch_size must be at least 1; got {batch_size}")
     if batch_size == 1 or (batch_x is None and batch_y is None):
@@ -153,17 +162,7 @@ def boundaries(
         missing = "batch_x" if batch_x is None else "batch_y"
         raise AssertionError(f"{batch_size} clouds need batch_x and batch_y; {missing} is missing")
     starts = torch.arange(batch_size + 1, device=x.device)
-    return torch.searchsorted(batch_x.contiguous(), starts), torch.searchsorted(batch_y.contiguous(), starts)
-
-
-def _on_device_of(x: Tensor, batch: Tensor | None) -> Tensor | None:
-    if batch is None or batch.device == x.device:
-        return batch
-    warnings.warn(
-        f"x is on {x.device} and its batch vector on {batch.device}: copied, for which the host waits",
-        stacklevel=2,
-    )
-    return batch.to(x.device)
+    return tuple(torch.searchsorted(batch.contiguous(), starts) for batch in batches)
 
 
 @torch.library.custom_op("pointproj::batched_knn", mutates_args=())
@@ -202,22 +201,6 @@ def _edges_of_unknown_number(x: Tensor, *others: object) -> Tensor:
     return x.new_empty(2, torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
 
 
-def _nearest_within(
-    query_points: Tensor, reference_points: Tensor, r: float, k: int, skip_self: bool, offsets: dict
-) -> Edges:
-    reach, squared_radius = boundary(r, query_points)
-    reach = radius_in_range(reach, query_points.dtype)
-    at_most = min(k + skip_self, len(reference_points))
-    rows = radius_neighbors(query_points, reference_points, reach, max_neighbors=at_most, **offsets).indices
-    beyond_all = len(reference_points)
-    rows = rows.masked_fill(~_kept(rows, k, skip_self), beyond_all).sort(dim=1).values
-    edges = _listed(rows, rows < beyond_all)
-    queries, indices = edges
-    displacements = query_points.index_select(0, queries) - reference_points.index_select(0, indices)
-    inside = squared_lengths(displacements) < squared_radius
-    return edges.index_select(1, inside.nonzero()[:, 0])
-
-
 def _points(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     x, y = (
         points[:, None] if isinstance(points, Tensor) and points.ndim == 1 else points for points in (x, y)
@@ -238,21 +221,6 @@ def _kept(rows: Int[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q 
     return others & (others.cumsum(1) <= k)
 
 
-def _nearest_of_each(edges: Edges, squared: Float[Tensor, " edges"], k: int) -> Edges:
-    """The nearest k edges of each query, ties by the lower index, in the order that they had."""
-    numbers = torch.arange(edges.shape[1], device=edges.device)
-    rank = numbers - torch.searchsorted(edges[0].contiguous(), edges[0])
-    if not bool((rank >= k).any()):
-        return edges
-    order = by_distance(edges[0], squared)
-    kept = torch.empty_like(order, dtype=torch.bool).scatter(0, order, rank < k)
-    return edges.index_select(1, kept.nonzero()[:, 0])
-
-
 def _listed(rows: Int[Tensor, "q k"], kept: Bool[Tensor, "q k"]) -> Edges:
     slots = kept.flatten().nonzero()[:, 0]
     return torch.stack([slots // rows.shape[1], rows.flatten().index_select(0, slots).long()])
-
-
-def _no_edges(x: Tensor) -> Edges:
-    return torch.empty(2, 0, dtype=torch.int64, device=x.device)

@@ -1,7 +1,7 @@
 """What the drop-ins share: points as other libraries take them, and two searches for any of these points.
 
-:func:`nearest` and :func:`within` take any number of coordinates, clouds without points, more neighbours than
-there are points, and every radius.
+:func:`nearest` and :func:`within` take any number of coordinates, clouds without points, and more neighbours
+than there are points.
 """
 
 import functools
@@ -54,7 +54,18 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
     Points on a line get a second coordinate, which is 0. TypeError or ValueError, by the names given here,
     for what is no tensor of real numbers, and for other numbers of coordinates or devices.
     """
-    widened = {name: _widened(name, values) for name, values in points.items()}
+    widened = {}
+    for name, values in points.items():
+        if not isinstance(values, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor; got {type(values).__name__}")
+        if values.is_complex():
+            raise TypeError(
+                f"{name} must be real; got complex data: torch.view_as_real makes coordinates of it"
+            )
+        if values.ndim == 0 or values.shape[-1] == 0:
+            raise ValueError(f"{name} must have shape (..., coordinates); got {tuple(values.shape)}")
+        wide = torch.float32 if values.is_floating_point() else torch.float64
+        widened[name] = values.to(torch.promote_types(values.dtype, wide))
     (first, like), *others = widened.items()
     for name, values in others:
         if values.shape[-1] != like.shape[-1]:
@@ -72,20 +83,11 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
     )
 
 
-def _widened(name: str, points: Tensor) -> Tensor:
-    if not isinstance(points, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor; got {type(points).__name__}")
-    if points.is_complex():
-        raise TypeError(f"{name} must be real; got complex data: torch.view_as_real makes coordinates of it")
-    if points.ndim == 0 or points.shape[-1] == 0:
-        raise ValueError(f"{name} must have shape (..., coordinates); got {tuple(points.shape)}")
-    if points.dtype in (torch.float16, torch.bfloat16):
-        return points.float()
-    return points if points.is_floating_point() else points.double()
-
-
 def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Tensor) -> Radius:
-    """A radius as users of arrays give it: one number, or one for each of ``shape``; else ValueError."""
+    """A radius that searches take: one number, or one for each of ``shape``; ValueError for others.
+
+    0 finds coincident points, a number beyond the largest all that are not infinitely far.
+    """
     if not isinstance(radius, float | int):
         radius = array(name, radius)
         if radius.ndim == 0:
@@ -99,7 +101,7 @@ def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Te
             ) from error
     if not radius >= 0:
         raise ValueError(f"{name} must not be negative; got {radius}")
-    return float(radius)
+    return radius_in_range(radius, like.dtype)
 
 
 def squared_lengths(displacements: Float[Tensor, "*pairs d"]) -> Float[Tensor, "*pairs"]:
@@ -134,11 +136,17 @@ def within(
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
     reference_offsets: Int[Tensor, " clouds+1"] | None = None,
 ) -> Pairs:
-    """All pairs with ``distance <= radius``, which compiles; waits for the device.
+    """All pairs with ``distance <= radius``, a normal number of the points' dtype; waits for the device.
 
-    A radius of 0 finds coincident points, one beyond the largest number all that are not infinitely far.
+    It compiles, which :func:`pointproj.radius_neighbors` does not where it counts the pairs.
     """
-    clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets, in_space=False)
+    points = query_points, reference_points
+    if query_points.ndim == reference_points.ndim == 3:
+        if len(query_points) > 1:
+            clouds = torch.arange(len(query_points) + 1, device=query_points.device)
+            query_offsets, reference_offsets = (clouds * p.shape[1] for p in points)
+        points = (p.flatten(0, 1) for p in points)
+    clouds = checked_clouds(*points, query_offsets, reference_offsets, in_space=False)
     number, radii = (0.0, radius.reshape(-1)) if isinstance(radius, Tensor) else (radius, None)
     row_splits, rows, distances = _within(*clouds.detached(), number, radii)
     distances = with_gradient(distances, rows, clouds, row_splits)
@@ -156,28 +164,13 @@ def _within(
     radii: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Row splits, rows and distances for a radius, or the radius of each query if these are given."""
-    reach = _in_range(radius if radii is None else radii.detach(), query_points)
-    packed = Clouds(
-        query_points.detach(), query_offsets, reference_points.detach(), reference_offsets, clouds
-    )
     if query_points.shape[1] > 3:
-        every = query_points.new_full((len(query_points),), reach) if radii is None else reach
+        packed = Clouds(query_points, query_offsets, reference_points, reference_offsets, clouds)
+        every = query_points.new_full((len(query_points),), radius) if radii is None else radii
         return brute_force.radius_list(packed, every)
-    if not (len(query_points) and len(reference_points)):
-        splits = torch.zeros(len(query_points) + 1, dtype=torch.int64, device=query_points.device)
-        return splits, splits.new_empty(0), query_points.new_empty(0)
-    offsets = query_offsets, reference_offsets
-    if clouds > 1 and query_offsets is None:
-        numbers = torch.arange(clouds + 1, device=query_points.device)
-        offsets = tuple(numbers * (len(p) // clouds) for p in (query_points, reference_points))
-    found = radius_neighbors(
-        packed.query_points,
-        packed.reference_points,
-        reach,
-        capacity=None,
-        query_offsets=offsets[0],
-        reference_offsets=offsets[1],
-    )
+    offsets = {"query_offsets": query_offsets, "reference_offsets": reference_offsets}
+    reach = radius if radii is None else radii
+    found = radius_neighbors(query_points, reference_points, reach, capacity=None, **offsets)
     return found.row_splits, found.indices, found.distances
 
 
@@ -188,14 +181,6 @@ def _(query_points: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
     return row_splits, row_splits.new_empty(pairs), query_points.new_empty(pairs)
 
 
-def _in_range(radius: Radius, points: Tensor) -> Radius:
-    """A radius that searches take, which finds the same points."""
-    if not isinstance(radius, Tensor):
-        return radius_in_range(radius, points.dtype)
-    limits = torch.finfo(points.dtype)
-    return radius.clamp(limits.tiny, limits.max)
-
-
 def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     """Radius to search with and its square, for libraries that compare squares.
 
@@ -204,12 +189,13 @@ def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     pair with a smaller square or the same, and the squares choose among those. With more coordinates than
     three the search is in float64, and goes farther by what their squares may be off.
     """
-    farther = 1 + (points.shape[-1] > 3) * points.shape[-1] * torch.finfo(points.dtype).eps
+    limits = torch.finfo(points.dtype)
+    farther = 1 + (points.shape[-1] > 3) * points.shape[-1] * limits.eps
     if isinstance(radius, Tensor):
-        squared = radius.to(points).square()
-        return rounded_root(squared) * farther, squared
+        squared = radius.square()
+        return (rounded_root(squared) * farther).clamp(limits.tiny, limits.max), squared
     squared = torch.tensor(radius * radius, dtype=points.dtype)  # of Python's own precision, then rounded
-    return rounded_root(squared).item() * farther, squared.item()
+    return radius_in_range(rounded_root(squared).item() * farther, points.dtype), squared.item()
 
 
 def pairs_within(
@@ -234,7 +220,6 @@ def pairs_within(
         queries, rows = found.queries, found.rows
         delta = query_points.flatten(0, -2)[queries] - reference_points.flatten(0, -2)[rows]
     else:
-        reach = _in_range(reach, query_points)
         found = radius_neighbors(
             query_points, reference_points, reach, capacity=None, displacements=True, box=box
         )
@@ -260,12 +245,10 @@ def first_within(
     radius = torch.tensor(radius, dtype=query_points.dtype).item()
     queries, found, squared = pairs_within(query_points, reference_points, radius, inclusive=False)
     shape = (*query_points.shape[:2], k)
-    rows = shape[0] * shape[1]
-    before = torch.searchsorted(queries, torch.arange(rows, device=queries.device))
-    rank = torch.arange(len(queries), device=queries.device) - before[queries]
-    slots = torch.where(rank < k, queries * k + rank, rows * k)  # the last slot takes what is too many
-    indices = found.new_full((rows * k + 1,), -1).scatter(0, slots, found)
-    squares = squared.new_zeros(rows * k + 1).scatter(0, slots, squared)
+    rank, count = ranks(queries), shape[0] * shape[1] * k
+    slots = torch.where(rank < k, queries * k + rank, count)  # the last slot takes what is too many
+    indices = found.new_full((count + 1,), -1).scatter(0, slots, found)
+    squares = squared.new_zeros(count + 1).scatter(0, slots, squared)
     return squares[:-1].view(shape), indices[:-1].view(shape)
 
 
@@ -294,6 +277,11 @@ def random_rows(sizes: Int[Tensor, " clouds"]) -> Int[Tensor, " clouds"]:
     """A row of each cloud, of torch's generator; 0 where there is none."""
     drawn = torch.rand(sizes.shape, device=sizes.device) * sizes
     return torch.minimum(drawn.long(), sizes - 1).clamp(min=0)
+
+
+def ranks(queries: Int[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
+    """How many pairs of the same query stand before each; queries ascend."""
+    return torch.arange(len(queries), device=queries.device) - torch.searchsorted(queries, queries)
 
 
 def by_distance(queries: Int[Tensor, " pairs"], squared: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:

@@ -23,7 +23,6 @@ from torch.nn.functional import pad
 
 from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
 from pointproj.ops.clouds import as_dtype
-from pointproj.ops.rounding import radius_in_range
 from pointproj.ops.scalars import scalar
 
 NAME = "pointproj"  # of the implementations
@@ -44,21 +43,10 @@ def radius_search(
 ) -> Tensor | tuple[Tensor, ...]:
     """Points within a radius of each query: the nearest ``max_points``, or all.
 
-    Parameters
-    ----------
-    points : (N, 3) or (B, N, 3) float tensor
-        The points to find. float16 and bfloat16 are searched in float32.
-    queries : (Q, 3) or (B, Q, 3) float tensor
-        Of the same rank. Where the dtypes differ, both are searched in the wider one.
-    radius : float
-        In the units of the points, 0 or more; a point at this distance is within.
-    max_points : int, optional
-        Slots of each query: fixed shapes, which never wait for the device. None finds all neighbours and
-        waits twice.
-    return_dists, return_points : bool
-        Whether to return the distances and the points, in the dtype of ``points``.
-    implementation : str, optional
-        Not read: it chooses among the library's own.
+    Clouds are (N, 3) and (Q, 3), or (B, N, 3) and (B, Q, 3); of two dtypes both are searched in the wider
+    one, float16 and bfloat16 in float32. A point at exactly the radius is within. ``implementation`` is not
+    read: it chooses among the library's own. With ``max_points`` shapes are fixed, and nothing waits for the
+    device; None finds all neighbours and waits twice.
 
     Returns
     -------
@@ -68,18 +56,25 @@ def radius_search(
     points : tensor, with ``return_points``
         (..., Q, max_points, 3) with 0 in empty slots, or (M, 3). Differentiable in ``points``.
     distances : tensor, with ``return_dists``
-        (..., Q, max_points) with 0 in empty slots, or (M,). Differentiable in both sets of points.
+        (..., Q, max_points) with 0 in empty slots, or (M,), in the dtype of ``points``. Differentiable in
+        both sets of points.
 
     Raises
     ------
-    ValueError
-        If the ranks or batches differ, as in the library.
     TypeError, ValueError
-        For a negative radius, and for points that are not real numbers or not on one device.
+        If the ranks or batches differ, as in the library; for a negative radius, and for points that are not
+        real numbers or not on one device.
     RuntimeError
         If there are more pairs than int32 counts, as in the library.
     """
-    _check_ranks(points, queries)
+    if points.ndim != queries.ndim or points.ndim not in (2, 3):
+        raise ValueError(
+            f"points and queries must be 2D (N, 3) or 3D (B, N, 3), got {points.ndim}D and {queries.ndim}D"
+        )
+    if points.ndim == 3 and points.shape[0] != queries.shape[0]:
+        raise ValueError(
+            f"Batch dimensions must match: points has {points.shape[0]}, queries has {queries.shape[0]}"
+        )
     dtype = points.dtype
     points, queries = coordinates(points=points, queries=queries)
     radius = number_or_tensor("radius", radius, (), points)
@@ -96,19 +91,10 @@ def radius_search(
 
 
 def knn(points: Tensor, queries: Tensor, k: int, implementation: str | None = None) -> tuple[Tensor, Tensor]:
-    """The k nearest points of each query.
+    """The k nearest points (N, D) of each query (Q, D), of the same dtype and on the same device.
 
-    Parameters
-    ----------
-    points : (N, D) float tensor
-        The points to find. float16 and bfloat16 are searched in float32. With more than 3 coordinates all
-        pairs are compared, in chunks, and the host waits for the device.
-    queries : (Q, D) float tensor
-        Of the same dtype, on the same device.
-    k : int
-        How many.
-    implementation : str, optional
-        Not read: it chooses among the library's own.
+    float16 and bfloat16 are searched in float32. With more than 3 coordinates all pairs are compared, in
+    chunks, and the host waits for the device. ``implementation`` is not read.
 
     Returns
     -------
@@ -144,28 +130,11 @@ class BQWarp(nn.Module):
         self.neighbors_in_radius = neighbors_in_radius
 
     def forward(self, x: Tensor, p_grid: Tensor, reverse_mapping: bool = True) -> tuple[Tensor, Tensor]:
-        """Find neighbours.
+        """Indices and points of :func:`radius_search` for ``x`` (B, N, 3) and ``p_grid`` (B, ..., 3).
 
-        Parameters
-        ----------
-        x : (B, N, 3) float tensor
-        p_grid : (B, ..., 3) float tensor
-            With 1 to 3 dimensions for the grid.
-        reverse_mapping : bool
-            True finds points of ``x`` for each of ``p_grid``; False the other way round. The library's
-            documentation says the opposite of what it does.
-
-        Returns
-        -------
-        mapping : int32 tensor
-            Indices of :func:`radius_search`.
-        outputs : tensor
-            Its points.
-
-        Raises
-        ------
-        ValueError
-            If the points have not 3 coordinates, or the grid has other than 1 to 3 dimensions.
+        The grid has 1 to 3 dimensions; ValueError for others, and for points that have not 3 coordinates.
+        ``reverse_mapping`` finds points of ``x`` for each of ``p_grid``; False the other way round. The
+        library's documentation says the opposite of what it does.
         """
         if not p_grid.shape[-1] == x.shape[-1] == 3:
             raise ValueError(
@@ -227,8 +196,7 @@ def _nearest_within(
         points, queries = points[0], queries[0]
     # A search of the nearest ends where it has them, one within a radius meets all that are within.
     distances, rows = nearest(queries, points, min(max_points, size), index_dtype=torch.int32)
-    reach = scalar(radius_in_range(radius, points.dtype), points.dtype, points.device)
-    missing = (distances.detach() <= reach).logical_not_()  # or NaN
+    missing = (distances.detach() <= scalar(radius, points.dtype, points.device)).logical_not_()  # or NaN
 
     def filled(found: Tensor, *of_pair: int) -> Tensor:
         """0 in empty slots."""
@@ -263,14 +231,3 @@ def _all_within(
         pairs = [clouds, found.queries % queries.shape[1], found.rows % points.shape[1]]
     chosen = points.flatten(0, -2)
     return torch.stack(pairs), lambda: chosen.index_select(0, found.rows), lambda: found.distances
-
-
-def _check_ranks(points: Tensor, queries: Tensor) -> None:
-    if points.ndim != queries.ndim or points.ndim not in (2, 3):
-        raise ValueError(
-            f"points and queries must be 2D (N, 3) or 3D (B, N, 3), got {points.ndim}D and {queries.ndim}D"
-        )
-    if points.ndim == 3 and points.shape[0] != queries.shape[0]:
-        raise ValueError(
-            f"Batch dimensions must match: points has {points.shape[0]}, queries has {queries.shape[0]}"
-        )

@@ -1,7 +1,8 @@
 """Operators of PointNet++: ``pointnet2_ops.pointnet2_utils`` by its names and signatures.
 
 Written after the paper's definitions (Qi et al. 2017) and the CUDA extension that most networks use. Unlike
-that, they run on the CPU too, take float64, and differentiate twice.
+that, they run on the CPU too, take float64, and differentiate twice. TypeError or ValueError for arguments
+that do not go together.
 """
 
 import torch
@@ -16,14 +17,7 @@ __all__ = ["ball_query", "three_interpolate", "three_nn"]
 def three_nn(
     unknown: Float[Tensor, "b n 3"], known: Float[Tensor, "b m 3"]
 ) -> tuple[Float[Tensor, "b n 3"], Int32[Tensor, "b n 3"]]:
-    """The three nearest points of ``known`` of each point of ``unknown``.
-
-    Parameters
-    ----------
-    unknown : (B, n, 3) float tensor
-        Points that are searched for.
-    known : (B, m, 3) float tensor
-        Points that are found.
+    """The three nearest points of ``known`` of each point of ``unknown``; nothing waits for the device.
 
     Returns
     -------
@@ -31,12 +25,7 @@ def three_nn(
         Distances, nearest first, ties by the lower index; inf beyond the m-th. Differentiable in both clouds,
         subgradient 0 at distance 0; the extension has no gradient, so detach it to train as before.
     idx : (B, n, 3) int32 tensor
-        Rows of ``known``; 0 beyond the m-th. Nothing waits for the device.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For points that do not go together.
+        Rows of ``known``; 0 beyond the m-th.
     """
     _check(unknown=unknown, known=known)
     dist, idx = nearest(*coordinates(unknown=unknown, known=known), 3)
@@ -46,25 +35,10 @@ def three_nn(
 def three_interpolate(
     features: Float[Tensor, "b c m"], idx: Int32[Tensor, "b n 3"], weight: Float[Tensor, "b n 3"]
 ) -> Float[Tensor, "b c n"]:
-    """Weighted sum of the features of three points for each of n points.
+    """Weighted sum of the features of three points for each of n points; nothing waits for the device.
 
-    Parameters
-    ----------
-    features : (B, C, m) float tensor
-    idx : (B, n, 3) int tensor
-        Of :func:`three_nn`.
-    weight : (B, n, 3) float tensor
-        Most networks give 1 / distance, divided by its sum.
-
-    Returns
-    -------
-    (B, C, n) float tensor
-        Differentiable in ``features``, as in the extension, and in ``weight``. Nothing waits for the device.
-
-    Raises
-    ------
-    ValueError
-        For shapes that do not go together.
+    ``idx`` is of :func:`three_nn`; ``weight`` is 1 / distance, divided by its sum, in most networks.
+    Differentiable in ``features``, as in the extension, and in ``weight``.
     """
     if idx.shape != weight.shape or len(idx) != len(features):
         raise ValueError(
@@ -84,27 +58,9 @@ def ball_query(
 ) -> Int32[Tensor, "b m nsample"]:
     """The first ``nsample`` points of ``xyz``, by their index, within ``radius`` of each of ``new_xyz``.
 
-    Parameters
-    ----------
-    radius : float
-        A point at exactly this distance is outside.
-    nsample : int
-        How many at most.
-    xyz : (B, N, 3) float tensor
-        Points that are found.
-    new_xyz : (B, npoint, 3) float tensor
-        Centres of the balls.
-
-    Returns
-    -------
-    (B, npoint, nsample) int32 tensor
-        Where there are fewer, the first is repeated; 0 where there are none. All pairs within the radius are
-        listed before the first are taken: the host waits for the device, and the memory is theirs.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for :func:`three_nn`.
+    A point at exactly the radius is outside. Where there are fewer, the first is repeated; 0 where there are
+    none. All pairs within the radius are listed before the first are taken: the host waits for the device,
+    and the memory is theirs.
     """
     _check(new_xyz=new_xyz, xyz=xyz)
     query_points, reference_points = coordinates(new_xyz=new_xyz.detach(), xyz=xyz.detach())

@@ -1,7 +1,8 @@
 """Searches of PyTorch3D: ``pytorch3d.ops`` by its names and signatures.
 
-Written against its documentation (0.7). Clouds are padded to one size, and ``lengths`` say how many points of
-each are real.
+Written against its documentation (0.7). Clouds, (B, P, D) float tensors, are padded to one size, and
+``lengths``, (B,) int64 tensors, say how many points of each are real; None: all. With D above 3 all pairs are
+compared, in chunks, and the host waits for the device. ValueError for clouds that do not go together.
 """
 
 from collections.abc import Sequence
@@ -21,17 +22,7 @@ Lengths = Int[Tensor, " b"]
 
 
 class KNN(NamedTuple):
-    """What :func:`knn_points` and :func:`ball_query` return.
-
-    Attributes
-    ----------
-    dists : (B, P1, K) float tensor
-        Squared distances.
-    idx : (B, P1, K) int64 tensor
-        Rows of ``p2``, within the cloud.
-    knn : (B, P1, K, D) float tensor or None
-        The points there.
-    """
+    """Squared distances, int64 rows of ``p2`` within the cloud, and the points there if these are wanted."""
 
     dists: Float[Tensor, "b p k"]
     idx: Int[Tensor, "b p k"]
@@ -49,39 +40,17 @@ def knn_points(
     return_nn: bool = False,
     return_sorted: bool = True,
 ) -> KNN:
-    """The K nearest points of ``p2`` of each point of ``p1``.
+    """The K nearest points of ``p2`` of each point of ``p1``; nothing waits for the device.
 
-    Parameters
-    ----------
-    p1 : (B, P1, D) float tensor
-        Points that are searched for. With D above 3 all pairs are compared, in chunks, and the host waits for
-        the device.
-    p2 : (B, P2, D) float tensor
-        Points that are found.
-    lengths1, lengths2 : (B,) int64 tensors, optional
-        How many points of each cloud are real. None: all.
-    norm : int
-        2; the distance of norm 1 is not supported.
-    K : int
-        Neighbours of each point.
-    version : int
-        Not read.
-    return_nn : bool
-        Whether to gather the points found.
-    return_sorted : bool
-        Not read: neighbours are always sorted, nearest first, ties by the lower index.
+    ``norm`` is 2; the distance of norm 1 is not supported. ``version`` and ``return_sorted`` are not read:
+    neighbours are always sorted, nearest first, ties by the lower index.
 
     Returns
     -------
     KNN
         ``dists`` are differentiable twice in both clouds, in their own dtype; PyTorch3D has first derivatives
         in float32. Where a cloud of ``p2`` has fewer than K points, and for rows of ``p1`` beyond
-        ``lengths1``, ``dists`` and ``idx`` are 0. Nothing waits for the device.
-
-    Raises
-    ------
-    ValueError
-        For clouds that do not go together, or a norm other than 2.
+        ``lengths1``, ``dists`` and ``idx`` are 0. ``knn`` only with ``return_nn``.
     """
     _check(p1, p2)
     if norm != 2:
@@ -98,26 +67,9 @@ def knn_points(
 def knn_gather(
     x: Float[Tensor, "b m u"], idx: Int[Tensor, "b l k"], lengths: Lengths | None = None
 ) -> Float[Tensor, "b l k u"]:
-    """Rows of ``x`` by the indices of :func:`knn_points`.
+    """Rows of ``x`` (B, M, U) by the indices of :func:`knn_points`: 0 for the index -1.
 
-    Parameters
-    ----------
-    x : (B, M, U) tensor
-        Values of the points that were found.
-    idx : (B, L, K) int64 tensor
-        Of :func:`knn_points`.
-    lengths : (B,) int64 tensor, optional
-        How many rows of each cloud are real.
-
-    Returns
-    -------
-    (B, L, K, U) tensor
-        0 in column k of clouds with at most k rows, and for the index -1. Nothing waits for the device.
-
-    Raises
-    ------
-    ValueError
-        For batches of different sizes.
+    Also 0 in column k of clouds with at most k rows. Nothing waits for the device.
     """
     if x.shape[0] != idx.shape[0]:
         raise ValueError(
@@ -142,32 +94,15 @@ def ball_query(
 ) -> KNN:
     """The first K points of ``p2``, by their index, that are nearer than ``radius`` to each point of ``p1``.
 
-    The nearest K are what :func:`pointproj.radius_neighbors` gives.
-
-    Parameters
-    ----------
-    p1, p2, lengths1, lengths2
-        As for :func:`knn_points`.
-    K : int
-        Neighbours of each point at most.
-    radius : float
-        A point at exactly this distance is outside.
-    return_nn : bool
-        As for :func:`knn_points`.
-    skip_points_outside_cube : bool
-        Not read: it makes PyTorch3D's search faster.
+    A point at exactly the radius is outside. The nearest K are what :func:`pointproj.radius_neighbors` gives.
+    ``skip_points_outside_cube`` is not read: it makes PyTorch3D's search faster.
 
     Returns
     -------
     KNN
-        ``dists`` as of :func:`knn_points`. Where there are fewer than K, ``idx`` is -1 and ``dists`` and
-        ``knn`` are 0. All pairs within the radius are listed before the first K are taken: the host waits for
-        the device to know how many there are, and the memory is theirs.
-
-    Raises
-    ------
-    ValueError
-        As for :func:`knn_points`.
+        As of :func:`knn_points`, but where there are fewer than K, ``idx`` is -1 and ``dists`` and ``knn``
+        are 0. All pairs within the radius are listed before the first K are taken: the host waits for the
+        device to know how many there are, and the memory is theirs.
     """
     _check(p1, p2)
     query_points, reference_points = coordinates(p1=p1, p2=p2)
@@ -187,10 +122,8 @@ def sample_farthest_points(
 
     Parameters
     ----------
-    points : (B, P, D) float tensor
-        With D above 3 each point is compared with every chosen one.
-    lengths : (B,) int64 tensor, optional
-        How many points of each cloud are real. None: all.
+    points, lengths
+        Clouds. With D above 3 each point is compared with every chosen one.
     K : int, or (B,) sequence or tensor
         How many to choose of each cloud. For a tensor the host waits for the device.
     random_start_point : bool
@@ -203,11 +136,6 @@ def sample_farthest_points(
         points, or fewer were asked for.
     indices : (B, max K) int64 tensor
         Their rows, -1 there.
-
-    Raises
-    ------
-    ValueError
-        For ``lengths`` or ``K`` of another number of clouds.
     """
     clouds, size, _ = points.shape
     if lengths is not None and lengths.shape != (clouds,):

@@ -21,33 +21,12 @@ __all__ = ["KDTree", "cKDTree"]
 
 
 class cKDTree:  # noqa: N801 - its name there
-    """Points that are searched.
+    """Points that are searched: ``data`` (n, m), in which distances are differentiable.
 
-    Parameters
-    ----------
-    data : (n, m) tensor
-        Points, finite: the host waits for the device to check that. With m above 3 all pairs are compared,
-        in chunks, and every search waits.
-    leafsize, compact_nodes, balanced_tree
-        Not read.
-    copy_data : bool
-        Whether the data may be changed in place later. Without it results are wrong then, as in scipy.
-    boxsize : float or sequence of m floats, optional
-        Lengths of a periodic box; 0: not periodic along that axis. Points must lie in it. For m up to 3.
-
-    Attributes
-    ----------
-    data : (n, m) float tensor
-        The points. Distances are differentiable in them.
-    n, m : int
-        How many points, of how many coordinates.
-    boxsize : tuple of float or None
-        As given, one for each axis.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For points that are not finite, not real or outside of the box, and for a box of more than 3 lengths.
+    They must be finite, for which the host waits for the device, and lie in the box that ``boxsize`` gives
+    the lengths of (0: not periodic along that axis), for m up to 3; else TypeError or ValueError. With m
+    above 3 all pairs are compared, in chunks, and every search waits. Without ``copy_data`` results are wrong
+    once the data are changed in place, as in scipy. Other arguments are not read.
     """
 
     def __init__(
@@ -69,12 +48,13 @@ class cKDTree:  # noqa: N801 - its name there
         self._searched = SearchedPoints(data=data)
         if not bool(data.isfinite().all()):
             raise ValueError("data must be finite, check for nan or inf values")
-        self.boxsize = _lengths(boxsize, data)
-        self._box = None
-        if self.boxsize is not None:
+        self.boxsize = self._box = None
+        if boxsize is not None:
+            self.boxsize = tuple(float(length) for length in np.broadcast_to(boxsize, self.m))
+            box = [length or math.inf for length in self.boxsize]
+            _check_in_box(data, data.new_tensor(box), self.boxsize)
             if self.m > 3:
                 raise ValueError(f"boxsize is for up to 3 coordinates; data have {self.m}")
-            box = [length or math.inf for length in self.boxsize]
             self._box = (*box, *[math.inf] * (max(self.m, 2) - self.m))
 
     def query(
@@ -86,36 +66,19 @@ class cKDTree:  # noqa: N801 - its name there
         distance_upper_bound: float = math.inf,
         workers: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """The k nearest points.
+        """The k nearest points of ``x`` (..., m); nothing waits for the device.
 
-        Parameters
-        ----------
-        x : (..., m) tensor, array or list
-            Where to search from. A point that is not finite gets NaN and n, where scipy raises: to know of
-            it the host would have to wait for the device.
-        k : int or sequence of int
-            How many; a sequence asks for single ones, 1 being the nearest.
-        eps : float
-            Not read: results are exact.
-        p : float
-            2, the Euclidean distance; others are not supported.
-        distance_upper_bound : float
-            Only neighbours nearer than this.
-        workers : int
-            Not read.
+        Results are exact, whatever ``eps``; ``p`` is 2, others raise ValueError; ``workers`` is not read. A
+        sequence ``k`` asks for single neighbours, 1 being the nearest. A point that is not finite gets NaN
+        and n, where scipy raises: to know of it the host would have to wait for the device.
 
         Returns
         -------
         d : (..., k) float tensor
-            Distances, nearest first, ties by the lower index; inf where there are fewer. Without the last
-            axis if k is 1. Differentiable twice in ``x`` and in the data. Nothing waits for the device.
+            Distances below ``distance_upper_bound``, nearest first, ties by the lower index; inf where there
+            are fewer. Without the last axis if k is 1. Differentiable twice in ``x`` and in the data.
         i : (..., k) int64 tensor
             Rows of the data; n where there are fewer.
-
-        Raises
-        ------
-        ValueError
-            For a wrong number of coordinates, p other than 2, or k below 1.
         """
         ranks = [k] if isinstance(k, Integral) else list(k) if isinstance(k, Iterable) else []
         if not ranks or not all(isinstance(rank, Integral) and rank >= 1 for rank in ranks):
@@ -142,32 +105,18 @@ class cKDTree:  # noqa: N801 - its name there
         return_sorted: bool | None = None,
         return_length: bool = False,
     ) -> Int[Tensor, "*pairs"] | np.ndarray:
-        """All points within a distance, which belongs to it.
+        """All points within the distance ``r`` of ``x`` (..., m), which belongs to it.
 
-        Parameters
-        ----------
-        x : (..., m) tensor
-            Centres of the balls.
-        r : float or (...) tensor, array or list
-            Radius, or one for each centre; in a periodic box less than half of its lengths.
-        p, eps, workers
-            As for :meth:`query`.
-        return_sorted : bool, optional
-            Not read: indices are always ascending.
-        return_length : bool
-            Whether to return only how many there are.
+        ``r`` is one number or one for each centre; in a periodic box less than half of its lengths. Indices
+        are always ascending: ``return_sorted`` is not read. ValueError for a negative radius, and as
+        :meth:`query`.
 
         Returns
         -------
         (pairs,) int64 tensor, or an array of them
             For one centre the rows of the data. For more an array of objects of shape ``x.shape[:-1]`` that
-            holds a tensor where scipy's holds a list. With ``return_length`` an int64 tensor of that shape.
-            The host waits for the device to know how many pairs there are.
-
-        Raises
-        ------
-        ValueError
-            For a wrong number of coordinates, p other than 2, or a negative radius.
+            holds a tensor where scipy's holds a list. With ``return_length`` an int64 tensor of that shape,
+            how many there are. The host waits for the device.
         """
         x = self._queries(x, p)
         query_points, points = self._searched.beside(x=x.detach().reshape(-1, self.m))
@@ -193,15 +142,10 @@ class cKDTree:  # noqa: N801 - its name there
 KDTree = cKDTree
 
 
-def _lengths(boxsize: float | Sequence[float] | None, data: Tensor) -> tuple[float, ...] | None:
-    if boxsize is None:
-        return None
-    lengths = tuple(float(length) for length in np.broadcast_to(boxsize, data.shape[1]))
-    limits = data.new_tensor([length or math.inf for length in lengths])
+def _check_in_box(data: Tensor, limits: Tensor, lengths: tuple[float, ...]) -> None:
     if bool((data >= limits).any()):
         raise ValueError(
             f"Some input data are greater than the size of the periodic box, {lengths}: take their remainders"
         )
     if bool(((data < 0) & limits.isfinite()).any()):
         raise ValueError("Negative input data are outside of the periodic box: take their remainders")
-    return lengths

@@ -28,25 +28,8 @@ Points = Float[Tensor, "n m"]
 class NearestNeighbors:
     """Searches among the points that it was fitted to, with the Euclidean distance.
 
-    Parameters
-    ----------
-    n_neighbors : int
-        What :meth:`kneighbors` finds unless told otherwise.
-    radius : float
-        How far :meth:`radius_neighbors` searches unless told otherwise.
-    algorithm, leaf_size, n_jobs
-        Not read.
-    metric : {"minkowski", "euclidean", "l2"}
-        Others are not supported.
-    p : float
-        Of the metric "minkowski": 2; others are not supported.
-    metric_params : dict, optional
-        Weights and whatever else changes the metric are not supported.
-
-    Raises
-    ------
-    ValueError
-        For another metric, no neighbours, or a negative radius.
+    ValueError for other metrics, and for whatever changes this one. ``algorithm``, ``leaf_size`` and
+    ``n_jobs`` are not read.
     """
 
     def __init__(
@@ -69,25 +52,10 @@ class NearestNeighbors:
         self.radius = radius
 
     def fit(self, X: Points, y: object = None) -> Self:  # noqa: N803 - its name there
-        """Take the points that are searched.
+        """Take the points (n, m) that are searched; distances are differentiable in them.
 
-        Parameters
-        ----------
-        X : (n, m) tensor, array or list
-            Distances are differentiable in them. With m above 3 all pairs are compared, in chunks, and every
-            search waits for the device.
-        y
-            Not read.
-
-        Returns
-        -------
-        NearestNeighbors
-            Itself.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For what is no table of real numbers with one row or more.
+        With m above 3 all pairs are compared, in chunks, and every search waits for the device. TypeError or
+        ValueError for what is no table of real numbers with one row or more.
         """
         X = _table(X)  # noqa: N806
         if not len(X):
@@ -102,16 +70,9 @@ class NearestNeighbors:
         n_neighbors: int | None = None,
         return_distance: bool = True,
     ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]] | Int[Tensor, "q k"]:
-        """The nearest points.
+        """The nearest points of ``X``; None: of each point that it was fitted to, itself left out.
 
-        Parameters
-        ----------
-        X : (q, m) tensor, optional
-            Where to search from. None: from each point that it was fitted to, itself left out.
-        n_neighbors : int, optional
-            How many.
-        return_distance : bool
-            Whether to return distances.
+        ValueError for more neighbours than there are points.
 
         Returns
         -------
@@ -120,11 +81,6 @@ class NearestNeighbors:
             in the points fitted to. Nothing waits for the device.
         neigh_ind : (q, k) int64 tensor
             Rows of the points fitted to. -1 where a point that is not finite is missing.
-
-        Raises
-        ------
-        ValueError
-            For more neighbours than there are points, or before :meth:`fit`.
         """
         searched = self._fitted()
         k = self.n_neighbors if n_neighbors is None else _checked_count(n_neighbors)
@@ -133,14 +89,12 @@ class NearestNeighbors:
                 f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {k}, "
                 f"n_samples_fit = {self.n_samples_fit_}" + (", itself left out" if X is None else "")
             )
-        if X is not None:
-            distances, rows = searched.nearest(k, X=self._queries(X))
-            return (distances, rows) if return_distance else rows
-        distances, rows = searched.nearest(k + 1, X=searched.given["fitted"])
-        own = rows == torch.arange(len(rows), device=rows.device)[:, None]
-        own[:, -1] |= ~own.any(1)  # among as many that coincide, the last is left out instead
-        others = own.int().argsort(dim=1, stable=True)[:, :k]
-        distances, rows = distances.gather(1, others), rows.gather(1, others)
+        distances, rows = searched.nearest(k + (X is None), X=self._queries(X))
+        if X is None:
+            own = rows == torch.arange(len(rows), device=rows.device)[:, None]
+            own[:, -1] |= ~own.any(1)  # among as many that coincide, the last is left out instead
+            others = own.int().argsort(dim=1, stable=True)[:, :k]
+            distances, rows = distances.gather(1, others), rows.gather(1, others)
         return (distances, rows) if return_distance else rows
 
     def radius_neighbors(
@@ -150,37 +104,23 @@ class NearestNeighbors:
         return_distance: bool = True,
         sort_results: bool = False,
     ) -> tuple[np.ndarray, np.ndarray] | np.ndarray:
-        """All points within a distance, which belongs to it.
+        """All points within a distance, or one for each row of ``X``, which belongs to it.
 
-        Parameters
-        ----------
-        X : (q, m) tensor, optional
-            As for :meth:`kneighbors`.
-        radius : float or (q,) tensor, array or list, optional
-            The distance, or one for each row of ``X``.
-        return_distance : bool
-            Whether to return distances.
-        sort_results : bool
-            Whether the nearest come first; else the lowest index.
+        ``X`` is that of :meth:`kneighbors`. Without ``sort_results`` the lowest index comes first. ValueError
+        for a negative radius.
 
         Returns
         -------
         neigh_dist : (q,) array of float tensors
             Without gradients. The host waits for the device to know how many pairs there are.
         neigh_ind : (q,) array of int64 tensors
-
-        Raises
-        ------
-        ValueError
-            Before :meth:`fit`, or for a negative radius.
         """
         if sort_results and not return_distance:
             raise ValueError("return_distance must be True if sort_results is True.")
         searched = self._fitted()
-        query_points, points = searched.beside(X=searched.given["fitted"] if X is None else self._queries(X))
-        reach = number_or_tensor(
-            "radius", self.radius if radius is None else radius, query_points.shape[:1], points
-        )
+        query_points, points = searched.beside(X=self._queries(X))
+        radius = self.radius if radius is None else radius
+        reach = number_or_tensor("radius", radius, query_points.shape[:1], points)
         queries, rows, squared = pairs_within(query_points.detach(), points.detach(), reach, inclusive=True)
         if X is None:
             others = queries != rows
@@ -198,6 +138,8 @@ class NearestNeighbors:
         return self._searched
 
     def _queries(self, points: object) -> Tensor:
+        if points is None:
+            return self._searched.given["fitted"]
         points = _table(points)
         if points.shape[1] != self.n_features_in_:
             raise ValueError(

@@ -1,7 +1,4 @@
-"""Searches of torch-cluster by their names and signatures, which PyTorch Geometric took over unchanged.
-
-Of :func:`fps` torch-cluster takes more.
-"""
+"""Searches of torch-cluster by their names and signatures, which PyTorch Geometric took over unchanged."""
 
 from collections.abc import Sequence
 
@@ -23,26 +20,16 @@ def fps(
     batch_size: int | None = None,
     ptr: Int[Tensor, " clouds+1"] | Sequence[int] | None = None,
 ) -> Int[Tensor, " chosen"]:
-    """Choose points that are spread evenly over each cloud.
+    """As :func:`pointproj.compat.torch_geometric.fps`, which takes less.
 
     Parameters
     ----------
     src, batch, random_start, batch_size
-        As ``x`` and the others of :func:`pointproj.compat.torch_geometric.fps`.
+        As ``x`` and the others there.
     ratio : float, or tensor of shape () or (B,), optional
         How much of each cloud. None: 0.5.
     ptr : (B + 1,) integer tensor or sequence, optional
-        Where each cloud begins and ends, instead of ``batch``.
-
-    Returns
-    -------
-    (sum of ceil(ratio * n),) int64 tensor
-        As of :func:`pointproj.compat.torch_geometric.fps`.
-
-    Raises
-    ------
-    AssertionError, TypeError, ValueError
-        As there, and for boundaries that do not rise from 0 to N.
+        Where each cloud begins and ends, instead of ``batch``; ValueError if it does not rise from 0 to N.
     """
     if ptr is None:
         ptr = boundaries(src, src, batch, batch, batch_size)[0]

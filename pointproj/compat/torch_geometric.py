@@ -3,6 +3,30 @@
 Written against torch-geometric 2.8, whose own searches need pyg-lib. :mod:`pointproj.compat.torch_cluster`
 has the same functions under the name of the library that had them before. None of them needs either.
 
+An argument means the same in all of them, and what the library says, with this added:
+
+- ``x``, ``y``: (N, F) and (M, F) tensors of any real dtype, or (N,) and (M,). With more than 3 coordinates,
+  all pairs are compared, in chunks.
+- ``batch``, ``batch_x``, ``batch_y``: (N,) and (M,) int64 tensors, the cloud of each point, ascending.
+- ``batch_size``: the number of clouds. None: read from the batch vectors, for which the host waits for the
+  device.
+- ``k``: as many as are wanted; the library has a limit of 100 on a GPU.
+- ``r``: a point at exactly this distance is outside, as in the library.
+- ``max_num_neighbors``: of more than that, the nearest stay. The library keeps the first that it meets: those
+  of the lowest index on a GPU, on the CPU what its tree visits first. None: all. With None or more than 64,
+  all pairs nearer than ``r`` are listed first, and the memory is theirs.
+- ``loop``: whether a point counts as its own neighbour. If not, it takes no place among ``k`` or
+  ``max_num_neighbors``, also among points that coincide, where torch-cluster may give k + 1.
+- ``flow``: whether the neighbours are in row 0 ("source_to_target") or in row 1 ("target_to_source").
+- ``cosine``: nearest by the angle between vectors. Also on the CPU, where the library has no such search.
+- ``num_workers``: not read.
+
+Searches return edges, a (2, E) int64 tensor. E depends on the data, so the host waits for the device;
+:func:`pointproj.knn` and :func:`pointproj.radius_neighbors` do not. A cloud of fewer than k points gives
+fewer edges; a point with a NaN or inf coordinate has none. AssertionError is raised for batch vectors of a
+wrong length, for one without the other, and for an unknown ``flow``; TypeError or ValueError for points that
+do not go together, and for k below 1.
+
 Each search is one operator of torch, so that it compiles and can be scripted; for ``torch.jit.script`` its
 annotations say nothing of shapes.
 """
@@ -15,6 +39,8 @@ from pointproj.compat.edges import boundaries, directed, knn_edges, nearest_rows
 from pointproj.compat.pairs import coordinates
 from pointproj.compat.pairs import nearest as nearest_points
 from pointproj.ops.functional import knn_aggregate
+from pointproj.ops.list_sums import aggregate
+from pointproj.ops.neighbor_lists import Neighbors
 
 __all__ = ["fps", "install", "knn", "knn_graph", "knn_interpolate", "nearest", "radius", "radius_graph"]
 
@@ -41,40 +67,7 @@ def knn(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """For each point of ``y`` the k nearest points of ``x``.
-
-    Parameters
-    ----------
-    x : (N, F) or (N,) tensor
-        Points that are found, of any real dtype. With more than 3 coordinates, all pairs are compared, in
-        chunks.
-    y : (M, F) or (M,) tensor
-        Points that are searched for.
-    k : int
-        Neighbours of each point, as many as are wanted; the library has a limit of 100 on a GPU.
-    batch_x, batch_y : (N,) and (M,) int64 tensors, optional
-        The cloud of each point, in ascending order. Neighbours are never of another cloud.
-    cosine : bool
-        Nearest by the angle between vectors. Also on the CPU, where the library has no such search.
-    num_workers : int
-        Not read.
-    batch_size : int, optional
-        Number of clouds. None: read from the batch vectors, for which the host waits for the device.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-        Row 0: the point of ``y``, ascending; row 1: its neighbour of ``x``, nearest first, ties by the lower
-        index. A cloud of fewer than k points gives fewer edges; a point with a NaN or inf coordinate has
-        none. E depends on the data, so the host waits for the device; :func:`pointproj.knn` does not.
-
-    Raises
-    ------
-    AssertionError
-        For batch vectors of a wrong length, or one without the other.
-    TypeError, ValueError
-        For points that do not go together, and for k below 1.
-    """
+    """For each point of ``y`` (row 0) the k nearest of ``x`` (row 1): nearest first, ties by lower index."""
     return torch.ops.pointproj.batched_knn(x, y, k, batch_x, batch_y, cosine, batch_size, False)
 
 
@@ -88,34 +81,7 @@ def knn_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges between each point and its k nearest.
-
-    Parameters
-    ----------
-    x : (N, F) or (N,) tensor
-        As for :func:`knn`.
-    k : int
-        As for :func:`knn`.
-    batch : (N,) int64 tensor, optional
-        As for :func:`knn`.
-    loop : bool
-        Whether a point counts as its own neighbour. If not, each point has at most k edges, also among
-        points that coincide, where torch-cluster may give k + 1.
-    flow : {"source_to_target", "target_to_source"}
-        Whether the neighbours are in row 0 or in row 1.
-    cosine, num_workers, batch_size
-        As for :func:`knn`.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-        Ordered as by :func:`knn`, with the rows that ``flow`` says.
-
-    Raises
-    ------
-    AssertionError, ValueError
-        As for :func:`knn`, and for an unknown ``flow``.
-    """
+    """Edges between each point and its k nearest, nearest first."""
     edges = torch.ops.pointproj.batched_knn(x, x, k, batch, batch, cosine, batch_size, not loop)
     return directed(edges, flow, "source_to_target")
 
@@ -130,33 +96,9 @@ def radius(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """For each point of ``y`` the points of ``x`` that are nearer than ``r``.
+    """For each point of ``y`` (row 0) the points of ``x`` nearer than ``r`` (row 1), both rows ascending.
 
-    Parameters
-    ----------
-    x, y : (N, F) and (M, F) tensors
-        As for :func:`knn`.
-    r : float
-        Radius; a point at exactly this distance is outside, as in the library.
-    batch_x, batch_y : (N,) and (M,) int64 tensors, optional
-        As for :func:`knn`.
-    max_num_neighbors : int or None
-        Of more than that, the nearest stay. The library keeps the first that it meets: those of the lowest
-        index on a GPU, on the CPU what its tree visits first. None: all. With None or more than 64, all pairs
-        nearer than ``r`` are listed first, and the memory is theirs.
-    num_workers, batch_size
-        As for :func:`knn`.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-        Row 0: the point of ``y``, ascending; row 1: its neighbours of ``x``, ascending, as the library orders
-        them on a GPU. The host waits for the device; :func:`pointproj.radius_neighbors` does not.
-
-    Raises
-    ------
-    AssertionError, ValueError
-        As for :func:`knn`.
+    That is the order in which the library has them on a GPU.
     """
     return torch.ops.pointproj.batched_radius(x, y, r, batch_x, batch_y, max_num_neighbors, batch_size, False)
 
@@ -171,36 +113,7 @@ def radius_graph(
     num_workers: int = 1,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Edges between each point and those nearer than ``r``.
-
-    Parameters
-    ----------
-    x : (N, F) or (N,) tensor
-        As for :func:`knn`.
-    r : float
-        As for :func:`radius`.
-    batch : (N,) int64 tensor, optional
-        As for :func:`knn`.
-    loop : bool
-        Whether a point counts as its own neighbour. If not, it takes no place among
-        ``max_num_neighbors``.
-    max_num_neighbors : int or None
-        As for :func:`radius`.
-    flow : {"source_to_target", "target_to_source"}
-        As for :func:`knn_graph`.
-    num_workers, batch_size
-        As for :func:`knn`.
-
-    Returns
-    -------
-    (2, E) int64 tensor
-        Ordered as by :func:`radius`, with the rows that ``flow`` says.
-
-    Raises
-    ------
-    AssertionError, ValueError
-        As for :func:`knn_graph`.
-    """
+    """Edges between each point and those nearer than ``r``, ordered as by :func:`radius`."""
     edges = torch.ops.pointproj.batched_radius(x, x, r, batch, batch, max_num_neighbors, batch_size, not loop)
     return directed(edges, flow, "source_to_target")
 
@@ -213,22 +126,13 @@ def nearest(
 ) -> Int[Tensor, " n"]:
     """For each point of ``x`` the nearest point of ``y``: the other way round than :func:`knn`.
 
-    Parameters
-    ----------
-    x, y : (N, F) and (M, F) tensors
-        As for :func:`knn`.
-    batch_x, batch_y : (N,) and (M,) int64 tensors, optional
-        As for :func:`knn`; None: all of cloud 0.
+    A missing batch vector says that all points are of cloud 0. ValueError for batch vectors that do not
+    ascend, and for those that do not name the same clouds.
 
     Returns
     -------
     (N,) int64 tensor
         Rows of ``y``; -1 for a point that is not finite, or if no point of ``y`` is.
-
-    Raises
-    ------
-    ValueError
-        For batch vectors that do not ascend, and for clouds of ``x`` without points of ``y``.
     """
     if batch_x is None and batch_y is None:
         return nearest_rows(x, y)
@@ -256,21 +160,14 @@ def knn_interpolate(
 ) -> Float[Tensor, "m c"]:
     """Features at ``pos_y``: the mean of the k nearest, weighted by 1 / max(distance^2, 1e-16).
 
+    Without batch vectors nothing waits for the device, and the call compiles as a whole.
+
     Parameters
     ----------
     x : (N, C) float tensor
         Features.
-    pos_x : (N, D) tensor
-        Where they are; as for :func:`knn`.
-    pos_y : (M, D) tensor
-        Where they are wanted.
-    batch_x, batch_y : (N,) and (M,) int64 tensors, optional
-        As for :func:`knn`. The number of clouds is read from them, for which the host waits for the device;
-        without them nothing waits, and the call compiles as a whole.
-    k : int
-        As for :func:`knn`.
-    num_workers : int
-        Not read.
+    pos_x, pos_y : (N, D) and (M, D) tensors
+        Where they are, and where they are wanted.
 
     Returns
     -------
@@ -278,21 +175,17 @@ def knn_interpolate(
         Differentiable twice in ``x``, as in the library, and in both sets of positions, which get no gradient
         there: detach positions that shall get none. Points of ``y`` in a cloud without points of ``x`` get 0,
         not NaN.
-
-    Raises
-    ------
-    AssertionError, ValueError
-        As for :func:`knn`.
     """
     ptr_x, ptr_y = boundaries(pos_x, pos_y, batch_x, batch_y, None)
     reference_points, query_points = coordinates(pos_x=pos_x, pos_y=pos_y)
     features = x.to(torch.promote_types(x.dtype, reference_points.dtype))
     offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
-    if len(pos_x) == 0 or pos_x.shape[-1] > 3:
-        values = _interpolated(query_points, reference_points, features, k, offsets)
+    kernel = {"kernel": "inverse_distance", "power": 2.0, "eps": NEAREST}
+    k = min(k, len(pos_x))
+    if k == 0 or pos_x.shape[-1] > 3:
+        distances, rows = nearest_points(query_points, reference_points, k, **offsets)
+        values = aggregate(features, Neighbors(rows, distances), **kernel)
     else:
-        kernel = {"kernel": "inverse_distance", "power": 2.0, "eps": NEAREST}
-        k = min(k, len(pos_x))
         values = knn_aggregate(query_points, reference_points, features, k, **kernel, **offsets)
     narrow = pos_x.is_floating_point() and torch.promote_types(x.dtype, pos_x.dtype)
     return values.to(narrow) if narrow else values
@@ -307,29 +200,14 @@ def fps(
 ) -> Int[Tensor, " chosen"]:
     """Choose points that are spread evenly over each cloud: always the one farthest from all chosen before.
 
-    Parameters
-    ----------
-    x : (N, F) or (N,) tensor
-        Points of any real dtype. With more than 3 coordinates each is compared with every chosen one.
-    batch : (N,) int64 tensor, optional
-        The cloud of each point, in ascending order.
-    ratio : float
-        How much of each cloud.
-    random_start : bool
-        Begin with a random point of each cloud, of torch's generator, instead of its first.
-    batch_size : int, optional
-        As for :func:`knn`.
+    ``random_start`` begins with a random point of each cloud, of torch's generator, instead of its first.
+    With more than 3 coordinates each point is compared with every chosen one.
 
     Returns
     -------
     (sum of ceil(ratio * n),) int64 tensor
         Rows of ``x``, cloud after cloud, in the order in which they were chosen; of equally far points the
         lower row. The host waits for the device; :func:`pointproj.farthest_points` does not.
-
-    Raises
-    ------
-    AssertionError, TypeError, ValueError
-        For a batch vector of a wrong length, and for points that are not real.
     """
     return sampled_rows(x, boundaries(x, x, batch, batch, batch_size)[0], ratio, random_start)
 
@@ -363,17 +241,3 @@ def install() -> None:
             library.impl(name, functions[name], "CompositeExplicitAutograd")
         setattr(typing, f"WITH_{name.upper()}", True)
     _libraries.append(library)
-
-
-def _interpolated(
-    query_points: Tensor, reference_points: Tensor, features: Tensor, k: int, offsets: dict
-) -> Tensor:
-    """As ``knn_aggregate`` does it, without points or with more than three coordinates."""
-    k = min(k, len(reference_points))
-    distances, rows = nearest_points(query_points, reference_points, k, **offsets)
-    exists = rows >= 0
-    distances = torch.where(exists, distances, 1.0).clamp(min=NEAREST)
-    weights = torch.where(exists, 1 / distances.square(), 0.0)
-    total = weights.sum(1, keepdim=True)
-    weights = weights / torch.where(total > 0, total, 1.0)
-    return (weights[..., None] * features[rows.clamp(min=0)]).sum(1)

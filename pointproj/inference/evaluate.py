@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -65,82 +66,6 @@ def samplings(points: int) -> dict[str, Sampling]:
     }
 
 
-def evaluate_shape(
-    file: MeshFile,
-    methods: Mapping[str, Method],
-    chosen: Mapping[str, Sampling],
-    out: Path,
-    *,
-    grid: int,
-    watertight: bool = False,
-    device: str = "cpu",
-) -> list[Measured]:
-    """Reconstruct a mesh in every way, measure that, and leave reconstructions and pictures.
-
-    Parameters
-    ----------
-    file : MeshFile
-        What to reconstruct; one that cannot be used, or has no inside, is left out with a warning.
-    methods, chosen : mappings
-        Methods and samplings by their names; the first method is the one that is judged.
-    out : Path
-        Gets ``meshes/NAME-SAMPLES-METHOD.{ply,off}``, ``pictures/NAME.png`` and ``views/NAME/*.glb`` of the
-        first kind of samples, in the query cube.
-    grid : int
-        Points a side of the query grid of ``iou_grid``.
-    watertight : bool
-        Make the mesh watertight first, and take what it encloses for the truth.
-    device : str
-        Where Warp finds out the truth.
-    """
-    try:
-        content = read_content(file.path)
-        mesh = normalize(parse_mesh(content, file.path))
-        truth = (watertight_truth if watertight else truth_of)(mesh, grid, device=device)
-    except MeshError as error:
-        log.warning("left out %s: %s", file.path, error.reason)
-        return []
-    mesh = truth.mesh
-    agreement = label_agreement(mesh, truth.grid_inside, device=device)
-    sampler = SurfaceSampler(mesh.vertices, mesh.faces)
-    identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
-    label = extract_surface(np.where(truth.grid_inside, -1.0, 1.0).reshape((grid,) * 3), "label")
-    known = {"label": label, "file": mesh}
-    known_panels = [surface_panel(*each) for each in known.items()]
-    views, rows, measured = {}, [], []
-    for samples, sampling in chosen.items():
-        generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
-        cloud = sample_cloud(sampler, sampling, generator)
-        shown = {}
-        for name, method in methods.items():
-            started = time.perf_counter()
-            solid = method(cloud)
-            seconds = time.perf_counter() - started
-            of_mesh = file.name, file.class_name, samples, sampling.points, name, agreement
-            measured.append(Measured(*of_mesh, measure(solid, truth), seconds))
-            shown[name] = solid.mesh
-            for suffix in (".ply", ".off"):
-                write_mesh(solid.mesh, out / "meshes" / f"{file.name}-{samples}-{name}{suffix}")
-        panels = [cloud_panel(f"{sampling.points:,} points", cloud.points)]
-        panels += [surface_panel(*each) for each in shown.items()]
-        rows.append((samples, [*panels, *known_panels]))
-        views = views or {"cloud": cloud.points, **shown, **known}
-    draw_rows(out / "pictures" / f"{file.name}.png", rows)
-    for name, view in views.items():
-        write_scene(view, out / "views" / file.name / f"{name}.glb")
-    return measured
-
-
-def model_method(trained: TrainedModel, side: int) -> Method:
-    """Return the method that evaluates a trained model on a grid of ``side`` points a side."""
-    device = str(trained.device)
-
-    def method(cloud: SampledCloud) -> Reconstruction:
-        return reconstruct(trained.field(*cloud), NETWORK, side, cloud=cloud.points, device=device)
-
-    return method
-
-
 def _chosen_baselines(names: Sequence[str] | None) -> list[str]:
     """Return those asked for, or by default all that can run here."""
     if names is not None:
@@ -152,6 +77,11 @@ def _chosen_baselines(names: Sequence[str] | None) -> list[str]:
     return [name for name, reason in usable.items() if reason is None]
 
 
+def _network_method(trained: TrainedModel, side: int) -> Method:
+    device = str(trained.device)
+    return lambda cloud: reconstruct(trained.field(*cloud), NETWORK, side, cloud=cloud.points, device=device)
+
+
 def _baseline_methods(names: Sequence[str], device: str) -> dict[str, Method]:
     chosen = {name: baseline(name, device) for name in names}
     return {name: lambda cloud, run=run: run(cloud.points) for name, run in chosen.items()}
@@ -161,7 +91,7 @@ def _chosen_samplings(
     names: Sequence[str] | None, points: int | None, trained: TrainedModel
 ) -> dict[str, Sampling]:
     """Return those asked for, or by default all that the model can read."""
-    every = samplings(points or trained.points)
+    every = samplings(points or trained.config.data.points)
     if not trained.config.projector.sensors:
         if "sensors" in (names or []):
             raise DataError("the model was trained without sensors: leave --samples sensors out")
@@ -175,20 +105,60 @@ class _Job:
 
     checkpoint: Path
     device: str
-    side: int
+    side: int  # points a side of the grid that surfaces are extracted from
     baselines: Sequence[str]
     chosen: Mapping[str, Sampling]
-    watertight: bool
+    watertight: bool  # make meshes watertight first, and take what they enclose for the truth
     out: Path
 
     def __call__(self, file: MeshFile) -> list[Measured]:
+        """Reconstruct a mesh in every way, measure that, and leave reconstructions and pictures.
+
+        They are ``meshes/NAME-SAMPLES-METHOD.{ply,off}``, ``pictures/NAME.png`` and ``views/NAME/*.glb`` of
+        the first kind of samples, in the query cube. A mesh that cannot be used, or has no inside, is left
+        out with a warning.
+        """
         if multiprocessing.parent_process() is not None:  # the other cores have other meshes
             torch.set_num_threads(1)
         trained = _loaded(self.checkpoint, self.device)
         device, grid = str(trained.device), trained.config.data.grid
-        methods = {NETWORK: model_method(trained, self.side), **_baseline_methods(self.baselines, device)}
-        settings = {"grid": grid, "watertight": self.watertight, "device": device}
-        return evaluate_shape(file, methods, self.chosen, self.out, **settings)
+        methods = {NETWORK: _network_method(trained, self.side), **_baseline_methods(self.baselines, device)}
+        try:
+            content = read_content(file.path)
+            mesh = normalize(parse_mesh(content, file.path))
+            truth = (watertight_truth if self.watertight else truth_of)(mesh, grid, device=device)
+        except MeshError as error:
+            log.warning("left out %s: %s", file.path, error.reason)
+            return []
+        mesh = truth.mesh
+        agreement = label_agreement(mesh, truth.grid_inside, device=device)
+        sampler = SurfaceSampler(mesh.vertices, mesh.faces)
+        identity = int(hashlib.sha256(content).hexdigest()[:16], 16)
+        label = extract_surface(np.where(truth.grid_inside, -1.0, 1.0).reshape((grid,) * 3), "label")
+        known = {"label": label, "file": mesh}
+        known_panels = [surface_panel(*each) for each in known.items()]
+        views, rows, measured = {}, [], []
+        for samples, sampling in self.chosen.items():
+            generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
+            cloud = sample_cloud(sampler, sampling, generator)
+            shown = {}
+            for name, method in methods.items():
+                started = time.perf_counter()
+                solid = method(cloud)
+                seconds = time.perf_counter() - started
+                of_mesh = file.name, file.class_name, samples, sampling.points, name, agreement
+                measured.append(Measured(*of_mesh, measure(solid, truth), seconds))
+                shown[name] = solid.mesh
+                for suffix in (".ply", ".off"):
+                    write_mesh(solid.mesh, self.out / "meshes" / f"{file.name}-{samples}-{name}{suffix}")
+            panels = [cloud_panel(f"{sampling.points:,} points", cloud.points)]
+            panels += [surface_panel(*each) for each in shown.items()]
+            rows.append((samples, [*panels, *known_panels]))
+            views = views or {"cloud": cloud.points, **shown, **known}
+        draw_rows(self.out / "pictures" / f"{file.name}.png", rows)
+        for name, view in views.items():
+            write_scene(view, self.out / "views" / file.name / f"{name}.glb")
+        return measured
 
 
 @cache
@@ -205,13 +175,11 @@ def _default_workers(device: torch.device) -> int:
 
 
 def _test_files(trained: TrainedModel, folder: Path | None, limit: int | None) -> list[MeshFile]:
-    found = mesh_files(trained.config.data) if folder is None else find_meshes(folder)
-    files = [file for file in found if file.split == "test"]
-    taken: dict[str, int] = {}
-    for file in list(files):
-        taken[file.class_name] = taken.get(file.class_name, 0) + 1
-        if limit is not None and taken[file.class_name] > limit:
-            files.remove(file)
+    files, taken = [], Counter()
+    for file in mesh_files(trained.config.data) if folder is None else find_meshes(folder):
+        if file.split == "test" and (limit is None or taken[file.class_name] < limit):
+            taken[file.class_name] += 1
+            files.append(file)
     if not files:
         raise DataError(f"there is no test mesh in {folder or trained.config.data.root}")
     return files
@@ -256,13 +224,6 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _log_model(results: Sequence[Measured]) -> None:
-    for result in results:
-        if result.method == NETWORK:
-            iou, f_score = result.values["iou"], result.values["f_score"]
-            log.info("%-18s %-5s IoU %.3f, F-score %.3f", result.name, result.samples, iou, f_score)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Evaluate the checkpoint that the arguments name."""
     given = _parsed(arguments)
@@ -292,7 +253,10 @@ def main(arguments: Sequence[str]) -> None:
             results = [*itertools.chain(*measured.values())]
             if results:
                 write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
-            _log_model(of_file)
+            for result in of_file:
+                if result.method == NETWORK:
+                    iou, f_score = result.values["iou"], result.values["f_score"]
+                    log.info("%-18s %-5s IoU %.3f, F-score %.3f", file.name, result.samples, iou, f_score)
     if not results:
         raise DataError(f"none of the {len(files)} meshes has an inside, so there is nothing to compare")
     write_page(out / "index.html", results, facts)

@@ -25,7 +25,7 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError
 
 from pointproj.config import Config, nearest
-from pointproj.inference.saved_network import saved_config, saved_network
+from pointproj.inference.trained_model import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.visibility.edges import plain_nearest_edges
 from pointproj.nn.visibility.exact_planes import plain_exact_planes
@@ -103,10 +103,9 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
         A checkpoint, or the folder of a run (its best checkpoint is meant then).
     out : Path
         Folder for the files; made if it is not there.
-    device : {"auto", "cpu", "cuda"}
-        What the package is compiled for.
-    backend : str
-        Of the package's operators: ``torch``, on CUDA also ``triton``, or ``auto``.
+    device, backend : str
+        What the package is compiled for, and of its operators: ``torch``, on CUDA also ``triton``, or
+        ``auto``.
 
     Raises
     ------
@@ -134,32 +133,25 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
     with torch.no_grad():
         program = plain_program(plain, config, chosen)
         traced = program if network is plain else _trace(network, config, chosen)
-        written = Exported(out / PROGRAM, out / PACKAGE, {})
-        written.differences[PROGRAM] = _write(
-            written.program,
-            lambda path: torch.export.save(program, path),
-            lambda path: torch.export.load(path).module(),
-            plain,
-            chosen,
-        )
-        written.differences[PACKAGE] = _write_package(written.package, traced, plain, chosen)
-    return written
+        save, load = partial(torch.export.save, program), lambda path: torch.export.load(path).module()
+        differences = {PROGRAM: _write(out / PROGRAM, save, load, plain, chosen)}
+        differences[PACKAGE] = _write_package(out / PACKAGE, traced, plain, chosen)
+    return Exported(out / PROGRAM, out / PACKAGE, differences)
 
 
 def _write_package(
     path: Path, program: torch.export.ExportedProgram, network: CloudField, device: torch.device
 ) -> float:
     """Compile with each compiler in turn until the package runs; return the largest difference."""
-    compilers = _compilers()
-    for place, compiler in enumerate(compilers):
+    compiler, *others = _compilers()
+    for following in others:
         try:
             return _write(path, partial(_compile, program, compiler), _in_its_own_process, network, device)
         except PackageCrashError as error:
-            if place == len(compilers) - 1:
-                raise
             log.warning("compiled with %s, %s does not run (%s)", compiler, PACKAGE, error.said)
-            log.warning("compiling it again, with %s", compilers[place + 1])
-    raise AssertionError("there is at least one compiler")
+            log.warning("compiling it again, with %s", following)
+            compiler = following
+    return _write(path, partial(_compile, program, compiler), _in_its_own_process, network, device)
 
 
 def _compilers() -> list[str]:
@@ -215,8 +207,8 @@ def _in_its_own_process(package: str) -> Callable[..., Tensor]:
 
 
 def _exportable(backend: str, device: str, operator: str) -> str:
-    able = exportable(device)
-    known = ("auto", *names())
+    """The backend that is asked for, or the fastest that can be exported."""
+    able, known = exportable(device), ("auto", *names())
     if backend not in known:
         raise ExportError(
             f"--backend {backend}: expected one of {', '.join(known)}{nearest(backend, known)}; of these "

@@ -15,7 +15,7 @@ from pointproj.data.modelnet import DataError
 from pointproj.geometry.files import WRITERS, write_mesh
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct
-from pointproj.geometry.meshes import LONGEST_SIDE, Mesh
+from pointproj.geometry.meshes import LONGEST_SIDE
 from pointproj.geometry.sampling import PointSource
 from pointproj.inference.trained_model import PACKAGED, TrainedModel, add_arguments, load_trained
 from pointproj.runtime.errors import is_user_error
@@ -31,21 +31,10 @@ STRAY = 3.0  # times as far from the middle as 99% of the points
 def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: int | None = None) -> str:
     """Reconstruct a cloud, write what is asked for, and return in one line what was made of what.
 
-    Parameters
-    ----------
-    trained : TrainedModel
-    cloud : Cloud
-        From :func:`pointproj.geometry.files.points.read_cloud`.
-    files : sequence of Path
-        Meshes, in the coordinates of the cloud's file, and with the suffix ``.png`` a picture.
-    side : int, optional
-        Points a side of the grid that the surface is extracted from; by default that of the model's device.
-
-    Raises
-    ------
-    DataError
-        If the cloud has too few points or not the normals that the model needs, or the model finds nothing
-        inside; nothing is written then.
+    ``files`` are meshes, in the coordinates of the cloud's file, and with the suffix ``.png`` a picture. The
+    surface is extracted from a grid of ``side`` points a side, by default that of the model's device.
+    DataError if the cloud has too few points or not the normals that the model needs, or the model finds
+    nothing inside; nothing is written then.
     """
     _warn_of_strays(cloud)
     started = time.perf_counter()
@@ -64,13 +53,12 @@ def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: in
             draw_rows(file, [(cloud.name, [points, surface_panel("reconstruction", mesh)])])
         else:
             write_mesh(placed, file)
-    return f"{len(cloud.points):,} points, grid {side}^3: {_described(placed)}, {seconds:.1f} s"
-
-
-def _described(mesh: Mesh) -> str:
-    solid = Trimesh(mesh.vertices, mesh.faces, process=False)
+    solid = Trimesh(placed.vertices, placed.faces, process=False)
     closed = "watertight" if solid.is_watertight else "not watertight"
-    return f"{len(mesh.vertices):,} vertices, {len(mesh.faces):,} faces, volume {solid.volume:.4g}, {closed}"
+    return (
+        f"{len(cloud.points):,} points, grid {side}^3: {len(placed.vertices):,} vertices, "
+        f"{len(placed.faces):,} faces, volume {solid.volume:.4g}, {closed}, {seconds:.1f} s"
+    )
 
 
 def _warn_of_strays(cloud: Cloud) -> None:

@@ -4,22 +4,23 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
-from pointproj.config import TARGETS, Config
+from pointproj.config import TARGETS, Config, from_saved
 from pointproj.data.modelnet import DataError
 from pointproj.geometry.grids import Field
 from pointproj.geometry.isosurfaces import DEFAULT_SIDE, GPU_SIDE
 from pointproj.geometry.warp_meshes import usable_device
-from pointproj.inference.saved_network import saved_config, saved_network
 from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.training import checkpoint
-from pointproj.training.networks import features_of
+from pointproj.training.networks import build_model, features_of
 
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
 CPU_POINTS = 2048  # evaluated at once: a core's cache holds what the network makes of them
@@ -36,12 +37,6 @@ class TrainedModel:
     config: Config
     model: nn.Module
     device: torch.device
-    backend: str
-
-    @property
-    def points(self) -> int:
-        """Reference points a shape that it was trained with."""
-        return self.config.data.points
 
     @property
     def default_side(self) -> int:
@@ -59,23 +54,15 @@ class TrainedModel:
 
         Parameters
         ----------
-        points : float32 array, shape (n, 3)
-            In the query cube.
-        normals : float32 array, shape (n, 3), optional
-            Needed where the model was trained with them.
-        sensors : float32 array, shape (n, 3), optional
-            Unit vectors towards what saw the points; 0 where that is not known. Of use where the model was
-            trained with them.
+        points, normals, sensors : float32 arrays, shape (n, 3)
+            Points in the query cube, normals where the model was trained with them, and if they are known and
+            it was trained with them, unit vectors towards what saw the points (0: not known). DataError for
+            fewer points than the model needs, and for normals that are missing.
 
         Returns
         -------
         callable
             Float32 points (Q, 3) to values (Q,): signed distances, or logits of being outside.
-
-        Raises
-        ------
-        DataError
-            If there are fewer points than the model needs, or it needs normals and there are none.
         """
         settings = self.config.projector
         if len(points) < settings.fewest_points:
@@ -130,7 +117,46 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
     usable_device(device)  # initialises Warp without its line on a missing driver, before an operator does
     backend, _ = resolve(backend, chosen.type, config.projector.OPERATOR)
     model = saved_network(path, content, config, backend)
-    return TrainedModel(config, model.to(chosen).eval(), chosen, backend)
+    return TrainedModel(config, model.to(chosen).eval(), chosen)
+
+
+def saved_config(path: Path, content: dict[str, Any]) -> Config:
+    """The config of a checkpoint's content; CheckpointError if another version of this program wrote it."""
+    try:  # what that run began with is of no interest
+        training = {**content["config"]["training"], "weights": None}
+        given = {**content["config"], "training": training, "resume": None}
+        return from_saved(given)
+    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+
+
+def saved_network(path: Path, content: dict[str, Any], config: Config, backend: str) -> nn.Module:
+    """Make the network of a checkpoint, on the CPU, with its weights, which fit any backend of the operators.
+
+    ``config`` is what :func:`saved_config` returned. CheckpointError if another version of this program wrote
+    it, or its weights are not finite.
+    """
+    try:
+        with torch.device("meta"):  # sizes alone: the config may ask for more than the file has weights for
+            build_model(config, backend).load_state_dict(content["model"], assign=True)
+        network = build_model(config, backend)
+        network.load_state_dict(content["model"])
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+    odd = [name for name, values in network.state_dict().items() if not values.isfinite().all()]
+    if odd:
+        raise checkpoint.CheckpointError(
+            f"{path} holds NaN or infinity in {', '.join(odd)}: take a checkpoint from before its training "
+            "diverged, or train again with a lower optimizer.lr"
+        )
+    return network
+
+
+def _other_version(path: Path, error: Exception) -> str:
+    return (
+        f"{path} does not fit this version of the program ({type(error).__name__}: {error}): "
+        "take a checkpoint that this version wrote"
+    )
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -47,11 +47,13 @@ def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
     ``meshes``, ``well_posed`` (how many of them are), the metrics and ``seconds``.
     """
     kinds = list(dict.fromkeys((r.samples, r.points, r.method) for r in results))
+    classes = sorted({r.class_name for r in results})
+    groups = {name: [r for r in results if r.class_name == name] for name in classes}
+    groups |= {WELL_POSED_MESHES: [*filter(_is_well_posed, results)], "all": results}
     rows = []
-    for group in (*sorted({r.class_name for r in results}), WELL_POSED_MESHES, "all"):
+    for group, of_group in groups.items():
         for samples, points, method in kinds:
-            kind = samples, points, method
-            chosen = [r for r in results if (r.samples, r.points, r.method) == kind and _belongs(r, group)]
+            chosen = [r for r in of_group if (r.samples, r.points, r.method) == (samples, points, method)]
             if chosen:
                 row = {"class": group, "samples": samples, "points": points, "method": method}
                 counts = {"meshes": len(chosen), "well_posed": sum(map(_is_well_posed, chosen))}
@@ -129,7 +131,7 @@ def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]
         columns=COLUMNS,
         rows=[(row["class"], _cells(row)) for row in summary(results)],
         judged=f"{first[1]}, {first[0]} samples",
-        histogram=_data_url(_histogram(results), "image/png"),
+        histogram=_data_url(_histogram(results)),
         meshes=[_shown(path.parent, mesh, results) for mesh in meshes[:MOST_SHOWN]],
         viewer=viewer(),
     )
@@ -149,7 +151,7 @@ def _shown(folder: Path, mesh: Measured, results: Sequence[Measured]) -> dict[st
     titles = {"cloud": f"cloud: {mesh.points:,} points", **shown, "label": "label", "file": "file"}
     files = {folder / "views" / mesh.name / f"{name}.glb": title for name, title in titles.items()}
     views = [(title, base64.b64encode(file.read_bytes()).decode()) for file, title in files.items()]
-    picture = _data_url((folder / "pictures" / f"{mesh.name}.png").read_bytes(), "image/png")
+    picture = _data_url((folder / "pictures" / f"{mesh.name}.png").read_bytes())
     return {"name": mesh.name, "lines": lines, "views": views, "picture": picture}
 
 
@@ -167,12 +169,8 @@ def _histogram(results: Sequence[Measured]) -> bytes:
     return drawn.getvalue()
 
 
-def _data_url(content: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _belongs(result: Measured, group: str) -> bool:
-    return group in (result.class_name, "all") or (group == WELL_POSED_MESHES and _is_well_posed(result))
+def _data_url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _is_well_posed(result: Measured) -> bool:

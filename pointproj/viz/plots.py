@@ -51,7 +51,9 @@ def draw_shape(
     if facts.output == "logit":
         prediction = 0.5 * (1 + np.tanh(0.5 * prediction))  # the logistic function, without overflow
     side = round(len(target) ** (1 / 3))
-    row = _middle_row(reference_points, side)
+    # Of the grid, along y, nearest to the median of the points, so that the slice goes through the shape.
+    row = round((float(np.median(reference_points[:, 1])) + 1) / 2 * (side - 1))
+    row = min(max(row, 0), side - 1)
     y = -1 + 2 * row / (side - 1)
     wanted, predicted = (values.reshape(side, side, side)[:, row].T for values in (target, prediction))
 
@@ -63,9 +65,10 @@ def draw_shape(
     _draw_slice(axes[0], f"target at y = {y:+.2f}", wanted, facts.colors, low, high)
     _draw_slice(axes[1], "prediction", predicted, facts.colors, low, high)
     _draw_slice(axes[2], "|prediction - target|", abs(predicted - wanted), ERROR_COLORS, 0.0, None)
-    if facts.output in SURFACE_LEVELS:
-        for axis, values in ((axes[0], wanted), (axes[1], predicted)):
-            _draw_surface(axis, values, SURFACE_LEVELS[facts.output])
+    level, ticks = SURFACE_LEVELS.get(facts.output, np.inf), np.linspace(-1, 1, side)
+    for axis, values in ((axes[0], wanted), (axes[1], predicted)):
+        if values.min() < level < values.max():
+            axis.contour(ticks, ticks, values, levels=[level], colors="black", linewidths=1)
     save_figure(figure, path)
 
 
@@ -85,9 +88,9 @@ def draw_losses(
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot(*_columns(losses), color=BLUE, linewidth=1.2)
+    left.plot(*np.reshape(losses, (-1, 2)).T, color=BLUE, linewidth=1.2)
     left.set(title="training", xlabel="step", ylabel=loss_name, yscale="log")
-    right.plot(*_columns(errors), color=BLUE, marker="o", markersize=4, label="network")
+    right.plot(*np.reshape(errors, (-1, 2)).T, color=BLUE, marker="o", markersize=4, label="network")
     right.axhline(baseline, color=ORANGE, linestyle="--", label="baseline, which needs no training")
     right.set(title="validation meshes", xlabel="step", ylabel=metric_name, yscale="log")
     right.legend()
@@ -97,12 +100,6 @@ def draw_losses(
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
     save_figure(figure, path)
-
-
-def _middle_row(points: Float[np.ndarray, "n 3"], side: int) -> int:
-    """Grid row along y nearest to the median of the points, so that the slice goes through the shape."""
-    row = round((float(np.median(points[:, 1])) + 1) / 2 * (side - 1))
-    return min(max(row, 0), side - 1)
 
 
 def _limits(output: Output, values: Float[np.ndarray, "s s"]) -> tuple[float, float]:
@@ -139,16 +136,6 @@ def _draw_slice(
     axis.set_title(title, fontsize=10)
     axis.set(xlabel="x", ylabel="z", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
     axis.figure.colorbar(image, ax=axis, shrink=0.8)
-
-
-def _draw_surface(axis: Axes, values: Float[np.ndarray, "s s"], level: float) -> None:
-    if values.min() < level < values.max():
-        ticks = np.linspace(-1, 1, len(values))
-        axis.contour(ticks, ticks, values, levels=[level], colors="black", linewidths=1)
-
-
-def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [step for step, _ in points], [value for _, value in points]
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -1,7 +1,6 @@
 """Pictures of solids and clouds: samples of a surface, shaded and drawn with the nearest on top."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,28 +20,24 @@ LIGHT = np.array([0.25, 0.5, 0.83])  # in the picture's axes: right, up, towards
 COLOUR = np.array([0.42, 0.60, 0.80])
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One picture in a row: its heading and pixels."""
-
-    title: str
-    pixels: Int[np.ndarray, "SIZE SIZE 3"]
+Pixels = Int[np.ndarray, "SIZE SIZE 3"]
+Panel = tuple[str, Pixels]  # one picture in a row, under its heading
 
 
 def surface_panel(title: str, mesh: Mesh) -> Panel:
     """Draw a mesh in the query cube; a white picture if it has no faces."""
     if not len(mesh.faces):
-        return Panel(title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8))
+        return title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8)
     points, normals = sample_surface(mesh, SAMPLES, np.random.default_rng(0))
     facing = normals @ view_axes()
     facing *= np.where(facing[:, 2:] < 0, -1, 1)
     shade = 0.25 + 0.75 * np.clip(facing @ LIGHT, 0, 1)
-    return Panel(title, _drawn(points, shade[:, None] * COLOUR, size=2))
+    return title, _drawn(points, shade[:, None] * COLOUR)
 
 
 def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
     """Draw points in the query cube, coloured by height."""
-    return Panel(title, _drawn(points, height_colours(points), size=2))
+    return title, _drawn(points, height_colours(points))
 
 
 def height_colours(points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
@@ -52,23 +47,16 @@ def height_colours(points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]
 
 
 def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:
-    """Write rows of panels as one PNG file; an older one is replaced whole.
-
-    Parameters
-    ----------
-    path : Path
-    rows : sequence of (caption, panels)
-        Captions stand above the rows.
-    """
+    """Write rows of panels, each with a caption above it, as one PNG file; an older one is replaced whole."""
     columns = max(len(panels) for _, panels in rows)
     figure = Figure(figsize=(2.3 * columns, 2.65 * len(rows)), layout="constrained")
     strips = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
     for strip, (caption, panels) in zip(strips, rows, strict=True):
         strip.suptitle(caption, fontsize=9)
-        for place, panel in enumerate(panels, start=1):
+        for place, (title, pixels) in enumerate(panels, start=1):
             axis = strip.add_subplot(1, columns, place)
-            axis.imshow(panel.pixels)
-            axis.set_title(panel.title, fontsize=8)
+            axis.imshow(pixels)
+            axis.set_title(title, fontsize=8)
             axis.set_axis_off()
     save_figure(figure, path)
 
@@ -82,16 +70,13 @@ def view_axes() -> Float[np.ndarray, "3 3"]:
     return np.stack([right, np.cross(ahead, right), ahead], axis=1)
 
 
-def _drawn(
-    points: Float[np.ndarray, "n 3"], colours: Float[np.ndarray, "n 3"], size: int
-) -> Int[np.ndarray, "SIZE SIZE 3"]:
-    """Colour the pixels, ``size`` a side for each point, from the farthest point to the nearest."""
+def _drawn(points: Float[np.ndarray, "n 3"], colours: Float[np.ndarray, "n 3"]) -> Pixels:
+    """Colour the pixels, 2 x 2 for each point, from the farthest point to the nearest."""
     seen = points @ view_axes()
     order = np.argsort(seen[:, 2])
     places = np.round((seen[order, :2] / HALF_WIDTH + 1) / 2 * (SIZE - 1)).astype(int)
     pixels = np.full((SIZE, SIZE, 3), 255, dtype=np.uint8)
-    for right in range(size):
-        for up in range(size):
-            column, row = np.clip(places + np.array([right, up]), 0, SIZE - 1).T
-            pixels[SIZE - 1 - row, column] = np.round(255 * colours[order])
+    for right_up in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        column, row = np.clip(places + right_up, 0, SIZE - 1).T
+        pixels[SIZE - 1 - row, column] = np.round(255 * colours[order])
     return pixels

@@ -41,7 +41,7 @@ def saved(request, tmp_path):
 def test_the_model_comes_back_with_its_weights(saved):
     path, model = saved
     loaded = load_trained(path.parent, "cpu", "torch")
-    assert loaded.points == 64
+    assert loaded.config.data.points == 64
     assert all(
         torch.equal(loaded.model.state_dict()[name], value) for name, value in model.state_dict().items()
     )
