@@ -242,7 +242,8 @@ def main(arguments: Sequence[str]) -> None:
         chosen = {name: sampling for name, sampling in chosen.items() if sampling.is_scan}
     sampled = ", ".join(f"{name} ({sampling.points:,} points)" for name, sampling in chosen.items())
     log.info("%d meshes, sampled as %s, surface from %d^3, %s", len(files), sampled, side, device)
-    facts = {"checkpoint": given.checkpoint, "side": side, "device": device, "protocol": given.protocol}
+    protocol = given.protocol or "pointproj"
+    facts = {"checkpoint": given.checkpoint, "side": side, "device": device, "protocol": protocol}
     job = _Job(given.checkpoint, given.device, side, names, chosen, watertight, out)
     measured: dict[MeshFile, list[Measured]] = {file: [] for file in files}
     jobs = {file: partial(job, file) for file in files}

@@ -82,8 +82,9 @@ def _warn_of_strays(cloud: Cloud) -> None:
 def _outputs(given: argparse.Namespace) -> dict[Path, list[Path]]:
     """Return what is made of each file."""
     out = given.out
-    if out.suffix.lower() in (*WRITERS, *SUFFIXES):
-        if out.suffix.lower() not in WRITERS:
+    suffix = out.suffix.lower()
+    if suffix in SUFFIXES or (suffix[1:].isalpha() and not out.is_dir()):
+        if suffix not in WRITERS:
             raise DataError(f"--out {out}: expected a folder, or a file of {', '.join(WRITERS)}")
         if len(given.files) > 1:
             raise DataError(f"--out {out} is one file for {len(given.files)} meshes: name a folder")

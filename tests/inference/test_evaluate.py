@@ -183,8 +183,9 @@ def test_predict_writes_the_kind_of_file_that_out_names(trained, furniture, tmp_
     call("predict", trained, chair, "--out", tmp_path / f"solid{suffix}", "--side", 16)
     assert {path.name for path in tmp_path.iterdir()} == {f"solid{suffix}", "solid.png"}
     assert len(read_mesh(tmp_path / f"solid{suffix}").faces) > 100
-    with pytest.raises(SystemExit, match=r"expected a folder, or a file of \.off"):
-        call("predict", trained, chair, "--out", tmp_path / "solid.npy")
+    for wrong in ("solid.npy", "solid.stp"):
+        with pytest.raises(SystemExit, match=r"expected a folder, or a file of \.off"):
+            call("predict", trained, chair, "--out", tmp_path / wrong)
 
 
 def test_predict_warns_of_a_stray_point(tmp_path, caplog):
