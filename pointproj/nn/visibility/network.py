@@ -11,7 +11,8 @@ from pointproj.nn.context import aggregate_with_context
 from pointproj.nn.projector import as_predicted, last_mlp
 from pointproj.nn.visibility.attention import SideAttention, full_precision
 from pointproj.nn.visibility.constants import Cloud, Disk, Ray, SightLine
-from pointproj.nn.visibility.rays import DiskGrid, soft_visibility
+from pointproj.nn.visibility.disk_grid import DiskGrid
+from pointproj.nn.visibility.rays import soft_visibility
 from pointproj.nn.visibility.sight_lines import nearest_sight_lines
 from pointproj.nn.visibility.surface import NEIGHBORS, find_surface
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
