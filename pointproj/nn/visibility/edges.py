@@ -6,15 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import Edge, ExactPlane
-from pointproj.nn.visibility.kernels import (
-    Around,
-    Numbers,
-    Rows,
-    Vectors,
-    constants,
-    displacements,
-    kernel,
-)
+from pointproj.nn.visibility.kernels import Around, Numbers, Rows, Vectors, constants, displacements, kernel
 from pointproj.ops.bridge.warp_op import warp_op
 
 

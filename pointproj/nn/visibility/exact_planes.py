@@ -15,6 +15,7 @@ from pointproj.nn.visibility.constants import ExactPlane
 from pointproj.nn.visibility.directions import shared_directions
 from pointproj.nn.visibility.kernels import (
     Around,
+    Fours,
     Numbers,
     Rows,
     Vectors,
@@ -56,7 +57,7 @@ def triangle_height(across: wp.vec3, one: wp.vec3, other: wp.vec3):
 
 
 @kernel
-def pairs_kernel(around: Around, planes: wp.array2d(dtype=wp.vec4), voters: Vectors):
+def pairs_kernel(around: Around, planes: Fours, voters: Vectors):
     """One thread a point, launched over (B, N): normal and number of neighbours of the best plane.
 
     Both are 0 if no other point confirms it; ``voters`` are the normals of those that are sure and wide.
@@ -121,12 +122,7 @@ def count_on(normal: wp.vec3, within: float, around: Around, cloud: int, row: in
 
 @kernel
 def directions_kernel(
-    around: Around,
-    rows: Rows,
-    planes: wp.array2d(dtype=wp.vec4),
-    directions: Vectors,
-    normals: Vectors,
-    support: Numbers,
+    around: Around, rows: Rows, planes: Fours, directions: Vectors, normals: Vectors, support: Numbers
 ):
     """One thread a point, launched over (B, N): its plane, one in a common direction, or a neighbour's."""
     cloud, row = wp.tid()

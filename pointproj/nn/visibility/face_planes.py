@@ -226,12 +226,7 @@ def take_kernel(clouds: NoisyStruct, fitted: FittedStruct, support: Numbers, tak
 
 
 @kernel
-def turn_kernel(
-    clouds: NoisyStruct,
-    normals: Vectors,
-    directions: Vectors,
-    turned: Vectors,
-):
+def turn_kernel(clouds: NoisyStruct, normals: Vectors, directions: Vectors, turned: Vectors):
     """One thread a point, launched over (B, N): of its own normal and the directions of the cloud, the best.
 
     That is the one in which a plane near the point holds most neighbours; on planes in directions of the

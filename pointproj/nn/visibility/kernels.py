@@ -12,6 +12,7 @@ kernel = partial(wp.kernel, module="unique", module_options={"fuse_fp": False, "
 Scales = wp.array(dtype=wp.float32)  # (b,)
 Numbers = wp.array2d(dtype=wp.float32)  # (b, n)
 Vectors = wp.array2d(dtype=wp.vec3)  # (b, n)
+Fours = wp.array2d(dtype=wp.vec4)  # (b, n)
 Around = wp.array3d(dtype=wp.vec3)  # (b, n, k)
 Rows = wp.array3d(dtype=wp.int64)  # (b, n, k)
 

@@ -219,7 +219,7 @@ def _turned(
         total = weights.sum(-1, keepdim=True)
         moved = (weights * heights).sum(-1, keepdim=True) / total.clamp(min=1e-6)
     score = (total * _close(moved / (FacePlane.NEAR_TURNED * noise)))[..., 0] * tried.any(-1)
-    score[..., 1:] *= FacePlane.PREFERRED  # first is the point's own
+    score = torch.cat([score[..., :1], FacePlane.PREFERRED * score[..., 1:]], dim=-1)  # first the point's own
     return _chosen(tried, score.argmax(2))
 
 
