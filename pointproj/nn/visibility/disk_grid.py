@@ -16,18 +16,18 @@ from pointproj.nn.visibility.kernels import constants, kernel
 from pointproj.ops.bridge.warp_launch import record_struct
 from pointproj.ops.bridge.warp_op import warp_op
 
-Rows = Annotated[Tensor, wp.float32, 2]
-Numbers = Annotated[Tensor, wp.int32, 1]
+Floats = Annotated[Tensor, wp.float32, 2]
+Integers = Annotated[Tensor, wp.int32, 1]
 
 
 class DiskGrid(NamedTuple):
     """Disks of b clouds of n points in cells; kernels see disks and edges as rows of four numbers."""
 
-    frames: Rows  # (b, 7): lower corner (3), cells a unit, cells along each axis (3)
-    disks: Rows  # (b, n, 8): centre (3), squared radius, normal (3), has edges; 0 for none
-    edges: Rows  # (b, n, e, 4): unit vector in the plane, distance at which the disk ends there
-    start: Numbers  # (b * DiskCell.SIDE**3 + 1,): where a cell's disks begin among the entries
-    entries: Numbers  # (b * n * DiskCell.OF_DISK,): rows among the disks of all clouds
+    frames: Floats  # (b, 7): lower corner (3), cells a unit, cells along each axis (3)
+    disks: Floats  # (b, n, 8): centre (3), squared radius, normal (3), has edges; 0 for none
+    edges: Floats  # (b, n, e, 4): unit vector in the plane, distance at which the disk ends there
+    start: Integers  # (b * DiskCell.SIDE**3 + 1,): where a cell's disks begin among the entries
+    entries: Integers  # (b * n * DiskCell.OF_DISK,): rows among the disks of all clouds
 
 
 DiskGridStruct = record_struct(DiskGrid)

@@ -99,38 +99,26 @@ def products_of(one: wp.vec3):
 
 
 @wp.func
-def centred(total: float, first: wp.vec3, second: Products):
-    """Mean and covariance, from a sum of weights and weighted sums of vectors and their products."""
+def least_squares(total: float, first: wp.vec3, second: Products, before: wp.vec3):
+    """Mean, covariance and normal, from a sum of weights and weighted sums of vectors and their products.
+
+    The normal is the unit eigenvector of the least eigenvalue, from high powers of the adjugate.
+    """
     mean = first / total
-    return mean, second / total - products_of(mean)
-
-
-@wp.func
-def least_axis(covariance: Products, before: wp.vec3):
-    """Unit eigenvector of a covariance's least eigenvalue, from high powers of its adjugate."""
+    covariance = second / total - products_of(mean)
     yz, zx, xy = covariance[1, 0], covariance[1, 1], covariance[1, 2]
     x = wp.vec3(covariance[0, 0] + FacePlane.FLAT, xy, zx)
     y = wp.vec3(xy, covariance[0, 1] + FacePlane.FLAT, yz)
     z = wp.vec3(zx, yz, covariance[0, 2] + FacePlane.FLAT)
     axis = adjugate_power(x, y, z, FacePlane.SQUARED) * before
     length = wp.length(axis)
-    if length > 1.0e-12:
-        return axis / length
-    return before
+    return mean, covariance, wp.where(length > 1.0e-12, axis / length, before)
 
 
 @wp.func
 def foot(point: wp.vec3, normal: wp.vec3, mean: wp.vec3):
     """Where a plane is nearest to a point."""
     return point - wp.dot(point - mean, normal) * normal
-
-
-@wp.func
-def store(fitted: FittedStruct, cloud: int, row: int, normal: wp.vec3, mean: wp.vec3, covariance: Products):
-    """Write the plane of a point."""
-    fitted.normals[cloud, row] = normal
-    fitted.means[cloud, row] = mean
-    fitted.covariances[cloud, row] = covariance
 
 
 @kernel
@@ -156,10 +144,11 @@ def fit_kernel(clouds: NoisyStruct, given: Vectors, fitted: FittedStruct):
                     total += weight
                     first += weight * away
                     second += weight * products_of(away)
-            first, covariance = centred(total, first, second)
+            first, covariance, normal = least_squares(total, first, second, normal)
             centre += first
-            normal = least_axis(covariance, normal)
-    store(fitted, cloud, row, normal, point + centre, covariance)
+    fitted.normals[cloud, row] = normal
+    fitted.means[cloud, row] = point + centre
+    fitted.covariances[cloud, row] = covariance
 
 
 @kernel
@@ -193,10 +182,11 @@ def spread_kernel(clouds: NoisyStruct, fitted: FittedStruct, spread: FittedStruc
                 first += weight * away
                 second += weight * (products_of(away) + fitted.covariances[cloud, other])
         # Its own plane agrees, so the total is 1 or more.
-        first, covariance = centred(total, first, second)
+        first, covariance, normal = least_squares(total, first, second, normal)
         mean += first
-        normal = least_axis(covariance, normal)
-    store(spread, cloud, row, normal, mean, covariance)
+    spread.normals[cloud, row] = normal
+    spread.means[cloud, row] = mean
+    spread.covariances[cloud, row] = covariance
     support[cloud, row] = total / float(clouds.rows.shape[2])
 
 
@@ -293,9 +283,8 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
                     first += weight * away
                     second += weight * products_of(away)
         if total > FacePlane.ENOUGH:
-            first, covariance = centred(total, first, second)
+            first, _covariance, normal = least_squares(total, first, second, normal)
             mean += first
-            normal = least_axis(covariance, normal)
     whole.normals[cloud, row] = normal
     whole.means[cloud, row] = mean
 

@@ -120,26 +120,21 @@ def stopped_in(grid: DiskGridStruct, cell: int, origin: wp.vec3, direction: wp.v
 @wp.func
 def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec3):
     """The same for all cells along a ray."""
-    place = wp.vec3()
-    step = wp.vec3i()
-    cells = wp.vec3i()
-    begin = float(0.0)
-    end = float(1.0e30)
-    for axis in range(3):
-        cells[axis] = int(grid.frames[cloud, 4 + axis])
-        place[axis] = (origin[axis] - grid.frames[cloud, axis]) * grid.frames[cloud, 3]
-        first = -place[axis] / direction[axis]
-        second = (float(cells[axis]) - place[axis]) / direction[axis]
-        begin = wp.max(begin, wp.min(first, second))
-        end = wp.min(end, wp.max(first, second))
-        step[axis] = wp.where(direction[axis] > 0.0, 1, -1)
+    low = wp.vec3(grid.frames[cloud, 0], grid.frames[cloud, 1], grid.frames[cloud, 2])
+    cells = wp.vec3(grid.frames[cloud, 4], grid.frames[cloud, 5], grid.frames[cloud, 6])
+    place = (origin - low) * grid.frames[cloud, 3]
+    first = wp.cw_div(-place, direction)
+    second = wp.cw_div(cells - place, direction)
+    begin = wp.max(wp.max(wp.min(first, second)), 0.0)
     found = int(0)
-    if begin >= end:
+    if begin >= wp.min(wp.max(first, second)):
         return found
     at = wp.vec3i()
+    step = wp.vec3i()
     following = wp.vec3()  # how far along the ray the next cell of each axis begins
     for axis in range(3):
-        at[axis] = wp.clamp(int(wp.floor(place[axis] + begin * direction[axis])), 0, cells[axis] - 1)
+        at[axis] = wp.clamp(int(wp.floor(place[axis] + begin * direction[axis])), 0, int(cells[axis]) - 1)
+        step[axis] = wp.where(direction[axis] > 0.0, 1, -1)
         border = float(wp.where(step[axis] > 0, at[axis] + 1, at[axis]))
         following[axis] = (border - place[axis]) / direction[axis]
     while True:
@@ -153,7 +148,7 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
             if following[axis] == nearest and inside == 1:
                 at[axis] = at[axis] + step[axis]
                 following[axis] = following[axis] + wp.abs(1.0 / direction[axis])
-                inside = wp.where(at[axis] >= 0 and at[axis] < cells[axis], 2, 0)
+                inside = wp.where(at[axis] >= 0 and at[axis] < int(cells[axis]), 2, 0)
         if inside == 0:
             break
     return found
