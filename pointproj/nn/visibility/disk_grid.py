@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import DiskCell
-from pointproj.nn.visibility.kernels import constants, kernel
+from pointproj.nn.visibility.kernels import Numbers, for_kernels, kernel
 from pointproj.ops.bridge.warp_launch import record_struct
 from pointproj.ops.bridge.warp_op import warp_op
 
@@ -31,6 +31,7 @@ class DiskGrid(NamedTuple):
 
 
 DiskGridStruct = record_struct(DiskGrid)
+Cells = wp.array(dtype=wp.int32)
 
 
 def disk_grid(
@@ -47,7 +48,7 @@ def disk_grid(
     """
     squared = radii[..., None].square()
     has_edges = edges.flatten(2).any(-1, keepdim=True).to(points.dtype)
-    disks, edges = constants(torch.cat([points, squared, normals, has_edges], dim=-1), edges)
+    disks, edges = for_kernels(torch.cat([points, squared, normals, has_edges], dim=-1), edges)
     exists = disks.isfinite().all(-1, keepdim=True) & normals.detach().any(-1, keepdim=True)
     disks = torch.where(exists, disks, 0.0)
     frames, start, entries = _list_disks(disks)
@@ -62,11 +63,7 @@ def cell_row(cloud: int, x: int, y: int, z: int):
 
 @kernel
 def list_kernel(
-    frames: wp.array2d(dtype=wp.float32),
-    disks: wp.array3d(dtype=wp.float32),
-    start: wp.array(dtype=wp.int32),
-    taken: wp.array(dtype=wp.int32),
-    entries: wp.array(dtype=wp.int32),
+    frames: Numbers, disks: wp.array3d(dtype=wp.float32), start: Cells, taken: Cells, entries: Cells
 ):
     """One thread a disk, launched over (B, N): count it in its cells, and list it where there are entries.
 

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import Edge, ExactPlane
-from pointproj.nn.visibility.kernels import Around, Numbers, Rows, Vectors, constants, displacements, kernel
+from pointproj.nn.visibility.kernels import Around, Numbers, Rows, Vectors, displacements, for_kernels, kernel
 from pointproj.ops.bridge.warp_op import warp_op
 
 
@@ -27,7 +27,7 @@ def nearest_edges(
     those of exact planes, 0 for points that have none. Of up to three edges, the nearest first, the result
     has the unit vector in the plane towards the edge, and its distance; 0 where there is none.
     """
-    points, normals, radii = constants(points, normals, radii)
+    points, normals, radii = for_kernels(points, normals, radii)
     return _edges(points, rows[..., : 1 + ExactPlane.COUNTED].contiguous(), normals, radii)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pointproj.nn.visibility.constants import FacePlane
 from pointproj.nn.visibility.directions import shared_directions
-from pointproj.nn.visibility.kernels import Numbers, Vectors, adjugate_power, constants, kernel
+from pointproj.nn.visibility.kernels import Numbers, Vectors, adjugate_power, for_kernels, kernel
 from pointproj.ops.bridge.warp_launch import record_struct
 from pointproj.ops.bridge.warp_op import warp_op
 
@@ -52,16 +52,13 @@ def spread_planes(
     """Improve the planes of points of clouds with noise: normals of either sign, and ways onto the planes.
 
     1. Each plane is moved to where the squared distances of the neighbours on it are least.
-    2. Each plane is fitted anew to all that its neighbours' planes were fitted to, as far as these agree with
-       it in place and direction; again and again, so that what a sample tells spreads over its face, and not
-       over edges or to the other side of a board.
-    3. In the last rounds, each point takes the plane of the neighbour that has the most planes around it that
-       agree with it, of those that pass the point within the noise. So what lies at an edge or on a narrow
-       side gets the plane of a face.
-    4. Of the directions that many planes of the cloud share, a point takes the one in which a plane passes
-       most neighbours within the noise, if these are nearly as many as on its own plane. Steps 1 to 3 are
-       repeated.
-    5. Each plane is fitted to all samples whose own planes agree with it, if there are enough of them.
+    2. Each is fitted anew to all that its neighbours' planes were fitted to, as far as these agree with it in
+       place and direction; again and again, so that it spreads over its face, but not over edges.
+    3. In the last rounds, each point takes the plane of a neighbour: of those near the point, the one with
+       which most planes around it agree. So points at edges and on narrow sides get the plane of a face.
+    4. Of the directions that many planes of the cloud share, a point takes the one in which a plane holds
+       most neighbours, if these are nearly as many as on its own plane. Steps 1 to 3 are repeated.
+    5. Each is fitted to all samples whose own planes agree with it, if there are enough of them.
 
     ``rows`` are those of the nearest points, the point itself first. ``normals`` are those of first planes, 0
     for a point that has none. ``noise`` is the standard deviation of each cloud's; where it is 0, everything
@@ -69,7 +66,7 @@ def spread_planes(
     gradients.
     """
     sensors = torch.zeros_like(points) if sensors is None else sensors
-    where, *others = constants(points, sensors, noise.flatten(), normals)
+    where, *others = for_kernels(points, sensors, noise.flatten(), normals)
     normals, means = _spread(where, rows.contiguous(), *others)
     off = ((means - where) * normals).sum(-1, keepdim=True)
     farthest = FacePlane.FARTHEST * noise

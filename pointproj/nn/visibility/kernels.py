@@ -17,7 +17,7 @@ Around = wp.array3d(dtype=wp.vec3)  # (b, n, k)
 Rows = wp.array3d(dtype=wp.int64)  # (b, n, k)
 
 
-def constants(*tensors: Tensor) -> list[Tensor]:
+def for_kernels(*tensors: Tensor) -> list[Tensor]:
     """Tensors as kernels take them: without gradients, dense, in single precision."""
     return [tensor.detach().float().contiguous() for tensor in tensors]
 

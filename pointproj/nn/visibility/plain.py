@@ -199,12 +199,7 @@ def _spread_over_faces(
 
 
 def _turned(
-    points: Tensor,
-    rows: Tensor,
-    sensors: Tensor,
-    noise: Tensor,
-    normals: Tensor,
-    directions: Float[Tensor, "b d 3"],
+    points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor, directions: Tensor
 ) -> Tensor:
     """Of the points' own normals and the directions of the cloud, those with most neighbours on a plane."""
     around, seen_from = (_of_neighbors(one, rows) for one in (points, sensors))

@@ -16,8 +16,12 @@ from torch import Tensor
 
 from pointproj.nn.visibility.constants import Disk, Edge, Ray
 from pointproj.nn.visibility.disk_grid import DiskGrid, DiskGridStruct, cell_row
-from pointproj.nn.visibility.kernels import constants, kernel
+from pointproj.nn.visibility.kernels import for_kernels, kernel
 from pointproj.ops.bridge.warp_op import warp_op
+
+Points = wp.array(dtype=wp.vec3)  # of all clouds
+Order = wp.array(dtype=wp.int64)
+Escaped = wp.array2d(dtype=wp.uint8)  # (64, places in the order)
 
 
 def soft_visibility(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 4"]:
@@ -31,7 +35,7 @@ def soft_visibility(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Ten
         not finite. A disk in whose plane a point lies hides nothing from it. Autograd takes the result for a
         constant.
     """
-    return _look_around(*constants(points), *grid).to(points.dtype)
+    return _look_around(*for_kernels(points), *grid).to(points.dtype)
 
 
 def _spiral() -> Float[np.ndarray, "64 3"]:
@@ -155,12 +159,7 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
 
 
 @kernel
-def rays_kernel(
-    grid: DiskGridStruct,
-    points: wp.array(dtype=wp.vec3),
-    order: wp.array(dtype=wp.int64),
-    escaped: wp.array2d(dtype=wp.uint8),
-):
+def rays_kernel(grid: DiskGridStruct, points: Points, order: Order, escaped: Escaped):
     """One thread a ray, launched over (64, B * Q): 0 if it is stopped, 1 if by large disks alone, 2 if not.
 
     Threads side by side follow one direction from points near each other, so they read the same disks.
@@ -173,12 +172,7 @@ def rays_kernel(
 
 
 @kernel
-def count_kernel(
-    points: wp.array(dtype=wp.vec3),
-    order: wp.array(dtype=wp.int64),
-    escaped: wp.array2d(dtype=wp.uint8),
-    result: wp.array(dtype=wp.vec4),
-):
+def count_kernel(points: Points, order: Order, escaped: Escaped, result: wp.array(dtype=wp.vec4)):
     """One thread a point, launched over B * Q: count the rays that escape, and pairs of neighbours."""
     place = wp.tid()
     row = int(order[place])

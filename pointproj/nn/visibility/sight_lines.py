@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import SightLine
-from pointproj.nn.visibility.kernels import Scales, Vectors, constants, kernel
+from pointproj.nn.visibility.kernels import Scales, Vectors, for_kernels, kernel
 from pointproj.ops.bridge.warp_op import warp_op
 
 
@@ -23,7 +23,7 @@ def nearest_sight_lines(
     is the distance of the nearest line that begins before it passes the point, and of the nearest one that
     has come as far as ``beyond`` by then: 1000 where there is none, NaN for a point that is not finite.
     """
-    return _nearest(*constants(points, samples, sensors, beyond)).to(points.dtype)
+    return _nearest(*for_kernels(points, samples, sensors, beyond)).to(points.dtype)
 
 
 @kernel
